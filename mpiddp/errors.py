@@ -1,0 +1,33 @@
+"""The errors that mpiddp raises of its own, and the exit codes of jobs that it ends.
+
+Imports nothing. Where torch raises a ``ValueError``, ``TypeError`` or ``RuntimeError`` with a text of its own, mpiddp
+raises that class with that text; the classes here are for what torch has no word for, and each is also the built-in
+class that a caller would catch.
+"""
+
+EXIT_TIMEOUT = 110
+"""Exit code of a job that was ended because an operation did not finish in time."""
+EXIT_MISMATCH = 111
+"""Exit code of a job that was ended because ranks disagree about the operation they are in."""
+EXIT_CHECKPOINTED = 75
+"""Exit code of a training run that saved a checkpoint on a signal and wants to be started again (``EX_TEMPFAIL``)."""
+
+
+class DistError(RuntimeError):
+    """Something is wrong with the job: its launcher, its MPI library, its groups (torch: ``DistError``)."""
+
+
+class ArrayError(DistError, ValueError):
+    """An array cannot be communicated as it is: shape, dtype, layout or flags. The text names the cure."""
+
+
+class MismatchError(DistError):
+    """Ranks disagree about the operation they are in; the text names both sides."""
+
+
+class DistTimeoutError(DistError, TimeoutError):
+    """An operation did not finish in time; the text names it, its group and the ranks that are missing."""
+
+
+class RankFailedError(DistError):
+    """A rank of the group has died."""
