@@ -1,0 +1,181 @@
+"""What a data set is, and the two that wrap others: arrays, and a part of a data set.
+
+A data set has a length and gives the sample at an index. One that can give many samples at once, as arrays with a
+leading batch dimension, says so by a method ``batch``; :class:`~mpiddp.data.DataLoader` then neither loops over samples
+nor stacks them. Imports NumPy and the layers below ``data``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from mpiddp.typing import Array
+
+from .collate import default_collate
+from .permutation import randperm
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Anything with a length that gives a sample for an index: lists qualify, and so do torch's data sets."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+@runtime_checkable
+class BatchDataset(Dataset, Protocol):
+    """A data set that gives a whole batch at once."""
+
+    def batch(self, indices: Array, /) -> Any:
+        """Return the samples at ``indices`` (int, shape (n,)), collated: every array has a leading dimension n."""
+
+
+def fetch(
+    dataset: Dataset, indices: Sequence[int] | Array, collate_fn: Callable[[list[Any]], Any] | None = None
+) -> Any:
+    """Return the samples at ``indices`` as one batch, by the quickest way that the data set offers.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Where the samples are. Its ``batch`` is called where it has one; else its ``__getitems__`` (torch's name), which
+        returns a list of samples; else ``__getitem__`` once per sample.
+    indices : sequence of int
+        Which samples.
+    collate_fn : callable, optional
+        Makes a batch of a list of samples; rules out ``batch``. Default: :func:`~mpiddp.data.default_collate`.
+    """
+    if collate_fn is None and callable(batch := getattr(dataset, "batch", None)):
+        return batch(np.asarray(indices, dtype=np.int64))
+    listed = np.asarray(indices).tolist()
+    many = getattr(dataset, "__getitems__", None)
+    samples = many(listed) if callable(many) else [dataset[index] for index in listed]
+    return (collate_fn or default_collate)(samples)
+
+
+class ArrayDataset:
+    """Samples along the first axis of arrays of equal length.
+
+    Parameters
+    ----------
+    *arrays : ndarray
+        NumPy or CuPy arrays of shape (n, ...), such as images and labels.
+    transform : callable, optional
+        Function of a batch of the first array, (k, ...), that returns what takes its place: an augmentation or a
+        normalisation. A single sample passes through it as a batch of one.
+
+    Raises
+    ------
+    ValueError
+        If there is no array, one has no axis, or the lengths differ.
+
+    Examples
+    --------
+    >>> data = ArrayDataset(np.arange(6.0).reshape(3, 2), np.array([0, 1, 0]))
+    >>> data[1]
+    (array([2., 3.]), np.int64(1))
+    >>> data[np.array([0, 2])]
+    (array([[0., 1.],
+           [4., 5.]]), array([0, 0]))
+    """
+
+    def __init__(self, *arrays: Array, transform: Callable[[Array], Array] | None = None) -> None:
+        if not arrays:
+            raise ValueError("ArrayDataset needs at least one array, got none")
+        shapes = [array.shape for array in arrays]
+        if not all(shapes) or len({shape[0] for shape in shapes}) != 1:
+            raise ValueError(f"ArrayDataset needs arrays of equal length along their first axis, got shapes {shapes}")
+        self.arrays = arrays
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def __getitem__(self, index: Any) -> tuple[Any, ...]:
+        """Return the sample at an integer, or the batch at a slice, a list or an array of integers."""
+        if not isinstance(index, (int, np.integer)):
+            return self.batch(index)
+        if self.transform is None:
+            return tuple(array[index] for array in self.arrays)
+        first = self.transform(self.arrays[0][index][None])
+        return (first[0], *(array[index] for array in self.arrays[1:]))
+
+    def batch(self, indices: Array) -> tuple[Array, ...]:
+        """Return one array per array of the data set, each of shape (len(indices), ...)."""
+        first, *rest = (array[indices] for array in self.arrays)
+        return (first if self.transform is None else self.transform(first), *rest)
+
+
+class Subset:
+    """The samples of a data set at given indices.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Where the samples are.
+    indices : sequence of int
+        Which of them, in order; repeats are allowed.
+    """
+
+    def __init__(self, dataset: Dataset, indices: Sequence[int] | Array) -> None:
+        self.dataset = dataset
+        self.indices: Array = np.asarray(indices, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the sample at an integer, or the batch at a slice, a list or an array of integers."""
+        return self.dataset[int(self.indices[index])] if isinstance(index, (int, np.integer)) else self.batch(index)
+
+    def batch(self, indices: Array) -> Any:
+        """Return the samples at ``indices`` of this subset as one batch."""
+        return fetch(self.dataset, self.indices[indices])
+
+
+def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0) -> list[Subset]:
+    """Split a data set into random parts that do not overlap.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        What to split.
+    lengths : sequence
+        Either lengths that add up to ``len(dataset)``, or fractions that add up to 1. As in torch, what rounding
+        leaves over goes to the first parts, one sample each.
+    seed : int, default 0
+        The same seed gives the same parts on every rank and as ``torch.utils.data.random_split`` with a generator of
+        this seed.
+
+    Returns
+    -------
+    list of Subset
+        One per length.
+
+    Raises
+    ------
+    ValueError
+        If the lengths do not fit the data set.
+    """
+    n = len(dataset)
+    sizes = list(lengths)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"random_split needs lengths that are not negative, got {lengths}")
+    if abs(sum(sizes) - 1) < 1e-6 and n != 1:
+        sizes = [int(n * fraction) for fraction in sizes]
+        for i in range(n - sum(sizes)):
+            sizes[i % len(sizes)] += 1
+    if sum(sizes) != n:
+        raise ValueError(f"random_split needs lengths that add up to {n}, or fractions that add up to 1; got {lengths}")
+    order = randperm(n, seed)
+    ends = accumulate(int(size) for size in sizes)
+    return [Subset(dataset, order[end - int(size) : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+__all__ = ["ArrayDataset", "BatchDataset", "Dataset", "Subset", "fetch", "random_split"]

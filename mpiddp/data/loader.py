@@ -1,0 +1,200 @@
+"""``DataLoader``: from a data set and a sampler to batches, fetched ahead by threads where wanted.
+
+Workers are threads, not processes: NumPy and file reads release the GIL, and a process forked after ``MPI_Init`` is
+not safe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddp.typing import Array
+
+from .batch_size import checked_batch_size
+from .dataset import Dataset, fetch
+from .global_batch import BatchShare
+from .sampler import BatchSampler, RandomSampler, SequentialSampler
+
+Indices = Sequence[int] | Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """What the batch sampler said of a batch when it gave its indices; kept until the batch is handed over."""
+
+    share: BatchShare | None
+    state: dict[str, Any]
+
+
+class DataLoader:
+    """Iterate over a data set in batches.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Where samples come from. One with a method ``batch`` (:class:`~mpiddp.data.ArrayDataset`) gives whole batches
+        without a loop over samples.
+    batch_size : int, default 1
+        Samples a batch, on this rank.
+    shuffle : bool, default False
+        Visit the samples in a random order, by a :class:`~mpiddp.data.RandomSampler`.
+    sampler : iterable of int, optional
+        Gives the order instead, such as a :class:`~mpiddp.data.DistributedSampler`.
+    num_workers : int, default 0
+        Threads that fetch batches ahead. 0 fetches in the consumer.
+    collate_fn : callable, optional
+        Makes a batch of a list of samples. Default: the data set's ``batch``, or
+        :func:`~mpiddp.data.default_collate`.
+    pin_memory : bool, default False
+        Accepted as in torch; host arrays are left where they are.
+    drop_last : bool, default False
+        Leave out the last batch if it is not full.
+    prefetch_factor : int, default 2
+        Batches a worker fetches ahead.
+    generator : numpy.random.Generator or int, optional
+        Randomness of ``shuffle``, or its seed.
+    batch_sampler : iterable of sequences of int, optional
+        Gives the indices of each batch, such as a :class:`~mpiddp.data.GlobalBatchSampler`; rules out ``batch_size``,
+        ``shuffle``, ``sampler`` and ``drop_last``.
+
+    Attributes
+    ----------
+    current : BatchShare or None
+        Sizes, here and over all ranks, of the batch handed over last; None if the batch sampler does not know them.
+
+    Raises
+    ------
+    TypeError
+        If ``batch_size`` is no integer; for a float the text names the integer to use.
+    ValueError
+        If options contradict each other or are negative.
+
+    Notes
+    -----
+    Batches come in the sampler's order whatever the number of workers. An exception in a worker is raised where the
+    batch would have come, with the worker's traceback. An iterator that is dropped half way ends its threads.
+
+    :meth:`state_dict` is the sampler's state as of the batch handed over last, not of those fetched ahead.
+
+    References
+    ----------
+    ``torch.utils.data.DataLoader``
+
+    Examples
+    --------
+    >>> from mpiddp.data import ArrayDataset
+    >>> for (x,) in DataLoader(ArrayDataset(np.arange(5)), batch_size=2):
+    ...     print(x)
+    [0 1]
+    [2 3]
+    [4]
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        sampler: Iterable[int] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        prefetch_factor: int = 2,
+        generator: np.random.Generator | int | None = None,
+        batch_sampler: Iterable[Indices] | None = None,
+    ) -> None:
+        if num_workers < 0:
+            raise ValueError(f"num_workers should not be negative, got {num_workers}; 0 fetches in the consumer")
+        if prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor should be at least 1, got {prefetch_factor}")
+        if sampler is not None and shuffle:
+            raise ValueError("sampler option is mutually exclusive with shuffle")
+        if batch_sampler is not None:
+            if batch_size != 1 or shuffle or sampler is not None or drop_last:
+                raise ValueError(
+                    "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last"
+                )
+        else:
+            checked_batch_size(batch_size)
+            if sampler is None:
+                sampler = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
+            batch_sampler = BatchSampler(sampler, batch_size, drop_last)
+        self.dataset = dataset
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.num_workers = num_workers
+        self.collate_fn = collate_fn
+        self.pin_memory = pin_memory
+        self.prefetch_factor = prefetch_factor
+        self.current: BatchShare | None = None
+        self._state: dict[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        for ticket, batch in self._fetched_ahead() if self.num_workers else self._fetched():
+            self.current, self._state = ticket.share, ticket.state
+            yield batch
+        self._state = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch on to the sampler; does nothing where it has no ``set_epoch``."""
+        self._state = None
+        if hasattr(self.batch_sampler, "set_epoch"):
+            self.batch_sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampler's state as of the batch handed over last; empty where it has none."""
+        return self._sampler_state() if self._state is None else self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration go on behind the batch at which ``state`` was taken."""
+        self._state = None
+        if hasattr(self.batch_sampler, "load_state_dict"):
+            self.batch_sampler.load_state_dict(state)
+
+    def _sampler_state(self) -> dict[str, Any]:
+        """Return where the batch sampler is, ahead of the consumer as it may be."""
+        return self.batch_sampler.state_dict() if hasattr(self.batch_sampler, "state_dict") else {}
+
+    def _tickets(self) -> Iterator[tuple[_Ticket, Indices]]:
+        """Draw indices from the batch sampler, each with what the sampler says at that moment."""
+        for indices in self.batch_sampler:
+            yield _Ticket(getattr(self.batch_sampler, "current", None), self._sampler_state()), indices
+
+    def _fetch(self, indices: Indices) -> Any:
+        """Make one batch; the only thing that runs in a worker."""
+        return fetch(self.dataset, indices, self.collate_fn)
+
+    def _fetched(self) -> Iterator[tuple[_Ticket, Any]]:
+        """Fetch each batch when it is asked for."""
+        for ticket, indices in self._tickets():
+            yield ticket, self._fetch(indices)
+
+    def _fetched_ahead(self) -> Iterator[tuple[_Ticket, Any]]:
+        """Fetch batches in threads, some ahead, and give them in order."""
+        ahead = self.num_workers * self.prefetch_factor
+        waiting: deque[tuple[_Ticket, Future[Any]]] = deque()
+        pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="mpiddp-loader")
+        try:
+            for ticket, indices in self._tickets():
+                waiting.append((ticket, pool.submit(self._fetch, indices)))
+                if len(waiting) > ahead:
+                    done, batch = waiting.popleft()
+                    yield done, batch.result()
+            while waiting:
+                done, batch = waiting.popleft()
+                yield done, batch.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+__all__ = ["DataLoader"]

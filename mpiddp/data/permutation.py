@@ -1,0 +1,84 @@
+"""The order of an epoch: ``torch.randperm`` without torch, bit for bit.
+
+Imports NumPy only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_LENGTH = (2**32 - 1) // 20
+"""torch shuffles longer sequences by another recipe, which is not built here."""
+
+
+def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return the permutation of ``range(n)`` that torch makes from the same seed.
+
+    Equal to ``torch.randperm(n, generator=torch.Generator().manual_seed(seed))``, on every machine.
+
+    Parameters
+    ----------
+    n : int
+        Length, 0 to 214,748,363.
+    seed : int
+        Any integer; as in torch, its lower 32 bits count.
+
+    Returns
+    -------
+    ndarray
+        int64, shape (n,).
+
+    Raises
+    ------
+    ValueError
+        If ``n`` is negative or above the length up to which torch uses this recipe.
+
+    Notes
+    -----
+    torch walks through the sequence and swaps element ``i`` with a random element ``j[i] >= i``. All ``j`` are known
+    beforehand, so the walk can be solved for all elements at once. Step ``i`` takes what lies at ``j[i]`` and leaves
+    there what lay at ``i``. Hence what it takes was left there by the last earlier step with the same ``j`` (or is
+    ``j[i]`` itself, untouched), and what it leaves, ``W[i]``, was left at ``i`` by the last earlier step whose ``j``
+    is ``i`` (or is ``i``). So ``W[i] = W[parent[i]]`` in a forest of parents, whose trees are about ``log n`` deep:
+    following all parents twice as far each time resolves them in a few whole-array operations.
+
+    References
+    ----------
+    Fisher and Yates (1938); Durstenfeld, "Algorithm 235: Random permutation", Comm. ACM 7 (1964); pointer jumping:
+    Wyllie (1979).
+
+    Examples
+    --------
+    >>> randperm(6, seed=0).tolist()
+    [2, 5, 3, 0, 1, 4]
+    """
+    if not 0 <= n < MAX_LENGTH:
+        raise ValueError(f"randperm needs a length n with 0 <= n < {MAX_LENGTH}, got {n}")
+    steps = np.arange(n)
+    words = np.random.RandomState(seed & 0xFFFFFFFF).randint(0, 2**32, size=n, dtype=np.uint32)
+    partner = steps + words % (n - steps)
+
+    # Steps sorted by partner, then by time: sorting one packed integer is several times faster than an argsort.
+    packed = np.sort(partner << 32 | steps)
+    by_partner = packed & 0xFFFFFFFF
+    same = (packed[1:] >> 32) == (packed[:-1] >> 32)
+    previous = np.full(n, -1)  # the last earlier step with the same partner
+    previous[by_partner[1:][same]] = by_partner[:-1][same]
+
+    parent = steps.copy()  # the last earlier step whose partner is this step
+    last = np.append(~same, True)[:n]
+    parent[packed[last] >> 32] = by_partner[last]
+    alone = partner == steps  # a step that swaps with itself is the last of its partner, but is not earlier
+    parent[alone] = np.where(previous[alone] < 0, steps[alone], previous[alone])
+    while not np.array_equal(left := parent[parent], parent):
+        parent = left
+    return np.where(previous < 0, partner, parent[previous])
+
+
+def epoch_order(n: int, *, shuffle: bool, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Return the order in which an epoch visits ``n`` samples: torch's permutation keyed by ``seed + epoch``."""
+    return randperm(n, seed + epoch) if shuffle else np.arange(n)
+
+
+__all__ = ["epoch_order", "randperm"]
