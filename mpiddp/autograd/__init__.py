@@ -1,0 +1,23 @@
+"""A tape on arrays: tensors that remember how they were made, and a backward that fills the leaves' gradients.
+
+Knows nothing of networks nor of MPI; imports ``errors``, ``typing`` and ``device``. The one thing that is made for the
+communication layer is a leaf's ``grad_slot``: an array in which its gradient is born.
+"""
+
+from .engine import queue_callback
+from .function import Function
+from .gradcheck import gradcheck
+from .hooks import RemovableHandle
+from .mode import enable_grad, is_grad_enabled, no_grad
+from .tensor import Tensor
+
+__all__ = [
+    "Function",
+    "RemovableHandle",
+    "Tensor",
+    "enable_grad",
+    "gradcheck",
+    "is_grad_enabled",
+    "no_grad",
+    "queue_callback",
+]

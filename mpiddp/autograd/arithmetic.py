@@ -1,0 +1,260 @@
+"""Elementwise operations, with NumPy's broadcasting and dtype promotion.
+
+Imports ``function``. An operand may be a Python number: it has the empty shape and no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpiddp.device import array_namespace
+from mpiddp.typing import Array
+
+from .function import Function, shape_of, unbroadcast
+
+Gradients = tuple[Array | None, ...]
+
+
+class Add(Function):
+    """``a + b``."""
+
+    def forward(self, a: Any, b: Any) -> Any:
+        self.shapes = shape_of(a), shape_of(b)
+        return a + b
+
+    def backward(self, grad: Array) -> Gradients:
+        a, b = self.shapes
+        return unbroadcast(grad, a) if self.needs(0) else None, unbroadcast(grad, b) if self.needs(1) else None
+
+
+class Subtract(Function):
+    """``a - b``."""
+
+    def forward(self, a: Any, b: Any) -> Any:
+        self.shapes = shape_of(a), shape_of(b)
+        return a - b
+
+    def backward(self, grad: Array) -> Gradients:
+        a, b = self.shapes
+        return unbroadcast(grad, a) if self.needs(0) else None, unbroadcast(-grad, b) if self.needs(1) else None
+
+
+class Multiply(Function):
+    """``a * b``."""
+
+    def forward(self, a: Any, b: Any) -> Any:
+        self.a, self.b = a, b
+        return a * b
+
+    def backward(self, grad: Array) -> Gradients:
+        a, b = self.a, self.b
+        return (
+            unbroadcast(grad * b, shape_of(a)) if self.needs(0) else None,
+            unbroadcast(grad * a, shape_of(b)) if self.needs(1) else None,
+        )
+
+
+class Divide(Function):
+    """``a / b``."""
+
+    def forward(self, a: Any, b: Any) -> Any:
+        self.a, self.b = a, b
+        return a / b
+
+    def backward(self, grad: Array) -> Gradients:
+        a, b = self.a, self.b
+        return (
+            unbroadcast(grad / b, shape_of(a)) if self.needs(0) else None,
+            unbroadcast(-grad * (a / b) / b, shape_of(b)) if self.needs(1) else None,
+        )
+
+
+class Power(Function):
+    """``a ** b``; the gradient of an exponent is 0 where the base is 0, as torch's."""
+
+    def forward(self, a: Any, b: Any) -> Any:
+        self.a, self.b = a, b
+        self.result = a**b
+        return self.result
+
+    def backward(self, grad: Array) -> Gradients:
+        a, b = self.a, self.b
+        xp = array_namespace(grad)
+        for_base = for_exponent = None
+        if self.needs(0):
+            # 0 ** (0 - 1) is infinite; the derivative of a ** 0 is 0 everywhere.
+            slope = b * a ** xp.where(xp.equal(b, 0), xp.ones_like(b), b - 1)
+            for_base = unbroadcast((grad * slope).astype(a.dtype, copy=False), a.shape)
+        if self.needs(1):
+            logarithm = xp.log(xp.where(xp.equal(a, 0), xp.ones_like(a), a))
+            for_exponent = unbroadcast(grad * self.result * logarithm, b.shape)
+        return for_base, for_exponent
+
+
+class Negative(Function):
+    """``-a``."""
+
+    def forward(self, a: Array) -> Any:
+        return -a
+
+    def backward(self, grad: Array) -> Array:
+        return -grad
+
+
+class Absolute(Function):
+    """``abs(a)``; the gradient at 0 is 0."""
+
+    def forward(self, a: Array) -> Any:
+        self.a = a
+        return abs(a)
+
+    def backward(self, grad: Array) -> Any:
+        return grad * array_namespace(grad).sign(self.a)
+
+
+class Exponential(Function):
+    """``exp(a)``."""
+
+    def forward(self, a: Array) -> Any:
+        self.result = array_namespace(a).exp(a)
+        return self.result
+
+    def backward(self, grad: Array) -> Any:
+        return grad * self.result
+
+
+class Logarithm(Function):
+    """``log(a)``."""
+
+    def forward(self, a: Array) -> Any:
+        self.a = a
+        return array_namespace(a).log(a)
+
+    def backward(self, grad: Array) -> Any:
+        return grad / self.a
+
+
+class SquareRoot(Function):
+    """``sqrt(a)``."""
+
+    def forward(self, a: Array) -> Any:
+        self.result = array_namespace(a).sqrt(a)
+        return self.result
+
+    def backward(self, grad: Array) -> Any:
+        return grad / (2 * self.result)
+
+
+class Tanh(Function):
+    """``tanh(a)``."""
+
+    def forward(self, a: Array) -> Any:
+        self.result = array_namespace(a).tanh(a)
+        return self.result
+
+    def backward(self, grad: Array) -> Any:
+        return grad * (1 - self.result * self.result)
+
+
+class Sigmoid(Function):
+    """``1 / (1 + exp(-a))``, by way of tanh, which overflows nowhere."""
+
+    def forward(self, a: Array) -> Any:
+        self.result = 0.5 * array_namespace(a).tanh(0.5 * a) + 0.5
+        return self.result
+
+    def backward(self, grad: Array) -> Any:
+        return grad * self.result * (1 - self.result)
+
+
+class Sine(Function):
+    """``sin(a)``."""
+
+    def forward(self, a: Array) -> Any:
+        self.a = a
+        return array_namespace(a).sin(a)
+
+    def backward(self, grad: Array) -> Any:
+        return grad * array_namespace(grad).cos(self.a)
+
+
+class Cosine(Function):
+    """``cos(a)``."""
+
+    def forward(self, a: Array) -> Any:
+        self.a = a
+        return array_namespace(a).cos(a)
+
+    def backward(self, grad: Array) -> Any:
+        return -grad * array_namespace(grad).sin(self.a)
+
+
+class Maximum(Function):
+    """The larger of ``a`` and ``b``; equal ones share the gradient."""
+
+    sign = 1
+
+    def forward(self, a: Any, b: Any) -> Any:
+        self.a, self.b = a, b
+        xp = array_namespace(a)
+        return xp.maximum(a, b) if self.sign > 0 else xp.minimum(a, b)
+
+    def backward(self, grad: Array) -> Gradients:
+        # 1 where a wins, 0 where b does, half where they are equal.
+        share = (array_namespace(grad).sign((self.a - self.b) * self.sign) + 1) / 2
+        return (
+            unbroadcast(grad * share, shape_of(self.a)) if self.needs(0) else None,
+            unbroadcast(grad * (1 - share), shape_of(self.b)) if self.needs(1) else None,
+        )
+
+
+class Minimum(Maximum):
+    """The smaller of ``a`` and ``b``; equal ones share the gradient."""
+
+    sign = -1
+
+
+class Clamp(Function):
+    """``a`` limited to [low, high], either of which may be None; the gradient at a limit is 1."""
+
+    def forward(self, a: Array, low: float | None, high: float | None) -> Any:
+        self.a, self.low, self.high = a, low, high
+        return a.clip(low, high)
+
+    def backward(self, grad: Array) -> Any:
+        xp = array_namespace(grad)
+        inside = xp.ones(grad.shape, dtype=bool)
+        if self.low is not None:
+            inside &= self.a >= self.low
+        if self.high is not None:
+            inside &= self.a <= self.high
+        return xp.where(inside, grad, xp.zeros_like(grad))
+
+
+class Where(Function):
+    """``a`` where ``condition`` holds, ``b`` elsewhere."""
+
+    def forward(self, condition: Array, a: Any, b: Any) -> Any:
+        self.condition, self.shapes = condition, (shape_of(a), shape_of(b))
+        return array_namespace(condition).where(condition, a, b)
+
+    def backward(self, grad: Array) -> Gradients:
+        xp = array_namespace(grad)
+        zero = xp.zeros_like(grad)
+        a, b = self.shapes
+        return (
+            None,
+            unbroadcast(xp.where(self.condition, grad, zero), a) if self.needs(1) else None,
+            unbroadcast(xp.where(self.condition, zero, grad), b) if self.needs(2) else None,
+        )
+
+
+class Cast(Function):
+    """``a`` with another dtype; the gradient goes back to the first."""
+
+    def forward(self, a: Array, dtype: Any) -> Array:
+        self.dtype = a.dtype
+        return a.astype(dtype)
+
+    def backward(self, grad: Array) -> Array:
+        return grad.astype(self.dtype)

@@ -1,0 +1,219 @@
+"""The backward pass: walk the nodes behind a loss from the last to the first, and add up gradients in the leaves.
+
+Imports ``function``, ``mode`` and ``variable``. A node's sequence number is larger than those of the nodes it hangs on, so
+one sort gives the order, and each node has the whole gradient of its output when its turn comes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from mpiddp.device import array_namespace
+from mpiddp.typing import Array
+
+from .function import Function
+from .hooks import Hooks
+from .mode import no_grad
+from .variable import Variable
+
+_FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    "after calling backward."
+)
+
+
+class _Running(threading.local):
+    """The callbacks that wait for the end of the backward that runs in this thread; None outside of one."""
+
+    callbacks: list[Callable[[], object]] | None = None
+
+
+_running = _Running()
+
+
+def queue_callback(function: Callable[[], object]) -> None:
+    """Call ``function()`` once, at the end of the backward that is running in this thread.
+
+    Callbacks run in the order in which they were queued, after the last gradient and the last hook; one may queue
+    another. An error in backward drops them.
+
+    Raises
+    ------
+    RuntimeError
+        Outside of a backward.
+
+    References
+    ----------
+    torch's ``Variable._execution_engine.queue_callback``.
+    """
+    if _running.callbacks is None:
+        raise RuntimeError("Final callbacks can only be installed during backward pass.")
+    _running.callbacks.append(function)
+
+
+def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
+    """Add the gradient of ``root``, weighted by ``gradient``, to every leaf behind it.
+
+    Parameters
+    ----------
+    root : Variable
+        Where to start; requires a gradient.
+    gradient : array
+        Of the shape of ``root``.
+    retain_graph : bool
+        Keep the nodes for another backward.
+    """
+    outer, callbacks = _running.callbacks, list[Callable[[], object]]()
+    _running.callbacks = callbacks
+    try:
+        with no_grad():
+            if root.grad_fn is None:
+                leaves = _Leaves({root: 1})
+                leaves.add(root, gradient, owned=False)
+            else:
+                _run_nodes(root.grad_fn, gradient, retain_graph)
+            for callback in callbacks:
+                callback()
+    finally:
+        _running.callbacks = outer
+
+
+def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
+    """Run the nodes behind ``root``, the latest first."""
+    nodes, uses = _reachable(root)
+    leaves = _Leaves(uses)
+    gradients: dict[Function, Array] = {root: gradient}
+    for node in nodes:
+        grad = gradients.pop(node, None)
+        edges = node.edges or ()
+        if grad is None:
+            results: tuple[Any, ...] = (None,) * len(edges)
+        else:
+            if node.hooks:
+                grad = _run_hooks(node.hooks, grad)
+            results = type(node).backward(node, grad)
+            if results.__class__ is not tuple:
+                results = (results,)
+            if len(results) < len(edges):
+                results = _padded(node, results)
+        for edge, result in zip(edges, results, strict=False):
+            if edge is None:
+                continue
+            if isinstance(edge, Variable):
+                # A gradient that came through unchanged, or went to two inputs, is not the leaf's to keep.
+                owned = result is not grad and sum(other is result for other in results) == 1
+                leaves.add(edge, result, owned)
+            elif result is not None:
+                before = gradients.get(edge)
+                gradients[edge] = result if before is None else before + result
+        if not retain_graph:
+            node.release()
+
+
+def _padded(node: Function, results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return ``results`` with a None for each option at the end of the inputs."""
+    edges = node.edges or ()
+    if any(edge is not None for edge in edges[len(results) :]):
+        raise RuntimeError(
+            f"{type(node).__name__}.backward returned {len(results)} gradients, expected {len(edges)}: one for each "
+            "input of forward, None where it has none"
+        )
+    return results + (None,) * (len(edges) - len(results))
+
+
+def _reachable(root: Function) -> tuple[list[Function], dict[Variable, int]]:
+    """Return the nodes behind ``root``, latest first, and how often each leaf is an input of one."""
+    seen = {root}
+    nodes = [root]
+    uses: dict[Variable, int] = {}
+    for node in nodes:
+        if node.edges is None:
+            raise RuntimeError(_FREED)
+        for edge in node.edges:
+            if isinstance(edge, Function):
+                if edge not in seen:
+                    seen.add(edge)
+                    nodes.append(edge)
+            elif edge is not None:
+                uses[edge] = uses.get(edge, 0) + 1
+    nodes.sort(key=attrgetter("sequence"), reverse=True)
+    return nodes, uses
+
+
+class _Leaves:
+    """The leaves of one backward: who still waits for contributions, and who has got one."""
+
+    def __init__(self, uses: dict[Variable, int]) -> None:
+        self._uses = uses
+        self._reached: set[Variable] = set()
+        self._held: dict[Variable, Array] = {}
+
+    def add(self, leaf: Variable, grad: Array | None, owned: bool) -> None:
+        """Take one contribution, None for an input that turned out to have no gradient; at the last, call the hooks."""
+        if grad is not None:
+            self._reached.add(leaf)
+            if leaf.grad_hooks:
+                # The hooks see this backward's whole gradient and nothing of earlier ones.
+                before = self._held.get(leaf)
+                self._held[leaf] = grad if before is None else before + grad
+            else:
+                accumulate(leaf, grad, owned)
+        self._uses[leaf] -= 1
+        if self._uses[leaf] == 0 and leaf in self._reached:
+            held = self._held.pop(leaf, None)
+            if held is not None:
+                accumulate(leaf, _run_hooks(leaf.grad_hooks or {}, held), owned=False)
+            if leaf.post_accumulate_grad_hooks:
+                for hook in tuple(leaf.post_accumulate_grad_hooks.values()):
+                    hook(leaf)
+
+
+def _run_hooks(hooks: Hooks, grad: Array) -> Array:
+    """Pass ``grad`` through hooks; what one returns, unless None, replaces it."""
+    for hook in tuple(hooks.values()):
+        replacement = hook(grad)
+        if replacement is not None:
+            grad = replacement.data if isinstance(replacement, Variable) else replacement
+    return grad
+
+
+def accumulate(leaf: Variable, grad: Array, owned: bool) -> None:
+    """Add ``grad`` to a leaf's gradient: into its slot, as its new array, or onto the one that it has.
+
+    Parameters
+    ----------
+    leaf : Variable
+        A leaf.
+    grad : array
+        Of the leaf's shape.
+    owned : bool
+        Nobody else holds ``grad``: it may become the leaf's own.
+    """
+    data, slot = leaf.data, leaf.grad_slot
+    if grad.shape != data.shape:
+        raise RuntimeError(
+            f"a gradient of shape {grad.shape} was returned for a leaf of shape {data.shape}; backward has to return "
+            "the shape of the input"
+        )
+    xp = array_namespace(data)
+    if leaf.grad is not None:
+        xp.add(leaf.grad, grad, out=leaf.grad, casting="same_kind")
+    elif slot is not None:
+        if grad is not slot:
+            xp.copyto(slot, grad)
+        leaf.grad = slot
+    elif (
+        owned
+        and grad.__class__ is data.__class__
+        and grad.base is None
+        and grad.dtype == data.dtype
+        and grad.flags.c_contiguous
+    ):
+        leaf.grad = grad
+    else:
+        leaf.grad = xp.array(grad, dtype=data.dtype, order="C")

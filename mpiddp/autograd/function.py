@@ -1,0 +1,155 @@
+"""The tape's node: an operation that remembers what its backward needs.
+
+Imports ``mode`` and ``variable``. A node points at the nodes (or leaves) that its inputs came from; there is no tape
+object: the chain of nodes behind a loss is the tape.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpiddp.typing import Array, Shape
+
+from .hooks import Hooks
+from .mode import mode
+from .variable import Variable
+
+_sequence = itertools.count()
+
+
+class Function:
+    """An operation with a gradient; an instance is one use of it, and a node of the tape.
+
+    A subclass defines ``forward(self, *inputs)`` on arrays (and whatever else it is called with), which returns one
+    array, and ``backward(self, grad)``, which returns a gradient, or None, for each input. What backward needs, forward
+    keeps in attributes of ``self``, which are dropped once backward has run. Inputs after the last one that has a
+    gradient need no None. torch's spelling, static methods with a ``ctx`` that is this node, works too.
+
+    Notes
+    -----
+    ``backward`` must not write to ``grad``, which may be another node's gradient too. It may return ``grad`` itself, a
+    view of anything, or an array that nobody else holds; to return an array that it keeps, it copies.
+
+    An operation that can write its result anywhere asks ``self.out(index)`` where the gradient of an input would be
+    born best: a leaf's ``grad_slot``, or None. Returning that very array saves a copy.
+
+    References
+    ----------
+    torch.autograd.Function.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpiddp.autograd import Function, Tensor
+    >>> class Square(Function):
+    ...     def forward(self, x):
+    ...         self.x = x
+    ...         return x * x
+    ...
+    ...     def backward(self, grad):
+    ...         return 2 * self.x * grad
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> Square.apply(x).sum().backward()
+    >>> x.grad
+    array([2., 4.], dtype=float32)
+    """
+
+    forward: ClassVar[Callable[..., Any]]
+    backward: ClassVar[Callable[..., Any]]
+    output_type: ClassVar[type[Variable]] = Variable
+
+    edges: tuple[Variable | Function | None, ...] | None = None
+    """For each input the node or the leaf that its gradient goes to, None without one; None as a whole once freed."""
+    sequence: int
+    """Grows with every node: an order in which every node comes after its inputs'."""
+    hooks: Hooks | None = None
+    """Hooks on the gradient of the output."""
+    saved_tensors: tuple[Any, ...] = ()
+
+    @classmethod
+    def apply(cls, *inputs: Any) -> Any:
+        """Run the operation on tensors, arrays and options, and record it where a tensor requires a gradient.
+
+        Returns
+        -------
+        Tensor
+            The output; it requires a gradient when an input does and recording is on.
+        """
+        node = cls()
+        arrays: list[Any] = []
+        edges: list[Variable | Function | None] = []
+        recorded = False
+        recording = mode.enabled
+        for value in inputs:
+            if isinstance(value, Variable):
+                arrays.append(value.data)
+                if recording and value.requires_grad:
+                    edges.append(value.grad_fn or value)
+                    recorded = True
+                    continue
+            else:
+                arrays.append(value)
+            edges.append(None)
+        node.edges = tuple(edges)
+        data = cls.forward(node, *arrays)
+        output = cls.output_type.__new__(cls.output_type)
+        output.data = np.asarray(data) if isinstance(data, np.generic) else data
+        if recorded:
+            node.sequence = next(_sequence)
+            output.requires_grad = True
+            output.grad_fn = node
+        return output
+
+    def needs(self, index: int) -> bool:
+        """Tell whether the gradient of input ``index`` is wanted."""
+        return self.edges is not None and self.edges[index] is not None
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        """For each input whether its gradient is wanted."""
+        return tuple(edge is not None for edge in self.edges or ())
+
+    def save_for_backward(self, *arrays: Any) -> None:
+        """Keep arrays as ``saved_tensors``: torch's way to write what plain attributes do as well."""
+        self.saved_tensors = arrays
+
+    def out(self, index: int) -> Array | None:
+        """Return the array in which backward should put the gradient of input ``index``; None: a new one."""
+        edges = self.edges or ()
+        leaf = edges[index]
+        if (
+            not isinstance(leaf, Variable)
+            or leaf.grad_slot is None
+            or leaf.grad is not None
+            or leaf.grad_hooks
+            # An input that is there twice has two gradients, and one slot.
+            or sum(edge is leaf for edge in edges) > 1
+        ):
+            return None
+        return leaf.grad_slot
+
+    def release(self) -> None:
+        """Drop everything that was kept for backward, and the links to other nodes."""
+        vars(self).clear()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
+def unbroadcast(grad: Array, shape: Shape) -> Array:
+    """Sum ``grad`` over the axes along which an operand of shape ``shape`` was repeated."""
+    if grad.shape == shape:
+        return grad
+    extra = grad.ndim - len(shape)
+    repeated = tuple(i + extra for i, n in enumerate(shape) if n == 1 and grad.shape[i + extra] != 1)
+    axes = tuple(range(extra)) + repeated
+    return grad.sum(axis=axes, keepdims=True).reshape(shape) if axes else grad.reshape(shape)
+
+
+def shape_of(operand: Any) -> Shape:
+    """Return an operand's shape; a Python number has the empty one."""
+    return getattr(operand, "shape", ())

@@ -1,0 +1,92 @@
+"""Checks gradients against central differences. Imports ``tensor``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpiddp.device import array_namespace
+
+from .mode import no_grad
+from .tensor import Tensor
+
+
+def gradcheck(
+    fn: Callable[..., Tensor], inputs: Sequence[Any], eps: float = 1e-6, atol: float = 1e-5, rtol: float = 1e-3
+) -> bool:
+    """Compare backward with central differences, element by element, in float64.
+
+    Parameters
+    ----------
+    fn : callable
+        Takes tensors, returns one tensor of any shape; must give the same values for the same inputs.
+    inputs : sequence
+        Arrays or tensors are copied to float64 and checked if they are floating point; everything else is passed on.
+    eps : float, default 1e-6
+        Step of the differences.
+    atol, rtol : float
+        Largest absolute error, and error relative to the difference quotient.
+
+    Returns
+    -------
+    bool
+        True.
+
+    Raises
+    ------
+    AssertionError
+        A gradient is wrong; names the worst element.
+
+    References
+    ----------
+    torch.autograd.gradcheck.
+
+    Examples
+    --------
+    >>> from mpiddp.autograd import gradcheck
+    >>> gradcheck(lambda x: (x * x).sum(), [[1.0, 2.0]])
+    True
+    """
+    tensors = [_leaf(value) for value in inputs]
+    output = fn(*tensors)
+    # Weights that differ from element to element: a gradient that ends up at the wrong place shows.
+    weights = np.random.default_rng(0).uniform(0.5, 1.5, output.shape)
+    weights = array_namespace(output.data).asarray(weights)
+    output.backward(weights)
+    for number, tensor in enumerate(tensors):
+        if not (isinstance(tensor, Tensor) and tensor.requires_grad):
+            continue
+        found = np.zeros(tensor.shape) if tensor.grad is None else tensor.grad
+        expected = np.zeros(tensor.shape)
+        with no_grad():
+            for position in np.ndindex(tensor.shape):
+                value = float(tensor.data[position])
+                tensor.data[position] = value + eps
+                above = fn(*tensors).data.copy()
+                tensor.data[position] = value - eps
+                below = fn(*tensors).data.copy()
+                tensor.data[position] = value
+                expected[position] = float(((above - below) * weights).sum()) / (2 * eps)
+        error = np.abs(array_namespace(found).asarray(expected) - found)
+        excess = error - (atol + rtol * np.abs(expected))
+        if not np.all(excess <= 0):
+            worst = tuple(
+                int(i)
+                for i in np.unravel_index(int(np.nanargmax(np.where(np.isnan(excess), np.inf, excess))), tensor.shape)
+            )
+            raise AssertionError(
+                f"gradient of input {number} at {list(worst)} is {found[worst]:.9g}, central differences give "
+                f"{expected[worst]:.9g} (atol {atol:g}, rtol {rtol:g})"
+            )
+    return True
+
+
+def _leaf(value: Any) -> Any:
+    """Return a float64 leaf with a copy of ``value`` if that is floating point, else ``value``."""
+    data = value.data if isinstance(value, Tensor) else value
+    if isinstance(data, int | bool | str | None):
+        return value
+    array = array_namespace(data).array(data)
+    return Tensor(array.astype(np.float64), requires_grad=True) if array.dtype.kind == "f" else value

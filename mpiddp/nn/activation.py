@@ -1,0 +1,62 @@
+"""Activation layers. Imports ``functional`` and ``module``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpiddp.autograd import Tensor
+
+from . import functional as F  # noqa: N812 (its customary name)
+from .module import Module
+
+
+class ReLU(Module):
+    """``max(x, 0)``."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the activation."""
+        return F.relu(input)
+
+
+class Tanh(Module):
+    """The hyperbolic tangent."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the activation."""
+        return F.tanh(input)
+
+
+class Sigmoid(Module):
+    """``1 / (1 + exp(-x))``."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the activation."""
+        return F.sigmoid(input)
+
+
+class _AlongAxis(Module):
+    """What the softmax layers share: an axis."""
+
+    def __init__(self, dim: int | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def extra_repr(self) -> str:
+        """Return the axis."""
+        return f"dim={self.dim}"
+
+
+class Softmax(_AlongAxis):
+    """``exp(x)`` scaled so that it sums to 1 along ``dim``."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the probabilities."""
+        return F.softmax(input, self.dim)
+
+
+class LogSoftmax(_AlongAxis):
+    """The logarithm of the softmax along ``dim``."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the log-probabilities."""
+        return F.log_softmax(input, self.dim)

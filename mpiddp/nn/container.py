@@ -1,0 +1,113 @@
+"""Modules that hold modules, and the two that only pass on. Imports ``module``."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from mpiddp.autograd import Tensor
+
+from .module import Module
+
+
+class _Ordered(Module):
+    """Modules in an order."""
+
+    def __getitem__(self, index: Any) -> Any:
+        modules = list(self.children())
+        return type(self)._of(modules[index]) if isinstance(index, slice) else modules[index]
+
+    @classmethod
+    def _of(cls, modules: list[Module]) -> Any:
+        """Return a container of the same kind with these modules."""
+        raise NotImplementedError
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        setattr(self, list(self._modules)[index], module)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return self.children()
+
+    def append(self, module: Module) -> Any:
+        """Add a module at the end; return the container."""
+        self.register_module(str(len(self)), module)
+        return self
+
+
+class Sequential(_Ordered):
+    """Modules that are called one after the other.
+
+    Parameters
+    ----------
+    *modules : Module
+        In order; or one ``OrderedDict`` of names and modules.
+    """
+
+    def __init__(self, *modules: Any) -> None:
+        super().__init__()
+        if len(modules) == 1 and isinstance(modules[0], OrderedDict):
+            named = list(modules[0].items())
+        else:
+            named = [(str(i), module) for i, module in enumerate(modules)]
+        for name, module in named:
+            self.register_module(name, module)
+
+    @classmethod
+    def _of(cls, modules: list[Module]) -> Sequential:
+        return cls(*modules)
+
+    def forward(self, input: Any) -> Any:
+        """Return the last module's output."""
+        for module in self:
+            input = module(input)
+        return input
+
+
+class ModuleList(_Ordered):
+    """A list of modules that the module around it sees."""
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        super().__init__()
+        self.extend(modules)
+
+    @classmethod
+    def _of(cls, modules: list[Module]) -> ModuleList:
+        return cls(modules)
+
+    def extend(self, modules: Iterable[Module]) -> ModuleList:
+        """Add modules at the end; return the list."""
+        for module in modules:
+            self.append(module)
+        return self
+
+
+class Flatten(Module):
+    """The axes from ``start_dim`` to ``end_dim`` made one."""
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim, self.end_dim = start_dim, end_dim
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the flattened input."""
+        tensor = input if isinstance(input, Tensor) else Tensor(input)
+        return tensor.flatten(self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        """Return the axes."""
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Identity(Module):
+    """What comes in goes out; takes, and forgets, any arguments."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, input: Any) -> Any:
+        """Return the input."""
+        return input

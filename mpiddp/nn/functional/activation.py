@@ -1,0 +1,91 @@
+"""Activations and softmax. Imports ``autograd``."""
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.arithmetic import Sigmoid, Tanh
+from mpiddp.device import array_namespace
+from mpiddp.typing import Array
+
+
+class ReLU(Function):
+    """``max(x, 0)``; the gradient at 0 is 0."""
+
+    def forward(self, x: Array) -> Any:
+        self.result = array_namespace(x).maximum(x, 0)
+        return self.result
+
+    def backward(self, grad: Array) -> Any:
+        return grad * (self.result > 0)
+
+
+class LogSoftmax(Function):
+    """``x - log(sum(exp(x)))`` along an axis."""
+
+    def forward(self, x: Array, dim: int) -> Array:
+        xp = array_namespace(x)
+        self.dim = dim
+        result = x - x.max(axis=dim, keepdims=True)
+        self.exponentials = xp.exp(result)
+        total = self.exponentials.sum(axis=dim, keepdims=True)
+        result -= xp.log(total)
+        self.exponentials /= total  # the softmax
+        return result  # type: ignore[no-any-return]
+
+    def backward(self, grad: Array) -> Array:
+        return grad - self.exponentials * grad.sum(axis=self.dim, keepdims=True)
+
+
+class Softmax(Function):
+    """``exp(x) / sum(exp(x))`` along an axis."""
+
+    def forward(self, x: Array, dim: int) -> Array:
+        self.dim = dim
+        result = x - x.max(axis=dim, keepdims=True)
+        array_namespace(x).exp(result, out=result)
+        result /= result.sum(axis=dim, keepdims=True)
+        self.result = result
+        return result
+
+    def backward(self, grad: Array) -> Array:
+        weighted = grad * self.result
+        weighted -= self.result * weighted.sum(axis=self.dim, keepdims=True)
+        return weighted
+
+
+def relu(input: Any) -> Tensor:
+    """Return ``max(input, 0)``."""
+    return ReLU.apply(input)
+
+
+def tanh(input: Any) -> Tensor:
+    """Return the hyperbolic tangent."""
+    return Tanh.apply(input)
+
+
+def sigmoid(input: Any) -> Tensor:
+    """Return ``1 / (1 + exp(-input))``."""
+    return Sigmoid.apply(input)
+
+
+def _axis(dim: int | None, ndim: int) -> int:
+    """Return torch's choice of the axis where the caller makes none."""
+    if dim is not None:
+        return dim
+    return 0 if ndim in (0, 1, 3) else 1
+
+
+def softmax(input: Any, dim: int | None = None) -> Tensor:
+    """Return ``exp(input)`` scaled so that it sums to 1 along ``dim`` (default: 1; 0 for 1 or 3 axes)."""
+    return Softmax.apply(input, _axis(dim, input.ndim))
+
+
+def log_softmax(input: Any, dim: int | None = None) -> Tensor:
+    """Return the logarithm of :func:`softmax`, computed so that it cannot overflow."""
+    return LogSoftmax.apply(input, _axis(dim, input.ndim))

@@ -1,0 +1,166 @@
+"""Losses. Imports ``autograd`` and ``activation``."""
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpiddp.autograd import Function, Tensor
+from mpiddp.device import array_namespace
+from mpiddp.typing import Array
+
+from .activation import log_softmax
+
+
+def _check_reduction(reduction: str) -> None:
+    """Refuse what torch refuses."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"{reduction} is not a valid value for reduction; expected 'mean', 'sum' or 'none'")
+
+
+def _plain(operand: Any) -> Any:
+    """Return a tensor's array, and anything else as it is."""
+    return operand.data if isinstance(operand, Tensor) else operand
+
+
+class NLLLoss(Function):
+    """Minus the log-probability of the target class, weighted, summed over samples and divided."""
+
+    def forward(self, x: Array, target: Array, weight: Array | None, ignore_index: int, reduction: str) -> Any:
+        xp = array_namespace(x)
+        self.shape = x.shape  # (N, C, ...)
+        classes = x.shape[1]
+        ignored = target == ignore_index
+        safe = target
+        self.factors: Any = -1  # of each sample's log-probability; (N, ...) or one number
+        count: Any = target.size
+        if ignored.any():
+            safe = xp.where(ignored, 0, target)
+            count = count - ignored.sum()
+        if safe.size and (safe.min() < 0 or safe.max() >= classes):
+            wrong = safe[(safe < 0) | (safe >= classes)].ravel()[0]
+            raise IndexError(f"Target {wrong} is out of bounds.")
+        if weight is not None:
+            self.factors = -xp.where(ignored, 0, weight[safe])
+            count = -self.factors.sum()
+        elif safe is not target:
+            self.factors = xp.where(ignored, x.dtype.type(0), x.dtype.type(-1))
+        self.index = safe.reshape(safe.shape[0], 1, *safe.shape[1:])  # (N, 1, ...)
+        picked = xp.take_along_axis(x, self.index, axis=1).reshape(safe.shape)
+        losses = picked * self.factors
+        if reduction == "none":
+            return losses
+        if reduction == "mean":
+            # No sample at all: 0 / 0 is NaN, as torch's.
+            self.factors = self.factors / xp.asarray(count, dtype=x.dtype)
+            return losses.sum() / xp.asarray(count, dtype=x.dtype)
+        return losses.sum()
+
+    def backward(self, grad: Array) -> Array:
+        xp = array_namespace(grad)
+        result = xp.zeros(self.shape, dtype=grad.dtype)
+        values = xp.broadcast_to(xp.asarray(grad * self.factors, dtype=grad.dtype), (self.shape[0], *self.shape[2:]))
+        xp.put_along_axis(result, self.index, values.reshape(self.index.shape), axis=1)
+        return result  # type: ignore[no-any-return]
+
+
+def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    """Return the negative log-likelihood of classes.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Log-probabilities (N, C), (N, C, ...) or (C).
+    target : array or Tensor
+        Integer classes (N), (N, ...) or ().
+    weight : array, optional
+        Factor of each class, (C).
+    ignore_index : int, default -100
+        Targets of this value count for nothing.
+    reduction : {'mean', 'sum', 'none'}
+        'mean' divides by the sum of the targets' weights.
+
+    Raises
+    ------
+    IndexError
+        A target is no class.
+    ValueError
+        Shapes do not fit.
+    """
+    _check_reduction(reduction)
+    labels = array_namespace(_plain(input)).asarray(_plain(target))
+    if input.ndim == 1:
+        loss = nll_loss(input.reshape((1, *input.shape)), labels.reshape(1), weight, ignore_index, reduction)
+        return loss.reshape(()) if isinstance(loss, Tensor) else loss
+    if input.ndim < 1 or labels.shape != (input.shape[0], *input.shape[2:]):
+        raise ValueError(
+            f"Expected input batch_size ({input.shape[0] if input.ndim else 0}) to match target batch_size "
+            f"({labels.shape[0] if labels.ndim else 0}): input has shape {input.shape}, target {labels.shape}"
+        )
+    if labels.dtype.kind not in "iu":
+        raise TypeError(f"expected integer classes as target, got {labels.dtype}")
+    return NLLLoss.apply(input, labels, _plain(weight), ignore_index, reduction)
+
+
+def cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Return the cross entropy of classes with the softmax of ``input``.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Unnormalised scores (N, C), (N, C, ...) or (C).
+    target : array or Tensor
+        Integer classes as for :func:`nll_loss`, or probabilities of the shape of ``input``.
+    weight, ignore_index, reduction
+        As for :func:`nll_loss`.
+    label_smoothing : float, default 0
+        Share of the target that is spread evenly over all classes.
+    """
+    _check_reduction(reduction)
+    if not 0 <= label_smoothing <= 1:
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
+    axis = 0 if input.ndim == 1 else 1
+    scores = log_softmax(input, axis)
+    wanted = _plain(target)
+    kind = getattr(getattr(wanted, "dtype", None), "kind", "i")
+    factors = _plain(weight)
+    if factors is not None:
+        factors = factors.reshape(-1, *(1,) * (input.ndim - axis - 1))  # along the class axis
+    if kind == "f":
+        spread = wanted * (1 - label_smoothing) + label_smoothing / input.shape[axis]
+        losses = -(scores * (spread if factors is None else spread * factors)).sum(axis)
+        if reduction == "none":
+            return losses
+        total = losses.sum()
+        return total / max(losses.size, 1) if reduction == "mean" else total
+    loss = nll_loss(scores, wanted, weight, ignore_index, reduction)
+    if label_smoothing == 0:
+        return loss
+    labels = array_namespace(scores.data).asarray(wanted)
+    counted = (labels != ignore_index).astype(scores.dtype)
+    smooth = -(scores if factors is None else scores * factors).sum(axis) * counted
+    if reduction == "sum":
+        smooth = smooth.sum()
+    elif reduction == "mean":
+        per_label = counted
+        if factors is not None:
+            per_label = counted * factors.ravel()[array_namespace(labels).where(counted > 0, labels, 0)]
+        smooth = smooth.sum() / per_label.sum()
+    return loss * (1 - label_smoothing) + smooth * (label_smoothing / input.shape[axis])
+
+
+def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """Return the squared differences, their mean or their sum."""
+    _check_reduction(reduction)
+    difference = (input if isinstance(input, Tensor) else Tensor(input)) - target
+    squares = difference * difference
+    if reduction == "none":
+        return squares
+    return squares.mean() if reduction == "mean" else squares.sum()

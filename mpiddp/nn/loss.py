@@ -1,0 +1,54 @@
+"""Loss layers. Imports ``functional`` and ``module``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpiddp.autograd import Tensor
+from mpiddp.typing import Array
+
+from . import functional as F  # noqa: N812 (its customary name)
+from .module import Module
+
+
+class NLLLoss(Module):
+    """Negative log-likelihood of classes (:func:`mpiddp.nn.functional.nll_loss`)."""
+
+    def __init__(self, weight: Array | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
+        super().__init__()
+        self.ignore_index, self.reduction = ignore_index, reduction
+        self.register_buffer("weight", weight)
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        """Return the loss of log-probabilities."""
+        return F.nll_loss(input, target, self.weight, self.ignore_index, self.reduction)
+
+
+class CrossEntropyLoss(NLLLoss):
+    """Cross entropy of classes with the softmax of scores (:func:`mpiddp.nn.functional.cross_entropy`)."""
+
+    def __init__(
+        self,
+        weight: Array | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(weight, ignore_index, reduction)
+        self.label_smoothing = label_smoothing
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        """Return the loss of unnormalised scores."""
+        return F.cross_entropy(input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing)
+
+
+class MSELoss(Module):
+    """Squared differences (:func:`mpiddp.nn.functional.mse_loss`)."""
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        """Return the loss."""
+        return F.mse_loss(input, target, self.reduction)

@@ -1,0 +1,381 @@
+"""The module: parameters, buffers and modules under names, and a ``forward``.
+
+Imports ``parameter`` and autograd's hooks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from mpiddp.autograd import RemovableHandle
+from mpiddp.device import array_namespace
+from mpiddp.typing import Array
+
+from .parameter import Parameter
+
+
+class Module:
+    """A part of a model.
+
+    A subclass calls ``super().__init__()``, assigns parameters and modules to attributes, and defines ``forward``. Calling
+    the module runs its forward hooks around it.
+
+    Notes
+    -----
+    Buffers are arrays, not tensors. ``state_dict`` holds the live arrays, not copies: ``copy.deepcopy`` it to keep a moment;
+    ``load_state_dict`` writes into the arrays that are there, so views of them, such as a flat array of all parameters, stay
+    valid.
+
+    References
+    ----------
+    torch.nn.Module.
+
+    Examples
+    --------
+    >>> from mpiddp import nn
+    >>> class Net(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layer = nn.Linear(4, 2)
+    ...
+    ...     def forward(self, x):
+    ...         return self.layer(x).tanh()
+    >>> [name for name, _ in Net().named_parameters()]
+    ['layer.weight', 'layer.bias']
+    """
+
+    training: bool
+    """Whether dropout drops and batch normalisation measures."""
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Array | None]
+    _modules: dict[str, Module | None]
+
+    def __init__(self) -> None:
+        # Not by assignment: __setattr__ looks into these.
+        vars(self).update(
+            training=True,
+            _parameters={},
+            _buffers={},
+            _modules={},
+            _not_saved=set(),
+            _forward_hooks={},
+            _forward_pre_hooks={},
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the output; subclasses define it."""
+        raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for hook in tuple(self._forward_pre_hooks.values()):
+            changed = hook(self, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        output = self.forward(*args, **kwargs)
+        for hook in tuple(self._forward_hooks.values()):
+            changed = hook(self, args, output)
+            if changed is not None:
+                output = changed
+        return output
+
+    # -- attributes ------------------------------------------------------------------------------------------------
+
+    _registries = ("_parameters", "_buffers", "_modules")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        state = vars(self)
+        if "_parameters" not in state:
+            if isinstance(value, Parameter | Module):
+                kind = "parameters" if isinstance(value, Parameter) else "module"
+                raise AttributeError(f"cannot assign {kind} before Module.__init__() call")
+            super().__setattr__(name, value)
+        elif isinstance(value, Parameter):
+            self._forget(name)
+            self._parameters[name] = value
+        elif isinstance(value, Module):
+            self._forget(name)
+            self._modules[name] = value
+        elif name in self._parameters:
+            if value is not None:
+                raise TypeError(
+                    f"cannot assign '{type(value).__name__}' as parameter '{name}' (mpiddp.nn.Parameter or None expected)"
+                )
+            self._parameters[name] = None
+        elif name in self._modules:
+            if value is not None:
+                raise TypeError(
+                    f"cannot assign '{type(value).__name__}' as child module '{name}' (mpiddp.nn.Module or None expected)"
+                )
+            self._modules[name] = None
+        elif name in self._buffers:
+            self._buffers[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    def _forget(self, name: str) -> None:
+        """Remove whatever is registered, or is a plain attribute, under ``name``."""
+        vars(self).pop(name, None)
+        for registry in self._registries:
+            vars(self)[registry].pop(name, None)
+        self._not_saved.discard(name)
+
+    def __getattr__(self, name: str) -> Any:
+        # Called only when the normal lookup has failed.
+        state = vars(self)
+        for registry in self._registries:
+            entries = state.get(registry, ())
+            if name in entries:
+                return entries[name]
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def __delattr__(self, name: str) -> None:
+        if any(name in vars(self)[registry] for registry in self._registries):
+            self._forget(name)
+        else:
+            super().__delattr__(name)
+
+    def __dir__(self) -> list[str]:
+        names = set(super().__dir__())
+        return sorted(names.union(self._parameters, self._buffers, self._modules))
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """Add a parameter under ``name``; None keeps the name for one that is not there."""
+        self._check_name(name, "parameter")
+        if param is not None and not isinstance(param, Parameter):
+            raise TypeError(
+                f"cannot assign '{type(param).__name__}' object to parameter '{name}' (mpiddp.nn.Parameter or None required)"
+            )
+        self._forget(name)
+        self._parameters[name] = param
+
+    def register_buffer(self, name: str, tensor: Array | None, persistent: bool = True) -> None:
+        """Add an array that belongs to the model's state but is not trained.
+
+        Parameters
+        ----------
+        name : str
+            Its attribute.
+        tensor : array or None
+            Kept as it is.
+        persistent : bool, default True
+            Whether ``state_dict`` holds it.
+        """
+        self._check_name(name, "buffer")
+        self._forget(name)
+        self._buffers[name] = tensor
+        if not persistent:
+            self._not_saved.add(name)
+
+    def register_module(self, name: str, module: Module | None) -> None:
+        """Add a module under ``name``, as assigning it to an attribute does."""
+        self._check_name(name, "module")
+        self._forget(name)
+        self._modules[name] = module
+
+    add_module = register_module
+
+    def _check_name(self, name: str, kind: str) -> None:
+        """Refuse names that cannot be attributes or parts of keys."""
+        if "_parameters" not in vars(self):
+            raise AttributeError(f"cannot assign {kind} before Module.__init__() call")
+        if "." in name:
+            raise KeyError(f'{kind} name can\'t contain ".", got: {name}')
+        if name == "":
+            raise KeyError(f'{kind} name can\'t be empty string ""')
+        taken = any(name in vars(self)[registry] for registry in self._registries)
+        if hasattr(self, name) and not taken:
+            raise KeyError(f"attribute '{name}' already exists")
+
+    # -- walking ---------------------------------------------------------------------------------------------------
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield this module and all below it with their dotted names, each once."""
+        yield from self._walk(prefix, set())
+
+    def _walk(self, prefix: str, seen: set[Module]) -> Iterator[tuple[str, Module]]:
+        """Yield modules depth first that are not in ``seen``."""
+        if self in seen:
+            return
+        seen.add(self)
+        yield prefix, self
+        for name, module in self._modules.items():
+            if module is not None:
+                yield from module._walk(f"{prefix}.{name}" if prefix else name, seen)
+
+    def modules(self) -> Iterator[Module]:
+        """Yield this module and all below it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield the modules directly below this one with their names."""
+        return ((name, module) for name, module in self._modules.items() if module is not None)
+
+    def children(self) -> Iterator[Module]:
+        """Yield the modules directly below this one."""
+        return (module for _, module in self.named_children())
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """Yield the parameters with their dotted names, each once, in the order of registration."""
+        return self._named("_parameters", prefix, recurse)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """Yield the parameters, each once, in the order of registration."""
+        return (parameter for _, parameter in self.named_parameters(recurse=recurse))
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Array]]:
+        """Yield the buffers with their dotted names, each once."""
+        return self._named("_buffers", prefix, recurse)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Array]:
+        """Yield the buffers, each once."""
+        return (buffer for _, buffer in self.named_buffers(recurse=recurse))
+
+    def _named(self, registry: str, prefix: str, recurse: bool) -> Iterator[tuple[str, Any]]:
+        """Yield the entries of a registry, each object once."""
+        seen: set[int] = set()
+        modules = self.named_modules(prefix) if recurse else iter(((prefix, self),))
+        for module_name, module in modules:
+            for name, entry in vars(module)[registry].items():
+                if entry is not None and id(entry) not in seen:
+                    seen.add(id(entry))
+                    yield (f"{module_name}.{name}" if module_name else name), entry
+
+    # -- modes and gradients ---------------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> Self:
+        """Set this module and all below it to training, or with False to evaluation."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Set this module and all below it to evaluation."""
+        return self.train(False)
+
+    def zero_grad(self) -> None:
+        """Set the parameters' gradients to None."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Let gradients flow to all parameters, or to none."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(requires_grad)
+        return self
+
+    def apply(self, fn: Callable[[Module], object]) -> Self:
+        """Call ``fn`` with every module below this one, then with this one."""
+        for module in self.children():
+            module.apply(fn)
+        fn(self)
+        return self
+
+    def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> RemovableHandle:
+        """Call ``hook(module, args)`` before each forward; what it returns, unless None, replaces the arguments."""
+        return RemovableHandle(self._forward_pre_hooks, hook)
+
+    def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> RemovableHandle:
+        """Call ``hook(module, args, output)`` after each forward; what it returns, unless None, replaces the output."""
+        return RemovableHandle(self._forward_hooks, hook)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self, prefix: str = "") -> OrderedDict[str, Array]:
+        """Return the arrays of all parameters and persistent buffers by their dotted names: live ones, not copies."""
+        state: OrderedDict[str, Array] = OrderedDict()
+        self._collect(prefix, state)
+        return state
+
+    def _collect(self, prefix: str, state: OrderedDict[str, Array]) -> None:
+        """Add this module's arrays to ``state``, a shared one under each of its names, as torch does."""
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                state[prefix + name] = parameter.data
+        for name, buffer in self._buffers.items():
+            if buffer is not None and name not in self._not_saved:
+                state[prefix + name] = buffer
+        for name, module in self.named_children():
+            module._collect(f"{prefix}{name}.", state)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
+        """Copy arrays into this module's, cast to its dtypes.
+
+        Parameters
+        ----------
+        state_dict : mapping of str to array or Tensor
+            As :meth:`state_dict` returns it.
+        strict : bool, default True
+            Whether missing and unexpected keys are errors.
+
+        Returns
+        -------
+        IncompatibleKeys
+            ``missing_keys`` and ``unexpected_keys``.
+
+        Raises
+        ------
+        RuntimeError
+            Keys are missing or unexpected, or shapes differ; nothing has been copied then.
+        """
+        own = self.state_dict()
+        result = IncompatibleKeys(
+            [key for key in own if key not in state_dict], [key for key in state_dict if key not in own]
+        )
+        errors = []
+        if strict and result.unexpected_keys:
+            errors.append(
+                "Unexpected key(s) in state_dict: " + ", ".join(f'"{k}"' for k in result.unexpected_keys) + ". "
+            )
+        if strict and result.missing_keys:
+            errors.append("Missing key(s) in state_dict: " + ", ".join(f'"{k}"' for k in result.missing_keys) + ". ")
+        pairs = [
+            (key, array, getattr(state_dict[key], "data", None)) for key, array in own.items() if key in state_dict
+        ]
+        arrays = [
+            (key, array, state_dict[key] if value is None or isinstance(value, memoryview) else value)
+            for key, array, value in pairs
+        ]
+        errors += [
+            f"size mismatch for {key}: copying a param with shape {np.shape(value)} from checkpoint, the shape in current "
+            f"model is {array.shape}."
+            for key, array, value in arrays
+            if np.shape(value) != array.shape
+        ]
+        if errors:
+            raise RuntimeError(f"Error(s) in loading state_dict for {type(self).__name__}:\n\t" + "\n\t".join(errors))
+        for _, array, value in arrays:
+            array[...] = array_namespace(array).asarray(value)
+        return result
+
+    # -- text ------------------------------------------------------------------------------------------------------
+
+    def extra_repr(self) -> str:
+        """Return what is to be said of this module in its ``repr``."""
+        return ""
+
+    def __repr__(self) -> str:
+        extra = self.extra_repr()
+        children = [f"({name}): " + repr(module).replace("\n", "\n  ") for name, module in self.named_children()]
+        if not children:
+            return f"{type(self).__name__}({extra})"
+        lines = ([extra] if extra else []) + children
+        return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
+
+
+class IncompatibleKeys:
+    """What ``load_state_dict`` found: keys of the module that were missing, and keys that it has no use for."""
+
+    def __init__(self, missing_keys: list[str], unexpected_keys: list[str]) -> None:
+        self.missing_keys, self.unexpected_keys = missing_keys, unexpected_keys
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return iter((self.missing_keys, self.unexpected_keys))
+
+    def __repr__(self) -> str:
+        if not self.missing_keys and not self.unexpected_keys:
+            return "<All keys matched successfully>"
+        return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
