@@ -1,0 +1,22 @@
+"""Chooses what pytest is here: a rank under a launcher, or the plain process that starts the ranks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from harness import launcher
+
+UNDER_LAUNCHER = launcher.announced_size() > 0 or launcher.PLAN in os.environ
+
+# harness.ranks starts MPI when it is imported, which the plain process must never do.
+pytest_plugins = ["harness.ranks" if UNDER_LAUNCHER else "harness.parent"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests that start launchers to the plain process."""
+    if UNDER_LAUNCHER:
+        skip = pytest.mark.skip(reason="starts mpiexec itself, so it is run from a plain pytest, not under mpiexec")
+        for item in items:
+            if config.rootpath / "tests" / "launch" in item.path.parents:
+                item.add_marker(skip)

@@ -1,0 +1,288 @@
+"""Programs started by the tests, with and without an MPI launcher: always under a time limit, never left behind.
+
+Imports the standard library only, and no MPI: it is used by the plain pytest process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PLAN = "MPIDDP_TEST_PLAN"
+"""Set for the ranks that the parent starts: the file that says which tests to run and where to report."""
+NO_MPIEXEC = (
+    f"no mpiexec beside {sys.executable} nor on PATH, and the MPI tests need one: pip install 'mpiddp[mpich]' "
+    "(or load the site's MPI module)"
+)
+TIMED_OUT = 124
+
+_JOB = "MPIDDP_TEST_JOB"
+_TUNING = {
+    # Open MPI refuses root, more ranks than cores, and takes a second to look for networks that a test does not need.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "self,sm,tcp",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # Four ranks with a BLAS pool each would fight for the cores.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "HOME": tempfile.gettempdir(),
+}
+# What a launcher around us has set would make ranks out of our children.
+_OUTER_LAUNCHER = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "SLURM_", "HYDI_", "MPI_LOCAL")
+# PYTHONUNBUFFERED makes several writes of one print, so lines of different ranks get mixed.
+_NOT_INHERITED = {
+    *("PYTHONUNBUFFERED", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", PLAN, "PMI_FD"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+}
+
+
+def announced_size(env: Mapping[str, str] = os.environ) -> int:
+    """Return the number of ranks that a launcher announced, 0 without a launcher.
+
+    A Slurm step of one task is no launcher: an interactive shell under ``srun --pty`` is one.
+    """
+    sizes = [int(env[name]) for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE") if name in env]
+    step = int(env.get("SLURM_STEP_NUM_TASKS", "0"))
+    return max([*sizes, step if step > 1 else 0])
+
+
+def mpiexec() -> Path | None:
+    """Return the launcher of this environment's MPI, else the one on PATH, else None."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    if os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which("mpiexec")
+    return Path(found) if found else None
+
+
+def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """Return the environment for a program under test; ``extra`` adds variables, or removes those that are None."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_OUTER_LAUNCHER) and name not in _NOT_INHERITED
+    }
+    for name, value in _TUNING.items():
+        env.setdefault(name, value)
+    search = [str(Path(part).resolve()) for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
+    checkout = _checkout()
+    if checkout and checkout not in search:
+        search.insert(0, checkout)
+    if search:
+        env["PYTHONPATH"] = os.pathsep.join(search)
+    for name, new in (extra or {}).items():
+        if new is None:
+            env.pop(name, None)
+        else:
+            env[name] = new
+    return env
+
+
+def _checkout() -> str | None:
+    """Return the folder that mpiddp would be imported from here, unless it is an installed package."""
+    spec = importlib.util.find_spec("mpiddp")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = str(Path(next(iter(spec.submodule_search_locations))).resolve().parent)
+    installed = {str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib")}
+    return None if folder in installed else folder
+
+
+@dataclass(frozen=True)
+class Completed:
+    """How a program ended: exit code (124 when its time was up), output, and how long it took."""
+
+    rc: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def __str__(self) -> str:
+        """Return everything that one wants to see when an assertion about this program fails."""
+        return (
+            f"exit code {self.rc} after {self.seconds:.1f} s\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}\n---"
+        )
+
+
+class Program:
+    """A running command; a context manager that leaves no process of it behind, whatever sessions these made.
+
+    Parameters
+    ----------
+    command
+        The command line.
+    env
+        See `environment`.
+    echo
+        Write to our own stdout and stderr instead of capturing.
+    scratch
+        A folder for the output, removed at the end; a new one by default.
+    """
+
+    def __init__(
+        self,
+        command: Iterable[str | Path],
+        env: Mapping[str, str | None] | None = None,
+        cwd: Path | None = None,
+        echo: bool = False,
+        scratch: Path | None = None,
+    ) -> None:
+        self._scratch = scratch or Path(tempfile.mkdtemp(prefix="mpiddp-test-"))
+        self._files = [self._scratch / "stdout", self._scratch / "stderr"]
+        # Found again by this variable: launchers put their ranks into sessions and process groups of their own.
+        self._job = f"{os.environ.get(_JOB, '')}/{uuid.uuid4().hex}"
+        self._started = time.monotonic()
+        with self._files[0].open("wb") as stdout, self._files[1].open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [str(part) for part in command],
+                env={**environment(env), _JOB: self._job},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=None if echo else stdout,
+                stderr=None if echo else stderr,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the command itself (of the launcher, not of a rank)."""
+        return self._process.pid
+
+    @property
+    def output(self) -> tuple[str, str]:
+        """What was written so far to stdout and stderr."""
+        stdout, stderr = (file.read_text(errors="replace") for file in self._files)
+        return stdout, stderr
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the command runs."""
+        return self._process.poll()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command itself."""
+        self._process.send_signal(number)
+
+    def wait_for(self, text: str, timeout_s: float = 30) -> None:
+        """Wait until the program has written ``text``; AssertionError with its output if it does not."""
+        end = time.monotonic() + timeout_s
+        while text not in "".join(self.output):
+            if self.poll() is not None or time.monotonic() > end:
+                state = "ended" if self.poll() is not None else f"went on for {timeout_s} s"
+                raise AssertionError(f"the program {state} without writing {text!r}:\n" + "\n".join(self.output))
+            time.sleep(0.02)
+
+    def wait(self, timeout_s: float) -> Completed:
+        """Wait for the end, kill everything when it does not come within ``timeout_s``, and return the outcome."""
+        try:
+            rc = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            rc = TIMED_OUT
+        seconds = time.monotonic() - self._started
+        self.kill()
+        stdout, stderr = self.output
+        if rc == TIMED_OUT:
+            stderr += f"\n[killed by the test: not done after {timeout_s} s]"
+        return Completed(rc, stdout, stderr, seconds)
+
+    def kill(self) -> None:
+        """End the command and whatever it started: first as a launcher wants it, then for good."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(2)
+        for _ in range(50):
+            left = self._members()
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not left:
+                break
+            time.sleep(0.02)
+        self._process.wait(5)
+
+    def close(self) -> None:
+        """Kill, and remove the output."""
+        self.kill()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _members(self) -> list[int]:
+        """Return the ids of the living processes that inherited our variable."""
+        mark = f"{_JOB}={self._job}".encode()
+        members = []
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                # A zombie has no environment any more.
+                if any(entry.startswith(mark) for entry in (folder / "environ").read_bytes().split(b"\0")):
+                    members.append(int(folder.name))
+        return members
+
+
+def start(n: int | None, program: str | Path, *args: str, env: Mapping[str, str | None] | None = None) -> Program:
+    """Start ``program`` (a str is source text, a Path a script) on ``n`` ranks, or without a launcher when n is None.
+
+    To be used as a context manager: ``with start(2, CODE) as job: job.wait_for("ready"); job.signal(SIGTERM)``.
+    """
+    if isinstance(program, Path):
+        return Program([*launch(n), sys.executable, program, *args], env)
+    folder = Path(tempfile.mkdtemp(prefix="mpiddp-test-"))
+    # A file, and not -c: tracebacks then show the source lines.
+    script = folder / "program.py"
+    script.write_text(program)
+    return Program([*launch(n), sys.executable, script, *args], env, scratch=folder)
+
+
+def launch(n: int | None) -> list[str | Path]:
+    """Return the command line's part before the interpreter."""
+    if n is None:
+        return []
+    launcher = mpiexec()
+    if launcher is None:
+        raise FileNotFoundError(NO_MPIEXEC)
+    return [launcher, "-n", str(n)]
+
+
+def mpirun(
+    n: int, program: str | Path, *args: str, timeout_s: float = 60, env: Mapping[str, str | None] | None = None
+) -> Completed:
+    """Run ``program`` (a str is source text, a Path a script) under mpiexec on ``n`` ranks, and return how it ended."""
+    with start(n, program, *args, env=env) as job:
+        return job.wait(timeout_s)
+
+
+def python(
+    program: str | Path | None = None,
+    *args: str,
+    timeout_s: float = 60,
+    env: Mapping[str, str | None] | None = None,
+) -> Completed:
+    """Run ``program`` without a launcher, or, when it is None, ``python ARGS`` (``python(None, "-m", "mpiddp")``)."""
+    with Program([sys.executable, *args], env) if program is None else start(None, program, *args, env=env) as job:
+        return job.wait(timeout_s)

@@ -1,0 +1,392 @@
+"""The pytest plugin of the plain process: it turns every test of tests/mpi into one item for each number of ranks.
+
+The tests are collected, and run, by pytest under mpiexec (see `harness.ranks`), one job for each number of ranks;
+what the ranks report appears here as if the tests had run here. So ``-k``, ``-x``, ``-m``, ``--lf``, ``--durations``
+and ``--junitxml`` work as ever. This process never imports MPI, nor a module of tests/mpi.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from harness import launcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
+"""The ranks' own limit for a test; they end themselves with stacks, so this process waits a little longer."""
+PATIENCE_S = LIMIT_S + 30
+RESTARTS = 3
+"""How often a job that was ended by one test is started again for the tests that remain."""
+
+
+class Job:
+    """One pytest under mpiexec, and the events that its rank 0 writes."""
+
+    def __init__(self, config: pytest.Config, ranks: int, files: list[str], run: list[str] | None) -> None:
+        mpiexec = launcher.mpiexec()
+        assert mpiexec is not None, "checked when the files were collected"
+        self._folder = Path(tempfile.mkdtemp(prefix="mpiddp-job-"))
+        events = self._folder / "events"
+        events.touch()
+        self._events = events.open("rb")
+        self._half_line = b""
+        plan: dict[str, Any] = {"ranks": ranks, "events": str(events), "folder": str(self._folder)}
+        if run is not None:
+            plan["run"] = run
+        (self._folder / "plan").write_text(json.dumps(plan))
+        option = config.option
+        arguments = [f"--rootdir={config.rootpath}", "-p", "no:cacheprovider", f"--tb={option.tbstyle}"]
+        arguments += ["-c", str(config.inipath)] if config.inipath else []
+        arguments += ["-v"] * max(option.verbose, 0) + ["-l"] * option.showlocals
+        arguments += [part for warning in option.pythonwarnings or () for part in ("-W", warning)]
+        arguments += [part for setting in option.override_ini or () for part in ("-o", setting)]
+        arguments += ["-s"] if option.capture == "no" else []
+        arguments += ["--collect-only", "-q"] if run is None else []
+        interpreter = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
+        self.program = launcher.Program(
+            [mpiexec, "-n", str(ranks), *interpreter, "-m", "pytest", *arguments, *files],
+            {launcher.PLAN: str(self._folder / "plan")},
+            cwd=config.rootpath,
+            echo=option.capture == "no" and run is not None,
+            scratch=self._folder,
+        )
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield events as they come, until the job has ended or was silent for too long."""
+        heard = time.monotonic()
+        while True:
+            ended = self.program.poll() is not None
+            chunk = self._events.read()
+            *lines, self._half_line = (self._half_line + chunk).split(b"\n")
+            for line in lines:
+                yield json.loads(line)
+            if chunk:
+                heard = time.monotonic()
+            elif ended or time.monotonic() - heard > PATIENCE_S:
+                return
+            else:
+                time.sleep(0.01)
+
+    def last_words(self) -> str:
+        """Return how the job ended and the end of what it wrote."""
+        rc = self.program.poll()
+        how = f"exit code {rc}" if rc is not None else f"silent for {PATIENCE_S:.0f} s, killed"
+        lines = "\n".join(self.program.output).strip().splitlines()
+        return f"{how}\n" + "\n".join(lines[-150:])
+
+    def close(self) -> None:
+        """Leave no process and no file."""
+        self.program.close()
+        self._events.close()
+
+
+class Runner:
+    """The items of one number of ranks, and the jobs that run them."""
+
+    def __init__(self, config: pytest.Config, ranks: int, items: list[MpiItem]) -> None:
+        self._config = config
+        self.ranks = ranks
+        self._pending = {item.origin: item for item in items}
+        self._job: Job | None = None
+        self._events: Iterator[dict[str, Any]] = iter(())
+        self._reports: dict[str, list[pytest.TestReport]] = {}
+        self._running: str | None = None
+        self._jobs = 0
+        self._job_failed = False
+        self._hopeless = ""
+        self.outcomes: Counter[str] = Counter()
+        self.seconds = 0.0
+
+    def run(self, item: MpiItem) -> list[pytest.TestReport]:
+        """Return the reports of ``item``, starting a job when none runs."""
+        began = time.monotonic()
+        reports = self._wait_for(item)
+        self._job_failed |= any(report.failed for report in reports)
+        del self._pending[item.origin]
+        if not self._pending and self._job is not None:
+            reports += self._end(item)
+        for report in reports:
+            report.nodeid = item.nodeid
+            path, line, domain = report.location
+            report.location = path, line, domain.replace(item.origin_name, item.name, 1)
+            outcome = self._config.hook.pytest_report_teststatus(report=report, config=self._config)[0]
+            self.outcomes.update([outcome] if outcome else [])
+        self.seconds += time.monotonic() - began
+        return reports
+
+    def close(self) -> None:
+        """End the job."""
+        if self._job is not None:
+            self._job.close()
+            self._job = None
+
+    def _wait_for(self, item: MpiItem) -> list[pytest.TestReport]:
+        """Return the ranks' reports of ``item``, or one that says why there are none."""
+        if self._hopeless:
+            return [_failure(item, self._hopeless)]
+        if self._job is None:
+            files = list(dict.fromkeys(origin.partition("::")[0] for origin in self._pending))
+            self._job = Job(self._config, self.ranks, files, list(self._pending))
+            self._events = self._job.events()
+            self._jobs += 1
+            self._running, self._job_failed = None, False
+        for event in self._events:
+            match event:
+                case {"started": origin}:
+                    self._running = origin
+                case {"report": data}:
+                    report = _from_data(self._config, data)
+                    self._reports.setdefault(report.nodeid, []).append(report)
+                case {"finished": origin}:
+                    self._running = None
+                    if origin == item.origin:
+                        return self._reports.pop(origin)
+                case {"stuck": _, "text": text} | {"fatal": text}:
+                    return self._lost(item, text)
+        return self._lost(item, f"mpiexec -n {self.ranks} did not finish this test: {self._job.last_words()}")
+
+    def _lost(self, item: MpiItem, text: str) -> list[pytest.TestReport]:
+        """End the job; a new one takes the other tests, if it was this test that ended it."""
+        if self._running != item.origin:
+            self._hopeless = f"not run, because the job of {self.ranks} ranks ended outside of a test"
+        elif self._jobs > RESTARTS:
+            self._hopeless = f"not run, because {self._jobs} jobs of {self.ranks} ranks were ended by a test"
+        self.close()
+        return [_failure(item, text)]
+
+    def _end(self, item: MpiItem) -> list[pytest.TestReport]:
+        """Wait for the ranks to leave; how they do it is part of the last test."""
+        assert self._job is not None
+        limit = time.monotonic() + PATIENCE_S
+        while (rc := self._job.program.poll()) is None and time.monotonic() < limit:
+            time.sleep(0.01)
+        words = self._job.last_words()
+        self.close()
+        if rc is not None and (rc != 0) == self._job_failed:
+            return []
+        return [_failure(item, f"mpiexec -n {self.ranks} after its last test: {words}", "teardown")]
+
+
+def _from_data(config: pytest.Config, data: dict[str, Any]) -> Any:
+    """Return the report that a rank has written."""
+    if isinstance(data["longrepr"], list):
+        # Where and why a test was skipped; JSON knows no tuple.
+        data["longrepr"] = tuple(data["longrepr"])
+    return config.hook.pytest_report_from_serializable(config=config, data=data)
+
+
+def _failure(item: MpiItem, text: str, when: Literal["call", "teardown"] = "call") -> pytest.TestReport:
+    return pytest.TestReport(item.origin, item.origin_location, {}, "failed", text, when)
+
+
+class MpiItem(pytest.Item):
+    """A test on a number of ranks."""
+
+    def __init__(self, *, ranks: int, test: dict[str, Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ranks = ranks
+        self.origin: str = test["nodeid"]
+        self.origin_name = _last_part(self.origin)
+        path, line, domain = test["location"]
+        self.origin_location: tuple[str, int | None, str] = (path, line, domain)
+        for mark in test["marks"]:
+            self.add_marker(mark)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Return where the test is."""
+        _, line, domain = self.origin_location
+        return self.path, line, domain.replace(self.origin_name, self.name, 1)
+
+    def runtest(self) -> None:
+        """Never called: `Parent.pytest_runtest_protocol` hands out what the ranks report."""
+        raise NotImplementedError
+
+
+def _last_part(nodeid: str) -> str:
+    """Return the part after the last ``::`` that is no part of a parameter."""
+    head, bracket, parameters = nodeid.partition("[")
+    return head.rpartition("::")[2] + bracket + parameters
+
+
+class MpiNode(pytest.Collector):
+    """A class of tests."""
+
+    def __init__(self, *, children: list[tuple[tuple[str, ...], dict[str, Any]]], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.children = children
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        """Return the tests of the class."""
+        return _nodes(self, self.children)
+
+
+class MpiFile(pytest.File):
+    """A file of tests/mpi; collected by asking one rank."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        """Return an item for each test and number of ranks; the tests of one number stay together."""
+        found = self.config.stash[_KEY].collected()
+        nodeid = self.path.relative_to(self.config.rootpath).as_posix()
+        if nodeid in found.reports:
+            report = found.reports[nodeid]
+            if report.skipped:
+                raise pytest.skip.Exception(report.longreprtext, allow_module_level=True)
+            raise self.CollectError(report.longreprtext)
+        if found.failure:
+            raise self.CollectError(found.failure)
+        tests = []
+        for test in found.tests:
+            if test["nodeid"].partition("::")[0] == nodeid:
+                head, bracket, parameters = test["nodeid"].partition("[")
+                _, *classes, name = head.split("::")
+                tests.append(((*classes, name + bracket + parameters), test))
+        return _nodes(self, tests)
+
+
+def _nodes(
+    parent: pytest.Collector, tests: list[tuple[tuple[str, ...], dict[str, Any]]]
+) -> list[pytest.Item | pytest.Collector]:
+    """Return the nodes below ``parent``; ``tests`` pairs the names from there on with the test."""
+    nodes: list[pytest.Item | pytest.Collector] = []
+    classes: dict[str, list[tuple[tuple[str, ...], dict[str, Any]]]] = {}
+    for (name, *rest), test in tests:
+        if rest:
+            classes.setdefault(name, []).append((tuple(rest), test))
+            continue
+        nodes += [
+            MpiItem.from_parent(parent, name=f"{name}[np={ranks}]", ranks=ranks, test=test)
+            for ranks in parent.config.stash[_KEY].ranks
+        ]
+    nodes += [MpiNode.from_parent(parent, name=name, children=below) for name, below in classes.items()]
+    return nodes
+
+
+@dataclass
+class Collected:
+    """What one rank finds in tests/mpi: tests, reports of files that did not pass, or why it found nothing."""
+
+    tests: list[dict[str, Any]] = field(default_factory=list)
+    reports: dict[str, pytest.CollectReport] = field(default_factory=dict)
+    failure: str = ""
+
+
+class Parent:
+    """The hooks; see the module."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._folder = config.rootpath / "tests" / "mpi"
+        self._collected: Collected | None = None
+        self._runners: dict[int, Runner] = {}
+        try:
+            self.ranks = sorted({int(number) for number in config.getoption("ranks").split(",")})
+            if self.ranks[0] < 1:
+                raise ValueError
+        except ValueError:
+            raise pytest.UsageError(
+                f"--ranks takes numbers of ranks, like 2,3; got {config.getoption('ranks')!r}"
+            ) from None
+
+    def collected(self) -> Collected:
+        """Return what there is in tests/mpi, found by one rank, once."""
+        if self._collected is None:
+            self._collected = found = Collected()
+            if launcher.mpiexec() is None:
+                found.failure = launcher.NO_MPIEXEC
+                return found
+            job = Job(self._config, 1, [str(self._folder)], None)
+            for event in job.events():
+                match event:
+                    case {"collect": data}:
+                        report = _from_data(self._config, data)
+                        found.reports[report.nodeid] = report
+                    case {"collected": tests}:
+                        found.tests = tests
+                    case {"stuck": _, "text": text}:
+                        found.failure = text
+            if not found.failure and not found.tests and not found.reports:
+                found.failure = f"mpiexec -n 1 python -m pytest --collect-only tests/mpi: {job.last_words()}"
+            job.close()
+        return self._collected
+
+    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> MpiFile | None:
+        if self._folder in module_path.parents:
+            return MpiFile.from_parent(parent, path=module_path)
+        return None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        # Stable: the order of the tests within a number of ranks is the ranks' own.
+        items.sort(key=lambda item: item.ranks if isinstance(item, MpiItem) else 0)
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        if not isinstance(item, MpiItem):
+            return None
+        runner = self._runners.get(item.ranks)
+        if runner is None:
+            self._close()
+            ours = [other for other in item.session.items if isinstance(other, MpiItem) and other.ranks == item.ranks]
+            runner = self._runners[item.ranks] = Runner(self._config, item.ranks, ours)
+            self._say(f"mpiexec -n {item.ranks}: {len(ours)} tests")
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in runner.run(item):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._close()
+        if self._all_skipped():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self._runners:
+            return
+        terminalreporter.section("MPI tests")
+        for ranks, runner in self._runners.items():
+            counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(runner.outcomes.items()))
+            terminalreporter.write_line(f"{ranks} rank{'s' * (ranks > 1)}: {counts} in {runner.seconds:.1f} s")
+        if self._all_skipped():
+            terminalreporter.write_line("ERROR: all MPI tests were skipped", red=True)
+
+    def _all_skipped(self) -> bool:
+        return bool(self._runners) and all(set(runner.outcomes) <= {"skipped"} for runner in self._runners.values())
+
+    def _say(self, text: str) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and reporter.verbosity >= 0:
+            reporter.ensure_newline()
+            reporter.write_line(text)
+
+    def _close(self) -> None:
+        for runner in self._runners.values():
+            runner.close()
+
+
+_KEY: pytest.StashKey[Parent] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --ranks."""
+    parser.addoption(
+        "--ranks", default="1,2,3,4", metavar="N,...", help="numbers of ranks for tests/mpi (default: 1,2,3,4)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take over tests/mpi."""
+    parent = config.stash[_KEY] = Parent(config)
+    config.pluginmanager.register(parent, "mpi-parent")

@@ -1,0 +1,347 @@
+"""The pytest plugin of the ranks: every rank runs the same tests, and one rank's failure is every rank's.
+
+After each test the ranks meet and agree on its outcome. A rank that failed and that the others leave waiting, or a
+test that takes longer than the limit, ends the job with the failures and the stacks of all ranks. Loaded only under a
+launcher, because importing it starts MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+from mpi4py import MPI
+
+from harness import launcher
+
+LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
+"""Longest time for a test, set-up and waiting for the other ranks included."""
+GRACE_S = float(os.environ.get("MPIDDP_TEST_GRACE", "5"))
+"""How long a rank that failed waits for the others."""
+STACKS = signal.SIGRTMAX - 3
+"""Tells a rank to write its stacks; faulthandler does it even while the rank is inside MPI."""
+
+TESTS = "tests/mpi/"
+
+
+class Watchdog(threading.Thread):
+    """Ends the job, with the failures and stacks of all ranks, when this rank's deadline passes."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(name="watchdog", daemon=True)
+        self._ranks = ranks
+        self._deadline: float | None = None
+        self._doing = ""
+
+    def expect(self, doing: str, within_s: float) -> None:
+        """Start the clock for ``doing``."""
+        self._doing, self._deadline = doing, time.monotonic() + within_s
+        # Should a rank hold the GIL for ever, no Python thread gets to say so.
+        faulthandler.dump_traceback_later(within_s + 10, exit=True, file=self._ranks.stderr)
+
+    def hurry(self, within_s: float) -> None:
+        """Bring the deadline forward."""
+        if self._deadline is not None:
+            self._deadline = min(self._deadline, time.monotonic() + within_s)
+
+    def rest(self) -> None:
+        """Stop the clock."""
+        self._deadline = None
+        faulthandler.cancel_dump_traceback_later()
+
+    def run(self) -> None:
+        while True:
+            time.sleep(0.1)
+            deadline = self._deadline
+            if deadline is not None and time.monotonic() > deadline:
+                self._ranks.give_up(self._doing)
+
+
+class Ranks:
+    """One rank's side of the agreement; see the module."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        world = MPI.COMM_WORLD
+        self.config = config
+        self.rank, self.size = world.rank, world.size
+        plan = os.environ.get(launcher.PLAN)
+        self.plan: dict[str, Any] = json.loads(Path(plan).read_text()) if plan else {}
+        announced = self.plan.get("ranks") or launcher.announced_size()
+        if self.size != announced:
+            raise pytest.UsageError(
+                f"the launcher started {announced} ranks but MPI sees {self.size}: mpiexec belongs to another MPI "
+                f"library than mpi4py ({MPI.Get_library_version().splitlines()[0]}); start with {launcher.mpiexec()}"
+            )
+        if not hasattr(config.option, "with_mpi"):
+            raise pytest.UsageError("the MPI tests need pytest-mpi: pip install 'mpiddp[test]'")
+        config.option.with_mpi = True
+        # pytest captures descriptor 2 while a test runs; a copy always reaches the terminal.
+        self.stderr = os.fdopen(os.dup(2), "w")
+        self._comm = world.Dup()
+        # The parent removes its folder itself, also after an abort.
+        folder = self.plan.get("folder") or (tempfile.mkdtemp(prefix="mpiddp-ranks-") if self.rank == 0 else None)
+        self._folder = Path(self._comm.bcast(folder))
+        self._folder.mkdir(exist_ok=True)
+        self._peers: list[tuple[str, int]] = self._comm.allgather((socket.gethostname(), os.getpid()))
+        self._stacks = self._file(self.rank, "stacks").open("w")
+        faulthandler.register(STACKS, file=self._stacks, all_threads=True)
+        self._collect_errors: list[str] = []
+        self._ran = self._skipped = 0
+        self.last_failed = False
+        """Whether the test before this one failed on any rank."""
+        self._watchdog = Watchdog(self)
+        self._watchdog.start()
+        self._watchdog.expect("collecting the tests", LIMIT_S)
+
+    # ---- the border to the parent process
+
+    def tell(self, **event: Any) -> None:
+        """Write an event for the parent, if there is one."""
+        if self.plan:
+            line = (json.dumps(event, default=str) + "\n").encode()
+            # One write: two ranks may tell at once.
+            with Path(self.plan["events"]).open("ab", buffering=0) as file:
+                file.write(line)
+
+    # ---- meeting
+
+    def agree(self, value: Any) -> list[Any]:
+        """Return every rank's value once all have come; waiting sleeps, for ranks that still work need the cores."""
+        request = self._comm.Ibarrier()
+        while not request.Test():
+            time.sleep(0.0005)
+        return self._comm.allgather(value)
+
+    def give_up(self, doing: str) -> None:
+        """Print the failures and stacks of all ranks in one piece, and end the job."""
+        try:
+            os.close(os.open(self._file(0, "lock"), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            # Another rank is already at it; should it fail, this one ends the job.
+            time.sleep(15)
+            os._exit(1)
+        host = self._peers[self.rank][0]
+        for peer_host, pid in self._peers:
+            if peer_host == host:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, STACKS)
+        time.sleep(0.5)
+        pieces = [f"the ranks do not come together: {doing}"]
+        for rank, (peer_host, _) in enumerate(self._peers):
+            name = f"[rank {rank}/{self.size} {peer_host}]"
+            failure, stacks = (self._read(rank, kind) for kind in ("failure", "stacks"))
+            if failure:
+                pieces.append(f"{name} failed, and waits for the others:\n{failure}")
+            elif stacks:
+                pieces.append(f"{name} is here (most recent call first):\n{_shorten(stacks)}")
+            else:
+                pieces.append(f"{name} did not answer")
+        text = "\n\n".join(pieces)
+        self.tell(stuck=doing, text=text)
+        self.stderr.write(f"\n{text}\n")
+        self.stderr.flush()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        # The launcher passes on what it has got; Open MPI's own banner would otherwise come in between.
+        time.sleep(0.2)
+        MPI.COMM_WORLD.Abort(1)
+
+    def _file(self, rank: int, kind: str) -> Path:
+        return self._folder / f"{rank}.{kind}"
+
+    def _read(self, rank: int, kind: str) -> str:
+        file = self._file(rank, kind)
+        return file.read_text(errors="replace").strip() if file.exists() else ""
+
+    # ---- pytest's hooks, in the order in which they are called
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._collect_errors.append(f"{report.nodeid}\n{report.longreprtext}")
+        if report.outcome != "passed":
+            data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+            if self.rank == 0:
+                self.tell(collect=data)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.rank == 0:
+            tests = [
+                {
+                    "nodeid": item.nodeid,
+                    "location": item.location,
+                    "marks": sorted({mark.name for mark in item.iter_markers()}),
+                }
+                for item in items
+            ]
+            self.tell(collected=tests)
+        if "run" in self.plan:
+            order = {nodeid: place for place, nodeid in enumerate(self.plan["run"])}
+            chosen = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+            self.config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in order])
+            items[:] = chosen
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        found = self.agree(([item.nodeid for item in session.items], self._collect_errors))
+        self._watchdog.rest()
+        if any(other != found[0] for other in found):
+            pieces = ["the ranks do not collect the same tests"]
+            for rank, (tests, errors) in enumerate(found):
+                more = sorted(set(tests) - set(found[0][0]))
+                pieces.append(f"[rank {rank}/{self.size}] {len(tests)} tests, not on rank 0: {more}, errors: {errors}")
+            text = "\n".join(pieces)
+            if self.rank == 0:
+                self.tell(fatal=text)
+            pytest.exit(text, returncode=1)
+
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        if self.rank == 0:
+            self.tell(started=item.nodeid)
+        self._watchdog.expect(item.nodeid, LIMIT_S)
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        to_data = self.config.hook.pytest_report_to_serializable
+        failed = [to_data(config=self.config, report=report) for report in reports if report.failed]
+        failures = self.agree(failed)
+        self._watchdog.rest()
+        self._file(self.rank, "failure").unlink(missing_ok=True)
+        self.last_failed = any(failures)
+        if self.last_failed:
+            reports = self._shared(reports, failures)
+        for report in reports:
+            if self.rank == 0:
+                self.tell(report=to_data(config=self.config, report=report))
+            item.ihook.pytest_runtest_logreport(report=report)
+        if self.rank == 0:
+            self.tell(finished=item.nodeid)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if item.nodeid.startswith(TESTS):
+            skipped = any(report.skipped and not hasattr(report, "wasxfail") for report in reports)
+            self._ran, self._skipped = self._ran + (not skipped), self._skipped + skipped
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Any:
+        report: pytest.TestReport = yield
+        if report.failed:
+            with self._file(self.rank, "failure").open("a") as file:
+                file.write(_text(report) + "\n")
+            self._watchdog.hurry(GRACE_S)
+        return report
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._end_job(str(excrepr))
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        # pytest.exit comes here too; every rank calls that one together.
+        if excinfo.errisinstance(KeyboardInterrupt):
+            self._end_job(str(excinfo.getrepr(style="short")))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not self.plan and self._skipped and not self._ran:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.plan and self._skipped and not self._ran:
+            terminalreporter.write_line(f"ERROR: all {self._skipped} MPI tests were skipped", red=True)
+
+    def pytest_unconfigure(self) -> None:
+        faulthandler.unregister(STACKS)
+        # Until the process is gone: MPI_Finalize can hang.
+        self._watchdog.expect("leaving pytest", LIMIT_S)
+        if self.rank == 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_job(self, text: str) -> None:
+        """Print why this rank alone cannot go on, and end the others too."""
+        self.stderr.write("\n".join(f"[rank {self.rank}/{self.size}] {line}" for line in text.splitlines()) + "\n")
+        self.stderr.flush()
+        time.sleep(0.2)
+        MPI.COMM_WORLD.Abort(1)
+
+    def _shared(
+        self, reports: list[pytest.TestReport], failures: list[list[dict[str, Any]]]
+    ) -> list[pytest.TestReport]:
+        """Return the reports that every rank gives of a test that failed somewhere."""
+        shared = []
+        for when in ("setup", "call", "teardown"):
+            failed = {
+                rank: self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
+                for rank, own in enumerate(failures)
+                for data in own
+                if data["when"] == when
+            }
+            if failed:
+                shared.append(_joint(failed, self.size))
+            elif when != "call":
+                shared += [report for report in reports if report.when == when]
+        return shared
+
+
+def _joint(failed: dict[int, pytest.TestReport], size: int) -> pytest.TestReport:
+    """Make one report of the ranks' failures: the first one's, with a section for each that differs."""
+    first, *others = failed
+    joint = failed[first]
+    if size == 1:
+        return joint
+    path, line, domain = joint.location
+    joint.location = path, line, f"{domain} (rank {first} of {size})"
+    same = [rank for rank in others if _crash(failed[rank]) == _crash(joint)]
+    well = [rank for rank in range(size) if rank not in failed]
+    notes = [f"the traceback is rank {first}'s"]
+    notes += [f"the same on {_ranks(same)}"] if same else []
+    notes += [f"no failure on {_ranks(well)}"] if well else []
+    joint.sections.append((f"{size} ranks: " + "; ".join(notes), ""))
+    for rank in others:
+        if rank not in same:
+            joint.sections.append((f"rank {rank} of {size} failed with", _text(failed[rank])))
+    return joint
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _crash(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash) if crash else report.longreprtext
+
+
+def _text(report: pytest.TestReport) -> str:
+    """Return the traceback and what the test has printed."""
+    return "\n".join([report.longreprtext, *(f"--- {title}\n{text}" for title, text in report.sections)])
+
+
+def _shorten(stacks: str) -> str:
+    """Leave out pytest's own frames and the watchdog's thread."""
+    threads = [thread.strip() for thread in stacks.split("\n\n")]
+    kept = []
+    for thread in threads:
+        if "threading.py" in thread and f'{__file__}", line' in thread:
+            continue
+        lines = thread.splitlines()
+        end = next((i for i, line in enumerate(lines) if "/_pytest/" in line or "/pluggy/" in line), len(lines))
+        kept.append("\n".join(lines[:end]))
+    return "\n".join(kept)
+
+
+# Last, when the terminal reporter is there, and pytest-mpi has seen no --with-mpi, or it would print a banner.
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Meet the other ranks, and silence all but rank 0: what they have to say is in its reports."""
+    ranks = Ranks(config)
+    config.pluginmanager.register(ranks, "ranks")
+    if ranks.rank > 0:
+        config.pluginmanager.unregister(name="terminalreporter")

@@ -1,0 +1,45 @@
+"""Fixtures of the tests that run on 1 to 4 ranks.
+
+Loaded by the plain pytest process too, which must not start MPI: hence nothing here imports mpi4py.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.mpi import work
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of the test, and random numbers that are the same on all of them."""
+
+    rank: int
+    size: int
+    rng: np.random.Generator
+
+
+@pytest.fixture(autouse=True)
+def _process_group(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give every test the process group, and see that it leaves it as it found it."""
+    if request.config.pluginmanager.get_plugin("ranks").last_failed and dist.is_initialized():
+        # Messages that a failed test has left on their way must not reach the next one.
+        dist.destroy_process_group()
+    if not dist.is_initialized():
+        dist.init_process_group()
+    yield
+    assert dist.is_initialized(), "the test destroyed the process group and did not initialise it again"
+    assert work.unfinished == 0, f"the test left {work.unfinished} operations unfinished: wait for each Work"
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> World:
+    """Return rank, size, and ``rng``, seeded by the test's name."""
+    rng = np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+    return World(dist.get_rank(), dist.get_world_size(), rng)
