@@ -90,7 +90,6 @@ class Ranks:
         # pytest captures descriptor 2 while a test runs; a copy always reaches the terminal.
         self.stderr = os.fdopen(os.dup(2), "w")
         self._comm = world.Dup()
-        # The parent removes its folder itself, also after an abort.
         folder = self.plan.get("folder") or (tempfile.mkdtemp(prefix="mpiddp-ranks-") if self.rank == 0 else None)
         self._folder = Path(self._comm.bcast(folder))
         self._folder.mkdir(exist_ok=True)
@@ -152,10 +151,15 @@ class Ranks:
         self.tell(stuck=doing, text=text)
         self.stderr.write(f"\n{text}\n")
         self.stderr.flush()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._tidy()
         # The launcher passes on what it has got; Open MPI's own banner would otherwise come in between.
         time.sleep(0.2)
         MPI.COMM_WORLD.Abort(1)
+
+    def _tidy(self) -> None:
+        """Remove our folder; the parent removes its own, and reads it before."""
+        if not self.plan:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _file(self, rank: int, kind: str) -> Path:
         return self._folder / f"{rank}.{kind}"
@@ -262,7 +266,7 @@ class Ranks:
         # Until the process is gone: MPI_Finalize can hang.
         self._watchdog.expect("leaving pytest", LIMIT_S)
         if self.rank == 0:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._tidy()
 
     def _end_job(self, text: str) -> None:
         """Print why this rank alone cannot go on, and end the others too."""
