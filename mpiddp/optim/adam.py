@@ -1,0 +1,144 @@
+"""``Adam`` and ``AdamW``: steps scaled by running means of the gradient and of its square."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import sqrt
+
+from mpiddp.device import array_namespace
+
+from .flat import Parameter, Stretch
+from .optimizer import Group, Optimizer, check_not_negative
+
+
+class Adam(Optimizer):
+    r"""Adam, with torch's arithmetic.
+
+    Parameters
+    ----------
+    params : iterable of Parameter or of dict
+        What to optimize; see :class:`Optimizer`.
+    lr : float, default 1e-3
+        Learning rate.
+    betas : pair of float, default (0.9, 0.999)
+        Decay of the means of the gradient and of its square, both in [0, 1).
+    eps : float, default 1e-8
+        Added to the denominator.
+    weight_decay : float, default 0
+        Times the parameter, added to the gradient (:class:`AdamW`: taken off the parameter).
+    amsgrad : bool, default False
+        Divide by the largest mean square so far.
+    maximize : bool, default False
+        Go up instead of down.
+
+    Raises
+    ------
+    ValueError
+        If an option is negative, or a beta is not in [0, 1).
+
+    Notes
+    -----
+    With :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g` and :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`, after
+    step t: :math:`p \leftarrow p - \frac{\eta}{1 - \beta_1^t} m / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)`.
+
+    References
+    ----------
+    ``torch.optim.Adam``; Kingma and Ba, "Adam: a method for stochastic optimization" (2015); amsgrad: Reddi et al., "On
+    the convergence of Adam and beyond" (2018).
+    """
+
+    decoupled_weight_decay = False
+
+    def __init__(
+        self,
+        params: Iterable[Parameter] | Iterable[Group],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        check_not_negative(**{"learning rate": lr, "epsilon value": eps, "weight_decay value": weight_decay})
+        for i, beta in enumerate(betas):
+            if not 0 <= beta < 1:
+                raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+        }
+        super().__init__(params, options)
+
+    def _update(self, stretch: Stretch, group: Group) -> None:
+        """Apply the formula of the class to one stretch."""
+        # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
+        lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
+        beta1, beta2 = map(float, group["betas"])
+        names = ["exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * group["amsgrad"]]
+        for name in names:
+            if name not in stretch.state:
+                stretch.new_state(name)
+        step = stretch.count_step()
+        step_size = lr / (1 - beta1**step)
+        correction = sqrt(1 - beta2**step)
+
+        xp = array_namespace(stretch.data)
+        for p, g, mean, square, *largest in stretch.blocks(*names):
+            update, product = self._scratch.like(p)
+            if group["maximize"]:
+                g = xp.negative(g, out=update)
+            if decay and self.decoupled_weight_decay:
+                p *= 1 - lr * decay
+            elif decay:
+                g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
+
+            xp.subtract(g, mean, out=product)
+            if beta1 > 0.5:
+                mean += xp.multiply(product, 1 - beta1, out=product)
+            else:  # the end from which less is rounded, as torch's lerp chooses
+                xp.subtract(g, xp.multiply(product, beta1, out=product), out=mean)
+            square *= beta2
+            xp.multiply(g, 1 - beta2, out=product)
+            square += xp.multiply(product, g, out=product)
+            if largest:
+                square = xp.maximum(largest[0], square, out=largest[0])
+
+            denominator = xp.sqrt(square, out=product)
+            denominator /= correction
+            denominator += eps
+            xp.multiply(mean, step_size, out=update)
+            p -= xp.divide(update, denominator, out=update)
+
+
+class AdamW(Adam):
+    r"""Adam with decoupled weight decay: :math:`p \leftarrow (1 - \eta \lambda) p` before each step.
+
+    Parameters are those of :class:`Adam`, but ``weight_decay`` is 0.01 where not given.
+
+    References
+    ----------
+    ``torch.optim.AdamW``; Loshchilov and Hutter, "Decoupled weight decay regularization" (2019).
+    """
+
+    decoupled_weight_decay = True
+
+    def __init__(
+        self,
+        params: Iterable[Parameter] | Iterable[Group],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
+
+
+__all__ = ["Adam", "AdamW"]

@@ -1,0 +1,207 @@
+"""One step over many parameters: which of them lie side by side in memory, and arrays that span them.
+
+A data-parallel wrapper may lay out parameters as consecutive views of one array, and their gradients as consecutive
+views of another. What an optimizer does is elementwise, so it may as well run over the whole stretch: a step is then a
+few operations for a whole model, with the same bits. Nobody has to tell the optimizer; it looks at addresses, and looks
+again only when a parameter's array or its gradient is another object than in the step before.
+
+Imports ``device`` and ``typing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from operator import is_
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpiddp.device import array_namespace, is_device_array
+from mpiddp.typing import Array, Shape
+
+BLOCK = 1 << 14
+"""Elements of a host array that are updated at a time, so that all operands stay in the core's cache."""
+
+Record = dict[str, Any]
+"""The state of one parameter: arrays of its shape by name, and its number of steps as ``step``."""
+
+
+class Parameter(Protocol):
+    """What an optimizer changes: anything with an array and a gradient, such as :class:`mpiddp.nn.Parameter`."""
+
+    data: Array
+    grad: Array | None
+
+
+def address(x: Array) -> int:
+    """Return where the first element of ``x`` lies, in bytes."""
+    interface = x.__cuda_array_interface__ if is_device_array(x) else x.__array_interface__  # type: ignore[attr-defined]
+    return int(interface["data"][0])
+
+
+def adjoin(left: Array, right: Array) -> bool:
+    """Tell whether ``right`` begins where ``left`` ends, both being contiguous views of one contiguous array."""
+    root = left.base
+    return (
+        root is not None
+        and root is right.base
+        and isinstance(root, type(left))  # else a buffer of another kind, which cannot be sliced
+        and left.dtype == right.dtype
+        and all(x.flags.c_contiguous for x in (left, right, root))
+        and address(left) + left.nbytes == address(right)
+    )
+
+
+def span(pieces: Sequence[Array]) -> Array:
+    """Return a one-dimensional view of ``pieces``, each of which adjoins the next."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first.reshape(-1)
+    root: Array = first.base  # type: ignore[assignment]
+    start = address(first) - address(root)
+    octets = root.reshape(-1).view(np.uint8)
+    return octets[start : start + sum(piece.nbytes for piece in pieces)].view(first.dtype)
+
+
+class Stretch:
+    """Parameters that are neighbours in memory, or a single one, and what a step over them needs.
+
+    Parameters
+    ----------
+    data, grads : sequence of ndarray
+        The parameters' arrays in the order of memory, each adjoining the next, and their gradients, likewise.
+    records : sequence of dict
+        The state of each parameter. All hold the same names and the same number of steps.
+
+    Attributes
+    ----------
+    data, grad : ndarray
+        Span the parameters and their gradients: one-dimensional views, or the very arrays of a single parameter that
+        are not contiguous.
+    state : dict of str to ndarray
+        Spans the records, which hold views of it.
+    """
+
+    def __init__(self, data: Sequence[Array], grads: Sequence[Array], records: Sequence[Record]) -> None:
+        self._records = records
+        self._shapes: list[Shape] = [x.shape for x in data]
+        self._flat = data[0].flags.c_contiguous and grads[0].flags.c_contiguous
+        self.data = self._whole(data)
+        self.grad = self._whole(grads)
+        self.state: dict[str, Array] = {}
+        for name in records[0].keys() - {"step"}:
+            pieces = [record[name] for record in records]
+            if all(adjoin(*pair) for pair in pairwise(pieces)):
+                self.state[name] = self._whole(pieces)
+            else:
+                for piece, view in zip(pieces, self._pieces(self.new_state(name)), strict=True):
+                    view[...] = piece
+        if "step" in records[0]:
+            self._share_step(records[0]["step"].copy())
+
+    def new_state(self, name: str) -> Array:
+        """Return zeros like :attr:`data`, which are now the state ``name`` of the parameters."""
+        self.state[name] = array_namespace(self.data).zeros_like(self.data)
+        for record, view in zip(self._records, self._pieces(self.state[name]), strict=True):
+            record[name] = view
+        return self.state[name]
+
+    def count_step(self) -> int:
+        """Add one to the number of steps of the parameters, and return it."""
+        if "step" not in self._records[0]:
+            self._share_step(np.zeros((), dtype=np.float32))
+        step = self._records[0]["step"]
+        step += 1
+        return int(step)
+
+    def blocks(self, *names: str) -> Iterator[tuple[Array, ...]]:
+        """Go through data, gradient and the named states together, a cacheful at a time."""
+        arrays = (self.data, self.grad, *(self.state[name] for name in names))
+        if self.data.size <= BLOCK or not self._flat or is_device_array(self.data):
+            yield arrays
+        else:
+            for start in range(0, self.data.size, BLOCK):
+                yield tuple(array[start : start + BLOCK] for array in arrays)
+
+    def _share_step(self, step: Array) -> None:
+        """Let all records hold the same counter, which no other stretch has."""
+        for record in self._records:
+            record["step"] = step
+
+    def _whole(self, pieces: Sequence[Array]) -> Array:
+        """Return one array for one per parameter."""
+        return span(pieces) if self._flat else pieces[0]
+
+    def _pieces(self, whole: Array) -> list[Array]:
+        """Return one view per parameter, of its shape."""
+        if not self._flat:
+            return [whole]
+        ends = accumulate(int(np.prod(shape, dtype=np.int64)) for shape in self._shapes)
+        starts = [0, *ends]
+        return [whole[a:b].reshape(shape) for (a, b), shape in zip(pairwise(starts), self._shapes, strict=True)]
+
+
+class Layout:
+    """The stretches of one parameter group, kept from step to step as long as the arrays are the same objects.
+
+    Parameters
+    ----------
+    record_of : callable
+        Gives the state of a parameter.
+    """
+
+    def __init__(self, record_of: Callable[[Parameter], Record]) -> None:
+        self._record_of = record_of
+        self._seen: list[Array] = []
+        self._stretches: list[Stretch] = []
+
+    def forget(self) -> None:
+        """Look anew in the next step, because states have been replaced."""
+        self._seen, self._stretches = [], []
+
+    def stretches(self, parameters: Sequence[Parameter]) -> list[Stretch]:
+        """Return stretches that cover the parameters that have a gradient, and elements."""
+        live = [(p, p.data, p.grad) for p in parameters if p.grad is not None and p.data.size]
+        arrays = [array for _, data, grad in live for array in (data, grad)]
+        if self._seen and len(arrays) == len(self._seen) and all(map(is_, arrays, self._seen)):
+            return self._stretches
+        self.forget()
+        runs: list[list[tuple[Array, Array, Record]]] = []
+        for p, data, grad in sorted(live, key=lambda entry: address(entry[1])):
+            entry = data, grad, self._record_of(p)
+            if runs and _follows(runs[-1][-1], entry):
+                runs[-1].append(entry)
+            else:
+                runs.append([entry])
+        found = [Stretch(*zip(*run, strict=True)) for run in runs]
+        if len(found) < len(live):
+            # Only where something was joined, because to remember gradients is to keep their memory.
+            self._seen, self._stretches = arrays, found
+        return found
+
+
+def _follows(left: tuple[Array, Array, Record], right: tuple[Array, Array, Record]) -> bool:
+    """Tell whether one operation can go over both of two parameters: neighbours of the same age."""
+    (data, grad, record), (next_data, next_grad, next_record) = left, right
+    return (
+        adjoin(data, next_data)
+        and adjoin(grad, next_grad)
+        and record.keys() == next_record.keys()
+        and record.get("step") == next_record.get("step")
+    )
+
+
+class Scratch:
+    """Memory for intermediate results, kept from step to step."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[type, np.dtype[Any]], Array] = {}
+
+    def like(self, x: Array) -> tuple[Array, Array]:
+        """Return two arrays of the shape and type of ``x``, whose contents are undefined."""
+        key = type(x), x.dtype
+        memory = self._memory.get(key)
+        if memory is None or memory.size < 2 * x.size:
+            memory = self._memory[key] = array_namespace(x).empty(2 * x.size, dtype=x.dtype)
+        return memory[: x.size].reshape(x.shape), memory[x.size : 2 * x.size].reshape(x.shape)

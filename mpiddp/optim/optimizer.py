@@ -1,0 +1,211 @@
+"""``Optimizer``: parameter groups, state and the step, in torch's structure; what an update is, subclasses say."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from mpiddp.device import array_namespace
+from mpiddp.typing import Array
+
+from .flat import Layout, Parameter, Record, Scratch, Stretch
+
+Group = dict[str, Any]
+"""``{"params": [...], "lr": ..., ...}``."""
+
+
+class Optimizer(ABC):
+    """What all optimizers share.
+
+    Parameters
+    ----------
+    params : iterable of Parameter or of dict
+        The parameters, or groups of them with options of their own: ``{"params": [...], "lr": 0.1}``.
+    defaults : dict
+        Options of groups that do not say otherwise.
+
+    Attributes
+    ----------
+    param_groups : list of dict
+        Options may be changed between steps.
+    state : dict
+        Of each parameter, a dict of arrays. They may be views of larger arrays, so write into them; to replace them
+        is the task of :meth:`load_state_dict`.
+
+    Raises
+    ------
+    TypeError
+        If ``params`` is no iterable of parameters.
+    ValueError
+        If there are no parameters, or one is given twice.
+    """
+
+    def __init__(self, params: Iterable[Parameter] | Iterable[Group], defaults: dict[str, Any]) -> None:
+        if hasattr(params, "grad"):
+            raise TypeError(
+                "params argument given to the optimizer should be an iterable of parameters or dicts, but got one "
+                f"{type(params).__name__}; pass a list"
+            )
+        self.defaults = defaults
+        self.state: defaultdict[Any, Record] = defaultdict(dict)
+        self.param_groups: list[Group] = []
+        self._layouts: list[Layout] = []
+        self._scratch = Scratch()
+        listed: list[Any] = list(params)
+        if not listed:
+            raise ValueError("optimizer got an empty parameter list")
+        for group in listed if isinstance(listed[0], dict) else [{"params": listed}]:
+            self.add_param_group(group)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters with options of their own, such as layers that are trained from now on.
+
+        Parameters
+        ----------
+        param_group : dict
+            ``params``, one parameter or an iterable of them, and options that differ from the defaults.
+
+        Raises
+        ------
+        TypeError
+            If something in ``params`` is no parameter.
+        ValueError
+            If a parameter is in a group already.
+        """
+        params = param_group["params"]
+        params = [params] if hasattr(params, "grad") else list(params)
+        for param in params:
+            if not hasattr(param, "data") or not hasattr(param, "grad"):
+                raise TypeError(
+                    f"optimizer can only optimize parameters, but one of the params is {type(param).__name__}"
+                )
+        known = {id(param) for group in self.param_groups for param in group["params"]}
+        if len({id(param) for param in params} - known) < len(params):
+            raise ValueError("some parameters appear twice, or in more than one parameter group")
+        self.param_groups.append({**self.defaults, **param_group, "params": params})
+        self._layouts.append(Layout(self.state.__getitem__))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients.
+
+        Parameters
+        ----------
+        set_to_none : bool, default True
+            Set ``grad`` to None. False fills existing gradients with zeros; :meth:`step` then does not skip them.
+        """
+        for param in chain.from_iterable(group["params"] for group in self.param_groups):
+            if set_to_none:
+                param.grad = None
+            elif param.grad is not None:
+                param.grad[...] = 0
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters, in place, by their gradients; those without a gradient are left alone.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Computes gradients anew and returns the loss; called first.
+
+        Returns
+        -------
+        Any
+            What ``closure`` has returned, or None.
+        """
+        loss = None if closure is None else closure()
+        for group, layout in zip(self.param_groups, self._layouts, strict=True):
+            for stretch in layout.stretches(group["params"]):
+                self._update(stretch, group)
+        return loss
+
+    @abstractmethod
+    def _update(self, stretch: Stretch, group: Group) -> None:
+        """Update one stretch of parameters by the options of their group."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return state and options in torch's form.
+
+        Returns
+        -------
+        dict
+            ``state``: for the number of each parameter, counted through all groups, its dict of arrays, which are not
+            copies; ``param_groups``: the groups with numbers in place of parameters.
+        """
+        numbers = self._numbers()
+        return {
+            "state": {numbers[id(param)]: dict(record) for param, record in self.state.items() if record},
+            "param_groups": [
+                {**group, "params": [numbers[id(param)] for param in group["params"]]} for group in self.param_groups
+            ],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state and the options, learning rate included, of an optimizer of the same parameters.
+
+        Parameters
+        ----------
+        state_dict : dict
+            From :meth:`state_dict`. Arrays are copied, and converted to the type and the device of their parameter.
+
+        Raises
+        ------
+        ValueError
+            If the groups, their lengths or the shapes of arrays differ.
+        """
+        saved = state_dict["param_groups"]
+        if len(saved) != len(self.param_groups):
+            raise ValueError(
+                f"loaded state dict has a different number of parameter groups: {len(saved)}, not "
+                f"{len(self.param_groups)}"
+            )
+        for i, (theirs, mine) in enumerate(zip(saved, self.param_groups, strict=True)):
+            if len(theirs["params"]) != len(mine["params"]):
+                raise ValueError(
+                    "loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
+                    f"{len(theirs['params'])} parameters, not {len(mine['params'])}, in group {i}"
+                )
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        records = {
+            param: _like(param.data, state_dict["state"][number], number)
+            for param, number in zip(params, chain.from_iterable(group["params"] for group in saved), strict=True)
+            if number in state_dict["state"]
+        }
+        self.state.clear()
+        self.state.update(records)
+        for theirs, mine, layout in zip(saved, self.param_groups, self._layouts, strict=True):
+            mine.update({key: value for key, value in theirs.items() if key != "params"})
+            layout.forget()
+
+    def _numbers(self) -> dict[int, int]:
+        """Return the number of each parameter, by its id."""
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        return {id(param): number for number, param in enumerate(params)}
+
+
+def _like(data: Array, record: Record, number: int) -> Record:
+    """Return a copy of a parameter's state, laid out as the parameter is."""
+    copy: Record = {}
+    for name, value in record.items():
+        if name == "step":
+            copy[name] = np.array(value, dtype=np.float32)
+            continue
+        if value.shape != data.shape:
+            raise ValueError(f"loaded state {name!r} of parameter {number} has shape {value.shape}, not {data.shape}")
+        copy[name] = array_namespace(data).empty_like(data)
+        copy[name][...] = array_namespace(data).asarray(value)
+    return copy
+
+
+def check_not_negative(**options: float) -> None:
+    """Raise torch's ``ValueError`` for an option below zero."""
+    for name, value in options.items():
+        if not value >= 0:
+            raise ValueError(f"Invalid {name}: {value}")
+
+
+__all__ = ["Optimizer"]

@@ -1,0 +1,99 @@
+"""``SGD``: stochastic gradient descent with momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpiddp.device import array_namespace
+
+from .flat import Parameter, Stretch
+from .optimizer import Group, Optimizer, check_not_negative
+
+
+class SGD(Optimizer):
+    r"""Stochastic gradient descent, with torch's arithmetic.
+
+    Parameters
+    ----------
+    params : iterable of Parameter or of dict
+        What to optimize; see :class:`Optimizer`.
+    lr : float, default 1e-3
+        Learning rate.
+    momentum : float, default 0
+        Share of the previous update that goes on.
+    dampening : float, default 0
+        The gradient enters the momentum with weight ``1 - dampening``.
+    weight_decay : float, default 0
+        Times the parameter, added to the gradient.
+    nesterov : bool, default False
+        Nesterov's momentum; needs ``momentum`` and no ``dampening``.
+    maximize : bool, default False
+        Go up instead of down.
+
+    Raises
+    ------
+    ValueError
+        If an option is negative, or ``nesterov`` has no momentum to work with.
+
+    Notes
+    -----
+    With gradient :math:`g = \nabla f(p) + \lambda p` and momentum buffer :math:`b`, which starts as :math:`g`:
+    :math:`b \leftarrow \mu b + (1 - \tau) g`, then :math:`p \leftarrow p - \eta b`, or
+    :math:`p \leftarrow p - \eta (g + \mu b)` with ``nesterov``.
+
+    References
+    ----------
+    ``torch.optim.SGD``; Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Parameter] | Iterable[Group],
+        lr: float = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        check_not_negative(**{"learning rate": lr, "momentum value": momentum, "weight_decay value": weight_decay})
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        options = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
+        super().__init__(params, options)
+
+    def _update(self, stretch: Stretch, group: Group) -> None:
+        """Apply the formula of the class to one stretch."""
+        # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
+        lr, momentum, decay = float(group["lr"]), float(group["momentum"]), float(group["weight_decay"])
+        fresh = 1 - float(group["dampening"])
+        first = momentum != 0 and "momentum_buffer" not in stretch.state
+        if first:
+            stretch.new_state("momentum_buffer")
+        xp = array_namespace(stretch.data)
+        for p, g, *state in stretch.blocks(*["momentum_buffer"] if momentum else []):
+            update, product = self._scratch.like(p)
+            if group["maximize"]:
+                g = xp.negative(g, out=update)
+            if decay:
+                g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
+            if momentum:
+                (buffer,) = state
+                if first:
+                    buffer[...] = g
+                else:
+                    buffer *= momentum
+                    buffer += g if fresh == 1 else xp.multiply(g, fresh, out=product)
+                g = xp.add(g, xp.multiply(buffer, momentum, out=product), out=update) if group["nesterov"] else buffer
+            p -= xp.multiply(g, lr, out=product)
+
+
+__all__ = ["SGD"]
