@@ -1,0 +1,46 @@
+"""``torch.distributed`` and ``DistributedDataParallel`` on MPI, for NumPy and CuPy arrays, without PyTorch.
+
+``import mpiddp as dist`` gives torch's names. They are loaded when first used: importing the package starts no MPI and
+imports neither NumPy nor CuPy. It does fill RANK, WORLD_SIZE and LOCAL_RANK, where they are unset, from the launcher's
+variables, because scripts read them on their first line.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .settings import announce_ranks
+
+if TYPE_CHECKING:
+    from .distributed import *  # noqa: F403
+
+__version__ = "0.1.0"
+
+_PACKAGES = ("autograd", "data", "device", "distributed", "nn", "optim", "parallel", "training")
+# Names that stand at the top level, by the package that they come from; those of `distributed` all do.
+_NAMES: dict[str, str] = {}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    source = importlib.import_module(f"{__name__}.{_NAMES.get(name, 'distributed')}")
+    try:
+        found = getattr(source, name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return every public name."""
+    names = importlib.import_module(f"{__name__}.distributed").__all__
+    return sorted([*names, *_NAMES, *_PACKAGES])
+
+
+announce_ranks()

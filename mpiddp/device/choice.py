@@ -1,0 +1,66 @@
+"""Which device this process works on, and why it cannot be a GPU where it cannot."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+
+_index = 0
+
+
+@functools.cache
+def cuda_fault() -> str | None:
+    """Return why CuPy arrays cannot be used in this process, or None where they can.
+
+    Imports CuPy, which takes a second: only asked when a GPU is wanted, or when ``info`` reports.
+    """
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed: pip install 'mpiddp[cuda12]' or 'mpiddp[cuda13]', whichever your driver has"
+    try:
+        cupy = importlib.import_module("cupy")
+        if not cupy.is_available():
+            return "CuPy finds no usable GPU: check nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES"
+    except Exception as error:  # a broken CUDA installation fails in many ways
+        return f"CuPy cannot be imported: {error}"
+    return None
+
+
+def device_count() -> int:
+    """Return the number of GPUs that this process sees."""
+    if cuda_fault() is not None:
+        return 0
+    return int(importlib.import_module("cupy").cuda.runtime.getDeviceCount())
+
+
+def set_device(index: int) -> None:
+    """Choose the GPU on which this process allocates (``torch.cuda.set_device``).
+
+    Without a GPU the index is remembered and nothing else happens, so that one script runs on both.
+
+    Parameters
+    ----------
+    index : int
+        Number of the device, usually the local rank modulo the number of visible devices.
+
+    Raises
+    ------
+    ValueError
+        If it is negative, or no such device is visible.
+    """
+    global _index
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise TypeError(f"set_device needs the number of a device, got {index!r}")
+    count = device_count()
+    if index < 0 or 0 < count <= index:
+        raise ValueError(
+            f"set_device({index}): this process sees {count} GPUs; use get_node_local_rank() % {max(count, 1)}"
+        )
+    if count:
+        importlib.import_module("cupy").cuda.Device(index).use()
+    _index = index
+
+
+def current_device() -> int:
+    """Return the number of the device that was chosen, 0 at first (``torch.cuda.current_device``)."""
+    return _index

@@ -1,0 +1,124 @@
+"""``torch.distributed`` on MPI: process groups, collectives, point to point, objects.
+
+May import ``errors``, ``settings``, ``typing``, ``device``, ``mpi`` and ``algorithms``. Importing it does not start
+MPI; `init_process_group` does.
+"""
+
+from mpiddp.device import current_device, set_device
+from mpiddp.errors import ArrayError, DistError, DistTimeoutError, MismatchError, RankFailedError
+from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.mpi.work import Future, Work
+
+from .backends import is_backend_available, is_gloo_available, is_mpi_available, is_nccl_available
+from .collectives import (
+    all_gather,
+    all_gather_into_tensor,
+    all_gather_single,
+    all_reduce,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_single,
+    reduce_scatter_tensor,
+    scatter,
+)
+from .groups import (
+    GroupMember,
+    ProcessGroup,
+    get_global_rank,
+    get_group_rank,
+    get_pg_count,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    group,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    split_group,
+)
+from .init import (
+    destroy_process_group,
+    get_backend,
+    get_backend_config,
+    get_node_local_rank,
+    init_process_group,
+    is_available,
+    is_initialized,
+)
+from .objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from .p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+
+__all__ = [
+    "ArrayError",
+    "DistError",
+    "DistTimeoutError",
+    "Future",
+    "GroupMember",
+    "MismatchError",
+    "P2POp",
+    "ProcessGroup",
+    "RankFailedError",
+    "ReduceOp",
+    "Work",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "current_device",
+    "destroy_process_group",
+    "gather",
+    "gather_object",
+    "get_backend",
+    "get_backend_config",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_pg_count",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
+    "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "isend",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+    "set_device",
+    "split_group",
+]

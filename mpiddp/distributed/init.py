@@ -1,0 +1,151 @@
+"""Start and end: ranks come from MPI, so that no address, port or rendezvous is needed."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from mpiddp import settings
+from mpiddp.algorithms import select
+from mpiddp.mpi import runtime, work
+from mpiddp.mpi.library import MPI
+from mpiddp.mpi.link import Link
+
+from . import groups
+from .backends import check_backend
+from .groups import GroupLike, ProcessGroup, register
+
+_FORKED = (
+    "this process was forked from one in which MPI had started, and MPI is not fork safe: use threads (the workers of"
+    " mpiddp.data.DataLoader are threads), or start processes before init_process_group"
+)
+
+
+def is_available() -> bool:
+    """Tell whether the package can be used (``torch.distributed.is_available``)."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Tell whether the default process group has been made."""
+    return groups.has_default()
+
+
+def _check_init_method(init_method: str | None, store: object) -> None:
+    if store is not None and init_method is not None:
+        raise AssertionError("Cannot specify both init_method and store.")
+    if init_method is not None and not init_method.startswith(("env://", "tcp://", "file://")):
+        raise ValueError(
+            f"init_method must be None or begin with env://, tcp:// or file:// (all accepted, none needed: ranks come"
+            f" from MPI), got {init_method!r}"
+        )
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | float | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+    *,
+    comm: MPI.Intracomm | None = None,
+) -> None:
+    """Make the default process group of all ranks (``torch.distributed.init_process_group``).
+
+    Ranks come from ``MPI.COMM_WORLD``, which is duplicated, so that messages never meet those of the program.
+
+    Parameters
+    ----------
+    backend : str, optional
+        None, "mpi", "gloo" (an alias), "nccl", or by device ("cpu:gloo,cuda:nccl").
+    init_method, store
+        Accepted for compatibility; nothing is needed.
+    timeout : timedelta or float, optional
+        How long an operation may take; a number is seconds. Default: 30 minutes, or ``MPIDDP_TIMEOUT`` seconds.
+    world_size, rank : int, default -1
+        What the program believes; a contradiction to MPI is an error.
+    comm : mpi4py intracommunicator, optional
+        The ranks to work with instead of all; every rank of it calls.
+
+    Raises
+    ------
+    ValueError
+        If called twice, or the backend is unknown.
+    DistError
+        If the launch cannot work, with the cure.
+    """
+    if groups.has_default():
+        raise ValueError("trying to initialize the default process group twice!")
+    check_backend(backend)
+    _check_init_method(init_method, store)
+    limit_s = work.seconds(timeout)
+    settings.debug_level()
+    world = runtime.start(rank, world_size)
+    select.forget()
+    own = (comm or world.comm).Dup()
+    link = Link(world, own, settings.default_timeout_s() if limit_s is None else limit_s)
+    register(ProcessGroup(link, "0", "default_pg"), default=True)
+
+
+def destroy_process_group(group: GroupLike = None) -> None:
+    """Free a group, or all of them (``torch.distributed.destroy_process_group``).
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; None or ``group.WORLD``: all groups, after which `init_process_group` may be called again.
+
+    Raises
+    ------
+    AssertionError
+        If there is no default group.
+    ValueError
+        If the group has been destroyed already.
+    DistError
+        If operations of the group are not finished.
+    """
+    groups.destroy(group)
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Return this process's rank among those of its node.
+
+    Known from MPI once the process group has been made, before that from LOCAL_RANK, which ``import mpiddp`` fills
+    from the launcher.
+
+    Raises
+    ------
+    RuntimeError
+        If neither knows it and there is no ``fallback_rank``.
+    """
+    world = runtime.current()
+    if world is not None:
+        return world.local_rank
+    announced = settings.rank_variables().get("LOCAL_RANK", fallback_rank)
+    if announced is None:
+        raise RuntimeError(
+            "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow get_node_local_rank to work,"
+            " or call init_process_group first."
+        )
+    return announced
+
+
+def get_backend(group: GroupLike = None) -> str:
+    """Return the name of the group's backend, ``"mpi"``; ValueError on a rank that is not a member."""
+    groups.get_process_group_ranks(group)  # type: ignore[arg-type]
+    return "mpi"
+
+
+def get_backend_config(group: GroupLike = None) -> str:
+    """Return the group's backend by device."""
+    groups.get_process_group_ranks(group)  # type: ignore[arg-type]
+    return "cpu:mpi,cuda:mpi"
+
+
+os.register_at_fork(after_in_child=lambda: groups.disown(_FORKED) if groups.has_default() else None)
+runtime.on_exit.append(work.finished)

@@ -1,0 +1,224 @@
+"""Collectives and point to point on Python objects, by pickle.
+
+Unpickling runs what the sender wrote: objects are taken from ranks of this job only. Arrays are faster by the
+operations on arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.work import Steps
+from mpiddp.typing import Array
+
+from .collectives import perform, root_rank
+from .groups import GroupLike, ProcessGroup, member
+from .p2p import recv, send
+
+
+def _pickled(obj: object) -> Array:
+    return np.frombuffer(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), dtype=np.uint8)
+
+
+def _unpickled(memory: Array, sizes: Array) -> list[Any]:
+    ends = list(itertools.accumulate(int(size) for size in sizes))
+    return [pickle.loads(memory[end - size : end].tobytes()) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _all_gather(link: Link, obj: object) -> Steps:
+    data, sizes = _pickled(obj), np.empty(link.size, np.int64)
+    yield link.now.Iallgather(np.array([data.size]), sizes)
+    memory = np.empty(sizes.sum(), np.uint8)
+    yield link.later.Iallgatherv(data, (memory, sizes.tolist()))
+    return _unpickled(memory, sizes)
+
+
+def _gather(link: Link, obj: object, root: int) -> Steps:
+    data = _pickled(obj)
+    sizes = np.empty(link.size, np.int64) if link.rank == root else None
+    yield link.now.Igather(np.array([data.size]), sizes, root)
+    if sizes is None:
+        yield link.later.Igatherv(data, None, root)
+        return None
+    memory = np.empty(sizes.sum(), np.uint8)
+    yield link.later.Igatherv(data, (memory, sizes.tolist()), root)
+    return _unpickled(memory, sizes)
+
+
+def _broadcast(link: Link, obj: object, root: int) -> Steps:
+    data = _pickled(obj) if link.rank == root else None
+    size = np.array([0 if data is None else data.size])
+    yield link.now.Ibcast(size, root)
+    memory = np.empty(size[0], np.uint8) if data is None else data
+    yield link.later.Ibcast(memory, root)
+    return pickle.loads(memory.tobytes())
+
+
+def _scatter(link: Link, objs: Sequence[object] | None, root: int) -> Steps:
+    size = np.empty(1, np.int64)
+    if objs is None:
+        yield link.now.Iscatter(None, size, root)
+        memory = np.empty(size[0], np.uint8)
+        yield link.later.Iscatterv(None, memory, root)
+    else:
+        parts = [_pickled(obj) for obj in objs]
+        sizes = np.array([part.size for part in parts])
+        yield link.now.Iscatter(sizes, size, root)
+        memory = np.empty(size[0], np.uint8)
+        yield link.later.Iscatterv((np.concatenate(parts), sizes.tolist()), memory, root)
+    return pickle.loads(memory.tobytes())
+
+
+def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
+    """Put every rank's object into ``object_list``, rank r's at r; shapes need not be known.
+
+    Raises
+    ------
+    IndexError
+        If the list is shorter than the group.
+    """
+    found = member(group, "all_gather_object")
+    if found is None:
+        return
+    _expect_room(object_list, found, "all_gather_object", "object_list")
+    object_list[: found.size()] = perform("all_gather_object", found, False, (), _all_gather, obj)
+
+
+def _expect_room(objects: object, group: ProcessGroup, name: str, parameter: str) -> None:
+    if not isinstance(objects, list):
+        raise TypeError(f"{name} needs a list as `{parameter}`, got {type(objects).__name__}")
+    if len(objects) < group.size():
+        raise IndexError(f"{name} needs room for {group.size()} objects in `{parameter}`, got {len(objects)}")
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: GroupLike = None,
+    group_dst: int | None = None,
+) -> None:
+    """Put every rank's object into ``object_gather_list`` of rank ``dst`` (default 0)."""
+    found = member(group, "gather_object")
+    if found is None:
+        return
+    root = root_rank(found, dst, group_dst, default=0)
+    _expect_on_root(object_gather_list, found, root, "object_gather_list", "destination")
+    if object_gather_list:
+        _expect_room(object_gather_list, found, "gather_object", "object_gather_list")
+    gathered = perform("gather_object", found, False, (), _gather, obj, root)
+    if object_gather_list:
+        object_gather_list[: found.size()] = gathered
+
+
+def _expect_on_root(given: object, group: ProcessGroup, root: int, name: str, role: str) -> None:
+    if group.rank() == root and not given:
+        raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
+    if group.rank() != root and given:
+        raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{role} ranks.")
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: GroupLike = None,
+    device: object = None,
+    group_src: int | None = None,
+) -> None:
+    """Copy the objects of rank ``src`` into every rank's ``object_list``.
+
+    Raises
+    ------
+    ValueError
+        On every rank whose list has another length than that of ``src``: torch fails there with an EOFError.
+    """
+    found = member(group, "broadcast_object_list")
+    if found is None:
+        return
+    root = root_rank(found, src, group_src)
+    if not isinstance(object_list, list) or not object_list:
+        raise ValueError("object_list must be a list of at least one object")
+    received = perform("broadcast_object_list", found, False, (), _broadcast, object_list, root)
+    if len(received) != len(object_list):
+        raise ValueError(
+            f"broadcast_object_list: rank {found.ranks[root]} sent {len(received)} objects, but this rank's object_list"
+            f" has {len(object_list)}; give lists of equal length on all ranks"
+        )
+    object_list[:] = received
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: GroupLike = None,
+    group_src: int | None = None,
+) -> None:
+    """Put object r of rank ``src`` (default 0) into the first place of rank r's output list."""
+    found = member(group, "scatter_object_list")
+    if found is None:
+        return
+    root = root_rank(found, src, group_src, default=0)
+    if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+        raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
+    inputs = scatter_object_input_list if found.rank() == root else None
+    if found.rank() == root and len(inputs or ()) != found.size():
+        raise ValueError(
+            f"scatter_object_list needs {found.size()} objects on the source rank, got {len(inputs or ())}"
+        )
+    scatter_object_output_list[0] = perform("scatter_object_list", found, False, (), _scatter, inputs, root)
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: GroupLike = None,
+    device: object = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+) -> None:
+    """Send objects to a rank; `recv_object_list` receives as many."""
+    found = member(group, "send_object_list")
+    if found is None:
+        return
+    data = _pickled(object_list)
+    to = root_rank(found, dst, group_dst)
+    send(np.array([data.size]), group=found, group_dst=to)
+    send(data, group=found, group_dst=to)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: GroupLike = None,
+    device: object = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+) -> int:
+    """Receive objects into ``object_list`` from a rank, any by default, and return its global rank.
+
+    Raises
+    ------
+    ValueError
+        If another number of objects was sent than the list has places.
+    """
+    found = member(group, "recv_object_list")
+    if found is None:
+        return -1
+    if not isinstance(object_list, list):
+        raise TypeError(f"recv_object_list needs a list as `object_list`, got {type(object_list).__name__}")
+    size = np.empty(1, np.int64)
+    sender = recv(size, src=src, group=found, group_src=group_src)
+    memory = np.empty(size[0], np.uint8)
+    recv(memory, src=sender, group=found)
+    received = pickle.loads(memory.tobytes())
+    if len(received) != len(object_list):
+        raise ValueError(f"rank {sender} sent {len(received)} objects, object_list has {len(object_list)} places")
+    object_list[:] = received
+    return sender

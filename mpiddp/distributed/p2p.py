@@ -1,0 +1,227 @@
+"""Point to point: blocking and non-blocking, by tag, from any source, in batches.
+
+Messages between two ranks with the same tag arrive in the order in which they were sent. A message knows its dtype and
+length: one that does not fit is an `ArrayError` on the receiver, and the next message is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpiddp.mpi import operation, work
+from mpiddp.mpi.mailbox import ANY_SOURCE
+from mpiddp.mpi.message import as_array
+from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.work import Work
+from mpiddp.typing import ArrayLike
+
+from .collectives import root_rank
+from .groups import GroupLike, ProcessGroup, default_group, member
+
+
+def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
+    largest = group.link.mailbox.max_tag
+    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= largest:
+        raise ValueError(f"{name} needs a tag from 0 to {largest}, got {tag!r}")
+    return tag
+
+
+def send(
+    tensor: ArrayLike,
+    dst: int | None = None,
+    group: GroupLike = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> None:
+    """Send an array to a rank and wait until its memory may be used again (``torch.distributed.send``).
+
+    Raises
+    ------
+    ValueError
+        If the destination is this rank (`isend` may send to it), unknown, or the tag is too large.
+    """
+    found = member(group, "send")
+    if found is None:
+        return
+    to = root_rank(found, dst, group_dst)
+    if to == found.link.rank:
+        raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
+    x = as_array(tensor, "send", writable=False)
+    _checked_tag(found, tag, "send")
+    link = found.link
+    what = Operation("send", link, x, (link.ranks[to],))
+    if work.unfinished:
+        link.mailbox.isend(x, to, tag, what).wait()
+        return
+    operation.running = what
+    try:
+        link.mailbox.send(x, to, tag)
+    finally:
+        operation.running = None
+
+
+def isend(
+    tensor: ArrayLike,
+    dst: int | None = None,
+    group: GroupLike = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Begin to send an array to a rank, this one included; leave it alone until the returned Work is waited for."""
+    found = member(group, "isend")
+    if found is None:
+        return None
+    to = root_rank(found, dst, group_dst)
+    x = as_array(tensor, "isend", writable=False)
+    _checked_tag(found, tag, "isend")
+    return found.link.mailbox.isend(x, to, tag, Operation("isend", found.link, x, (found.link.ranks[to],)))
+
+
+def _sources(group: ProcessGroup, src: int | None, group_src: int | None) -> tuple[int, tuple[int, ...]]:
+    """Return the group rank to receive from, or ANY_SOURCE, and the world ranks that it may be."""
+    if src is None and group_src is None:
+        others = tuple(rank for rank in group.link.ranks if rank != group.link.ranks[group.link.rank])
+        return ANY_SOURCE, others
+    source = root_rank(group, src, group_src)
+    return source, (group.link.ranks[source],)
+
+
+def recv(
+    tensor: ArrayLike,
+    src: int | None = None,
+    group: GroupLike = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> int:
+    """Receive into an array (``torch.distributed.recv``).
+
+    Parameters
+    ----------
+    tensor : array
+        At least as large as the message, of its dtype; a shorter message fills the beginning.
+    src, group_src : int, optional
+        The sender; any rank by default.
+
+    Returns
+    -------
+    int
+        Global rank of the sender; -1 on a rank that is not in the group.
+
+    Raises
+    ------
+    ArrayError
+        If the message has another dtype or is longer than the array; it is taken away, and the next one is right.
+    """
+    found = member(group, "recv")
+    if found is None:
+        return -1
+    link = found.link
+    source, peers = _sources(found, src, group_src)
+    x = as_array(tensor, "recv")
+    _checked_tag(found, tag, "recv")
+    what = Operation("recv", link, x, peers)
+    if work.unfinished:
+        receive, posted = link.mailbox.irecv(x, source, tag, what)
+        posted.wait()
+    else:
+        operation.running = what
+        try:
+            receive = link.mailbox.recv(x, source, tag)
+        finally:
+            operation.running = None
+    return link.ranks[receive.sender]
+
+
+def irecv(
+    tensor: ArrayLike,
+    src: int | None = None,
+    group: GroupLike = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Work | None:
+    """Begin to receive into an array; `Work.source_rank` and `Work.count` tell who sent how much.
+
+    Receives get messages in the order in which they were posted.
+    """
+    found = member(group, "irecv")
+    if found is None:
+        return None
+    link = found.link
+    source, peers = _sources(found, src, group_src)
+    x = as_array(tensor, "irecv")
+    _checked_tag(found, tag, "irecv")
+    receive, posted = link.mailbox.irecv(x, source, tag, Operation("irecv", link, x, peers))
+    posted.describe(lambda: (link.ranks[receive.sender], receive.size_bytes // max(x.itemsize, 1)))
+    return posted
+
+
+class P2POp:
+    """One operation of a batch (``torch.distributed.P2POp``).
+
+    Parameters
+    ----------
+    op : function
+        `isend` or `irecv`.
+    tensor : array
+        What is sent or received.
+    peer : int, optional
+        Global rank of the other side.
+    group : ProcessGroup, optional
+        The group; all ranks by default.
+    tag : int, default 0
+        The tag.
+    group_peer : int, optional
+        Rank of the other side in the group, instead of ``peer``.
+
+    Raises
+    ------
+    ValueError
+        If ``op`` is another function, or the peer is given twice or not at all.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: ArrayLike,
+        peer: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op not in (isend, irecv):
+            raise ValueError(f"Invalid ``op``. Expected ``op`` to be isend or irecv of this package, got {op!r}")
+        self.op = op
+        self.tensor = tensor
+        self.group = default_group() if group is None else group
+        self.group_peer = root_rank(self.group, peer, group_peer)
+        self.peer = self.group.ranks[self.group_peer]
+        self.tag = tag
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+    """Begin several sends and receives (``torch.distributed.batch_isend_irecv``); the order does not matter.
+
+    Returns
+    -------
+    list of Work
+        One for each, in order.
+
+    Raises
+    ------
+    ValueError
+        If the list is empty, holds something else, or its operations are of different groups.
+    """
+    if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(each, P2POp) for each in p2p_op_list):
+        raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type P2POp.")
+    if not p2p_op_list:
+        raise ValueError("batch_isend_irecv needs at least one P2POp")
+    if any(each.group is not p2p_op_list[0].group for each in p2p_op_list):
+        raise ValueError("All ops need to use the same group.")
+    ordered = sorted(range(len(p2p_op_list)), key=lambda index: p2p_op_list[index].op is not irecv)
+    works: dict[int, Work] = {}
+    for index in ordered:  # receives first, so that nothing arrives unexpected
+        each = p2p_op_list[index]
+        side = "group_src" if each.op is irecv else "group_dst"
+        works[index] = each.op(each.tensor, group=each.group, tag=each.tag, **{side: each.group_peer})
+    return [works[index] for index in range(len(p2p_op_list))]

@@ -1,0 +1,199 @@
+"""Point to point: messages that know their dtype and their length before MPI sees a buffer.
+
+A receive that is too short cannot be mended after the fact: Open MPI hangs or crashes in it, depending on the size. So
+nothing is received unseen. Arrived messages are taken off MPI in their order (a matched probe), matched here by source
+and tag with the receives in theirs, checked, and only then received. The dtype travels in the tag.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from mpiddp.errors import ArrayError
+from mpiddp.typing import Array
+
+from .library import MPI
+from .message import CODES, code_name, dtype_code, movable
+from .operation import Operation
+from .work import Steps, Work, activate, deactivate
+
+ANY_SOURCE: int = -1
+"""A receive from any source."""
+
+
+class _Arrival(NamedTuple):
+    """A message that has arrived and is not received."""
+
+    source: int
+    tag: int
+    code: int
+    size_bytes: int
+    message: MPI.Message
+
+
+class Receive:
+    """A posted receive: waits for its message, then for its bytes.
+
+    Parameters
+    ----------
+    x : array
+        The buffer.
+    source : int
+        Group rank of the sender, or ANY_SOURCE.
+    tag : int
+        The tag that the message must have.
+    """
+
+    __slots__ = ("_error", "_request", "_source", "_tag", "sender", "size_bytes", "x")
+
+    def __init__(self, x: Array, source: int, tag: int) -> None:
+        self.x, self._source, self._tag = x, source, tag
+        self._request: MPI.Request | None = None
+        self._error: ArrayError | None = None
+        self.sender = -1
+        """Group rank of the sender, once it is known."""
+        self.size_bytes = 0
+        """Length of the received message in bytes; a shorter one fills the beginning of the buffer."""
+
+    def matches(self, arrival: _Arrival) -> bool:
+        """Tell whether this receive is for ``arrival``."""
+        return arrival.tag == self._tag and self._source in (ANY_SOURCE, arrival.source)
+
+    def accept(self, arrival: _Arrival) -> None:
+        """Begin to receive ``arrival``, or take it away and refuse it, so that the next message is right."""
+        self.sender, self.size_bytes = arrival.source, arrival.size_bytes
+        fault = None
+        if arrival.code != dtype_code(self.x.dtype):
+            fault = f"{code_name(arrival.code)}, but its buffer is {self.x.dtype}: use one dtype on both sides"
+        elif arrival.size_bytes > self.x.nbytes:
+            fault = (
+                f"{arrival.size_bytes // self.x.itemsize} elements ({arrival.size_bytes} bytes), but its buffer has"
+                f" {self.x.size} ({self.x.nbytes} bytes): receive into an array at least as large"
+            )
+        if fault is not None:
+            arrival.message.Recv([np.empty(arrival.size_bytes, np.uint8), MPI.BYTE])
+            sender = f"rank {arrival.source} of the group"
+            self._error = ArrayError(f"a receive met a message from {sender} (tag {arrival.tag}) of {fault}")
+            return
+        self._request = arrival.message.Irecv([movable(self.x), arrival.size_bytes, MPI.BYTE])
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def Test(self) -> bool:  # noqa: N802
+        """Tell whether the message is in the buffer; raise `ArrayError` if it did not fit."""
+        self._raise()
+        return self._request is not None and self._request.Test()
+
+    def Wait(self) -> None:  # noqa: N802
+        """Block until the message, which must have been matched, is in the buffer; raise as `Test` does."""
+        self._raise()
+        assert self._request is not None
+        self._request.Wait()
+
+
+class Mailbox:
+    """The point-to-point messages of a group.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        A communicator of its own, which the mailbox takes over.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        upper = comm.Get_attr(MPI.TAG_UB)
+        self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 1
+        """The largest tag that a program may use."""
+        self._status = MPI.Status()
+        self._arrived: list[_Arrival] = []
+        self._posted: deque[Receive] = deque()
+        self._works: dict[Work, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def send(self, x: Array, to: int, tag: int) -> None:
+        """Send ``x`` and block until its memory may be used again."""
+        self._comm.Send([movable(x), x.nbytes, MPI.BYTE], to, tag * CODES + dtype_code(x.dtype))
+
+    def isend(self, x: Array, to: int, tag: int, what: Operation) -> Work:
+        """Begin to send ``x``."""
+
+        def steps() -> Steps:
+            yield self._comm.Isend([movable(x), x.nbytes, MPI.BYTE], to, tag * CODES + dtype_code(x.dtype))
+
+        return self._submit(Work(steps(), what, [x]))
+
+    def recv(self, x: Array, source: int, tag: int) -> Receive:
+        """Receive into ``x``, blocking in MPI; only while nothing is on its way in this process."""
+        receive = Receive(x, source, tag)
+        arrival = self._take(receive)
+        while arrival is None:
+            self._arrived.append(
+                self._arrival(
+                    self._comm.Mprobe(MPI.ANY_SOURCE if source == ANY_SOURCE else source, MPI.ANY_TAG, self._status)
+                )
+            )
+            arrival = self._take(receive)
+        receive.accept(arrival)
+        receive.Wait()
+        return receive
+
+    def irecv(self, x: Array, source: int, tag: int, what: Operation) -> tuple[Receive, Work]:
+        """Post a receive into ``x``; messages go to receives in the order of their posting."""
+        receive = Receive(x, source, tag)
+
+        def steps() -> Steps:
+            arrival = self._take(receive)
+            if arrival is None:
+                self._posted.append(receive)
+            else:
+                receive.accept(arrival)
+            yield receive
+
+        return receive, self._submit(Work(steps(), what, [x]))
+
+    def _submit(self, work: Work) -> Work:
+        self._works[work] = None
+        activate(self)
+        return work
+
+    def _arrival(self, message: MPI.Message) -> _Arrival:
+        tag, code = divmod(self._status.Get_tag(), CODES)
+        return _Arrival(self._status.Get_source(), tag, code, self._status.Get_count(MPI.BYTE), message)
+
+    def _take(self, receive: Receive) -> _Arrival | None:
+        """Return the first arrived message that is for ``receive``."""
+        for index, arrival in enumerate(self._arrived):
+            if receive.matches(arrival):
+                return self._arrived.pop(index)
+        return None
+
+    def progress(self) -> None:
+        """Hand arrived messages to the posted receives, and drive what is on its way."""
+        while self._posted:
+            message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
+            if message is None:
+                break
+            arrival = self._arrival(message)
+            receive = next((posted for posted in self._posted if posted.matches(arrival)), None)
+            if receive is None:
+                self._arrived.append(arrival)
+            else:
+                self._posted.remove(receive)
+                receive.accept(arrival)
+        for work in tuple(self._works):  # whose callbacks may send and poll
+            if work.advance():
+                self._works.pop(work, None)
+        if not self._works:
+            deactivate(self)
+
+    def close(self) -> None:
+        """Free the communicator."""
+        self._comm.Free()

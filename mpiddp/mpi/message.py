@@ -1,0 +1,158 @@
+"""The gate between arrays and MPI: an array becomes bytes here, or an error that says what to do.
+
+MPI sends whatever memory it is pointed to. Everything that could make that memory be something else than the caller
+meant (a strided view, swapped bytes, Python objects, a read-only result) is refused here, before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mpiddp.device import is_device_array
+from mpiddp.errors import ArrayError
+from mpiddp.typing import Array
+
+# MPI counts elements of a reduction in a C int where the library is older than MPI-4 (Open MPI 5).
+MAX_COUNT = 2**31 - 1
+
+
+def _code_names() -> list[str]:
+    kinds = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+    floats = ["float16", "float32", "float64", "longdouble", "bfloat16"]
+    return ["bool", *kinds, *floats, "complex64", "complex128", "clongdouble"]
+
+
+_NAMES = _code_names()
+_OTHER = 31
+CODES = _OTHER + 1
+"""Number of dtype codes: what a point-to-point message's tag is multiplied by."""
+
+_codes: dict[np.dtype[Any], int] = {}
+
+
+def dtype_code(dtype: np.dtype[Any]) -> int:
+    """Return the small integer by which the ranks know ``dtype``; types without one of their own share the last."""
+    code = _codes.get(dtype)
+    if code is None:
+        name = {"float128": "longdouble", "complex256": "clongdouble"}.get(dtype.name, dtype.name)
+        code = _codes[dtype] = _NAMES.index(name) if name in _NAMES else _OTHER
+    return code
+
+
+def code_name(code: int) -> str:
+    """Return the name of the dtype that has ``code``."""
+    return _NAMES[code] if code < len(_NAMES) else "another dtype"
+
+
+def as_array(x: object, operation: str, *, writable: bool = True, name: str = "tensor") -> Array:
+    """Return the array that ``x`` is or holds, if MPI can take it as it is.
+
+    Parameters
+    ----------
+    x : array or object with ``__mpiddp_array__``
+        What the caller gave.
+    operation, name : str
+        The operation and its parameter, for the error.
+    writable : bool, default True
+        Whether the operation writes to it.
+
+    Raises
+    ------
+    TypeError
+        If ``x`` is neither, or holds Python objects.
+    ArrayError
+        If it is not C-contiguous, not in native byte order, or read-only where it is written to.
+    """
+    if type(x) is np.ndarray and x.dtype in _codes:
+        flags = x.flags
+        if flags.carray or (flags.c_contiguous and not writable):
+            return x
+    return _examine(x, operation, writable, name)
+
+
+def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
+    """Do what `as_array` does, the long way: look through a tensor, or name what is wrong."""
+    held: Any = getattr(x, "__mpiddp_array__", x)
+    if not isinstance(held, np.ndarray) and not is_device_array(held):
+        hint = "pass numpy.array(x)" if isinstance(x, (list, tuple, int, float)) else "or a Tensor that holds one"
+        raise TypeError(
+            f"Expected parameter `{name}` of {operation} to be a NumPy or CuPy array, got {type(x).__name__}; {hint}"
+        )
+    array: Array = held
+    if array.dtype.hasobject:
+        raise TypeError(
+            f"{operation} needs numbers, got an array of Python objects as `{name}`; use the object collectives"
+            " (all_gather_object, broadcast_object_list, send_object_list)"
+        )
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{operation} got a masked array as `{name}`, whose mask would be lost; pass x.filled(value)")
+    found = f"got {array.dtype} {array.shape}"
+    if not array.flags.c_contiguous:
+        _refuse(operation, name, f"a C-contiguous array, {found} with strides {array.strides}", "ascontiguousarray(x)")
+    if not array.dtype.isnative:
+        _refuse(
+            operation,
+            name,
+            f"native byte order, {found} in {array.dtype.byteorder!r}",
+            "x.astype(x.dtype.newbyteorder('='))",
+        )
+    if writable and isinstance(array, np.ndarray) and not array.flags.writeable:
+        _refuse(operation, name, f"a writable array, {found} that is read-only", "x.copy()")
+    dtype_code(array.dtype)
+    return array
+
+
+def _refuse(operation: str, name: str, what: str, cure: str) -> NoReturn:
+    cure = f"numpy.{cure}" if cure.startswith("asc") else cure
+    raise ArrayError(f"{operation} needs {what} as `{name}`; pass {cure}")
+
+
+def as_arrays(
+    xs: object, operation: str, length: int, *, writable: bool = True, name: str = "tensor_list"
+) -> list[Array]:
+    """Return the arrays of a list that must have one for each rank.
+
+    Raises
+    ------
+    TypeError
+        If it is not a list (a tuple is accepted where nothing is written).
+    ValueError
+        If its length is not ``length``.
+    """
+    if not isinstance(xs, list) and (writable or not isinstance(xs, tuple)):
+        raise TypeError(f"Expected parameter `{name}` of {operation} to be a list of arrays, got {type(xs).__name__}")
+    if len(xs) != length:
+        raise ValueError(
+            f"{operation} needs one array in `{name}` for each of the {length} ranks of the group, got {len(xs)}"
+        )
+    return [as_array(x, operation, writable=writable, name=f"{name}[{index}]") for index, x in enumerate(xs)]
+
+
+def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], operation: str, name: str) -> None:
+    """Refuse an array whose dtype, or shape where one is given, is not the expected one."""
+    if x.dtype != dtype:
+        raise ArrayError(f"{operation} needs {dtype} as `{name}`, as in the other arrays of the call, got {x.dtype}")
+    if shape is not None and x.shape != shape:
+        raise ArrayError(f"{operation} needs shape {shape} as `{name}`, got {x.shape}")
+
+
+def as_bytes(x: Array) -> Array:
+    """Return the memory of a contiguous array as a flat array of bytes: no copy."""
+    return x.reshape(-1).view(np.uint8)
+
+
+def movable(x: Array) -> Array:
+    """Return ``x``, or its bytes where MPI has no name for its dtype; for operations that only move data."""
+    return x if x.dtype.kind in "biufc" and x.dtype.char not in "egG" else as_bytes(x)
+
+
+def chunks(x: Array, max_count: int | None = None) -> Sequence[Array]:
+    """Return flat pieces of ``x`` that MPI can count."""
+    limit = max_count or MAX_COUNT
+    if x.size <= limit:
+        return (x,)
+    flat = x.reshape(-1)
+    return [flat[start : start + limit] for start in range(0, x.size, limit)]

@@ -1,0 +1,169 @@
+"""Reduction operations: torch's ``ReduceOp``, what each means on which dtype, and how rows of numbers are folded.
+
+MPI's own reductions are used where their result is defined: integers, booleans, and the float operations SUM and
+PRODUCT. They know no float16 or bfloat16, and MIN and MAX over a NaN give on one rank what they do not give on another
+(tried on Open MPI and MPICH); those go through `fold`, as does everything under ``MPIDDP_DETERMINISTIC=1``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpiddp.device import array_namespace
+from mpiddp.typing import Array
+
+from .library import MPI
+
+
+class ReduceOp:
+    """How the ranks' elements become one (``torch.distributed.ReduceOp``).
+
+    ``SUM``, ``AVG`` (floating only: the sum divided by the number of ranks), ``PRODUCT``, ``MIN`` and ``MAX`` (a NaN
+    on any rank gives NaN), ``BAND``, ``BOR``, ``BXOR`` (integers and booleans), and ``PREMUL_SUM(factor)``: each rank's
+    elements times the factor that this rank gives, summed. On booleans SUM and MAX are "or", PRODUCT and MIN are "and".
+
+    Examples
+    --------
+    >>> ReduceOp.PREMUL_SUM(0.5).factor
+    0.5
+    """
+
+    __slots__ = ("factor", "name", "value")
+
+    SUM: ClassVar[ReduceOp]
+    AVG: ClassVar[ReduceOp]
+    PRODUCT: ClassVar[ReduceOp]
+    MIN: ClassVar[ReduceOp]
+    MAX: ClassVar[ReduceOp]
+    BAND: ClassVar[ReduceOp]
+    BOR: ClassVar[ReduceOp]
+    BXOR: ClassVar[ReduceOp]
+    PREMUL_SUM: ClassVar[ReduceOp]
+
+    def __init__(self, name: str, value: int, factor: float | None = None) -> None:
+        self.name = name
+        self.value = value
+        self.factor = factor
+
+    def __call__(self, factor: float) -> ReduceOp:
+        """Return ``PREMUL_SUM`` with its factor."""
+        if self.name != "PREMUL_SUM" or self.factor is not None:
+            raise RuntimeError(f"only ReduceOp.PREMUL_SUM takes a factor, not {self}")
+        return ReduceOp(self.name, self.value, factor)
+
+    def __repr__(self) -> str:
+        return f"ReduceOp.{self.name}" + (f"({self.factor})" if self.factor is not None else "")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ReduceOp) and (self.value, self.factor) == (other.value, other.factor)
+
+    def __hash__(self) -> int:
+        return hash((self.value, self.factor))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReduceOp, (self.name, self.value, self.factor)
+
+
+_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+for _value, _name in enumerate(_NAMES):
+    setattr(ReduceOp, _name, ReduceOp(_name, _value))
+
+_COMBINE = {
+    "SUM": "add",
+    "AVG": "add",
+    "PREMUL_SUM": "add",
+    "PRODUCT": "multiply",
+    "MIN": "minimum",
+    "MAX": "maximum",
+    "BAND": "bitwise_and",
+    "BOR": "bitwise_or",
+    "BXOR": "bitwise_xor",
+}
+
+
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Tell whether ``dtype`` is a real floating type; bfloat16, which NumPy knows only by registration, is one."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Tell whether ``dtype`` is float16 or bfloat16, which are accumulated in float32."""
+    return dtype.itemsize == 2 and is_floating(dtype)
+
+
+@functools.cache
+def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
+    """Refuse a reduction that means nothing on ``dtype``.
+
+    Raises
+    ------
+    TypeError
+        If ``op`` is not a `ReduceOp`, needs another kind of dtype, or is ``PREMUL_SUM`` without its factor.
+    """
+    if not isinstance(op, ReduceOp):
+        raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, got {op!r}")
+    floating, complex_ = is_floating(dtype), dtype.kind == "c"
+    if not (floating or dtype.kind in "biuc"):
+        raise TypeError(f"{op} needs numbers or booleans, got {dtype}; use the object collectives for other data")
+    if op.name in ("AVG", "PREMUL_SUM") and not (floating or complex_):
+        raise TypeError(f"{op} needs a floating dtype, got {dtype}; use ReduceOp.SUM and divide as you need")
+    if op.name in ("BAND", "BOR", "BXOR") and dtype.kind not in "biu":
+        raise TypeError(f"Cannot use {op} with non-integral dtype {dtype}")
+    if op.name in ("MIN", "MAX") and complex_:
+        raise TypeError(f"{op} is not defined on complex numbers, got {dtype}; reduce the real and imaginary views")
+    if op.name == "PREMUL_SUM" and op.factor is None:
+        raise TypeError("ReduceOp.PREMUL_SUM needs its factor: ReduceOp.PREMUL_SUM(0.5)")
+
+
+@functools.cache
+def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
+    """Return MPI's operation for the combining part of ``op``, or None where MPI's result is not defined."""
+    if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):
+        return None
+    if dtype.kind == "b":
+        logical = {"SUM": MPI.LOR, "MAX": MPI.LOR, "BOR": MPI.LOR, "BXOR": MPI.LXOR}
+        return logical.get(op.name, MPI.LAND)
+    return {
+        "add": MPI.SUM,
+        "multiply": MPI.PROD,
+        "minimum": MPI.MIN,
+        "maximum": MPI.MAX,
+        "bitwise_and": MPI.BAND,
+        "bitwise_or": MPI.BOR,
+        "bitwise_xor": MPI.BXOR,
+    }[_COMBINE[op.name]]
+
+
+def combine(op: ReduceOp, into: Array, other: Array) -> None:
+    """Combine ``other`` into ``into`` elementwise, in place; MIN and MAX propagate NaN."""
+    getattr(array_namespace(into), _COMBINE[op.name])(into, other, out=into)
+
+
+def premultiply(op: ReduceOp, x: Array) -> None:
+    """Apply the part of ``op`` that comes before anything is sent: the factor of ``PREMUL_SUM``."""
+    if op.factor is not None:
+        array_namespace(x).multiply(x, x.dtype.type(op.factor), out=x)
+
+
+def finish(op: ReduceOp, x: Array, size: int) -> None:
+    """Apply the part of ``op`` that comes after the sum over ``size`` ranks: the division of ``AVG``."""
+    if op.name == "AVG":
+        array_namespace(x).divide(x, x.dtype.type(size), out=x)
+
+
+def fold(op: ReduceOp, rows: Iterable[Array], out: Array, size: int) -> None:
+    """Combine ``rows``, one for each of ``size`` ranks, in rank order and write the result to ``out``.
+
+    Half types are accumulated in float32 and rounded once.
+    """
+    iterator = iter(rows)
+    first = next(iterator)
+    accumulator = first.astype(np.float32) if is_half(out.dtype) else first.copy()
+    for row in iterator:
+        combine(op, accumulator, row)
+    finish(op, accumulator, size)
+    out[...] = accumulator

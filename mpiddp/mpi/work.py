@@ -1,0 +1,388 @@
+"""Operations on their way: a `Work` drives a generator that yields what it waits for.
+
+An algorithm is written once, as steps::
+
+    def all_reduce(link, x, op):
+        yield link.now.Iallreduce(MPI.IN_PLACE, x, op)
+
+What it yields answers ``Test()`` and ``Wait()``, as MPI requests do. What stands before the first ``yield`` runs when
+the operation is submitted and uses communicators named ``now``; every later step runs when it is at the head of
+its group's queue and uses those named ``later``. So on each communicator all ranks issue their calls in one order,
+whichever way their programs wait; without it, steps overtake each other and sums come out wrong, silently.
+
+MPI makes progress only inside MPI calls, and steps only when somebody drives them: `poll` drives everything that is
+on its way in this process, and every wait polls. A blocking operation may bypass all this only while nothing is on its
+way (`unfinished` is zero): otherwise a program that is legal in torch, where one rank waits before a small blocking
+call and another after it, would never end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from typing import Any, Protocol
+
+from mpiddp.errors import DistTimeoutError
+from mpiddp.typing import Array
+
+from . import operation
+from .library import MPI
+from .operation import Operation
+
+
+class Awaited(Protocol):
+    """What a step waits for: an MPI request, a CUDA event, several of them."""
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        """Tell whether it has happened, and help it on."""
+
+    def Wait(self) -> object:  # noqa: N802 - MPI's name
+        """Block until it has happened."""
+
+
+Steps = Generator[Awaited, None, Any]
+
+
+class All:
+    """Several MPI requests as one."""
+
+    __slots__ = ("requests",)
+
+    def __init__(self, requests: list[MPI.Request]) -> None:
+        self.requests = requests
+
+    def Test(self) -> bool:  # noqa: N802
+        """Tell whether all of them are complete."""
+        return MPI.Request.Testall(self.requests)
+
+    def Wait(self) -> None:  # noqa: N802
+        """Block until all of them are complete."""
+        MPI.Request.Waitall(self.requests)
+
+
+class Progress(Protocol):
+    """Something with operations on their way: a group's queue, or its mailbox."""
+
+    def progress(self) -> None:
+        """Drive them as far as they go without waiting."""
+
+
+unfinished = 0
+"""Operations of this process, in all groups, that have been submitted and are not finished."""
+
+_active: dict[Progress, None] = {}
+
+
+def activate(source: Progress) -> None:
+    """Let `poll` drive ``source`` until it says that it is idle."""
+    _active[source] = None
+
+
+def deactivate(source: Progress) -> None:
+    """Stop driving ``source``."""
+    _active.pop(source, None)
+
+
+def poll() -> None:
+    """Drive everything that is on its way in this process as far as it goes without waiting."""
+    for source in tuple(_active):
+        source.progress()
+
+
+def finished() -> bool:
+    """Poll, and tell whether nothing is on its way any more."""
+    poll()
+    return unfinished == 0
+
+
+def drive(steps: Steps) -> Any:
+    """Run ``steps`` to their end, blocking in each wait."""
+    try:
+        while True:
+            next(steps).Wait()
+    except StopIteration as end:
+        return end.value
+
+
+def seconds(timeout: timedelta | float | None) -> float | None:
+    """Return a timeout in seconds.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a `datetime.timedelta` nor a number of seconds.
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        return float(timeout)
+    raise TypeError(f"timeout must be a datetime.timedelta or a number of seconds, got {type(timeout).__name__}")
+
+
+# A waiting rank gives its core away at once, because ranks may share cores; after this many polls it also sleeps.
+_POLLS_BEFORE_SLEEP = 20_000
+_SLEEP_S = 50e-6
+
+
+def wait_for(done: Callable[[], bool], waiting: Operation, timeout_s: float | None = None) -> None:
+    """Poll until ``done()``.
+
+    Raises
+    ------
+    DistTimeoutError
+        If that takes longer than ``timeout_s`` seconds (default: the group's timeout).
+    """
+    limit_s = waiting.link.timeout_s if timeout_s is None else timeout_s
+    outer, operation.running = operation.running, waiting._replace(limited=True)
+    polls, deadline = 0, time.monotonic() + limit_s
+    try:
+        while not done():
+            poll()
+            polls += 1
+            if polls > _POLLS_BEFORE_SLEEP:
+                time.sleep(_SLEEP_S)
+            else:
+                os.sched_yield()
+            if polls % 64 == 0 and time.monotonic() > deadline:
+                reason = waiting.link.world.presence.explain(waiting)
+                raise DistTimeoutError(f"{waiting} did not finish in {limit_s:g} s (Timed out): {reason}")
+    finally:
+        operation.running = outer
+
+
+class Work:
+    """An operation on its way (``torch.distributed.Work``).
+
+    Parameters
+    ----------
+    steps : generator
+        What the operation does; started here.
+    what : Operation
+        What it is called.
+    outputs : list of arrays
+        The arrays that hold its result when it has finished.
+    """
+
+    __slots__ = ("_awaited", "_callbacks", "_error", "_finished", "_outputs", "_received", "_steps", "_what", "value")
+
+    def __init__(self, steps: Steps, what: Operation, outputs: list[Array]) -> None:
+        global unfinished
+        self._what = what
+        self._outputs = outputs
+        self._steps = steps
+        self._awaited: Awaited | None = None
+        self._error: BaseException | None = None
+        self._finished = False
+        self._received: Callable[[], tuple[int, int]] | None = None
+        self.value: Any = None
+        """What the steps returned, for operations that make their results."""
+        self._callbacks: list[Callable[[], None]] = []
+        unfinished += 1
+        self._resume()
+
+    def _resume(self) -> None:
+        """Run the next step, until it waits again."""
+        try:
+            self._awaited = next(self._steps)
+        except StopIteration as end:
+            self.value = end.value
+            self._finish(None)
+        except BaseException as error:  # surfaces in wait()
+            self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        global unfinished
+        unfinished -= 1
+        self._error, self._finished, self._awaited = error, True, None
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def advance(self) -> bool:
+        """Run the steps that need not wait, and tell whether the operation has finished."""
+        while not self._finished:
+            assert self._awaited is not None
+            try:
+                ready = self._awaited.Test()
+            except BaseException as error:
+                self._finish(error)
+                break
+            if not ready:
+                return False
+            self._resume()
+        return True
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Wait until the operation has finished.
+
+        Parameters
+        ----------
+        timeout : timedelta or float, optional
+            Seconds that this call may take; default: the group's timeout.
+
+        Returns
+        -------
+        bool
+            True.
+
+        Raises
+        ------
+        DistTimeoutError
+            If it takes longer.
+        Exception
+            What went wrong in the operation.
+        """
+        if not self._finished:
+            wait_for(self._is_finished, self._what, seconds(timeout))
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _is_finished(self) -> bool:
+        return self._finished
+
+    def is_completed(self) -> bool:
+        """Tell whether the operation has finished, and help it on."""
+        if not self._finished:
+            poll()
+        return self._finished
+
+    def is_success(self) -> bool:
+        """Tell whether the operation has finished without an error."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return what went wrong, or None."""
+        return self._error
+
+    def result(self) -> list[Array]:
+        """Return the arrays that hold the result; they are complete after `wait`."""
+        return self._outputs
+
+    def describe(self, received: Callable[[], tuple[int, int]]) -> None:
+        """Let ``received()`` tell a receive's sender (a global rank) and its number of elements."""
+        self._received = received
+
+    def _receipt(self) -> tuple[int, int]:
+        if self._received is None or not self._finished:
+            raise RuntimeError("this is known for a receive that has finished; call wait() first")
+        return self._received()
+
+    def source_rank(self) -> int:
+        """Return the global rank that a receive has received from; RuntimeError before that, and for others."""
+        return self._receipt()[0]
+
+    def count(self) -> int:
+        """Return the number of elements that a receive has received, which may be fewer than its array has."""
+        return self._receipt()[1]
+
+    def synchronize(self) -> None:
+        """Do what `wait` does, where no stream has to be told."""
+        self.wait()
+
+    def get_future(self) -> Future:
+        """Return a `Future` of the list of arrays that hold the result."""
+        return Future(self.wait, self._is_finished, self._then, lambda: self._outputs)
+
+    def _then(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the operation has finished."""
+        if self._finished:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+
+class Future:
+    """A value that comes with the end of an operation (``torch.futures.Future``); made by `Work.get_future`."""
+
+    __slots__ = ("_done", "_subscribe", "_value", "_wait")
+
+    def __init__(
+        self,
+        wait: Callable[[], object],
+        done: Callable[[], bool],
+        subscribe: Callable[[Callable[[], None]], None],
+        value: Callable[[], Any],
+    ) -> None:
+        self._wait, self._done, self._subscribe, self._value = wait, done, subscribe, value
+
+    def wait(self) -> Any:
+        """Wait for the value and return it."""
+        self._wait()
+        return self._value()
+
+    def done(self) -> bool:
+        """Tell whether the value is there."""
+        if not self._done():
+            poll()
+        return self._done()
+
+    def value(self) -> Any:
+        """Return the value.
+
+        Raises
+        ------
+        RuntimeError
+            If it is not there yet.
+        """
+        if not self._done():
+            raise RuntimeError("the value of this future is not there yet; call wait()")
+        return self.wait()
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        """Return a future of what ``callback(self)`` returns, called once, as soon as this value is there."""
+        outcome: list[Any] = []
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                outcome.append(callback(self))
+            except BaseException as error:  # surfaces in wait()
+                failure.append(error)
+
+        def wait() -> None:
+            self._wait()
+            if failure:
+                raise failure[0]
+
+        self._subscribe(run)
+        return Future(wait, self._done, self._subscribe, lambda: outcome[0])
+
+
+class Queue:
+    """The operations of a group that are on their way, in the order in which all its ranks submitted them."""
+
+    __slots__ = ("_busy", "_works")
+
+    def __init__(self) -> None:
+        self._works: deque[Work] = deque()
+        self._busy = False
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def submit(self, steps: Steps, what: Operation, outputs: list[Array]) -> Work:
+        """Start ``steps`` up to their first wait and queue the rest."""
+        work = Work(steps, what, outputs)
+        self._works.append(work)
+        activate(self)
+        return work
+
+    def progress(self) -> None:
+        """Drive the head of the queue, and what follows when it has finished."""
+        # A callback of a finished operation may submit another one, which polls.
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._works and self._works[0].advance():
+                self._works.popleft()
+        finally:
+            self._busy = False
+        if not self._works:
+            deactivate(self)

@@ -1,0 +1,131 @@
+"""What the environment says: mpiddp's own variables and those of the launchers. Imports the standard library only.
+
+This is the only place that reads environment variables, and each is read when it is asked for, so that a test or a
+script may set it until then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""The variables that bound the threads of the BLAS libraries; read by them when NumPy is imported, never later."""
+
+
+class Launch(NamedTuple):
+    """What a launcher announces to a process before MPI runs."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int | None
+
+
+# Launcher, rank, size, local rank. The order matters: an mpirun inside a batch job inherits Slurm's variables, which
+# then describe the node's daemon and not the rank.
+_LAUNCHERS = (
+    ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("mpirun (MVAPICH)", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("mpiexec (PALS)", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID"),
+    ("mpirun (MPICH, Hydra)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int | None:
+    """Return the variable as an integer, or None where it is unset or something else."""
+    try:
+        return int(environ[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """Return what the launcher of this process announced, or None for a process that was started plainly.
+
+    Examples
+    --------
+    >>> launch({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"})
+    Launch(launcher='mpirun (MPICH, Hydra)', rank=1, size=4, local_rank=1)
+    >>> launch({}) is None
+    True
+    """
+    for name, rank_variable, size_variable, local_variable in _LAUNCHERS:
+        rank, size = _integer(environ, rank_variable), _integer(environ, size_variable)
+        if rank is None or size is None:
+            continue
+        local_rank = _integer(environ, local_variable)
+        if local_rank is None and _integer(environ, "SLURM_PROCID") == rank:
+            local_rank = _integer(environ, "SLURM_LOCALID")  # srun --mpi=pmi2 sets PMI_RANK but no local rank
+        if name.startswith("mpirun (MPICH") and "SLURM_STEP_NUM_TASKS" in environ and "MPI_LOCALRANKID" not in environ:
+            name = "srun"
+        return Launch(name, rank, size, local_rank)
+    return None
+
+
+def announce_ranks() -> None:
+    """Fill RANK, WORLD_SIZE and LOCAL_RANK, where unset, from the launcher: scripts read them on their first line."""
+    found = launch()
+    if found is not None:
+        os.environ.setdefault("RANK", str(found.rank))
+        os.environ.setdefault("WORLD_SIZE", str(found.size))
+        if found.local_rank is not None:
+            os.environ.setdefault("LOCAL_RANK", str(found.local_rank))
+
+
+def rank_variables() -> dict[str, int]:
+    """Return RANK, WORLD_SIZE and LOCAL_RANK as far as they are set to integers."""
+    found = {name: _integer(os.environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def correct_ranks(rank: int, world_size: int, local_rank: int) -> None:
+    """Set RANK, WORLD_SIZE and LOCAL_RANK to what MPI says, for everybody who reads them from now on."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
+
+
+def pretended_nodes() -> tuple[int, ...] | None:
+    """Return ``MPIDDP_NODES`` (e.g. ``0,0,1,1``: the node of every rank of the world), a pretence for tests."""
+    text = os.environ.get("MPIDDP_NODES")
+    if not text:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"MPIDDP_NODES must be one integer for each rank, such as 0,0,1,1; got {text!r}") from None
+
+
+def default_timeout_s() -> float:
+    """Return ``MPIDDP_TIMEOUT`` in seconds: how long an operation may take where no timeout is given (30 minutes)."""
+    text = os.environ.get("MPIDDP_TIMEOUT", "1800")
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"MPIDDP_TIMEOUT must be a number of seconds; got {text!r}") from None
+
+
+def debug_level() -> str:
+    """Return ``MPIDDP_DEBUG``: OFF, INFO (log every operation) or DETAIL (compare every operation over the group)."""
+    level = os.environ.get("MPIDDP_DEBUG", "OFF").upper()
+    if level not in ("OFF", "INFO", "DETAIL"):
+        raise ValueError(f"MPIDDP_DEBUG must be OFF, INFO or DETAIL; got {level!r}")
+    return level
+
+
+def deterministic() -> bool:
+    """Tell whether ``MPIDDP_DETERMINISTIC=1`` keeps MPI's own reductions out."""
+    return os.environ.get("MPIDDP_DETERMINISTIC", "0") == "1"
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may run on (its affinity mask)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def blas_threads() -> int | None:
+    """Return how many threads the environment grants to each rank's BLAS, or None where it says nothing."""
+    found = [value for value in (_integer(os.environ, name) for name in THREAD_VARIABLES) if value is not None]
+    return min(found) if found else None
