@@ -9,15 +9,21 @@ from .function import Function
 from .gradcheck import gradcheck
 from .hooks import RemovableHandle
 from .mode import enable_grad, is_grad_enabled, no_grad
+from .several import cat, maximum, minimum, stack, where
 from .tensor import Tensor
 
 __all__ = [
     "Function",
     "RemovableHandle",
     "Tensor",
+    "cat",
     "enable_grad",
     "gradcheck",
     "is_grad_enabled",
+    "maximum",
+    "minimum",
     "no_grad",
     "queue_callback",
+    "stack",
+    "where",
 ]

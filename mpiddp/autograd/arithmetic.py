@@ -2,6 +2,7 @@
 
 Imports ``function``. An operand may be a Python number: it has the empty shape and no gradient.
 """
+# ruff: noqa: D102 (forward and backward are Function's)
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """The matrix product, for vectors, matrices and stacks of matrices. Imports ``function``."""
+# ruff: noqa: D102 (forward and backward are Function's)
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 Imports ``function``. ``dim`` is None (all axes), an axis or several.
 """
+# ruff: noqa: D102 (forward and backward are Function's)
 
 from __future__ import annotations
 

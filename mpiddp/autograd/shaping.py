@@ -2,6 +2,7 @@
 
 Imports ``function``. Outputs are views where NumPy makes views.
 """
+# ruff: noqa: D102 (forward and backward are Function's)
 
 from __future__ import annotations
 

@@ -3,27 +3,34 @@
 Imports ``autograd`` and what is below it, and knows nothing of MPI: gradients leave through ``grad_slot`` and hooks.
 """
 
-from . import functional, init, random
-from .activation import LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
+from . import functional, init, random, utils
+from .activation import GELU, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
 from .container import Flatten, Identity, ModuleList, Sequential
 from .conv import Conv2d
 from .dropout import Dropout, Dropout2d
+from .embedding import Embedding
 from .linear import Linear
 from .loss import CrossEntropyLoss, MSELoss, NLLLoss
 from .module import Module
+from .normalization import BatchNorm1d, BatchNorm2d, LayerNorm
 from .parameter import Parameter
 from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from .random import manual_seed
 
 __all__ = [
+    "GELU",
     "AdaptiveAvgPool2d",
     "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
     "Conv2d",
     "CrossEntropyLoss",
     "Dropout",
     "Dropout2d",
+    "Embedding",
     "Flatten",
     "Identity",
+    "LayerNorm",
     "Linear",
     "LogSoftmax",
     "MSELoss",
@@ -41,4 +48,5 @@ __all__ = [
     "init",
     "manual_seed",
     "random",
+    "utils",
 ]

@@ -18,6 +18,22 @@ class ReLU(Module):
         return F.relu(input)
 
 
+class GELU(Module):
+    """The Gaussian error linear unit (:func:`mpiddp.nn.functional.gelu`)."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the activation."""
+        return F.gelu(input, self.approximate)
+
+    def extra_repr(self) -> str:
+        """Return the mode."""
+        return f"approximate={self.approximate!r}"
+
+
 class Tanh(Module):
     """The hyperbolic tangent."""
 

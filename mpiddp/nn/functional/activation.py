@@ -1,12 +1,10 @@
 """Activations and softmax. Imports ``autograd``."""
+# ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
-import math
 from typing import Any
-
-import numpy as np
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.arithmetic import Sigmoid, Tanh

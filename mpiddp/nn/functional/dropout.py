@@ -1,4 +1,5 @@
 """Dropout. Imports ``autograd`` and ``nn.random``."""
+# ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """Pooling over windows of images. Imports ``autograd`` and ``window``."""
+# ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ and so layers in sequence copy nothing. Imports ``device`` and ``typing``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import EllipsisType
 
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
@@ -57,7 +58,7 @@ class Window:
         )
         self.overlaps = stride[0] < extent[0] or stride[1] < extent[1]
 
-    def offsets(self) -> Iterator[tuple[int, int, tuple[object, slice, slice]]]:
+    def offsets(self) -> Iterator[tuple[int, int, tuple[EllipsisType, slice, slice]]]:
         """Yield each position in the kernel and the index of what it sees: ``image[index]`` has the output's size."""
         (step_y, step_x), (height, width) = self.stride, self.output
         for i in range(self.kernel[0]):
@@ -79,7 +80,7 @@ class Window:
         """Return the view of ``padded`` without the margin."""
         return padded if self.padding == (0, 0) else padded[self._inside()]
 
-    def _inside(self) -> tuple[object, slice, slice]:
+    def _inside(self) -> tuple[EllipsisType, slice, slice]:
         """Return the index of the image in its padded version."""
         (top, left), (height, width) = self.padding, self.image
         return ..., slice(top, top + height), slice(left, left + width)

@@ -1,0 +1,86 @@
+"""What is done to all parameters together: clipping gradients, one vector of everything. Imports ``autograd``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from mpiddp.autograd import Tensor
+from mpiddp.device import array_namespace
+from mpiddp.typing import Array
+
+
+def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> float:
+    """Scale gradients, in place, so that the norm of all of them together is at most ``max_norm``.
+
+    Parameters
+    ----------
+    parameters : Tensor or iterable of Tensor
+        Those without a gradient are passed over.
+    max_norm : float
+        The limit.
+    norm_type : float, default 2
+        The norm's exponent; ``math.inf`` is the largest absolute value.
+
+    Returns
+    -------
+    float
+        The norm before.
+
+    Notes
+    -----
+    Squares are summed in float64. As in torch, the factor is ``max_norm / (norm + 1e-6)``, limited to 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpiddp import nn
+    >>> p = nn.Parameter(np.zeros(2, np.float32))
+    >>> p.grad = np.array([3, 4], np.float32)
+    >>> nn.utils.clip_grad_norm_([p], max_norm=1.0)
+    5.0
+    >>> p.grad.round(3)
+    array([0.6, 0.8], dtype=float32)
+    """
+    tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    norms = [_norm(grad, norm_type) for grad in gradients]
+    if math.isinf(norm_type):
+        total = max(norms, default=0.0)
+    else:
+        total = math.fsum(norm**norm_type for norm in norms) ** (1 / norm_type)
+    factor = max_norm / (total + 1e-6)
+    if not factor >= 1:  # written so that a NaN reaches the gradients, as in torch
+        for grad in gradients:
+            grad *= grad.dtype.type(factor)
+    return total
+
+
+def _norm(grad: Array, norm_type: float) -> float:
+    """Return the norm of one gradient."""
+    magnitudes = array_namespace(grad).abs(grad).astype(np.float64)
+    if math.isinf(norm_type):
+        return float(magnitudes.max()) if grad.size else 0.0
+    return float((magnitudes**norm_type).sum() ** (1 / norm_type))
+
+
+def parameters_to_vector(parameters: Iterable[Tensor]) -> Array:
+    """Return the values of all parameters, one after the other, in a new array."""
+    arrays = [parameter.data.reshape(-1) for parameter in parameters]
+    return array_namespace(arrays[0]).concatenate(arrays)  # type: ignore[no-any-return]
+
+
+def vector_to_parameters(vec: Array, parameters: Iterable[Tensor]) -> None:
+    """Copy a vector as :func:`parameters_to_vector` makes it into the parameters' arrays."""
+    tensors = list(parameters)
+    wanted = sum(tensor.size for tensor in tensors)
+    if vec.shape != (wanted,):
+        raise ValueError(
+            f"expected a vector of {wanted} elements, one for each of the parameters', got shape {vec.shape}"
+        )
+    start = 0
+    for tensor in tensors:
+        tensor.data[...] = vec[start : start + tensor.size].reshape(tensor.shape)
+        start += tensor.size
