@@ -262,11 +262,14 @@ class Ranks:
             terminalreporter.write_line(f"ERROR: all {self._skipped} MPI tests were skipped", red=True)
 
     def pytest_unconfigure(self) -> None:
-        faulthandler.unregister(STACKS)
-        # Until the process is gone: MPI_Finalize can hang.
         self._watchdog.expect("leaving pytest", LIMIT_S)
+        # A launcher may end the others as soon as one rank has left with an error, and rank 0 is still printing.
+        self.agree(None)
+        self._watchdog.rest()
         if self.rank == 0:
             self._tidy()
+        # Until the process is gone: MPI_Finalize can hang.
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=self.stderr)
 
     def _end_job(self, text: str) -> None:
         """Print why this rank alone cannot go on, and end the others too."""

@@ -1,0 +1,360 @@
+"""The package's layers, kept true: who may import whom, and what every module owes its reader.
+
+The rules are functions of sources, so that the tests can also show them sources that they must refuse.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+LAYERS = {
+    0: ("errors", "settings", "typing", "device"),
+    1: ("mpi",),
+    2: ("algorithms",),
+    3: ("distributed",),
+    4: ("autograd", "nn", "optim"),
+    5: ("parallel", "data"),
+    6: ("elastic", "training", "interop"),
+    7: ("", "bench", "examples", "cli", "__main__"),
+}
+"""The parts of mpiddp, lowest first; "" is ``mpiddp/__init__.py``, which sees everything and is for users only."""
+
+NARROWER = {"autograd": {0}, "nn": {0, 4}, "optim": {0, 4}}
+"""Parts that may import fewer layers than those below: learning knows nothing of MPI."""
+
+GUARDED = {
+    "cupy": ("mpiddp.device",),
+    "mpi4py": ("mpiddp.mpi.library", "mpiddp.bench"),
+    "torch": ("mpiddp.interop", "mpiddp.bench"),
+}
+"""Libraries that may be touched in one place only, by an import or by a look-up of the module."""
+
+LAZY = {
+    "mpiddp": "a name at the top level brings its part in when it is first used",
+    "mpiddp.device": "CuPy takes seconds, and is imported when a GPU or its arrays are asked for",
+    "mpiddp.mpi.library": "MPI starts with the first use of it, not with the import of mpiddp",
+    "mpiddp.data.mnist_idx": "pooch is an extra, which only a download needs",
+}
+"""Modules that may import inside a function, and why."""
+
+TOP_LEVEL = {"mpiddp", "slurm", "tests", "README.md", "LICENSE", "pyproject.toml"}
+GENERATED = {"build", "dist", "runs", "mpiddp.egg-info", "__pycache__"}
+
+Sources = dict[str, str]
+"""Module name to source text; a package has the name of its folder."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """A module that another one names, and where."""
+
+    target: str
+    line: int
+    typing_only: bool
+    in_function: bool
+    way: Literal["statement", "call", "look-up"]
+    """A call imports too (``import_module``); a look-up only asks (``sys.modules``, ``find_spec``)."""
+
+
+def read_package() -> tuple[Sources, set[str]]:
+    """Return the sources of the mpiddp that tests import, installed or not, and which of them are packages."""
+    spec = importlib.util.find_spec("mpiddp")
+    assert spec is not None and spec.submodule_search_locations is not None
+    root = Path(next(iter(spec.submodule_search_locations)))
+    sources, packages = {}, set()
+    for file in sorted(root.rglob("*.py")):
+        parts = ("mpiddp", *file.relative_to(root).with_suffix("").parts)
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+            packages.add(".".join(parts))
+        sources[".".join(parts)] = file.read_text()
+    return sources, packages
+
+
+def imports(module: str, source: str, names: set[str], packages: set[str]) -> list[Import]:
+    """Return what ``module`` imports; ``names`` tells a submodule from a name in a package."""
+    found: list[Import] = []
+
+    def visit(node: ast.AST, typing_only: bool, in_function: bool) -> None:
+        def add(target: str, way: Literal["statement", "call", "look-up"] = "statement") -> None:
+            found.append(Import(target, node.lineno, typing_only, in_function, way))
+
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    add(alias.name)
+            case ast.ImportFrom():
+                base = _absolute(node, module, module in packages)
+                for alias in node.names:
+                    inner = f"{base}.{alias.name}"
+                    add(inner if inner in names else base)
+            case ast.Call(
+                func=ast.Name(id="__import__" | "import_module" | "find_spec" as function)
+                | ast.Attribute(attr="import_module" | "find_spec" as function),
+                args=[first, *_],
+            ):
+                # A computed name is unknown, but it is an import all the same.
+                target = first.value if isinstance(first, ast.Constant) else ""
+                add(str(target), "look-up" if function == "find_spec" else "call")
+            case (
+                ast.Call(func=ast.Attribute(value=modules), args=[ast.Constant(value=str(name)), *_])
+                | ast.Subscript(value=modules, slice=ast.Constant(value=str(name)))
+                | ast.Compare(left=ast.Constant(value=str(name)), comparators=[modules])
+            ) if ast.unparse(modules) in ("sys.modules", "modules"):
+                add(name, "look-up")
+            case ast.If() if ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+                for child in node.body:
+                    visit(child, True, in_function)
+                for child in node.orelse:
+                    visit(child, typing_only, in_function)
+                return
+        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            visit(child, typing_only, inside)
+
+    visit(ast.parse(source), False, False)
+    return found
+
+
+def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
+    if not node.level:
+        assert node.module is not None
+        return node.module
+    parts = module.split(".")
+    base = parts[: len(parts) - node.level + is_package]
+    return ".".join([*base, node.module] if node.module else base)
+
+
+def _part(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def _layer(part: str) -> int | None:
+    return next((layer for layer, parts in LAYERS.items() if part in parts), None)
+
+
+def _inside(module: str, places: tuple[str, ...]) -> bool:
+    return any(module == place or module.startswith(place + ".") for place in places)
+
+
+def reaching_up(sources: Sources, packages: set[str]) -> Iterator[str]:
+    """Yield imports of a layer that is not below (or beside) the importer's."""
+    for module, source in sources.items():
+        own = _layer(_part(module))
+        if own is None:
+            yield f"{module} is in no layer: add it to the table in design and test, or put it where it belongs"
+            continue
+        allowed = NARROWER.get(_part(module), set(range(own + 1)))
+        for found in imports(module, source, set(sources), packages):
+            if found.target.split(".")[0] != "mpiddp" or _part(found.target) == _part(module):
+                continue
+            layer = _layer(_part(found.target))
+            if layer not in allowed:
+                yield f"{module}:{found.line} (layer {own}) imports {found.target} (layer {layer})"
+            if _part(module) == "autograd" and layer == 4:
+                yield f"{module}:{found.line} imports {found.target}: autograd imports layer 0 only"
+
+
+def cycles(sources: Sources, packages: set[str]) -> Iterator[str]:
+    """Yield cycles of imports, between modules and between parts; what only a type checker imports makes none."""
+    modules: dict[str, set[str]] = {module: set() for module in sources}
+    parts: dict[str, set[str]] = {_part(module): set() for module in sources}
+    for module, source in sources.items():
+        for found in imports(module, source, set(sources), packages):
+            if found.target in sources and not (found.typing_only or found.in_function):
+                modules[module].add(found.target)
+                if _part(found.target) != _part(module):
+                    parts[_part(module)].add(_part(found.target))
+    for graph in (modules, parts):
+        cycle = _cycle(graph)
+        if cycle:
+            yield " -> ".join(name or "mpiddp" for name in cycle)
+
+
+def _cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Return one cycle, its first node at both ends, or nothing."""
+    done: set[str] = set()
+
+    def walk(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return []
+        for following in sorted(graph[node]):
+            if found := walk(following, [*path, node]):
+                return found
+        done.add(node)
+        return []
+
+    return next((found for node in sorted(graph) if (found := walk(node, []))), [])
+
+
+def unguarded(sources: Sources, packages: set[str]) -> Iterator[str]:
+    """Yield uses of a guarded library outside of its place."""
+    for module, source in sources.items():
+        for found in imports(module, source, set(sources), packages):
+            library = found.target.split(".")[0]
+            if library in GUARDED and not _inside(module, GUARDED[library]):
+                yield f"{module}:{found.line} uses {library}, which belongs in {' and '.join(GUARDED[library])}"
+
+
+def hidden(sources: Sources, packages: set[str]) -> Iterator[str]:
+    """Yield imports inside functions."""
+    lazy = tuple(place for place in LAZY if place != "mpiddp")
+    for module, source in sources.items():
+        for found in imports(module, source, set(sources), packages):
+            if found.in_function and found.way != "look-up" and not (module == "mpiddp" or _inside(module, lazy)):
+                yield f"{module}:{found.line} imports {found.target or 'something'} inside a function"
+
+
+def undocumented(sources: Sources, packages: set[str]) -> Iterator[str]:
+    """Yield modules without docstring, and functions and classes in a package's ``__all__`` without one."""
+    trees = {module: ast.parse(source) for module, source in sources.items()}
+    for module, tree in trees.items():
+        if not ast.get_docstring(tree):
+            yield f"{module} has no docstring"
+        for name in _exported(tree) if module in packages else ():
+            where, node = _definition(module, name, trees, packages)
+            if node is None:
+                yield f"{module}.__all__ names {name}, which is not there"
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef) and not ast.get_docstring(node):
+                yield f"{where}.{name}, exported by {module}, has no docstring"
+
+
+def _exported(tree: ast.Module) -> list[str]:
+    """Return a literal ``__all__``."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List() | ast.Tuple() as value):
+                if all(isinstance(entry, ast.Constant) for entry in value.elts):
+                    return ast.literal_eval(value)
+    return []
+
+
+def _definition(
+    module: str, name: str, trees: dict[str, ast.Module], packages: set[str]
+) -> tuple[str, ast.stmt | None]:
+    """Return where ``name``, as seen in ``module``, is defined, following imports; None if it is not."""
+    if f"{module}.{name}" in trees:
+        return module, trees[module]  # type: ignore[return-value]
+    for node in trees[module].body:
+        match node:
+            case ast.FunctionDef(name=found) | ast.ClassDef(name=found) if found == name:
+                return module, node
+            case ast.Assign() | ast.AnnAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if any(isinstance(part, ast.Name) and part.id == name for t in targets for part in ast.walk(t)):
+                    return module, node
+            case ast.ImportFrom():
+                base = _absolute(node, module, module in packages)
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return (base, node) if base not in trees else _definition(base, alias.name, trees, packages)
+            case ast.Import():
+                if any((alias.asname or alias.name) == name for alias in node.names):
+                    return module, node
+    return module, None
+
+
+RULES = [reaching_up, cycles, unguarded, hidden, undocumented]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_package_keeps_rule(rule):
+    sources, packages = read_package()
+    assert len(sources) > 10, "this is not the package"
+    broken = list(rule(sources, packages))
+    assert not broken, "\n".join(broken)
+
+
+BROKEN = {
+    "up": (reaching_up, {"mpiddp.mpi.work": "from mpiddp.parallel import ddp", "mpiddp.parallel.ddp": ""}),
+    "up, relative": (reaching_up, {"mpiddp.mpi.work": "from ..distributed import state"}),
+    "up, in a function": (reaching_up, {"mpiddp.mpi.work": "def f():\n    import mpiddp.distributed"}),
+    "up, for types": (
+        reaching_up,
+        {"mpiddp.mpi.work": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mpiddp.data"},
+    ),
+    "up to the top": (reaching_up, {"mpiddp.parallel.ddp": "import mpiddp as dist"}),
+    "up to a name at the top": (reaching_up, {"mpiddp.data.sampler": "from mpiddp import get_rank"}),
+    "up by import_module": (
+        reaching_up,
+        {"mpiddp.mpi.work": "import importlib\nimportlib.import_module('mpiddp.data')"},
+    ),
+    "learning knows MPI": (reaching_up, {"mpiddp.nn.linear": "from mpiddp.distributed import group"}),
+    "autograd knows nn": (reaching_up, {"mpiddp.autograd.tensor": "from mpiddp.nn import module"}),
+    "no layer": (reaching_up, {"mpiddp.utils": ""}),
+    "cycle": (cycles, {"mpiddp.mpi.a": "from . import b", "mpiddp.mpi.b": "from mpiddp.mpi.a import x"}),
+    "cycle through a package": (cycles, {"mpiddp.mpi": "from .a import x", "mpiddp.mpi.a": "from mpiddp.mpi import y"}),
+    "cycle of parts": (
+        cycles,
+        {
+            "mpiddp.nn.a": "from mpiddp.optim.a import x",
+            "mpiddp.optim.a": "",
+            "mpiddp.optim.b": "import mpiddp.nn.c",
+            "mpiddp.nn.c": "",
+        },
+    ),
+    "cupy": (unguarded, {"mpiddp.nn.linear": "import cupy as cp"}),
+    "cupy, part of": (unguarded, {"mpiddp.nn.linear": "from cupy.cuda import Stream"}),
+    "cupy, looked up": (unguarded, {"mpiddp.nn.linear": "import sys\ncp = sys.modules.get('cupy')"}),
+    "cupy, asked for": (unguarded, {"mpiddp.nn.linear": "import sys\nhas = 'cupy' in sys.modules"}),
+    "cupy, indexed": (unguarded, {"mpiddp.nn.linear": "import sys\ncp = sys.modules['cupy']"}),
+    "mpi4py": (unguarded, {"mpiddp.mpi.work": "from mpi4py import MPI"}),
+    "mpi4py, for types": (
+        unguarded,
+        {"mpiddp.mpi.work": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mpi4py import MPI"},
+    ),
+    "torch": (unguarded, {"mpiddp.data.loader": "import importlib\nt = importlib.import_module('torch.utils')"}),
+    "hidden": (hidden, {"mpiddp.nn.linear": "class A:\n    def f(self):\n        from . import functional"}),
+    "hidden, computed": (hidden, {"mpiddp.nn.linear": "import importlib\ndef f(x):\n    importlib.import_module(x)"}),
+    "module without docstring": (undocumented, {"mpiddp.nn.linear": "x = 1"}),
+    "function without docstring": (
+        undocumented,
+        {"mpiddp.nn": '"""Doc."""\nfrom .a import f\n__all__ = ["f"]', "mpiddp.nn.a": '"""Doc."""\ndef f(): ...'},
+    ),
+    "export of nothing": (undocumented, {"mpiddp.nn": '"""Doc."""\n__all__ = ["f"]'}),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_rule_refuses(name):
+    rule, sources = BROKEN[name]
+    packages = {"mpiddp", "mpiddp.mpi", "mpiddp.nn"}
+    assert list(rule(sources, packages))
+
+
+FINE = {
+    "mpiddp": '"""Doc."""\nimport importlib\ndef __getattr__(name):\n    return importlib.import_module(name)',
+    "mpiddp.device": (
+        '"""Doc."""\nimport sys\ndef f():\n    """Doc."""\n    return sys.modules.get("cupy")\n__all__ = ["f"]'
+    ),
+    "mpiddp.mpi": '"""Doc."""\nfrom .work import Work, LIMIT\n__all__ = ["LIMIT", "Work"]',
+    "mpiddp.mpi.library": '"""Doc."""\nimport importlib\ndef f():\n    return importlib.import_module("mpi4py.MPI")',
+    "mpiddp.mpi.work": (
+        '"""Doc."""\nfrom typing import TYPE_CHECKING\nfrom mpiddp import settings\nfrom .library import f\n'
+        'if TYPE_CHECKING:\n    from mpiddp.mpi import Work as W\nLIMIT: int = 3\nclass Work:\n    """Doc."""'
+    ),
+    "mpiddp.settings": '"""Doc."""',
+    "mpiddp.autograd": '"""Doc."""\nfrom mpiddp.device import f',
+    "mpiddp.nn": '"""Doc."""\nimport mpiddp.autograd',
+    "mpiddp.bench.mpi": '"""Doc."""\nimport mpiddp as dist\nfrom mpi4py import MPI',
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_accepts(rule):
+    assert list(rule(FINE, {"mpiddp", "mpiddp.device", "mpiddp.mpi", "mpiddp.nn", "mpiddp.autograd"})) == []
+
+
+def test_top_level_of_the_repository():
+    root = Path(__file__).parents[1]
+    names = {entry.name for entry in root.iterdir() if not entry.name.startswith(".")}
+    assert names - GENERATED <= TOP_LEVEL
