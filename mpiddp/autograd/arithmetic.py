@@ -220,7 +220,7 @@ class Clamp(Function):
 
     def forward(self, a: Array, low: float | None, high: float | None) -> Any:
         self.a, self.low, self.high = a, low, high
-        return a.clip(low, high)
+        return array_namespace(a).clip(a, low, high)
 
     def backward(self, grad: Array) -> Any:
         xp = array_namespace(grad)

@@ -1,6 +1,7 @@
 """The tensor: a variable of the tape with the operators and methods that models are written in.
 
-Imports the operations and the engine. Methods have torch's names and argument names; ``@`` and broadcasting are NumPy's.
+Imports the operations and the engine. Methods have torch's names and argument names; ``@``
+and broadcasting are NumPy's.
 """
 # mypy: disable-error-code="no-any-return"
 # (Function.apply is typed Any: the nodes of the tape are below the tensor and cannot name its type.)
@@ -125,7 +126,8 @@ class Tensor(Variable):
         """Return the values as a NumPy array: the very array of a tensor on the host, a copy of one on a GPU."""
         if self.requires_grad:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-        return self.data.get() if is_device_array(self.data) else self.data
+        data: Any = self.data
+        return data.get() if is_device_array(data) else data
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
@@ -426,11 +428,11 @@ class Tensor(Variable):
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Return where the largest values are along an axis, or in the flattened tensor."""
-        return Tensor(self.data.argmax(axis=dim, keepdims=keepdim))
+        return Tensor(array_namespace(self.data).argmax(self.data, axis=dim, keepdims=keepdim))
 
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Return where the smallest values are along an axis, or in the flattened tensor."""
-        return Tensor(self.data.argmin(axis=dim, keepdims=keepdim))
+        return Tensor(array_namespace(self.data).argmin(self.data, axis=dim, keepdims=keepdim))
 
     def cumsum(self, dim: int) -> Tensor:
         """Return the running sums along an axis."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.device import array_namespace
-from mpiddp.typing import Array, Shape
+from mpiddp.typing import Array
 
 State = dict[str, Any]
 
@@ -93,9 +93,11 @@ def value_generator() -> np.random.Generator:
     return _streams.values
 
 
-def keep_mask(shape: Shape, p: float, like: Array) -> Array:
-    """Return an array of 0 (with probability ``p``) and 1 / (1 - p), of the dtype and on the device of ``like``."""
-    if p == 0:
-        return array_namespace(like).ones(shape, dtype=like.dtype)  # type: ignore[no-any-return]
-    kept = _streams.dropout.random(shape, dtype=np.float32) >= p
-    return array_namespace(like).asarray(kept * like.dtype.type(1 / (1 - p) if p < 1 else 0))  # type: ignore[no-any-return]
+def keep_mask(like: Array, p: float) -> Array:
+    """Return an array like ``like``, in its memory order too, of 0 (with probability ``p``) and 1 / (1 - p)."""
+    xp = array_namespace(like)
+    mask = xp.empty_like(like)
+    # Drawn in the order of the shape, so that the memory order does not change which values are dropped.
+    kept = _streams.dropout.random(like.shape, dtype=np.float32) >= p
+    xp.multiply(xp.asarray(kept), like.dtype.type(1 / (1 - p) if p < 1 else 0), out=mask)
+    return mask  # type: ignore[no-any-return]

@@ -34,7 +34,7 @@ class LogSoftmax(Function):
         total = self.exponentials.sum(axis=dim, keepdims=True)
         result -= xp.log(total)
         self.exponentials /= total  # the softmax
-        return result  # type: ignore[no-any-return]
+        return result
 
     def backward(self, grad: Array) -> Array:
         return grad - self.exponentials * grad.sum(axis=self.dim, keepdims=True)

@@ -4,58 +4,62 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
-from .window import Pair, Window, pair
+from .window import Pair, Window, batch_first, batch_last, pair
 
 
 class Conv2d(Function):
     """Correlation of images (N, C, H, W) with kernels (O, C / G, kh, kw) in G groups.
 
-    Every pixel under every kernel position is copied into a matrix, by kernel position: as many strided copies as the kernel
-    has pixels. The matrix is kept for backward; it is kh kw times as large as the input over the strides.
+    Every pixel under every kernel position is copied into a matrix, by kernel position: as many strided copies as the
+    kernel has pixels. The matrix is kept for backward; it is kh kw times as large as the output of one channel, for each
+    input channel.
     """
 
     def forward(self, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
         xp = array_namespace(x)
-        self.window, self.groups, self.weight = window, groups, weight
+        self.window, self.weight = window, weight
         n, c, out = x.shape[0], x.shape[1], weight.shape[0]
-        (kh, kw), (height, width) = window.kernel, window.output
-        image = window.pad(x.transpose(1, 0, 2, 3))  # (C, N, H, W)
-        columns = xp.empty((c, kh, kw, n, height, width), dtype=x.dtype)
+        image = window.pad(batch_last(x))  # (C, H, W, N)
+        if not image.flags.c_contiguous:
+            image = xp.ascontiguousarray(image)
+        columns = xp.empty((c, *window.kernel, *window.output, n), dtype=x.dtype)
         for i, j, seen in window.offsets():
             columns[:, i, j] = image[seen]
-        self.columns = columns.reshape(groups, c // groups * kh * kw, n * height * width)  # (G, K, P)
-        y = xp.matmul(weight.reshape(groups, out // groups, -1), self.columns)  # (G, O / G, P)
+        self.matrix = groups, out // groups, weight[0].size  # (G, O / G, K)
+        self.columns = columns.reshape(groups, weight[0].size, math.prod(window.output) * n)  # (G, K, P)
+        y = xp.matmul(weight.reshape(self.matrix), self.columns)  # (G, O / G, P)
         if bias is not None:
             y += bias.reshape(groups, -1, 1)
-        return y.reshape(out, n, height, width).transpose(1, 0, 2, 3)  # type: ignore[no-any-return]
+        return batch_first(y.reshape(out, *window.output, n))
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
         xp = array_namespace(grad)
-        window, groups, weight = self.window, self.groups, self.weight
-        n, out = grad.shape[:2]
-        flat = grad.transpose(1, 0, 2, 3).reshape(groups, out // groups, -1)  # (G, O / G, P)
+        window, columns, (groups, out, _) = self.window, self.columns, self.matrix
+        weight = self.weight.reshape(self.matrix)
+        flat = batch_last(grad).reshape(groups, out, columns.shape[2])  # (G, O / G, P)
         for_x = for_weight = for_bias = None
         if self.needs(1):
             for_weight = self.out(1)
             if for_weight is None:
-                for_weight = xp.empty(weight.shape, dtype=weight.dtype)
-            xp.matmul(flat, self.columns.swapaxes(1, 2), out=for_weight.reshape(groups, out // groups, -1))
+                for_weight = xp.empty(self.weight.shape, dtype=flat.dtype)
+            # A matrix product likes the longer side in front; the copy that turns it round is small.
+            for_weight.reshape(self.matrix)[...] = xp.matmul(columns, flat.swapaxes(1, 2)).swapaxes(1, 2)
         if self.needs(2):
-            for_bias = xp.add.reduce(flat.reshape(out, -1), axis=1, out=self.out(2))
+            for_bias = xp.add.reduce(flat.reshape(groups * out, flat.shape[2]), axis=1, out=self.out(2))
         if self.needs(0):
-            columns = xp.matmul(weight.reshape(groups, out // groups, -1).swapaxes(1, 2), flat)  # (G, K, P)
-            c = groups * weight.shape[1]
-            columns = columns.reshape(c, *window.kernel, n, *window.output)
-            image = xp.zeros((c, n, *window.padded), dtype=grad.dtype)
+            c, n = self.weight.shape[1] * groups, len(grad)
+            spread = xp.matmul(weight.swapaxes(1, 2), flat).reshape(c, *window.kernel, *window.output, n)
+            image = xp.zeros((c, *window.padded, n), dtype=flat.dtype)
             for i, j, seen in window.offsets():
-                image[seen] += columns[:, i, j]
-            for_x = window.crop(image).transpose(1, 0, 2, 3)
+                image[seen] += spread[:, i, j]
+            for_x = batch_first(window.crop(image))
         return for_x, for_weight, for_bias
 
 
@@ -86,7 +90,7 @@ def conv2d(
     Returns
     -------
     Tensor
-        Shape (N, O, H', W'), in memory (O, N, H', W').
+        Shape (N, O, H', W'), in memory (O, H', W', N).
 
     References
     ----------

@@ -62,7 +62,7 @@ class NLLLoss(Function):
         result = xp.zeros(self.shape, dtype=grad.dtype)
         values = xp.broadcast_to(xp.asarray(grad * self.factors, dtype=grad.dtype), (self.shape[0], *self.shape[2:]))
         xp.put_along_axis(result, self.index, values.reshape(self.index.shape), axis=1)
-        return result  # type: ignore[no-any-return]
+        return result
 
 
 def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:

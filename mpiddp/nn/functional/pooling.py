@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
-from .window import Pair, Window, pair
+from .window import Pair, Window, batch_first, batch_last, pair
 
 
 class MaxPool2d(Function):
@@ -19,19 +20,19 @@ class MaxPool2d(Function):
     def forward(self, x: Array, window: Window) -> Array:
         xp = array_namespace(x)
         self.window = window
-        self.image = window.pad(x, -float("inf"))
-        views = [self.image[seen] for _, _, seen in window.offsets()]
-        result = views[0].copy(order="K") if len(views) == 1 else xp.maximum(views[0], views[1])
-        for view in views[2:]:
+        self.image = window.pad(batch_last(x), -math.inf)  # (C, H, W, N)
+        first, *others = [self.image[seen] for _, _, seen in window.offsets()]
+        result = first.copy(order="K") if not others else xp.maximum(first, others.pop())
+        for view in others:
             xp.maximum(result, view, out=result)
         self.result = result
-        return result  # type: ignore[no-any-return]
+        return batch_first(result)
 
     def backward(self, grad: Array) -> Array:
         xp = array_namespace(grad)
-        window, image, result = self.window, self.image, self.result
-        total = xp.zeros_like(image, dtype=grad.dtype)
-        free = xp.ones_like(result, dtype=bool)
+        window, image, result, grad = self.window, self.image, self.result, batch_last(grad)
+        total = (xp.empty_like if window.covers else xp.zeros_like)(image, dtype=grad.dtype)
+        free = xp.ones_like(result, dtype=bool)  # windows whose winner is yet to be found
         for _, _, seen in window.offsets():
             here = image[seen] == result
             here &= free
@@ -40,7 +41,7 @@ class MaxPool2d(Function):
                 total[seen] += grad * here
             else:
                 xp.multiply(grad, here, out=total[seen])
-        return window.crop(total)
+        return batch_first(window.crop(total))
 
 
 class AvgPool2d(Function):
@@ -48,22 +49,21 @@ class AvgPool2d(Function):
 
     def forward(self, x: Array, window: Window) -> Array:
         self.window = window
-        image = window.pad(x)
-        views = [image[seen] for _, _, seen in window.offsets()]
-        result = views[0].copy(order="K")
-        for view in views[1:]:
+        image = self.image = window.pad(batch_last(x))
+        first, *others = [image[seen] for _, _, seen in window.offsets()]
+        result = first.copy(order="K")
+        for view in others:
             result += view
-        result *= result.dtype.type(1 / len(views))
-        self.like = image
-        return result
+        result *= result.dtype.type(1 / (len(others) + 1))
+        return batch_first(result)
 
     def backward(self, grad: Array) -> Array:
         window = self.window
-        total = array_namespace(grad).zeros_like(self.like, dtype=grad.dtype)
-        share = grad * grad.dtype.type(1 / (window.kernel[0] * window.kernel[1]))
+        total = array_namespace(grad).zeros_like(self.image, dtype=grad.dtype)
+        share = batch_last(grad) * grad.dtype.type(1 / math.prod(window.kernel))
         for _, _, seen in window.offsets():
             total[seen] += share
-        return window.crop(total)
+        return batch_first(window.crop(total))
 
 
 class AdaptiveAvgPool2d(Function):
@@ -80,7 +80,7 @@ class AdaptiveAvgPool2d(Function):
         for i, rows in enumerate(self.bins[0]):
             for j, columns in enumerate(self.bins[1]):
                 result[..., i, j] = x[..., rows, columns].mean(axis=(-2, -1))
-        return result  # type: ignore[no-any-return]
+        return result
 
     def backward(self, grad: Array) -> Array:
         total: Array = array_namespace(grad).zeros(self.shape, dtype=grad.dtype)
@@ -102,6 +102,16 @@ def _window(input: Any, kernel_size: Pair, stride: Pair | None, padding: Pair) -
     return Window(tuple(input.shape[-2:]), kernel, step, margin, (1, 1))
 
 
+def _pooled(function: type[Function], input: Any, window: Window) -> Tensor:
+    """Apply a pooling operation to (N, C, H, W), or to a single image (C, H, W)."""
+    if input.ndim == 3:
+        output = function.apply(input.reshape((1, *input.shape)), window)
+        return output.reshape(output.shape[1:])
+    if input.ndim != 4:
+        raise RuntimeError(f"Expected 3D or 4D (batch mode) tensor for input of pooling, but got: {list(input.shape)}")
+    return function.apply(input, window)
+
+
 def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
     """Return the largest value of each window of images (..., H, W).
 
@@ -121,12 +131,12 @@ def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, paddin
     Tensor
         Shape (..., H', W').
     """
-    return MaxPool2d.apply(input, _window(input, kernel_size, stride, padding))
+    return _pooled(MaxPool2d, input, _window(input, kernel_size, stride, padding))
 
 
 def avg_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
     """Return the mean of each window of images (..., H, W); parameters as :func:`max_pool2d`'s, zeros in the margin."""
-    return AvgPool2d.apply(input, _window(input, kernel_size, stride, padding))
+    return _pooled(AvgPool2d, input, _window(input, kernel_size, stride, padding))
 
 
 def adaptive_avg_pool2d(input: Any, output_size: int | tuple[int | None, int | None]) -> Tensor:

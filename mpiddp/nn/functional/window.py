@@ -1,17 +1,17 @@
 """Windows that slide over images: the arithmetic that convolution and pooling share.
 
-An image batch has shape (N, C, H, W), and its memory may have any order. Convolution writes channel-major arrays, (C, N, H, W)
-in memory seen through a transposition: one matrix product makes them and needs them, elementwise operations keep the order,
-and so layers in sequence copy nothing. Imports ``device`` and ``typing``.
+An image batch has the shape (N, C, H, W) and may lie in memory in any order. What is written here lies as (C, H, W, N), the batch
+innermost, seen through a transposition: copies and additions of shifted windows then run over W x N neighbours at a time
+instead of W, and one matrix product makes the whole output of a convolution. Elementwise operations keep the order, so
+layers in sequence copy nothing. Imports ``device`` and ``typing``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import EllipsisType
 
 from mpiddp.device import array_namespace
-from mpiddp.typing import Array
+from mpiddp.typing import Array, Shape
 
 Pair = int | Sequence[int]
 """One number for both axes, or (vertical, horizontal)."""
@@ -46,7 +46,7 @@ class Window:
     ) -> None:
         self.image, self.kernel, self.stride, self.padding, self.dilation = image, kernel, stride, padding, dilation
         self.padded = image[0] + 2 * padding[0], image[1] + 2 * padding[1]
-        extent = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+        extent = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
         if extent[0] > self.padded[0] or extent[1] > self.padded[1]:
             raise RuntimeError(
                 f"Calculated padded input size per channel: ({self.padded[0]} x {self.padded[1]}). Kernel size: "
@@ -57,22 +57,28 @@ class Window:
             (self.padded[1] - extent[1]) // stride[1] + 1,
         )
         self.overlaps = stride[0] < extent[0] or stride[1] < extent[1]
+        self.covers = (
+            kernel == stride
+            and extent == kernel
+            and self.padded == tuple(n * step for n, step in zip(self.output, stride, strict=True))
+        )
+        """Every pixel is in one window."""
 
-    def offsets(self) -> Iterator[tuple[int, int, tuple[EllipsisType, slice, slice]]]:
-        """Yield each position in the kernel and the index of what it sees: ``image[index]`` has the output's size."""
+    def offsets(self) -> Iterator[tuple[int, int, tuple[slice, slice, slice]]]:
+        """Yield each position in the kernel and the index of what it sees: ``image[index]`` has the output's size. The image is (C, H, W, N)."""
         (step_y, step_x), (height, width) = self.stride, self.output
         for i in range(self.kernel[0]):
             top = i * self.dilation[0]
             rows = slice(top, top + step_y * (height - 1) + 1, step_y)
             for j in range(self.kernel[1]):
                 left = j * self.dilation[1]
-                yield i, j, (..., rows, slice(left, left + step_x * (width - 1) + 1, step_x))
+                yield i, j, (slice(None), rows, slice(left, left + step_x * (width - 1) + 1, step_x))
 
     def pad(self, image: Array, value: float = 0.0) -> Array:
-        """Return ``image`` (..., H, W) with the margin."""
+        """Return ``image`` (C, H, W, N) with the margin."""
         if self.padding == (0, 0):
             return image
-        padded = array_namespace(image).full((*image.shape[:-2], *self.padded), value, dtype=image.dtype)
+        padded = array_namespace(image).full(self.shape(image), value, dtype=image.dtype)
         padded[self._inside()] = image
         return padded  # type: ignore[no-any-return]
 
@@ -80,7 +86,21 @@ class Window:
         """Return the view of ``padded`` without the margin."""
         return padded if self.padding == (0, 0) else padded[self._inside()]
 
-    def _inside(self) -> tuple[EllipsisType, slice, slice]:
+    def _inside(self) -> tuple[slice, slice, slice]:
         """Return the index of the image in its padded version."""
         (top, left), (height, width) = self.padding, self.image
-        return ..., slice(top, top + height), slice(left, left + width)
+        return slice(None), slice(top, top + height), slice(left, left + width)
+
+    def shape(self, image: Array) -> Shape:
+        """Return the shape of ``image`` (C, H, W, N) with the margin."""
+        return (image.shape[0], *self.padded, image.shape[3])
+
+
+def batch_last(image: Array) -> Array:
+    """Return (N, C, H, W) as (C, H, W, N), which is how it lies in memory if these functions made it."""
+    return image.transpose(1, 2, 3, 0)
+
+
+def batch_first(image: Array) -> Array:
+    """Return (C, H, W, N) as (N, C, H, W)."""
+    return image.transpose(3, 0, 1, 2)
