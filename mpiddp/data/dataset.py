@@ -164,18 +164,16 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
         If the lengths do not fit the data set.
     """
     n = len(dataset)
-    sizes = list(lengths)
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"random_split needs lengths that are not negative, got {lengths}")
-    if abs(sum(sizes) - 1) < 1e-6 and n != 1:
-        sizes = [int(n * fraction) for fraction in sizes]
-        for i in range(n - sum(sizes)):
-            sizes[i % len(sizes)] += 1
-    if sum(sizes) != n:
-        raise ValueError(f"random_split needs lengths that add up to {n}, or fractions that add up to 1; got {lengths}")
+    fractions = abs(sum(lengths) - 1) < 1e-6 and n != 1
+    sizes = [int(n * length) if fractions else int(length) for length in lengths]
+    for i in range(n - sum(sizes) if fractions else 0):
+        sizes[i % len(sizes)] += 1
+    if sum(sizes) != n or any(length < 0 for length in lengths):
+        raise ValueError(
+            f"random_split needs lengths that add up to {n} or fractions that add up to 1, none negative; got {lengths}"
+        )
     order = randperm(n, seed)
-    ends = accumulate(int(size) for size in sizes)
-    return [Subset(dataset, order[end - int(size) : end]) for size, end in zip(sizes, ends, strict=True)]
+    return [Subset(dataset, order[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 __all__ = ["ArrayDataset", "BatchDataset", "Dataset", "Subset", "fetch", "random_split"]

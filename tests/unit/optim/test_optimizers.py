@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpiddp.optim import SGD, Adam, AdamW
+
+SHAPES: list[tuple[int, ...]] = [(3, 4), (5,), (), (2, 1, 3)]
+
+CASES: list[tuple[Any, dict[str, Any]]] = [
+    (SGD, {"lr": 0.1}),
+    (SGD, {"lr": 0.1, "momentum": 0.9}),
+    (SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.4, "weight_decay": 0.1}),
+    (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    (SGD, {"lr": 0.01, "momentum": 0.5, "maximize": True, "weight_decay": 0.1}),
+    (Adam, {}),
+    (Adam, {"lr": 0.1, "weight_decay": 0.1, "amsgrad": True}),
+    (Adam, {"betas": (0.5, 0.9), "eps": 1e-3}),
+    (Adam, {"betas": (0.2, 0.99), "maximize": True, "amsgrad": True, "weight_decay": 0.1}),
+    (AdamW, {}),
+    (AdamW, {"lr": 0.1, "weight_decay": 0.3, "amsgrad": True}),
+    (AdamW, {"maximize": True}),
+]
+
+
+class Parameter:
+    def __init__(self, data: Any, grad: Any = None) -> None:
+        self.data, self.grad = np.asarray(data), grad
+
+
+def train(opt: Any, params: list[Any], seed: int, steps: int, missing: float = 0.0, as_grad: Any = np.asarray) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        for param in params:
+            grad = np.asarray(rng.standard_normal(tuple(param.data.shape)))
+            param.grad = as_grad(grad) if rng.random() >= missing else None
+        opt.step()
+
+
+def start(dtype: Any) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [np.asarray(rng.standard_normal(shape), dtype=dtype) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.4])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("cls", "options"), CASES)
+def test_equals_torch(cls: Any, options: dict[str, Any], dtype: str, missing: float) -> None:
+    torch = pytest.importorskip("torch")
+    params = [Parameter(data.copy()) for data in start(dtype)]
+    theirs = [torch.nn.Parameter(torch.tensor(data)) for data in start(dtype)]
+    mine, twin = cls(params, **options), getattr(torch.optim, cls.__name__)(theirs, **options)
+    steps = 100
+    train(mine, params, 1, steps, missing, lambda grad: grad.astype(dtype))
+    train(twin, theirs, 1, steps, missing, lambda grad: torch.tensor(grad.astype(dtype)))
+    # torch fuses some multiplications with additions, so each step may differ by a rounding of what is added up.
+    tolerance = steps * np.finfo(dtype).eps
+    for param, their in zip(params, theirs, strict=True):
+        assert param.data.dtype == dtype
+        np.testing.assert_allclose(param.data, their.detach().numpy(), rtol=tolerance, atol=4 * tolerance)
+        my_state, their_state = mine.state[param], twin.state[their]
+        assert my_state.keys() == {key for key, value in their_state.items() if value is not None}
+        for name, value in my_state.items():
+            np.testing.assert_allclose(value, their_state[name].numpy(), rtol=tolerance, atol=4 * tolerance)
+
+
+@pytest.mark.parametrize(("cls", "options"), CASES)
+def test_state_moves_to_and_from_torch(cls: Any, options: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = [torch.nn.Parameter(torch.tensor(data)) for data in start("float64")]
+    twin = getattr(torch.optim, cls.__name__)(theirs, **options)
+    train(twin, theirs, 1, 5, as_grad=torch.tensor)
+    params = [Parameter(their.detach().numpy().copy()) for their in theirs]
+    mine = cls(params, **options)
+    state = twin.state_dict()
+    arrays = {
+        index: {key: value.numpy() for key, value in record.items() if value is not None}
+        for index, record in state["state"].items()
+    }
+    mine.load_state_dict({"state": arrays, "param_groups": state["param_groups"]})
+    train(twin, theirs, 2, 5, as_grad=torch.tensor)
+    train(mine, params, 2, 5)
+    for param, their in zip(params, theirs, strict=True):
+        np.testing.assert_allclose(param.data, their.detach().numpy(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("cls", "options"), CASES)
+def test_resumes_to_the_same_bits(cls: Any, options: dict[str, Any]) -> None:
+    through = [Parameter(data.copy()) for data in start("float32")]
+    opt = cls(through, **options)
+    train(opt, through, 1, 6, 0.3)
+    resumed = [Parameter(param.data.copy()) for param in through]
+    other = cls(resumed)
+    state = opt.state_dict()
+    other.load_state_dict(state)
+    assert other.state_dict()["param_groups"] == state["param_groups"]
+    before = {i: {k: v.copy() for k, v in record.items()} for i, record in state["state"].items()}
+    train(other, resumed, 2, 6, 0.3)
+    for i, record in before.items():
+        for name, value in record.items():
+            assert np.array_equal(value, state["state"][i][name]), "loading must copy"
+    train(opt, through, 2, 6, 0.3)
+    for a, b in zip(through, resumed, strict=True):
+        assert a.data.tobytes() == b.data.tobytes()
+
+
+def test_state_dict_has_torchs_form() -> None:
+    params = [Parameter(np.ones(2)), Parameter(np.ones(3)), Parameter(np.ones(4))]
+    opt = SGD([{"params": params[:1]}, {"params": params[1:], "lr": 0.5}], lr=0.1, momentum=0.9)
+    params[2].grad = np.ones(4)
+    opt.step()
+    state = opt.state_dict()
+    assert state["state"].keys() == {2} and state["state"][2]["momentum_buffer"].tolist() == [1] * 4
+    assert [(group["params"], group["lr"]) for group in state["param_groups"]] == [([0], 0.1), ([1, 2], 0.5)]
+    assert params[0].data.tolist() == [1, 1]
+    assert SGD(params, lr=0.1).state_dict()["state"] == {}
+
+
+def test_zero_grad() -> None:
+    params = [Parameter(np.ones(2), np.ones(2)), Parameter(np.ones(3))]
+    opt = SGD(params)
+    grad = params[0].grad
+    opt.zero_grad(set_to_none=False)
+    assert params[0].grad is grad and not grad.any() and params[1].grad is None
+    opt.zero_grad()
+    assert params[0].grad is None and params[1].grad is None
+
+
+def test_data_and_gradient_stay_where_they_are() -> None:
+    data, grad = np.ones(2), np.array([1.0, 2.0])
+    param = Parameter(data, grad)
+    for opt in (SGD([param], weight_decay=0.1, momentum=0.9, maximize=True), Adam([param], weight_decay=0.1)):
+        for _ in range(2):
+            opt.step()
+    assert param.data is data and param.grad is grad and grad.tolist() == [1, 2]
+
+
+def test_closure() -> None:
+    param = Parameter(np.ones(2))
+
+    def closure() -> float:
+        param.grad = np.ones(2)
+        return 7.0
+
+    assert SGD([param], lr=0.5).step(closure) == 7.0
+    assert param.data.tolist() == [0.5, 0.5]
+    assert SGD([param]).step() is None
+
+
+def test_groups_are_added_and_changed_while_training() -> None:
+    first, second = Parameter(np.ones(2), np.ones(2)), Parameter(np.ones(2), np.ones(2))
+    opt = SGD((p for p in [first]), lr=0.5)
+    opt.add_param_group({"params": second, "lr": 0.25})
+    opt.step()
+    assert first.data.tolist() == [0.5, 0.5] and second.data.tolist() == [0.75, 0.75]
+    opt.param_groups[0]["lr"] = 0.0
+    opt.step()
+    assert first.data.tolist() == [0.5, 0.5] and second.data.tolist() == [0.5, 0.5]
+
+
+def test_misuse() -> None:
+    param = Parameter(np.ones(2))
+    with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
+        SGD([])
+    with pytest.raises(TypeError, match="iterable of parameters or dicts, but got one Parameter"):
+        SGD(param)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="one of the params is int"):
+        SGD([3])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="twice"):
+        SGD([param, param])
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        SGD([{"params": [param]}, {"params": [param]}])
+    for options in ({"lr": -1.0}, {"momentum": -0.1}, {"weight_decay": float("nan")}):
+        with pytest.raises(ValueError, match="Invalid"):
+            SGD([param], **options)
+    with pytest.raises(ValueError, match="Nesterov momentum requires a momentum and zero dampening"):
+        SGD([param], nesterov=True)
+    with pytest.raises(ValueError, match=r"Invalid beta parameter at index 1: 1\.0"):
+        Adam([param], betas=(0.9, 1.0))
+
+
+def test_loading_what_does_not_fit() -> None:
+    params = [Parameter(np.ones(2), np.ones(2)), Parameter(np.ones(3), np.ones(3))]
+    opt = SGD(params, momentum=0.9)
+    opt.step()
+    state = opt.state_dict()
+    with pytest.raises(ValueError, match="different number of parameter groups: 1, not 2"):
+        SGD([{"params": params[:1]}, {"params": params[1:]}]).load_state_dict(state)
+    with pytest.raises(ValueError, match="2 parameters, not 1, in group 0"):
+        SGD(params[:1]).load_state_dict(state)
+    turned = SGD(params[::-1])
+    with pytest.raises(ValueError, match=r"'momentum_buffer' of parameter 0 has shape \(2,\), not \(3,\)"):
+        turned.load_state_dict(state)
+    assert not turned.state
+
+
+def test_half_precision_stays_half_precision() -> None:
+    param = Parameter(np.ones(3, np.float16), np.full(3, 0.5, np.float16))
+    for opt in (SGD([param], momentum=0.9, weight_decay=0.1), AdamW([param])):
+        opt.step()
+        assert {value.dtype for name, value in opt.state[param].items() if name != "step"} == {np.dtype(np.float16)}
