@@ -13,13 +13,24 @@ from typing import TYPE_CHECKING, Any
 from .settings import announce_ranks
 
 if TYPE_CHECKING:
+    from .data import DataPartitioner as DataPartitioner
+    from .data import DistributedSampler as DistributedSampler
     from .distributed import *  # noqa: F403
+    from .nn import manual_seed as manual_seed
+    from .parallel import DistributedDataParallel as DistributedDataParallel
+    from .parallel import average_gradients as average_gradients
 
 __version__ = "0.1.0"
 
 _PACKAGES = ("autograd", "data", "device", "distributed", "nn", "optim", "parallel", "training")
-# Names that stand at the top level, by the package that they come from; those of `distributed` all do.
-_NAMES: dict[str, str] = {}
+# Names of other packages that stand at the top level; those of `distributed` all do.
+_NAMES = {
+    "DataPartitioner": "data",
+    "DistributedDataParallel": "parallel",
+    "DistributedSampler": "data",
+    "average_gradients": "parallel",
+    "manual_seed": "nn",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,236 @@
+"""DistributedDataParallel: a model whose gradients are averaged over all ranks while backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from mpiddp.autograd import Function, Tensor
+from mpiddp.distributed import ProcessGroup
+from mpiddp.distributed.groups import GroupLike, member
+from mpiddp.nn import Module, Parameter
+from mpiddp.typing import Array
+
+from .naive import sample_share
+from .plan import MIB
+from .reducer import CommHook, Reducer
+from .replicas import broadcast_arrays, check_equal_values, check_same_parameters
+
+
+class _BackwardBegins(Function):
+    """The identity on an output; its backward, the first of all, tells the reducer."""
+
+    def forward(self, x: Array, reducer: Reducer) -> Array:
+        self.reducer = reducer
+        return x
+
+    def backward(self, grad: Array) -> tuple[Array, None]:
+        self.reducer.begin()
+        return grad, None
+
+
+def _announcing(output: Any, reducer: Reducer) -> Any:
+    """Return ``output`` with every tensor in it replaced by one that announces its backward."""
+    if isinstance(output, Tensor):
+        return _BackwardBegins.apply(output, reducer) if output.requires_grad else output
+    if isinstance(output, dict):
+        return type(output)((key, _announcing(value, reducer)) for key, value in output.items())
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        return type(output)(*(_announcing(value, reducer) for value in output))
+    if isinstance(output, (list, tuple)):
+        return type(output)(_announcing(value, reducer) for value in output)
+    return output
+
+
+def _caps_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int] | None:
+    if bucket_cap_mb is not None and bucket_cap_mb_list is not None:
+        raise ValueError("give bucket_cap_mb or bucket_cap_mb_list, not both")
+    caps = bucket_cap_mb_list if bucket_cap_mb_list is not None else [bucket_cap_mb] if bucket_cap_mb else None
+    if caps is None:
+        return None
+    if not caps or min(caps) <= 0:
+        raise ValueError(f"bucket caps must be positive numbers of MiB, got {list(caps)}")
+    return [int(cap * MIB) for cap in caps]
+
+
+class DistributedDataParallel(Module):
+    """A model that every rank holds, and whose gradients are the averages over all ranks.
+
+    Parameters
+    ----------
+    module : Module
+        The model. Its parameters' arrays are moved side by side in memory; their values become those of the first rank.
+    device_ids, output_device
+        Accepted for compatibility; a model lives where its arrays do.
+    dim, check_reduction
+        Accepted for compatibility.
+    broadcast_buffers : bool, optional
+        Older name of ``forward_sync_buffers``; False also leaves the buffers as they are at construction.
+    init_sync : bool, default True
+        Check that all ranks hold the same parameters and copy values from the first rank.
+    process_group : ProcessGroup, optional
+        The ranks; all by default.
+    bucket_cap_mb : float, optional
+        Size in MiB at which a bucket is closed, followed exactly. By default 25, and 1 for the bucket that closes last,
+        which nothing can hide (torch makes the first one small).
+    bucket_cap_mb_list : sequence of float, optional
+        Sizes of the first, second, ... bucket.
+    find_unused_parameters : bool, default False
+        Allow backward to leave parameters without a gradient. What is unused on all ranks keeps ``grad`` None, what is
+        unused on some gets the average with zeros.
+    gradient_as_bucket_view : bool
+        Accepted for compatibility; gradients are always views of their bucket: they are born there.
+    static_graph : bool, default False
+        The same parameters are unused in every iteration: learned in the first.
+    forward_sync_buffers : bool, optional
+        Copy the buffers (running statistics) of the first rank before every forward that follows a reduced backward.
+        Default True.
+
+    Raises
+    ------
+    RuntimeError
+        On every rank, if ranks hold different parameters; if there is none that requires a gradient.
+
+    Notes
+    -----
+    Default scaling as torch's, bit for bit: each gradient times ``fl(1/N)``, then summed, in rank order. Sends every
+    gradient once per backward. The memory of the gradients is the memory that is sent.
+
+    References
+    ----------
+    S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
+    ``torch.nn.parallel.DistributedDataParallel``.
+
+    Examples
+    --------
+    >>> model = dist.DistributedDataParallel(net)  # doctest: +SKIP
+    >>> F.nll_loss(model(images), labels).backward()  # doctest: +SKIP
+    >>> optimizer.step()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        device_ids: Sequence[int] | None = None,
+        output_device: int | None = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: GroupLike = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        *,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        forward_sync_buffers: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, Module):
+            raise TypeError(f"DistributedDataParallel needs an mpiddp.nn.Module, got {type(module).__name__}")
+        group = member(process_group, "DistributedDataParallel")
+        if group is None:
+            raise ValueError("DistributedDataParallel: this rank is not a member of process_group")
+        self.module = module
+        self.process_group: ProcessGroup = group
+        self._ignored: frozenset[str] = getattr(module, "_ddp_params_and_buffers_to_ignore", frozenset())
+        named = [(name, p) for name, p in module.named_parameters() if name not in self._ignored]
+        trained = [(name, p) for name, p in named if p.requires_grad]
+        if not trained:
+            raise RuntimeError(
+                "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+            )
+        if init_sync:
+            check_same_parameters(named, group)
+            buffers = self._buffers_to_sync() if broadcast_buffers is not False else []
+            broadcast_arrays([parameter.data for _, parameter in named] + buffers, group)
+        self._forward_sync_buffers = (
+            forward_sync_buffers if forward_sync_buffers is not None else broadcast_buffers is not False
+        )
+        self._reducer = Reducer(
+            trained, group, _caps_bytes(bucket_cap_mb, bucket_cap_mb_list), find_unused_parameters, static_graph
+        )
+        self._reduce = True
+        self._backwards_at_sync = 0
+
+    def _buffers_to_sync(self) -> list[Array]:
+        return [buffer for name, buffer in self.module.named_buffers() if name not in self._ignored]
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model; the backward of what it returns reduces the gradients, unless under `no_sync`."""
+        if not self.training or not self._reduce:
+            return self.module(*inputs, **kwargs)
+        self._reducer.abandon()
+        if self._forward_sync_buffers and self._backwards_at_sync != self._reducer.backwards:
+            broadcast_arrays(self._buffers_to_sync(), self.process_group)
+            self._backwards_at_sync = self._reducer.backwards
+        return _announcing(self.module(*inputs, **kwargs), self._reducer)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients locally: a forward inside has a backward that sends nothing.
+
+        The next backward outside reduces the sum that has gathered.
+        """
+        outer, self._reduce = self._reduce, False
+        try:
+            yield
+        finally:
+            self._reduce = outer
+
+    @contextmanager
+    def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
+        """Average over samples instead of ranks, which is exact when ranks hold different numbers of them.
+
+        Parameters
+        ----------
+        n_samples : float
+            Samples that this rank's loss is the mean of. A rank with none runs no backward, and still gets the average:
+            ``with ddp.weighted(0, total): pass``.
+        total : float, optional
+            Samples of all ranks, where the loader knows it; else found by an all-reduce of 8 bytes.
+        """
+        self._reducer.share = sample_share(n_samples, total, self.process_group)
+        reduced = self._reducer.backwards
+        try:
+            yield
+            if n_samples == 0 and self._reducer.backwards == reduced:
+                self._reducer.contribute_nothing()
+        finally:
+            self._reducer.share = None
+
+    def register_comm_hook(self, state: object, hook: CommHook) -> None:
+        """Let ``hook(state, bucket)`` reduce each bucket instead of an all-reduce.
+
+        Parameters
+        ----------
+        state : object
+            Handed to the hook.
+        hook : callable
+            Gets the state and a `GradBucket`, whose buffer is not divided by anything, and returns a `Work` or a
+            `Future` of an array or list of arrays: the averaged gradients, which are copied into the bucket unless
+            they are its memory.
+        """
+        self._reducer.register_comm_hook(state, hook)
+
+    def check_replicas(self) -> None:
+        """Check that all ranks hold the same bits in every parameter.
+
+        Raises
+        ------
+        MismatchError
+            On every rank; names the rank and the parameter that differ.
+        """
+        named: list[tuple[str, Parameter]] = list(self.module.named_parameters())
+        check_equal_values([(name, parameter.data) for name, parameter in named], self.process_group)
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds that all backward passes so far have waited for communication at their ends."""
+        return self._reducer.exposed_s
+
+    def bucket_sizes_bytes(self) -> list[int]:
+        """Return the size of each bucket, in the order in which they are sent."""
+        return self._reducer.bucket_sizes_bytes()

@@ -1,0 +1,72 @@
+"""Data parallelism in its plainest form: after backward, one all-reduce for each parameter.
+
+Read this first; `DistributedDataParallel` does the same in fewer, larger messages and while backward still runs, and
+its tests compare with this.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpiddp.distributed import ReduceOp, all_reduce, get_world_size
+from mpiddp.distributed.groups import GroupLike
+from mpiddp.nn import Module
+
+
+def sample_share(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:
+    """Return this rank's share of the samples of all ranks.
+
+    Parameters
+    ----------
+    n_samples : float
+        Samples that this rank's loss is the mean of.
+    total : float, optional
+        Samples of all ranks; by default found by an all-reduce of 8 bytes.
+
+    Raises
+    ------
+    ValueError
+        If nobody has any, or ``n_samples`` is negative or larger than ``total``.
+    """
+    if total is None:
+        counted = np.array([n_samples], dtype=np.float64)
+        all_reduce(counted, group=group)
+        total = float(counted[0])
+    if not 0 <= n_samples <= total or total <= 0:
+        raise ValueError(f"a rank needs 0 to total samples and total at least 1, got {n_samples} of {total}")
+    return n_samples / total
+
+
+def average_gradients(model: Module, weight: float | None = None, group: GroupLike = None) -> None:
+    """Replace every gradient of a model by its average over all ranks, after ``loss.backward()``.
+
+    A parameter that has no gradient counts as one with a gradient of zeros, so that all ranks reduce the same ones.
+
+    Parameters
+    ----------
+    model : Module
+        Has the same parameters on all ranks.
+    weight : float, optional
+        Number of samples of this rank's mean loss: the average is then that of all samples, also when ranks hold
+        different numbers. By default all ranks count alike.
+    group : ProcessGroup, optional
+        The ranks; all by default.
+
+    Notes
+    -----
+    Sends each gradient once; bitwise as torch's DDP scales: ``g * fl(1/N)``, summed.
+
+    References
+    ----------
+    "Writing Distributed Applications with PyTorch", ``average_gradients``.
+    """
+    size = get_world_size(group)
+    share = 1 / size if weight is None else sample_share(weight, group=group)
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = np.zeros_like(parameter.data)
+        if share == 0:
+            parameter.grad[...] = 0  # the mean over no samples is no number, and zero times it is none either
+        all_reduce(parameter.grad, ReduceOp.PREMUL_SUM(share), group)

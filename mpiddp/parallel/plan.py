@@ -1,0 +1,65 @@
+"""Which parameters share a bucket: pure arithmetic on sizes, the same on every rank.
+
+Gradients become ready from the last layer to the first. A bucket leaves when its last gradient is there, so a large
+bucket saves messages and a small one leaves early; the one that closes last has nothing left to hide behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+MIB = 1 << 20
+DEFAULT_CAP_BYTES = 25 * MIB
+LAST_CAP_BYTES = 1 * MIB
+"""Cap of the bucket that closes last: torch makes the one that leaves first small, which hides no communication."""
+
+
+def _fill(order: Sequence[int], sizes_bytes: Sequence[int], caps_bytes: Sequence[int]) -> list[list[int]]:
+    """Fill buckets in ``order``; a bucket closes when it reaches its cap, so the parameter that crosses it is in."""
+    buckets: list[list[int]] = []
+    filled, cap = 0, 0
+    for index in order:
+        if filled >= cap:
+            cap = caps_bytes[min(len(buckets), len(caps_bytes) - 1)]
+            filled = 0
+            buckets.append([])
+        buckets[-1].append(index)
+        filled += sizes_bytes[index]
+    return buckets
+
+
+def plan(
+    order: Sequence[int],
+    sizes_bytes: Sequence[int],
+    kinds: Sequence[Hashable],
+    caps_bytes: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """Return the buckets, each a list of parameters, in the order in which they will be complete.
+
+    Parameters
+    ----------
+    order : sequence of int
+        The parameters in the order in which their gradients are expected.
+    sizes_bytes : sequence of int
+        Size of each parameter.
+    kinds : sequence
+        Dtype (and device) of each parameter; kinds never share a bucket.
+    caps_bytes : sequence of int, optional
+        Caps of the first, second, ... bucket of each kind, the last one for all that follow. By default 25 MiB, and
+        1 MiB for the bucket that closes last.
+
+    Examples
+    --------
+    >>> plan([3, 2, 1, 0], [4, 4, 4, 4], "aaaa", caps_bytes=[8])
+    [[3, 2], [1, 0]]
+    """
+    buckets: list[list[int]] = []
+    for kind in dict.fromkeys(kinds):
+        mine = [index for index in order if kinds[index] == kind]
+        if caps_bytes is not None:
+            buckets += _fill(mine, sizes_bytes, caps_bytes)
+        else:
+            from_behind = _fill(mine[::-1], sizes_bytes, [LAST_CAP_BYTES, DEFAULT_CAP_BYTES])
+            buckets += [bucket[::-1] for bucket in from_behind[::-1]]
+    place = {index: position for position, index in enumerate(order)}
+    return sorted(buckets, key=lambda bucket: place[bucket[-1]])

@@ -1,0 +1,263 @@
+"""The reducer: sends each bucket when its last gradient is there, while backward makes the others.
+
+One gradient's way: autograd writes it into its bucket and calls the parameter's hook; the bucket's last hook submits an
+all-reduce of the bucket; later hooks poll, which is what moves it; the end of backward waits. Buckets are submitted in
+one order on all ranks, whatever the order in which their gradients were made.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpiddp.autograd import RemovableHandle, queue_callback
+from mpiddp.distributed import Future, ProcessGroup, ReduceOp, Work, all_reduce, broadcast
+from mpiddp.mpi.work import poll
+from mpiddp.nn import Parameter
+from mpiddp.typing import Array
+
+from .bucket import GradBucket, lay_out
+from .plan import plan
+
+CommHook = Callable[[Any, GradBucket], Any]
+
+_UNUSED = (
+    "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that"
+    " your module has parameters that were not used in producing loss. Pass find_unused_parameters=True to"
+    " DistributedDataParallel, and make sure that all forward outputs take part in the loss. Parameters that did not"
+    " receive a gradient on rank {rank}: {names}"
+)
+
+
+class Reducer:
+    """Averages the gradients of some parameters over a group, bucket by bucket.
+
+    Parameters
+    ----------
+    named_parameters : sequence of (str, Parameter)
+        In the order of registration; the same on all ranks.
+    group : ProcessGroup
+        The ranks.
+    caps_bytes : sequence of int, optional
+        See `mpiddp.parallel.plan.plan`.
+    find_unused : bool
+        Some parameters may get no gradient in a backward, different ones on different ranks.
+    static_graph : bool
+        The ones that get none are the same in every backward: learned in the first.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, Parameter]],
+        group: ProcessGroup,
+        caps_bytes: Sequence[int] | None,
+        find_unused: bool,
+        static_graph: bool,
+    ) -> None:
+        self._names = [name for name, _ in named_parameters]
+        self._parameters = [parameter for _, parameter in named_parameters]
+        self._group = group
+        self._caps_bytes = caps_bytes
+        self._find_unused = find_unused
+        self._static_graph = static_graph
+        self._hook: CommHook | None = None
+        self._hook_state: Any = None
+        self.share: float | None = None
+        """This rank's share of the samples, or None where all ranks count alike."""
+        self.exposed_s = 0.0
+        """Seconds that backward passes have waited for communication at their ends, in all."""
+        self.backwards = 0
+        """Backward passes that were reduced."""
+        self._running = False
+        self._ready_order: list[int] = []
+        self._next_bucket = 0
+        self._on_their_way: list[tuple[GradBucket, Work | Future]] = []
+        self._used_somewhere: Array | None = None
+        self._arrange(list(reversed(range(len(self._parameters)))))
+        self._handles: list[RemovableHandle] = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))  # type: ignore[arg-type]
+            for index, parameter in enumerate(self._parameters)
+        ]
+
+    # -- layout ----------------------------------------------------------------------------------------------------
+
+    def _plan(self, order: list[int]) -> list[list[int]]:
+        sizes = [parameter.data.nbytes for parameter in self._parameters]
+        kinds = [parameter.dtype for parameter in self._parameters]
+        return plan(order, sizes, kinds, self._caps_bytes)
+
+    def _arrange(self, order: list[int]) -> None:
+        """Lay the parameters out in buckets for gradients that come in ``order``."""
+        chosen = self._plan(order)
+        self._order = order
+        self.buckets = lay_out([[self._parameters[index] for index in bucket] for bucket in chosen], self._group)
+        self._bucket_of = {index: self.buckets[place] for place, bucket in enumerate(chosen) for index in bucket}
+        self._slot_of = {
+            index: slot
+            for bucket, grad_bucket in zip(chosen, self.buckets, strict=True)
+            for index, slot in zip(bucket, grad_bucket.gradients(), strict=True)
+        }
+
+    def _rearrange(self, order_here: list[int]) -> None:
+        """Follow the order in which gradients came on the first rank, where it is not the expected one."""
+        agreed = np.array(order_here, dtype=np.int64)
+        broadcast(agreed, group=self._group, group_src=0)
+        order = agreed.tolist()
+        if list(map(set, self._plan(order))) != list(map(set, self._plan(self._order))):
+            self._arrange(order)
+
+    def bucket_sizes_bytes(self) -> list[int]:
+        """Return the size of each bucket."""
+        return [bucket.buffer().nbytes for bucket in self.buckets]
+
+    # -- hooks -----------------------------------------------------------------------------------------------------
+
+    def register_comm_hook(self, state: object, hook: CommHook) -> None:
+        """Let ``hook(state, bucket)`` reduce the buckets instead of an all-reduce.
+
+        Raises
+        ------
+        RuntimeError
+            If one is registered already, or a backward has been reduced.
+        TypeError
+            If it cannot be called.
+        """
+        if not callable(hook):
+            raise TypeError("Communication hook must be callable.")
+        if self._hook is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        if self.backwards:
+            raise RuntimeError("Communication hook has to be registered before the first backward.")
+        self._hook, self._hook_state = hook, state
+
+    def detach(self) -> None:
+        """Take the hooks off the parameters: their backward is a local matter again."""
+        for handle in self._handles:
+            handle.remove()
+        for parameter in self._parameters:
+            parameter.grad_slot = None
+
+    # -- one backward ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Reduce what the backward that runs now makes, and finish at its end."""
+        if not self._running:
+            self._reset()
+            self._running = True
+            queue_callback(self._finish_backward)
+
+    def _reset(self) -> None:
+        self._ready_order.clear()
+        self._on_their_way.clear()
+        self._next_bucket = 0
+        for bucket in self.buckets:
+            bucket.pending = len(bucket.parameters())
+
+    def abandon(self) -> None:
+        """Forget a backward that ended in an error; what it has sent is on its way and will be overwritten."""
+        self._running = False
+
+    def _ready(self, index: int, parameter: Parameter) -> None:
+        """Take note of a final gradient, and send what is complete."""
+        if not self._running:
+            return
+        self._ready_order.append(index)
+        self._keep(index, parameter)
+        bucket = self._bucket_of[index]
+        bucket.pending -= 1
+        if bucket.pending == 0:
+            self._send_complete()
+        poll()
+
+    def _keep(self, index: int, parameter: Parameter) -> None:
+        """Move a gradient that the program put elsewhere into its bucket."""
+        slot = self._slot_of[index]
+        if parameter.grad is not slot and parameter.grad is not None:
+            slot[...] = parameter.grad
+            parameter.grad = slot
+
+    def _send_complete(self) -> None:
+        """Submit the complete buckets that are next in order."""
+        while self._next_bucket < len(self.buckets) and self.buckets[self._next_bucket].pending == 0:
+            bucket = self.buckets[self._next_bucket]
+            self._next_bucket += 1
+            self._on_their_way.append((bucket, self._send(bucket)))
+
+    def _send(self, bucket: GradBucket) -> Work | Future:
+        buffer, size = bucket.buffer(), self._group.size()
+        share = 1 / size if self.share is None else self.share
+        if share == 0:
+            buffer[...] = 0  # the mean over no samples is no number, and zero times it is none either
+        if self._hook is None:
+            op = ReduceOp.SUM if share == 1 else ReduceOp.PREMUL_SUM(share)
+            work = all_reduce(buffer, op, self._group, async_op=True)
+            assert work is not None
+            return work
+        if self.share is not None:
+            buffer *= buffer.dtype.type(share * size)  # a hook divides by the number of ranks itself
+        outcome = self._hook(self._hook_state, bucket)
+        if not isinstance(outcome, (Work, Future)):
+            raise RuntimeError(
+                "DDP communication hook's callback must return a Future or a Work, but got"
+                f" {type(outcome).__module__}.{type(outcome).__qualname__}"
+            )
+        return outcome
+
+    def contribute_nothing(self) -> None:
+        """Take part in a backward of the other ranks with gradients of zero, and receive its result."""
+        self._reset()
+        self._finish_backward()
+
+    def _finish_backward(self) -> None:
+        """Send the rest, wait for everything, and settle what becomes of parameters without a gradient."""
+        self._running = False
+        came = set(self._ready_order)
+        silent = [index for index in self._order if index not in came]
+        for index in silent:
+            parameter = self._parameters[index]
+            if parameter.grad is None:
+                self._slot_of[index][...] = 0
+            else:
+                self._keep(index, parameter)  # of an earlier backward that was not reduced
+            self._bucket_of[index].pending -= 1
+        unused = [index for index in silent if self._parameters[index].grad is None]
+        self._send_complete()
+        used_somewhere = self._agree_on_use(unused)
+        self._wait()
+        self.backwards += 1
+        for index in unused:
+            if used_somewhere is None or used_somewhere[index]:
+                self._parameters[index].grad = self._slot_of[index]
+        if unused and used_somewhere is None and self.share != 0:
+            names = ", ".join(self._names[index] for index in unused)
+            raise RuntimeError(_UNUSED.format(rank=self._group.rank(), names=names))
+        if self.backwards == 1 and not self._find_unused:
+            self._rearrange(self._ready_order + silent)
+
+    def _agree_on_use(self, unused: Sequence[int]) -> Array | None:
+        """Return, for each parameter, whether any rank has a gradient for it; None where all ranks must."""
+        if not (self._find_unused or self._static_graph):
+            return None
+        if self._used_somewhere is None or not self._static_graph:
+            used = np.ones(len(self._parameters), dtype=bool)
+            used[list(unused)] = False
+            all_reduce(used, ReduceOp.MAX, self._group)
+            self._used_somewhere = used
+        return self._used_somewhere
+
+    def _wait(self) -> None:
+        """Wait until all buckets hold their averages."""
+        began = time.perf_counter()
+        for bucket, outcome in self._on_their_way:
+            if isinstance(outcome, Work):
+                outcome.wait()
+                continue
+            value = outcome.wait()
+            result = value[0] if isinstance(value, (list, tuple)) else value
+            bucket.set_buffer(result)
+        self.exposed_s += time.perf_counter() - began
+        self._on_their_way.clear()
