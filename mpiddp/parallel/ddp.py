@@ -140,7 +140,8 @@ class DistributedDataParallel(Module):
         trained = [(name, p) for name, p in named if p.requires_grad]
         if not trained:
             raise RuntimeError(
-                "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+                "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a"
+                " gradient."
             )
         if init_sync:
             check_same_parameters(named, group)

@@ -79,7 +79,7 @@ class Reducer:
         self._used_somewhere: Array | None = None
         self._arrange(list(reversed(range(len(self._parameters)))))
         self._handles: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))  # type: ignore[arg-type]
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
             for index, parameter in enumerate(self._parameters)
         ]
 

@@ -67,7 +67,7 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
     MismatchError
         Names the first array that differs and the rank on which it does.
     """
-    mine = [zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8)) for _, x in named_arrays]
+    mine = [zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data) for _, x in named_arrays]
     everybody: list[list[int]] = [[]] * group.size()
     all_gather_object(everybody, mine, group)
     for rank, theirs in enumerate(everybody):
