@@ -99,7 +99,7 @@ class DistributedSampler(EpochWalk):
             # Never beyond the data set: a position in the padding would mean nothing to another number of ranks.
             self.position = min(self.position + self.num_replicas, n)
             yield index
-        self._end()
+        self._end(min(stop, n))
 
 
 __all__ = ["DistributedSampler"]

@@ -49,7 +49,7 @@ class EpochWalk:
         self.epoch = 0
         self.position = 0
         self._start = 0
-        self._finished_epoch: int | None = None
+        self._finished = False
         self._warned = False
 
     def set_epoch(self, epoch: int) -> None:
@@ -60,6 +60,7 @@ class EpochWalk:
         if epoch != self.epoch:
             self.epoch = epoch
             self.position = self._start = 0
+            self._finished = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return epoch and position, and what makes the order, as plain numbers.
@@ -89,12 +90,12 @@ class EpochWalk:
                     f"the state was saved with {key}={state[key]}, this sampler has {key}={mine}; the order of "
                     f"samples would be another. Make the sampler with {key}={state[key]}, or start a new epoch"
                 )
-        self.epoch = state["epoch"]
+        self.set_epoch(state["epoch"])
         self.position = self._start = state["position"]
 
     def _begin(self) -> tuple[Array, int]:
         """Return the epoch's order and the position from which to walk it; used up by one iteration."""
-        if self.shuffle and self._start == 0 and self._finished_epoch == self.epoch and not self._warned:
+        if self.shuffle and self._finished and self._start == 0 and not self._warned:
             self._warned = True
             warnings.warn(
                 f"epoch {self.epoch} is iterated a second time, in the same order; call set_epoch(epoch) on the loader "
@@ -104,9 +105,10 @@ class EpochWalk:
         self.position, self._start = self._start, 0
         return epoch_order(len(self.dataset), shuffle=self.shuffle, seed=self.seed, epoch=self.epoch), self.position
 
-    def _end(self) -> None:
-        """Note that the epoch has been walked to its end."""
-        self._finished_epoch = self.epoch
+    def _end(self, position: int) -> None:
+        """Note that the epoch has been walked to its end, which is at ``position``."""
+        self.position = position
+        self._finished = True
 
 
 __all__ = ["EpochWalk"]

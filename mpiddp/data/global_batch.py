@@ -118,7 +118,7 @@ class GlobalBatchSampler(EpochWalk):
             self.position = begin + len(batch)
             self.current = BatchShare(begin // self.batch_size, len(mine), len(batch))
             yield mine if len(mine) else batch[:1]
-        self._end()
+        self._end(self.position)
 
 
 __all__ = ["BatchShare", "GlobalBatchSampler"]

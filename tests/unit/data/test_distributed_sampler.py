@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import warnings
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpiddp.data import DistributedSampler, randperm
+
+
+def shares(n: int, replicas: int, **options: Any) -> list[list[int]]:
+    return [list(DistributedSampler(range(n), replicas, rank, **options)) for rank in range(replicas)]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7, 16])
+def test_equals_torch(replicas: int, shuffle: bool, drop_last: bool) -> None:
+    torch = pytest.importorskip("torch")
+    theirs_class = torch.utils.data.distributed.DistributedSampler
+    for n in [1, 2, 3, 5, 6, 7, 8, 10, 15, 16, 17, 33, 100, 1437]:
+        for rank in {0, 1 % replicas, replicas - 1}:
+            for seed, epoch in [(0, 0), (0, 1), (1234, 17)]:
+                options = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
+                mine = DistributedSampler(range(n), replicas, rank, **options)
+                theirs = theirs_class(range(n), replicas, rank, **options)
+                mine.set_epoch(epoch)
+                theirs.set_epoch(epoch)
+                where = n, replicas, rank, options, epoch
+                assert list(mine) == list(theirs), where
+                assert (len(mine), mine.num_samples, mine.total_size) == (
+                    len(theirs),
+                    theirs.num_samples,
+                    theirs.total_size,
+                ), where
+
+
+def test_known_shares() -> None:
+    # Measured with torch 2.13, for environments without it.
+    assert shares(10, 3, shuffle=False) == [[0, 3, 6, 9], [1, 4, 7, 0], [2, 5, 8, 1]]
+    assert shares(1, 3) == [[0], [0], [0]]
+    assert shares(2, 3, drop_last=True) == [[], [], []]
+    assert shares(0, 3) == [[], [], []]
+    assert shares(10, 1, seed=1) == [randperm(10, 1).tolist()]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("n", [0, 1, 2, 9, 10, 11, 100])
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 11])
+def test_exact_has_each_sample_once(n: int, replicas: int, shuffle: bool) -> None:
+    parts = shares(n, replicas, shuffle=shuffle, mode="exact")
+    assert sorted(chain.from_iterable(parts)) == list(range(n))
+    lengths = [len(part) for part in parts]
+    assert max(lengths) - min(lengths) <= 1 and lengths == sorted(lengths, reverse=True)
+    assert lengths == [len(DistributedSampler(range(n), replicas, r, mode="exact")) for r in range(replicas)]
+
+
+@pytest.mark.parametrize("mode", ["pad", "exact"])
+@pytest.mark.parametrize("now", [1, 2, 3, 5])
+@pytest.mark.parametrize("before", [1, 3, 4])
+def test_resuming_loses_and_repeats_nothing(before: int, now: int, mode: Any) -> None:
+    n = 23
+    for consumed in range(-(-n // before) + 1):
+        samplers = [DistributedSampler(range(n), before, rank, seed=5, mode=mode) for rank in range(before)]
+        seen = []
+        for sampler in samplers:
+            sampler.set_epoch(3)
+            seen += list(islice(sampler, consumed))
+        state = json.loads(json.dumps(samplers[0].state_dict()))
+        rest = []
+        for rank in range(now):
+            sampler = DistributedSampler(range(n), now, rank, seed=5, mode=mode)
+            sampler.load_state_dict(state)
+            sampler.set_epoch(3)
+            rest += list(sampler)
+            assert sampler.position == n
+        assert set(seen) | set(rest) == set(range(n))
+        if mode == "exact":
+            assert sorted(seen + rest) == list(range(n))
+        else:
+            assert len(rest) == -(-max(n - consumed * before, 0) // now) * now
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("n", [23, 24, 2])
+def test_resuming_on_the_same_ranks_goes_on_exactly(n: int, drop_last: bool) -> None:
+    for rank in range(4):
+        whole = list(DistributedSampler(range(n), 4, rank, drop_last=drop_last))
+        for consumed in range(len(whole) + 1):
+            first = DistributedSampler(range(n), 4, rank, drop_last=drop_last)
+            iterator = iter(first)
+            head = [next(iterator) for _ in range(consumed)]
+            second = DistributedSampler(range(n), 4, rank, drop_last=drop_last)
+            second.load_state_dict(first.state_dict())
+            assert head + list(second) == whole
+            second.set_epoch(1)
+            second.set_epoch(0)
+            assert list(second) == whole, "the position is for one iteration"
+
+
+def test_set_epoch() -> None:
+    sampler = DistributedSampler(range(20), 2, 0)
+    iterator = iter(sampler)
+    next(iterator)
+    state = sampler.state_dict()
+    assert state["epoch"] == 0 and state["position"] == 2
+    sampler.set_epoch(1)
+    assert sampler.state_dict()["position"] == 0
+    sampler.load_state_dict({**state, "epoch": 4})
+    sampler.set_epoch(4)
+    assert len(list(sampler)) == 9, "the restored epoch keeps its position"
+    sampler.load_state_dict({**state, "epoch": 4})
+    sampler.set_epoch(5)
+    assert len(list(sampler)) == 10, "another epoch begins at its start"
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [({"seed": 1}, "seed=0.*seed=1"), ({"shuffle": False}, "shuffle=True.*shuffle=False")],
+)
+def test_a_state_of_another_order_is_refused(other: dict[str, Any], text: str) -> None:
+    state = DistributedSampler(range(20), 2, 0).state_dict()
+    with pytest.raises(ValueError, match=text):
+        DistributedSampler(range(20), 2, 0, **other).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"length=20.*length=21"):
+        DistributedSampler(range(21), 2, 0).load_state_dict(state)
+
+
+def test_warns_once_when_set_epoch_is_forgotten() -> None:
+    sampler = DistributedSampler(range(6), 2, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        next(iter(sampler))  # a look at the first sample is not an epoch
+        list(sampler)
+        sampler.set_epoch(1)
+        list(sampler)
+    with pytest.warns(UserWarning, match=r"epoch 1 is iterated a second time.*set_epoch"):
+        list(sampler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(sampler)
+        unshuffled = DistributedSampler(range(6), 2, 0, shuffle=False)
+        assert list(unshuffled) == list(unshuffled)
+
+
+@pytest.mark.parametrize("rank", [-1, 3, 4])
+def test_refuses_ranks_that_are_none(rank: int) -> None:
+    with pytest.raises(ValueError, match=rf"Invalid rank {rank}, rank should be in the interval \[0, 2\]"):
+        DistributedSampler(range(3), 3, rank)
+
+
+def test_refuses_contradictions() -> None:
+    with pytest.raises(ValueError, match="'pad' and 'exact', got 'wrap'"):
+        DistributedSampler(range(3), 1, 0, mode="wrap")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="drops nothing"):
+        DistributedSampler(range(3), 1, 0, drop_last=True, mode="exact")
+
+
+def test_defaults_to_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpiddp.data.epoch.get_rank", lambda: 2)
+    monkeypatch.setattr("mpiddp.data.epoch.get_world_size", lambda: 5)
+    assert np.array_equal(list(DistributedSampler(range(10), shuffle=False)), [2, 7])
+    assert np.array_equal(list(DistributedSampler(range(10), 3, shuffle=False)), [2, 5, 8, 1])
