@@ -1,0 +1,187 @@
+"""Every operation of the tensor against central differences in float64, and against torch where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpiddp.autograd import Function, Tensor, cat, gradcheck, maximum, minimum, stack, where
+
+
+def draw(*shapes: tuple[int, ...], low: float = -2.0, high: float = 2.0, seed: int = 0) -> list[np.ndarray]:
+    """Values with nothing near a kink at 0."""
+    rng = np.random.default_rng(seed)
+    arrays = [rng.uniform(low, high, shape) for shape in shapes]
+    return [np.where(np.abs(array) < 0.05, 0.3, array) for array in arrays]
+
+
+MASK = np.array([[True, False, True], [False, False, True]])
+
+# name, function of tensors, inputs; the function must make sense for torch's tensors too
+COMMON: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
+    ("add", lambda a, b: a + b, draw((2, 3), (2, 3))),
+    ("add broadcast", lambda a, b: a + b, draw((4, 1, 3), (2, 1))),
+    ("add scalar tensor", lambda a, b: a + b, draw((2, 3), ())),
+    ("numbers", lambda a: 3 - a * 2 + 1, draw((2, 3))),
+    ("subtract broadcast", lambda a, b: a - b, draw((3,), (2, 1))),
+    ("multiply broadcast", lambda a, b: a * b, draw((1, 3), (5, 2, 1))),
+    ("square by product", lambda a: a * a, draw((2, 3))),
+    ("divide", lambda a, b: a / b, draw((2, 3), (3,), low=0.5)),
+    ("number divided", lambda a: 2 / a, draw((2, 3), low=0.5)),
+    ("power number", lambda a: a**3, draw((2, 3))),
+    ("power zero", lambda a: a**0, draw((2, 3))),
+    ("power tensor", lambda a, b: a**b, draw((2, 3), (3,), low=0.3)),
+    ("number to the power", lambda a: 2**a, draw((2, 3))),
+    ("negative", lambda a: -a, draw((3,))),
+    ("abs", lambda a: abs(a), draw((2, 3))),
+    ("exp", lambda a: a.exp(), draw((2, 3))),
+    ("log", lambda a: a.log(), draw((2, 3), low=0.2)),
+    ("sqrt", lambda a: a.sqrt(), draw((2, 3), low=0.2)),
+    ("sin cos", lambda a: a.sin() * a.cos(), draw((2, 3))),
+    ("tanh", lambda a: a.tanh(), draw((2, 3))),
+    ("sigmoid", lambda a: a.sigmoid(), draw((2, 3), low=-30, high=30)),
+    ("clamp", lambda a: a.clamp(-0.5, 1.0), draw((4, 5))),
+    ("clamp one side", lambda a: a.clamp(max=0.5), draw((4, 5))),
+    ("matmul", lambda a, b: a @ b, draw((2, 3), (3, 4))),
+    ("matmul vector right", lambda a, b: a @ b, draw((2, 3), (3,))),
+    ("matmul vector left", lambda a, b: a @ b, draw((3,), (3, 2))),
+    ("dot", lambda a, b: a @ b, draw((3,), (3,))),
+    ("matmul stack", lambda a, b: a @ b, draw((2, 3, 4), (2, 4, 5))),
+    ("matmul stack by one", lambda a, b: a @ b, draw((2, 5, 3, 4), (4, 2))),
+    ("matmul one by stack", lambda a, b: a @ b, draw((3, 4), (5, 4, 2))),
+    ("matmul broadcast", lambda a, b: a @ b, draw((2, 1, 3, 4), (5, 4, 2))),
+    ("matmul stack by vector", lambda a, b: a @ b, draw((2, 3, 4), (4,))),
+    ("matmul vector by stack", lambda a, b: a @ b, draw((4,), (2, 4, 3))),
+    ("matmul itself", lambda a: a @ a, draw((3, 3))),
+    ("sum", lambda a: a.sum(), draw((2, 3))),
+    ("sum axis", lambda a: a.sum(1), draw((2, 3, 4))),
+    ("sum negative axis keepdim", lambda a: a.sum(-2, keepdim=True), draw((2, 3, 4))),
+    ("sum axes", lambda a: a.sum((0, 2)), draw((2, 3, 4))),
+    ("mean", lambda a: a.mean(), draw((2, 3))),
+    ("mean axes", lambda a: a.mean((0, -1), keepdim=True), draw((2, 3, 4))),
+    ("var", lambda a: a.var(0), draw((5, 3))),
+    ("amax", lambda a: a.amax((0, 2)), draw((2, 3, 4))),
+    ("amin", lambda a: a.amin(1, keepdim=True), draw((2, 3, 4))),
+    ("max", lambda a: a.max(), draw((2, 3))),
+    ("max values", lambda a: a.max(1)[0], draw((2, 3, 4))),
+    ("min values keepdim", lambda a: a.min(-1, keepdim=True)[0], draw((2, 3, 4))),
+    ("cumsum", lambda a: a.cumsum(1), draw((2, 4, 3))),
+    ("reshape", lambda a: a.reshape(3, -1), draw((2, 3, 2))),
+    ("view tuple", lambda a: a.view((6, 2)), draw((2, 3, 2))),
+    ("flatten", lambda a: a.flatten(1), draw((2, 3, 2))),
+    ("T", lambda a: a.T * 2, draw((2, 3))),
+    ("transpose", lambda a: a.transpose(0, -1), draw((2, 3, 4))),
+    ("permute", lambda a: a.permute(2, 0, 1), draw((2, 3, 4))),
+    ("permute negative", lambda a: a.permute(-1, 0, 1), draw((2, 3, 4))),
+    ("squeeze unsqueeze", lambda a: a.squeeze(1).unsqueeze(-1).unsqueeze(0), draw((2, 1, 3))),
+    ("expand", lambda a: a.expand(4, 2, 3), draw((2, 1))),
+    ("expand keep", lambda a: a.expand(-1, 3), draw((2, 1))),
+    ("index row", lambda a: a[1], draw((2, 3))),
+    ("index negative", lambda a: a[-1, ..., 1], draw((2, 3, 4))),
+    ("index slices", lambda a: a[:, 1:, ::2], draw((2, 3, 5))),
+    ("index new axis", lambda a: a[:, None, 1], draw((2, 3))),
+    ("index repeated", lambda a: a[[0, 0, -1, 1, 0]], draw((3, 2))),
+    ("index pairs", lambda a: a[[0, 1, 0], [2, 2, 2]], draw((2, 3))),
+    ("index mask", lambda a: a[MASK], draw((2, 3))),
+    ("iterate", lambda a: sum(row * row for row in a), draw((3, 2))),
+]
+OWN: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
+    ("where", lambda a, b: where(MASK, a, b), draw((2, 3), (3,))),
+    ("where number", lambda a: where(MASK, a, 0.0), draw((2, 3))),
+    ("maximum", maximum, draw((2, 3), (3,))),
+    ("minimum number", lambda a: minimum(a, 0.5), draw((2, 3))),
+    ("cat", lambda a, b: cat([a, b, a], -1), draw((2, 3), (2, 2))),
+    ("stack", lambda a, b: stack([a, b], 1), draw((2, 3), (2, 3))),
+    ("array on the left", lambda a: np.arange(3.0) * a, draw((2, 3))),
+    ("array @ tensor", lambda a: np.arange(6.0).reshape(2, 3) @ a, draw((3, 2))),
+]
+
+
+@pytest.mark.parametrize(("function", "inputs"), [case[1:] for case in COMMON + OWN], ids=[c[0] for c in COMMON + OWN])
+def test_central_differences(function: Callable[..., Tensor], inputs: list[np.ndarray]) -> None:
+    assert gradcheck(function, inputs)
+
+
+@pytest.mark.parametrize(("function", "inputs"), [case[1:] for case in COMMON], ids=[c[0] for c in COMMON])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_torch(function: Callable[..., Any], inputs: list[np.ndarray], dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    ours = [Tensor(array.astype(dtype), requires_grad=True) for array in inputs]
+    theirs = [torch.tensor(array.astype(dtype), requires_grad=True) for array in inputs]
+    out, expected = function(*ours), function(*theirs)
+    assert out.shape == tuple(expected.shape)
+    assert out.dtype == dtype
+    weights = np.random.default_rng(1).normal(size=out.shape).astype(dtype)
+    out.backward(weights)
+    expected.backward(torch.from_numpy(np.asarray(weights)))
+    tolerance = 1e-12 if dtype == "float64" else 2e-5
+    np.testing.assert_allclose(out.detach().numpy(), expected.detach().numpy(), rtol=tolerance, atol=tolerance)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.grad is not None and mine.grad.dtype == dtype and mine.grad.flags.c_contiguous
+        np.testing.assert_allclose(mine.grad, other.grad.numpy(), rtol=tolerance, atol=tolerance)
+
+
+def test_ties_share_the_gradient() -> None:
+    x = Tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], requires_grad=True)
+    x.amax(1).sum().backward()
+    np.testing.assert_allclose(x.grad, [[0, 0.5, 0.5], [1 / 3, 1 / 3, 1 / 3]], rtol=1e-6)
+    a, b = Tensor([1.0, 2.0], requires_grad=True), Tensor([1.0, 3.0], requires_grad=True)
+    maximum(a, b).sum().backward()
+    np.testing.assert_array_equal(a.grad, [0.5, 0.0])
+    np.testing.assert_array_equal(b.grad, [0.5, 1.0])
+
+
+def test_power_at_zero() -> None:
+    x, n = Tensor([0.0, 2.0], requires_grad=True), Tensor([0.0, 0.0], requires_grad=True)
+    (x**n).sum().backward()
+    np.testing.assert_array_equal(x.grad, [0.0, 0.0])
+    np.testing.assert_allclose(n.grad, [0.0, np.log(2.0)], rtol=1e-6)
+
+
+def test_sigmoid_does_not_overflow() -> None:
+    with np.errstate(all="raise"):
+        out = Tensor(np.array([-1e4, 0.0, 1e4], np.float32)).sigmoid()
+    np.testing.assert_array_equal(out.data, [0, 0.5, 1])
+
+
+def test_cast_returns_the_gradient_in_the_first_dtype() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    (x.to(np.float64) * np.array([1 / 3, 1.0])).sum().backward()
+    assert x.grad is not None and x.grad.dtype == np.float32
+    assert x.to(np.float32) is x
+
+
+def test_mixed_dtypes_leave_the_leaf_its_own() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    (x * np.array([3.0, 4.0])).sum().backward()
+    assert x.grad is not None and x.grad.dtype == np.float32
+    np.testing.assert_array_equal(x.grad, [3, 4])
+
+
+def test_gradcheck_names_the_worst_element() -> None:
+    class Wrong(Function):
+        def forward(self, x: np.ndarray) -> np.ndarray:
+            return x * 2
+
+        def backward(self, grad: np.ndarray) -> np.ndarray:
+            result = grad * 2
+            result[1, 2] += 5
+            return result
+
+    with pytest.raises(AssertionError, match=r"gradient of input 1 at \[1, 2\]"):
+        gradcheck(lambda a, b: a + Wrong.apply(b), draw((2, 3), (2, 3)))
+
+
+def test_gradcheck_sees_nan() -> None:
+    class Nan(Function):
+        def forward(self, x: np.ndarray) -> np.ndarray:
+            return x * 2
+
+        def backward(self, grad: np.ndarray) -> np.ndarray:
+            return grad * np.nan
+
+    with pytest.raises(AssertionError):
+        gradcheck(Nan.apply, draw((2,)))
