@@ -43,7 +43,7 @@ def perform(
     if not async_op and not work.unfinished and timeout is None:
         operation.running = what
         try:
-            return work.drive(algorithm(link.direct, *args))
+            return work.drive(algorithm(link, *args))
         finally:
             operation.running = None
     submitted = link.queue.submit(algorithm(link, *args), what, list(outputs))

@@ -5,13 +5,12 @@ what their later steps send (see `work`), and the mailbox has one for point to p
 must not meet the messages of a ring. On several nodes, ``node_now`` and ``node_later`` join the ranks of this node; on
 one they are the group's own. All ranks make them together, and `close` alone frees them: never garbage collection,
 whose time differs from rank to rank.
+
+Steps call the non-blocking collectives only, in blocking operations too: MPI does not match the two kinds with each
+other (tried: both libraries hang), and whether another rank may block depends on where its program waits.
 """
 
 from __future__ import annotations
-
-import copy
-from collections.abc import Callable
-from typing import Any
 
 from mpiddp.errors import DistError
 
@@ -19,46 +18,6 @@ from .library import MPI
 from .mailbox import Mailbox
 from .runtime import World
 from .work import Queue
-
-
-class _Complete:
-    """What a call returns that has already finished."""
-
-    def Test(self) -> bool:  # noqa: N802
-        return True
-
-    def Wait(self) -> None:  # noqa: N802
-        return None
-
-
-_COMPLETE = _Complete()
-
-
-class _Immediate:
-    """A communicator whose non-blocking collectives are their blocking forms, which MPI does faster.
-
-    The same steps of an algorithm serve both ways of calling it. Point to point stays non-blocking: two ranks that
-    send to each other must not wait for each other.
-    """
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._comm, name)
-        if name.startswith("I") and name[1:].capitalize() == name[1:] and name not in ("Isend", "Irecv"):
-            call = _completed(getattr(self._comm, name[1:].capitalize()))
-        self.__dict__[name] = call
-        return call
-
-
-def _completed(blocking: Callable[..., object]) -> Callable[..., _Complete]:
-    def call(*args: object, **options: object) -> _Complete:
-        blocking(*args, **options)
-        return _COMPLETE
-
-    return call
-
 
 _created = 0
 
@@ -102,14 +61,6 @@ class Link:
         self.node_now: MPI.Intracomm = comm if self.one_node else comm.Split(self.nodes[self.rank], self.rank)  # type: ignore[assignment]
         self.node_later = self.later if self.one_node else self.node_now.Dup()
         self.closed = False
-        self.direct = self._direct()
-        """The same link for operations that run to their end in the call."""
-
-    def _direct(self) -> Link:
-        direct = copy.copy(self)
-        direct.now, direct.later = _Immediate(self.now), _Immediate(self.later)  # type: ignore[assignment]
-        direct.node_now, direct.node_later = _Immediate(self.node_now), _Immediate(self.node_later)  # type: ignore[assignment]
-        return direct
 
     def __str__(self) -> str:
         if self.ranks == tuple(range(self.world.size)):
