@@ -1,7 +1,7 @@
 """The backward pass: walk the nodes behind a loss from the last to the first, and add up gradients in the leaves.
 
-Imports ``function``, ``mode`` and ``variable``. A node's sequence number is larger than those of the nodes it hangs on, so
-one sort gives the order, and each node has the whole gradient of its output when its turn comes.
+Imports ``function``, ``mode`` and ``variable``. A node's sequence number is larger than those of the nodes it hangs on,
+so one sort gives the order, and each node has the whole gradient of its output when its turn comes.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class Tensor(Variable):
 
     Notes
     -----
-    Gradients accumulate as torch's: ``backward`` adds to ``grad``; ``grad = None`` starts anew. A tensor that requires a
-    gradient does not turn into a NumPy array by itself: say ``detach()``.
+    Gradients accumulate as torch's: ``backward`` adds to ``grad``; ``grad = None`` starts anew. A tensor that requires
+    a gradient does not turn into a NumPy array by itself: say ``detach()``.
 
     References
     ----------
@@ -137,8 +137,8 @@ class Tensor(Variable):
         """The array to communicate, in place."""
         if self.grad_fn is not None and self.requires_grad:
             raise ArrayError(
-                f"expected an array or a leaf tensor, got a tensor of shape {self.shape} that {self.grad_fn!r} made and "
-                "that requires grad: autograd would not see it change; pass tensor.detach()"
+                f"expected an array or a leaf tensor, got a tensor of shape {self.shape} that {self.grad_fn!r} made "
+                "and that requires grad: autograd would not see it change; pass tensor.detach()"
             )
         return self.data
 
@@ -174,7 +174,8 @@ class Tensor(Variable):
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if self.grad_fn is not None:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment."
             )
         # A copy has arrays of its own: neither the slot, which belongs to a bucket, nor the hooks go with it.
         twin = type(self).__new__(type(self))
@@ -191,8 +192,8 @@ class Tensor(Variable):
         """Let gradients flow to this leaf, or not; return it."""
         if self.grad_fn is not None and not requires_grad:
             raise RuntimeError(
-                "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in a "
-                "subgraph that doesn't require differentiation use var_no_grad = var.detach()."
+                "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in "
+                "a subgraph that doesn't require differentiation use var_no_grad = var.detach()."
             )
         if requires_grad and not is_differentiable(self.data):
             raise RuntimeError("only Tensors of floating point and complex dtype can require gradients")

@@ -6,13 +6,12 @@ Imports the namespace lookup and the hooks' handle. The operators that make a :c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
-if TYPE_CHECKING:
-    from .hooks import Hooks
+from .hooks import Hooks
 
 
 def as_array(data: Any) -> Array:

@@ -13,10 +13,10 @@ _KEEP_BELOW_BYTES = 1 << 30
 def tune_allocator() -> bool:
     """Let the process keep the memory of arrays that it frees, for the next ones.
 
-    glibc gets every array of more than 128 KiB (a limit that grows to 32 MiB on its own) from the kernel and gives it back
-    when it is freed, and gives the end of the heap back too. A training step frees what the next one asks for again, and
-    each time every page is mapped, faulted in and zeroed: about half of the time of a step on images of a few MB. With
-    both limits at 1 GiB freed memory stays.
+    glibc gets every array of more than 128 KiB (a limit that grows to 32 MiB on its own) from the kernel and gives it
+    back when it is freed, and gives the end of the heap back too. A training step frees what the next one asks for
+    again, and each time every page is mapped, faulted in and zeroed: about half of the time of a step on images of a
+    few MB. With both limits at 1 GiB freed memory stays.
 
     Call it where a program starts, before large arrays are made: it concerns the whole process, so it is not the
     library's to do on import.

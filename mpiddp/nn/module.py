@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from mpiddp.autograd import RemovableHandle
+from mpiddp.autograd import RemovableHandle, Tensor
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
@@ -21,14 +21,14 @@ from .parameter import Parameter
 class Module:
     """A part of a model.
 
-    A subclass calls ``super().__init__()``, assigns parameters and modules to attributes, and defines ``forward``. Calling
-    the module runs its forward hooks around it.
+    A subclass calls ``super().__init__()``, assigns parameters and modules to attributes, and defines ``forward``.
+    Calling the module runs its forward hooks around it.
 
     Notes
     -----
-    Buffers are arrays, not tensors. ``state_dict`` holds the live arrays, not copies: ``copy.deepcopy`` it to keep a moment;
-    ``load_state_dict`` writes into the arrays that are there, so views of them, such as a flat array of all parameters, stay
-    valid.
+    Buffers are arrays, not tensors. ``state_dict`` holds the live arrays, not copies: ``copy.deepcopy`` it to keep a
+    moment; ``load_state_dict`` writes into the arrays that are there, so views of them, such as a flat array of all
+    parameters, stay valid.
 
     References
     ----------
@@ -71,6 +71,7 @@ class Module:
         raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what ``forward`` returns, with the hooks run before and after it."""
         for hook in tuple(self._forward_pre_hooks.values()):
             changed = hook(self, args)
             if changed is not None:
@@ -102,13 +103,15 @@ class Module:
         elif name in self._parameters:
             if value is not None:
                 raise TypeError(
-                    f"cannot assign '{type(value).__name__}' as parameter '{name}' (mpiddp.nn.Parameter or None expected)"
+                    f"cannot assign '{type(value).__name__}' as parameter '{name}' "
+                    "(mpiddp.nn.Parameter or None expected)"
                 )
             self._parameters[name] = None
         elif name in self._modules:
             if value is not None:
                 raise TypeError(
-                    f"cannot assign '{type(value).__name__}' as child module '{name}' (mpiddp.nn.Module or None expected)"
+                    f"cannot assign '{type(value).__name__}' as child module '{name}' "
+                    "(mpiddp.nn.Module or None expected)"
                 )
             self._modules[name] = None
         elif name in self._buffers:
@@ -147,7 +150,8 @@ class Module:
         self._check_name(name, "parameter")
         if param is not None and not isinstance(param, Parameter):
             raise TypeError(
-                f"cannot assign '{type(param).__name__}' object to parameter '{name}' (mpiddp.nn.Parameter or None required)"
+                f"cannot assign '{type(param).__name__}' object to parameter '{name}' "
+                "(mpiddp.nn.Parameter or None required)"
             )
         self._forget(name)
         self._parameters[name] = param
@@ -327,27 +331,23 @@ class Module:
         )
         errors = []
         if strict and result.unexpected_keys:
-            errors.append(
-                "Unexpected key(s) in state_dict: " + ", ".join(f'"{k}"' for k in result.unexpected_keys) + ". "
-            )
+            errors.append(f"Unexpected key(s) in state_dict: {_quoted(result.unexpected_keys)}. ")
         if strict and result.missing_keys:
-            errors.append("Missing key(s) in state_dict: " + ", ".join(f'"{k}"' for k in result.missing_keys) + ". ")
-        pairs = [
-            (key, array, getattr(state_dict[key], "data", None)) for key, array in own.items() if key in state_dict
-        ]
-        arrays = [
-            (key, array, state_dict[key] if value is None or isinstance(value, memoryview) else value)
-            for key, array, value in pairs
-        ]
-        errors += [
-            f"size mismatch for {key}: copying a param with shape {np.shape(value)} from checkpoint, the shape in current "
-            f"model is {array.shape}."
-            for key, array, value in arrays
-            if np.shape(value) != array.shape
-        ]
+            errors.append(f"Missing key(s) in state_dict: {_quoted(result.missing_keys)}. ")
+        pairs = []
+        for key, array in own.items():
+            if key in state_dict:
+                value = state_dict[key]
+                value = value.data if isinstance(value, Tensor) else value
+                pairs.append((array, value))
+                if np.shape(value) != array.shape:
+                    errors.append(
+                        f"size mismatch for {key}: copying a param with shape {np.shape(value)} from checkpoint, the "
+                        f"shape in current model is {array.shape}."
+                    )
         if errors:
             raise RuntimeError(f"Error(s) in loading state_dict for {type(self).__name__}:\n\t" + "\n\t".join(errors))
-        for _, array, value in arrays:
+        for array, value in pairs:
             array[...] = array_namespace(array).asarray(value)
         return result
 
@@ -379,3 +379,8 @@ class IncompatibleKeys:
         if not self.missing_keys and not self.unexpected_keys:
             return "<All keys matched successfully>"
         return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
+
+
+def _quoted(keys: list[str]) -> str:
+    """Return keys as torch lists them."""
+    return ", ".join(f'"{key}"' for key in keys)

@@ -1,8 +1,8 @@
 """Random numbers for initial values and for dropout, from one seed.
 
-Two streams, both PCG64: *values* is the same on every rank, so models start equal; *dropout* is keyed by (seed, rank), so
-ranks drop different units. This package knows no ranks: a layer that does calls :func:`set_stream`. Imports ``device``
-and ``typing``.
+Two streams, both PCG64: *values* is the same on every rank, so models start equal; *dropout* is keyed by (seed, rank),
+so ranks drop different units. This package knows no ranks: a layer that does calls :func:`set_stream`. Imports
+``device`` and ``typing``.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ class Conv2d(Function):
     """Correlation of images (N, C, H, W) with kernels (O, C / G, kh, kw) in G groups.
 
     Every pixel under every kernel position is copied into a matrix, by kernel position: as many strided copies as the
-    kernel has pixels. The matrix is kept for backward; it is kh kw times as large as the output of one channel, for each
-    input channel.
+    kernel has pixels. The matrix is kept for backward; it is kh kw times as large as the output of one channel, for
+    each input channel.
     """
 
     def forward(self, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:

@@ -16,7 +16,8 @@ class Dropout(Function):
     """The values times 0 or 1 / (1 - p); the last ``shared`` axes have one factor for all."""
 
     def forward(self, x: Array, p: float, shared: int) -> Any:
-        self.mask = keep_mask(x[(..., *(slice(1),) * shared)], p)
+        index: Any = (..., *(slice(1),) * shared)
+        self.mask = keep_mask(x[index], p)
         return x * self.mask
 
     def backward(self, grad: Array) -> Any:

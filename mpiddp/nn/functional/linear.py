@@ -15,8 +15,8 @@ from mpiddp.typing import Array
 class Linear(Function):
     """``x @ weight.T + bias`` for x of shape (..., in), weight (out, in), bias (out) or None.
 
-    For x of shape (N, in) the output is stored with the batch innermost, as the transposed of (out, N): that product is a
-    fifth faster with OpenBLAS, and convolutions keep their images like this too. Gradients have the layout of x.
+    For x of shape (N, in) the output is stored with the batch innermost, as the transposed of (out, N): that product is
+    a fifth faster with OpenBLAS, and convolutions keep their images like this too. Gradients have the layout of x.
     """
 
     def forward(self, x: Array, weight: Array, bias: Array | None) -> Array:

@@ -17,8 +17,8 @@ from mpiddp.typing import Array
 class Normalize(Function):
     """``(x - mean) / sqrt(variance + eps) * weight + bias`` with mean and variance of ``x`` itself over ``axes``.
 
-    ``weight`` and ``bias``, or None, broadcast to ``x``. Mean and variance (divided by the number of elements), with the
-    axes kept, are appended to ``statistics``.
+    ``weight`` and ``bias``, or None, broadcast to ``x``. Mean and variance (divided by the number of elements), with
+    the axes kept, are appended to ``statistics``.
     """
 
     def forward(
@@ -177,7 +177,7 @@ def layer_norm(
     shape = tuple(normalized_shape)
     if tuple(input.shape[-len(shape) :]) != shape:
         raise RuntimeError(
-            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but got "
-            f"input of size{list(input.shape)}"
+            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but "
+            f"got input of size {list(input.shape)}"
         )
     return Normalize.apply(input, weight, bias, tuple(range(-len(shape), 0)), eps, [])

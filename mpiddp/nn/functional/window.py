@@ -1,9 +1,9 @@
 """Windows that slide over images: the arithmetic that convolution and pooling share.
 
-An image batch has the shape (N, C, H, W) and may lie in memory in any order. What is written here lies as (C, H, W, N), the batch
-innermost, seen through a transposition: copies and additions of shifted windows then run over W x N neighbours at a time
-instead of W, and one matrix product makes the whole output of a convolution. Elementwise operations keep the order, so
-layers in sequence copy nothing. Imports ``device`` and ``typing``.
+An image batch has the shape (N, C, H, W) and may lie in memory in any order. What is written here lies as (C, H, W, N),
+the batch innermost, seen through a transposition: copies and additions of shifted windows then run over W x N
+neighbours at a time instead of W, and one matrix product makes the whole output of a convolution. Elementwise
+operations keep the order, so layers in sequence copy nothing. Imports ``device`` and ``typing``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Window:
         """Every pixel is in one window."""
 
     def offsets(self) -> Iterator[tuple[int, int, tuple[slice, slice, slice]]]:
-        """Yield each position in the kernel and the index of what it sees: ``image[index]`` has the output's size. The image is (C, H, W, N)."""
+        """Yield each position in the kernel and the index of what it sees in a padded (C, H, W, N)."""
         (step_y, step_x), (height, width) = self.stride, self.output
         for i in range(self.kernel[0]):
             top = i * self.dilation[0]

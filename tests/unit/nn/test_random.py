@@ -1,0 +1,120 @@
+"""The two streams of random numbers: values for all ranks alike, dropout for each its own, both to be saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from mpiddp import nn
+from mpiddp.autograd import Tensor
+from mpiddp.nn import functional as F  # noqa: N812
+
+
+@pytest.fixture(autouse=True)
+def streams() -> Iterator[None]:
+    state = nn.random.get_state()
+    yield
+    nn.random.set_state(state)
+
+
+def mask(n: int = 1000) -> np.ndarray:
+    return F.dropout(np.ones(n, np.float32)).data
+
+
+def test_same_seed_same_values() -> None:
+    nn.manual_seed(5)
+    a = nn.Linear(20, 20).weight.data
+    nn.manual_seed(5)
+    b = nn.Linear(20, 20).weight.data
+    nn.manual_seed(6)
+    c = nn.Linear(20, 20).weight.data
+    np.testing.assert_array_equal(a, b)
+    assert (a != c).any()
+    assert nn.random.initial_seed() == 6
+
+
+def test_ranks_share_values_and_not_dropout() -> None:
+    values, masks = [], []
+    for rank in range(3):
+        nn.random.set_stream(rank)
+        nn.manual_seed(5)
+        masks.append(mask())
+        values.append(nn.Linear(20, 20).weight.data)
+    np.testing.assert_array_equal(values[0], values[1])
+    np.testing.assert_array_equal(values[0], values[2])
+    assert all((masks[i] != masks[j]).any() for i, j in ((0, 1), (1, 2), (0, 2)))
+
+
+def test_order_of_seed_and_rank_does_not_matter() -> None:
+    nn.random.set_stream(2)
+    nn.manual_seed(5)
+    first = mask()
+    nn.random.set_stream(0)
+    nn.manual_seed(5)
+    nn.random.set_stream(2)
+    np.testing.assert_array_equal(mask(), first)
+    second = mask()
+    nn.random.set_stream(2)  # not a new start
+    assert (mask() != first).any() and (second != first).any()
+
+
+def test_dropout_does_not_move_the_values() -> None:
+    nn.manual_seed(5)
+    a = nn.Linear(20, 20).weight.data
+    nn.manual_seed(5)
+    mask()
+    np.testing.assert_array_equal(nn.Linear(20, 20).weight.data, a)
+
+
+def test_state_goes_through_json() -> None:
+    nn.manual_seed(5)
+    nn.random.set_stream(1)
+    mask(7)  # an odd number of float32: half of a 64-bit draw is left over
+    state = json.loads(json.dumps(nn.random.get_state()))
+    masks, values = [mask(33), mask(5)], nn.Linear(3, 3).weight.data
+    nn.manual_seed(99)
+    nn.random.set_stream(0)
+    nn.random.set_state(state)
+    np.testing.assert_array_equal(mask(33), masks[0])
+    np.testing.assert_array_equal(mask(5), masks[1])
+    np.testing.assert_array_equal(nn.Linear(3, 3).weight.data, values)
+    nn.manual_seed(5)  # the stream is part of the state
+    mask(7)
+    np.testing.assert_array_equal(mask(33), masks[0])
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
+def test_dropout_keeps_the_mean(p: float) -> None:
+    x = Tensor(np.full((200, 200), 3.0, np.float32), requires_grad=True)
+    y = F.dropout(x, p)
+    y.sum().backward()
+    kept = y.data != 0
+    assert abs(kept.mean() - (1 - p)) < 0.02
+    if p < 1:
+        np.testing.assert_allclose(y.data[kept], 3 / (1 - p), rtol=1e-6)
+    np.testing.assert_allclose(x.grad, y.data / 3, rtol=1e-6)
+
+
+def test_dropout2d_drops_whole_channels() -> None:
+    x = Tensor(np.ones((16, 32, 3, 5), np.float32), requires_grad=True)
+    y = F.dropout2d(x, 0.4)
+    y.sum().backward()
+    assert ((y.data == y.data[:, :, :1, :1]).all()) and abs((y.data == 0).mean() - 0.4) < 0.1
+    np.testing.assert_array_equal(x.grad, y.data)
+
+
+def test_dropout_is_off_in_evaluation() -> None:
+    x = Tensor(np.ones(10, np.float32))
+    assert nn.Dropout(0.5).eval()(x) is x and F.dropout2d(np.ones((1, 2, 3, 3)), training=False).size == 18
+
+
+def test_memory_order_does_not_change_the_mask() -> None:
+    masks = []
+    for x in (np.ones((6, 5, 4, 3), np.float32), np.ones((5, 4, 3, 6), np.float32).transpose(3, 0, 1, 2)):
+        nn.manual_seed(1)
+        masks.append((F.dropout(x).data, F.dropout2d(x).data))
+    np.testing.assert_array_equal(masks[0][0], masks[1][0])
+    np.testing.assert_array_equal(masks[0][1], masks[1][1])
