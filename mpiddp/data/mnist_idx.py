@@ -6,7 +6,6 @@ Nothing is downloaded unless asked for. The download needs pooch (the extra ``da
 from __future__ import annotations
 
 import gzip
-import importlib
 import math
 from pathlib import Path
 
@@ -107,7 +106,7 @@ def download_mnist(data_dir: Path) -> None:
         If pooch is not installed.
     """
     try:
-        pooch = importlib.import_module("pooch")
+        import pooch
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("downloading MNIST needs pooch: pip install 'mpiddp[data]'") from error
     for name, digest in SHA256.items():

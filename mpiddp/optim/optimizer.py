@@ -75,7 +75,7 @@ class Optimizer(ABC):
         TypeError
             If something in ``params`` is no parameter.
         ValueError
-            If a parameter is in a group already.
+            If a parameter is in a group already, or is no leaf: what was computed has no use for an update.
         """
         params = param_group["params"]
         params = [params] if hasattr(params, "grad") else list(params)
@@ -84,6 +84,8 @@ class Optimizer(ABC):
                 raise TypeError(
                     f"optimizer can only optimize parameters, but one of the params is {type(param).__name__}"
                 )
+            if not getattr(param, "is_leaf", True):
+                raise ValueError("can't optimize a non-leaf Tensor")
         known = {id(param) for group in self.param_groups for param in group["params"]}
         if len({id(param) for param in params} - known) < len(params):
             raise ValueError("some parameters appear twice, or in more than one parameter group")

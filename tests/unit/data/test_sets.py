@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import gzip
 import struct
+import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -158,16 +158,13 @@ def test_download_fetches_by_checksum(tmp_path: Path, monkeypatch: pytest.Monkey
             asked.append((url.rsplit("/", 1)[-1], known_hash, fname))
             write_mnist(path, packed=True)
 
-    monkeypatch.setattr("mpiddp.data.mnist_idx.importlib.import_module", {"pooch": Pooch}.__getitem__)
+    monkeypatch.setitem(sys.modules, "pooch", Pooch)
     assert len(mnist(tmp_path, download=True)) == 6
     assert len(asked) == 4 and all(name == file and len(digest) == 71 for name, digest, file in asked)
 
 
 def test_download_without_pooch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_pooch(name: str) -> Any:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr("mpiddp.data.mnist_idx.importlib.import_module", no_pooch)
+    monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'mpiddp\[data\]'"):
         mnist(tmp_path, download=True)
 
