@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import weakref
 from typing import Any
 
@@ -215,6 +216,17 @@ def test_span(itemsize: Any) -> None:
     whole = span([a, b])
     whole[...] = np.arange(5)
     assert flat[:6].tolist() == [0, 1, 2, 3, 4, 0] and np.shares_memory(whole, octets)
+
+
+def test_span_of_shared_memory() -> None:
+    with mmap.mmap(-1, 4096) as memory:
+        flat = np.frombuffer(memory, np.float32)
+        bucket = flat[8:20]
+        a, b = bucket[:6].reshape(2, 3), bucket[6:]
+        assert adjoin(a, b)
+        span([a, b])[...] = 1.0
+        assert flat.sum() == 12 == flat[8:20].sum()
+        del flat, bucket, a, b
 
 
 def test_neighbours_of_different_arrays_or_types_do_not_adjoin() -> None:
