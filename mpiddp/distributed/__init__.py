@@ -50,6 +50,7 @@ from .init import (
     is_available,
     is_initialized,
 )
+from .memory import symmetric_empty
 from .objects import (
     all_gather_object,
     broadcast_object_list,
@@ -121,4 +122,5 @@ __all__ = [
     "send_object_list",
     "set_device",
     "split_group",
+    "symmetric_empty",
 ]

@@ -2,9 +2,9 @@
 
 A group owns duplicates of its communicator. ``now`` carries what operations send when they are submitted, ``later``
 what their later steps send (see `work`), and the mailbox has one for point to point, whose receives from any source
-must not meet the messages of a ring. On several nodes, ``node_now`` and ``node_later`` join the ranks of this node; on
-one they are the group's own. All ranks make them together, and `close` alone frees them: never garbage collection,
-whose time differs from rank to rank.
+must not meet the messages of a ring. On several nodes, another pair joins the ranks of this node (on one it is the
+group's own), and one communicator joins the ranks that have the same place on their nodes. All ranks make them together,
+and `close` alone frees them: never garbage collection, whose time differs from rank to rank.
 
 Steps call the non-blocking collectives only, in blocking operations too: MPI does not match the two kinds with each
 other (tried: both libraries hang), and whether another rank may block depends on where its program waits.
@@ -12,17 +12,62 @@ other (tried: both libraries hang), and whether another rank may block depends o
 
 from __future__ import annotations
 
+import copy
+from typing import Self
+
 from mpiddp.errors import DistError
 
 from .library import MPI
 from .mailbox import Mailbox
 from .runtime import World
+from .symmetric import Scratch
 from .work import Queue
+
+
+class _Ready:
+    """What has happened already."""
+
+    def Test(self) -> bool:  # noqa: N802
+        return True
+
+    def Wait(self) -> None:  # noqa: N802
+        return None
+
+
+READY = _Ready()
+"""What an algorithm waits for first that does everything at the head of the queue."""
+
+
+class Channel:
+    """Some ranks, and the two communicators on which they run their algorithms.
+
+    Parameters
+    ----------
+    ranks : tuple of int
+        World ranks, in the order of their ranks here.
+    rank : int
+        This process's place among them.
+    now, later : MPI.Intracomm
+        For what is sent when an operation is submitted, and for what its later steps send.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], rank: int, now: MPI.Intracomm, later: MPI.Intracomm) -> None:
+        self.ranks = ranks
+        """World ranks of the members, in the order of their ranks here."""
+        self.rank, self.size = rank, len(ranks)
+        self.now, self.later = now, later
+
+    def after(self) -> Self:
+        """Return the same for an algorithm that runs as a later step of another one: all is sent on ``later``."""
+        changed = copy.copy(self)
+        changed.now = self.later
+        return changed
+
 
 _created = 0
 
 
-class Link:
+class Link(Channel):
     """The connections of one group of ranks.
 
     Parameters
@@ -36,7 +81,7 @@ class Link:
 
     Notes
     -----
-    Collective over the ranks of ``comm``. Three communicators on one node, five on several.
+    Collective over the ranks of ``comm``. Three communicators on one node, six on several.
     """
 
     def __init__(self, world: World, comm: MPI.Intracomm, timeout_s: float) -> None:
@@ -44,23 +89,41 @@ class Link:
         _created += 1
         self.world = world
         self.timeout_s = timeout_s
-        self.rank, self.size = comm.rank, comm.size
         # Ranks may have made different numbers of groups, so the first member names this one, for all.
         made = comm.allgather((world.rank, _created))
-        self.ranks: tuple[int, ...] = tuple(rank for rank, _ in made)
-        """World ranks of the members, in the order of their group ranks."""
+        super().__init__(tuple(rank for rank, _ in made), comm.rank, comm, comm.Dup())
         self.id = (made[0][0] << 40) + made[0][1]
-        self.nodes = tuple(world.nodes[rank] for rank in self.ranks)
-        self.now = comm
-        self.later: MPI.Intracomm = comm.Dup()
         self.mailbox = Mailbox(comm.Dup())
         self.queue = Queue()
         self.sequence = 0
         """Collective operations begun on this rank."""
+        self.scratch = Scratch()
+        self.nodes = tuple(world.nodes[rank] for rank in self.ranks)
         self.one_node = len(set(self.nodes)) == 1
-        self.node_now: MPI.Intracomm = comm if self.one_node else comm.Split(self.nodes[self.rank], self.rank)  # type: ignore[assignment]
-        self.node_later = self.later if self.one_node else self.node_now.Dup()
+        self.node: Channel = self if self.one_node else self._same_node()
+        """The ranks of this node."""
+        self.across: Channel | None = None if self.one_node else self._same_place()
+        """The ranks with this one's place on their nodes; None where some node has nobody in that place."""
         self.closed = False
+
+    def _same_node(self) -> Channel:
+        mine = self.nodes[self.rank]
+        comm = MPI.Intracomm(self.now.Split(mine, self.rank))
+        ranks = tuple(rank for rank, node in zip(self.ranks, self.nodes, strict=True) if node == mine)
+        return Channel(ranks, comm.rank, comm, comm.Dup())
+
+    def _same_place(self) -> Channel | None:
+        places = min(self.nodes.count(node) for node in self.nodes)
+        color = self.node.rank if self.node.rank < places else MPI.UNDEFINED
+        comm = self.now.Split(color, self.nodes[self.rank])
+        if comm == MPI.COMM_NULL:
+            return None
+        ranks = [
+            [rank for rank, node in zip(self.ranks, self.nodes, strict=True) if node == each][self.node.rank]
+            for each in sorted(set(self.nodes))
+        ]
+        # Only steps at the head of the queue use it, so one communicator is enough.
+        return Channel(tuple(ranks), comm.rank, MPI.Intracomm(comm), MPI.Intracomm(comm))
 
     def __str__(self) -> str:
         if self.ranks == tuple(range(self.world.size)):
@@ -86,8 +149,11 @@ class Link:
             raise DistError(f"{self} has operations that are not finished; wait() for them before it is destroyed")
         self.closed = True
         self.mailbox.close()
+        self.scratch.close()
         comms = [self.now, self.later]
         if not self.one_node:
-            comms += [self.node_now, self.node_later]
+            comms += [self.node.now, self.node.later]
+        if self.across is not None:
+            comms.append(self.across.now)
         for comm in comms:
             comm.Free()
