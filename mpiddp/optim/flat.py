@@ -79,7 +79,7 @@ class Stretch:
     ----------
     data, grad : ndarray
         Span the parameters and their gradients: one-dimensional views, or the very arrays of a single parameter that
-        are not contiguous.
+        is not contiguous, or too small to be cut into blocks.
     state : dict of str to ndarray
         Spans the records, which hold views of it.
     """
@@ -87,7 +87,8 @@ class Stretch:
     def __init__(self, data: Sequence[Array], grads: Sequence[Array], records: Sequence[Record]) -> None:
         self._records = records
         self._shapes: list[Shape] = [x.shape for x in data]
-        self._flat = data[0].flags.c_contiguous and grads[0].flags.c_contiguous
+        first, large = data[0], data[0].size > BLOCK
+        self._flat = len(data) > 1 or (large and first.flags.c_contiguous and grads[0].flags.c_contiguous)
         self.data = self._whole(data)
         self.grad = self._whole(grads)
         self.state: dict[str, Array] = {}
