@@ -217,7 +217,7 @@ class Program:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
         for _ in range(50):
-            left = self._members()
+            left = self.members()
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -231,7 +231,7 @@ class Program:
         self.kill()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _members(self) -> list[int]:
+    def members(self) -> list[int]:
         """Return the ids of the living processes that inherited our variable."""
         mark = f"{_JOB}={self._job}".encode()
         members = []

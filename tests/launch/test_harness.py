@@ -1,0 +1,228 @@
+"""The harness itself: what pytest shows when ranks fail, part, or hang; each case a small suite of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from harness import launcher
+
+HERE = Path(__file__).parents[1]
+HEADER = "import os\nimport time\nimport pytest\nfrom mpi4py import MPI\nworld = MPI.COMM_WORLD\n"
+FAST = {"MPIDDP_TEST_LIMIT": "4", "MPIDDP_TEST_GRACE": "1"}
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """Return a function that runs pytest on a suite whose tests/mpi holds ``tests``."""
+    shutil.copytree(HERE / "harness", tmp_path / "tests" / "harness", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(HERE / "conftest.py", tmp_path / "tests")
+    (tmp_path / "tests" / "mpi").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\naddopts = "-ra"\n')
+
+    def run(tests: str, *args: str, ranks: int | None = None, env: dict[str, str | None] | None = None):
+        (tmp_path / "tests" / "mpi" / "test_sample.py").write_text(HEADER + tests)
+        command = [*launcher.launch(ranks), sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+        with launcher.Program(command, {**FAST, **(env or {})}, cwd=tmp_path) as program:
+            return program.wait(120)
+
+    return run
+
+
+def test_passes_on_every_number_of_ranks(suite):
+    done = suite("def test_sum(): assert world.allreduce(1) == world.size\n", "-v")
+    assert done.rc == 0, done
+    for ranks in (1, 2, 3, 4):
+        assert re.search(rf"::test_sum\[np={ranks}\] PASSED", done.stdout), done
+    assert "4 passed" in done.stdout.splitlines()[-1]
+
+
+def test_one_failing_rank_fails_the_test_and_the_next_is_run(suite):
+    tests = """
+def test_fails():
+    print("printed by", world.rank)
+    assert world.rank != 1, "not me"
+
+def test_differs():
+    assert world.rank < 1, f"rank {world.rank} says no"
+
+class TestClass:
+    @pytest.mark.parametrize("n", [1, 2])
+    def test_next(self, n): world.Barrier()
+
+@pytest.mark.mpi(min_size=4)
+def test_min(): raise AssertionError
+
+@pytest.mark.mpi_skip
+def test_skip(): raise AssertionError
+"""
+    done = suite(tests, "--ranks", "3", "-v")
+    assert done.rc == 1, done
+    assert "test_fails[np=3] (rank 1 of 3)" in done.stdout, done
+    assert "AssertionError: not me" in done.stdout, done
+    assert "printed by 1" in done.stdout, done
+    assert "no failure on ranks 0, 2" in done.stdout, done
+    assert "rank 1 says no" in done.stdout, done
+    assert "rank 2 says no" in done.stdout, done
+    assert "::TestClass::test_next[2][np=3] PASSED" in done.stdout, done
+    assert "2 failed, 2 passed, 2 skipped" in done.stdout.splitlines()[-1], done
+
+
+def test_ranks_that_part_or_hang_end_with_all_their_stacks(suite):
+    tests = """
+def wait_for(source):
+    world.recv(source=source)
+
+def test_parts():
+    assert world.rank != 1, "not me"
+    world.Barrier()
+
+def test_deadlock():
+    wait_for((world.rank + 1) % world.size)
+
+def test_loop():
+    while world.rank == 0:
+        pass
+
+def test_next():
+    world.Barrier()
+"""
+    done = suite(tests, "--ranks", "3")
+    assert done.rc == 1, done
+    assert "AssertionError: not me" in done.stdout, done
+    assert len(re.findall(r"\[rank [02]/3 .*\] is here.*\n.*\n.*in test_parts", done.stdout)) == 2, done
+    assert done.stdout.count("in wait_for") == 3, done
+    assert len(re.findall(r"\[rank 0/3 .*\] is here.*\n.*\n.*in test_loop", done.stdout)) == 1, done
+    assert "3 failed, 1 passed" in done.stdout.splitlines()[-1], done
+
+
+def test_dead_rank_fails_the_test_and_the_next_is_run(suite):
+    tests = """
+@pytest.mark.parametrize("end", [lambda: os._exit(3), lambda: os.kill(os.getpid(), 9), lambda: os._exit(0)])
+def test_dies(end):
+    if world.rank == 1:
+        end()
+    world.Barrier()
+
+def test_next():
+    world.Barrier()
+"""
+    done = suite(tests, "--ranks", "2")
+    assert done.rc == 1, done
+    assert len(re.findall(r"^FAILED .*::test_dies", done.stdout, re.M)) == 3, done
+    assert "3 failed, 1 passed" in done.stdout.splitlines()[-1], done
+
+
+def test_bad_end_after_the_last_test_is_an_error(suite):
+    done = suite("import atexit\natexit.register(os._exit, 9)\ndef test_fine(): pass\n", "--ranks", "1")
+    assert done.rc == 1, done
+    assert "after its last test" in done.stdout
+
+
+def test_ranks_that_collect_differently_do_not_run(suite):
+    done = suite("if world.rank == 0:\n    def test_mine(): pass\ndef test_ours(): pass\n", "--ranks", "2")
+    assert done.rc == 1, done
+    assert "the ranks do not collect the same tests" in done.stdout
+
+
+def test_file_that_cannot_be_imported_is_an_error(suite):
+    done = suite("import no_such_module\n", "--ranks", "2")
+    assert done.rc != 0, done
+    assert "No module named 'no_such_module'" in done.stdout
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_skipping_everything_is_a_failure(suite, ranks):
+    tests = "@pytest.mark.mpi(min_size=5)\ndef test_big(): pass\n"
+    done = suite(tests, *([] if ranks else ["--ranks", "1,2"]), ranks=ranks)
+    assert done.rc not in (0, launcher.TIMED_OUT), done
+    assert "MPI tests were skipped" in done.stdout
+
+
+def test_selection(suite):
+    tests = """
+@pytest.mark.mpi
+def test_marked(): pass
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_other(n): pass
+
+class TestClass:
+    def test_method(self): pass
+"""
+    file = "tests/mpi/test_sample.py"
+    for arguments, expected in [
+        (["-m", "mpi"], ["test_marked[np=2]", "test_marked[np=3]"]),
+        (["-k", "other"], [f"test_other[{n}][np={ranks}]" for ranks in (2, 3) for n in (1, 2)]),
+        (
+            [f"{file}::TestClass", f"{file}::test_other[2][np=3]"],
+            ["TestClass::test_method[np=2]", "TestClass::test_method[np=3]", "test_other[2][np=3]"],
+        ),
+    ]:
+        done = suite(tests, "--ranks", "2,3", "--collect-only", "-q", "-o", "addopts=", *arguments)
+        assert re.findall(rf"^{file}::(.*)$", done.stdout, re.M) == expected, done
+
+
+def test_under_a_launcher_as_it_is(suite):
+    tests = """
+@pytest.mark.mpi
+def test_sum(): assert world.allreduce(1) == world.size == 3
+
+def test_fails(): assert world.rank != 2
+"""
+    done = suite(tests, "tests/mpi", "--color=no", ranks=3)
+    assert done.rc not in (0, launcher.TIMED_OUT), done
+    assert done.stdout.count("1 failed, 1 passed") == 1, "one rank alone speaks"
+    assert "test_fails (rank 2 of 3)" in done.stdout
+
+
+def test_no_mpiexec_is_a_failure_with_a_cure(suite, tmp_path):
+    # An interpreter that has no mpiexec beside it, with the packages of this one.
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    packages = ":".join(path for path in sys.path if "site-packages" in path)
+    command = [tmp_path / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider"]
+    (tmp_path / "tests" / "mpi" / "test_sample.py").write_text("def test_fine(): pass\n")
+    env = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": packages}
+    with launcher.Program(command, env, cwd=tmp_path) as program:
+        done = program.wait(60)
+    assert done.rc != 0, done
+    assert "pip install 'mpiddp[mpich]'" in done.stdout
+
+
+def test_program_leaves_no_process():
+    code = """
+import subprocess, time
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+print("up", flush=True)
+time.sleep(60)
+"""
+    with launcher.start(2, code) as program:
+        program.wait_for("up\nup")
+        assert len(program.members()) >= 5, "the launcher, two ranks, two sleepers"
+    assert program.members() == []
+
+
+def test_mpirun_has_a_time_limit():
+    done = launcher.mpirun(2, "import time\nprint('up', flush=True)\ntime.sleep(60)\n", timeout_s=3)
+    assert done.rc == launcher.TIMED_OUT
+    assert done.stdout.startswith("up\nup\n"), done
+    assert done.seconds < 10
+
+
+def test_mpirun_tells_size_and_exit_code():
+    code = "import sys\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.size, sys.argv[1])\nsys.exit(5)\n"
+    done = launcher.mpirun(3, code, "argument")
+    assert done.rc == 5, done
+    assert done.stdout.split("\n") == ["3 argument"] * 3 + [""]
+
+
+def test_signal_reaches_the_launcher():
+    with launcher.start(2, "import time\nprint('up', flush=True)\ntime.sleep(60)\n") as program:
+        program.wait_for("up")
+        program.signal(signal.SIGTERM)
+        assert program.wait(10).rc not in (0, launcher.TIMED_OUT)
