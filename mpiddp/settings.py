@@ -7,6 +7,7 @@ script may set it until then.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -66,6 +67,41 @@ def launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
     return None
 
 
+# How many ranks a launcher announces to run on this node.
+_LOCAL_SIZES = (
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "PALS_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_NTASKS_PER_NODE",
+)
+
+
+def local_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return how many ranks the launcher announced for this node, or None where it did not say.
+
+    Examples
+    --------
+    >>> local_ranks({"MPI_LOCALNRANKS": "4"})
+    4
+    >>> local_ranks({"SLURM_STEP_TASKS_PER_NODE": "8(x2),3", "SLURM_NODEID": "2"})
+    3
+    """
+    for name in _LOCAL_SIZES:
+        found = _integer(environ, name)
+        if found is not None:
+            return found
+    return _slurm_tasks(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), _integer(environ, "SLURM_NODEID") or 0)
+
+
+def _slurm_tasks(text: str, node: int) -> int | None:
+    """Return entry ``node`` of Slurm's list of tasks, e.g. ``8(x2),3``: 8, 8 and 3."""
+    counts: list[int] = []
+    for tasks, repeated in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(tasks)] * int(repeated or 1)
+    return counts[node] if node < len(counts) else None
+
+
 def announce_ranks() -> None:
     """Fill RANK, WORLD_SIZE and LOCAL_RANK, where unset, from the launcher: scripts read them on their first line."""
     found = launch()
@@ -120,12 +156,98 @@ def deterministic() -> bool:
     return os.environ.get("MPIDDP_DETERMINISTIC", "0") == "1"
 
 
+def core_mask() -> int:
+    """Return the cores that this process may run on as the set bits of an integer."""
+    if not hasattr(os, "sched_getaffinity"):
+        return (1 << (os.cpu_count() or 1)) - 1
+    return sum(1 << core for core in os.sched_getaffinity(0))
+
+
 def available_cores() -> int:
     """Return the number of cores that this process may run on (its affinity mask)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return core_mask().bit_count()
+
+
+# Ranks on this node; Slurm's lists nodes, as in 2(x3),1.
+_LOCAL_SIZES = (
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "PALS_LOCAL_SIZE",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+
+
+def local_size(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks the launcher has announced for this node: all of them where it says no more than that.
+
+    Examples
+    --------
+    >>> local_size({"PMI_RANK": "0", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"})
+    4
+    """
+    found = launch(environ)
+    if found is None:
+        return 1
+    for name in _LOCAL_SIZES:
+        leading = re.match(r"[1-9]\d*", environ.get(name, ""))
+        if leading:
+            return int(leading[0])
+    return found.size
+
+
+def limit_blas_threads(threads: int | None = None) -> int | None:
+    """Set the thread variables of the BLAS libraries, where they are unset; to be called before NumPy is imported.
+
+    Parameters
+    ----------
+    threads : int, optional
+        Threads of this rank. By default what OMP_NUM_THREADS says, else the cores that this process may run on divided
+        by the node's ranks. If given, it replaces what the environment says.
+
+    Returns
+    -------
+    int or None
+        The number that was chosen here, or None where the environment had already decided.
+    """
+    decided = _integer(os.environ, "OMP_NUM_THREADS")
+    chosen = threads or decided or max(available_cores() // local_size(), 1)
+    unset = [name for name in THREAD_VARIABLES if threads is not None or _integer(os.environ, name) is None]
+    os.environ.update(dict.fromkeys(unset, str(chosen)))
+    return None if threads is None and (decided is not None or not unset) else chosen
 
 
 def blas_threads() -> int | None:
     """Return how many threads the environment grants to each rank's BLAS, or None where it says nothing."""
     found = [value for value in (_integer(os.environ, name) for name in THREAD_VARIABLES) if value is not None]
     return min(found) if found else None
+
+
+def _launcher_cores() -> int:
+    """Return the number of cores of our parent, which is the launcher's daemon: what all ranks of the node share."""
+    cores = len(os.sched_getaffinity(os.getppid())) if hasattr(os, "sched_getaffinity") else available_cores()
+    return min(cores, _integer(os.environ, "SLURM_CPUS_ON_NODE") or cores)
+
+
+def limit_blas_threads() -> int | None:
+    """Share the node's cores among its ranks: bound the threads of BLAS, where the environment says nothing of them.
+
+    Call it before NumPy is imported.
+
+    Returns
+    -------
+    int or None
+        The threads of this rank, or None where the environment had bounded them already.
+
+    Notes
+    -----
+    Cores of the affinity mask, at most the node's share of a rank: a mask that the launcher gave to this rank alone
+    is used in full, one that all ranks have is divided among them.
+    """
+    if blas_threads() is not None:
+        return None
+    found = launch()
+    local_size = 1 if found is None else local_ranks(os.environ) or found.size
+    threads = max(1, min(available_cores(), _launcher_cores() // local_size)) if local_size > 1 else available_cores()
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    return threads

@@ -1,0 +1,102 @@
+"""The command line. Reading it starts no MPI and imports neither NumPy nor CuPy; the command that runs does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import mpiddp
+from mpiddp import settings
+from mpiddp.training import config
+from mpiddp.training.config import UsageError
+
+EXIT_USAGE = 2
+# A launcher kills the other ranks when the first one ends: rank 0 needs the time to print.
+_HEAD_START_S = 0.5
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises `UsageError` instead of ending the process, and names the nearest option."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._options: list[str] = []
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def add_argument(self, *names: Any, **kwargs: Any) -> argparse.Action:
+        """Add an argument, and remember its name."""
+        self._options += [name for name in names if name.startswith("--")]
+        return super().add_argument(*names, **kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; what is left over is an error here, where the options are known."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            option = unknown[0].split("=")[0]
+            self.error(f"unknown argument {unknown[0]}{config.nearest(option, self._options)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a `UsageError` that says what helps."""
+        raise UsageError(f"{message} (`{self.prog} --help` lists what there is)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = Parser(prog="python -m mpiddp", description=mpiddp.__doc__.splitlines()[0].replace("`", ""))
+    parser.add_argument("--version", action="version", version=mpiddp.__version__)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    train = commands.add_parser(
+        "train",
+        help="train a network on all ranks",
+        description="Train a network by synchronous SGD. Start it with mpirun -np 4 python -m mpiddp train.",
+    )
+    config.add_options(train)
+    train.set_defaults(run=run_train)
+
+    info = commands.add_parser(
+        "info",
+        help="print what one needs to know when something is wrong",
+        description="Print versions, MPI library, ranks and their places. Works alone and under mpirun or srun.",
+    )
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    info.set_defaults(run=run_info)
+    return parser
+
+
+def run_train(arguments: argparse.Namespace) -> int:
+    """Train."""
+    options = config.read_options(arguments)
+    limited = settings.limit_blas_threads(options.threads)
+    if limited is not None and _is_first():
+        print(f"BLAS threads a rank: {limited} (OMP_NUM_THREADS or --threads sets another number)", flush=True)
+    return mpiddp.training.program.run(options)
+
+
+def run_info(arguments: argparse.Namespace) -> int:
+    """Describe the environment."""
+    return mpiddp.training.environment.run(as_json=arguments.json)
+
+
+def _is_first() -> bool:
+    """Tell whether this process is rank 0, as far as one knows without MPI."""
+    announced = settings.launch()
+    return announced is None or announced.rank == 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit code: 2, and one line on stderr, where the user has asked for the impossible."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        code: int = arguments.run(arguments)
+    except UsageError as error:
+        if _is_first():
+            print(f"mpiddp: error: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(_HEAD_START_S)
+        return EXIT_USAGE
+    return code
+

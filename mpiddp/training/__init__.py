@@ -1,0 +1,49 @@
+"""Training as a job: configuration, models, metrics, checkpoints, and a `Trainer` that knows no model.
+
+What ``python -m mpiddp train`` runs, usable from a script. Names are loaded when they are first used: the command line
+reads `Config` before NumPy may be imported, because BLAS reads its number of threads then.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import environment as environment
+    from . import program as program
+    from .averaging import NaiveAveraging as NaiveAveraging
+    from .checkpoint import save_model as save_model
+    from .config import Config as Config
+    from .config import UsageError as UsageError
+    from .metrics import EpochMetrics as EpochMetrics
+    from .models import MLP as MLP
+    from .models import Net as Net
+    from .trainer import Trainer as Trainer
+
+__all__ = ["MLP", "Config", "EpochMetrics", "NaiveAveraging", "Net", "Trainer", "UsageError", "save_model"]
+
+_MODULES = {
+    "Config": "config",
+    "EpochMetrics": "metrics",
+    "MLP": "models",
+    "NaiveAveraging": "averaging",
+    "Net": "models",
+    "Trainer": "trainer",
+    "UsageError": "config",
+    "save_model": "checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for."""
+    if name in ("environment", "program"):
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return every public name."""
+    return __all__

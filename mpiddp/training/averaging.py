@@ -1,0 +1,53 @@
+"""What the `Trainer` asks of a model, and the naive way of giving it. Imports ``parallel``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from mpiddp.nn import Module
+from mpiddp.parallel import average_gradients
+
+
+class AveragedModel(Protocol):
+    """A model whose gradients are averages over all ranks; `DistributedDataParallel` is one."""
+
+    module: Module
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the model."""
+
+    def weighted(self, n_samples: float, total: float | None = None) -> AbstractContextManager[None]:
+        """Wrap forward and backward on ``n_samples`` samples of ``total``: after it the gradients are averages."""
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds for which this rank has waited for gradients, in all."""
+
+
+class NaiveAveraging:
+    """A model whose gradients are averaged after backward, one all-reduce for each parameter.
+
+    Parameters
+    ----------
+    module : Module
+        The model, with equal values on all ranks.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.exposed_s = 0.0
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the model."""
+        return self.module(*inputs)
+
+    @contextmanager
+    def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
+        """Average the gradients at the end of the block; see `AveragedModel`. ``total`` is not needed."""
+        yield
+        began = time.perf_counter()
+        average_gradients(self.module, weight=n_samples)
+        self.exposed_s += time.perf_counter() - began

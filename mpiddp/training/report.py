@@ -1,0 +1,61 @@
+"""What a person sees of a run: one line per epoch, and a progress bar on a terminal. Rank 0 only."""
+
+from __future__ import annotations
+
+import sys
+
+from tqdm import tqdm
+
+from .config import Config
+from .metrics import EpochMetrics
+from .trainer import Trainer
+
+
+def configuration_lines(config: Config, ranks: int, nodes: int) -> str:
+    """Return the configuration, a line for each word that belongs together."""
+    values = config.as_dict()
+    where = f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
+    return f"training on {where}: " + ", ".join(f"{k}={v}" for k, v in values.items() if v is not None)
+
+
+def epoch_line(metrics: EpochMetrics, epochs: int) -> str:
+    """Return an epoch in one line."""
+    width = len(str(epochs))
+    accuracy = "" if metrics.accuracy is None else f"  accuracy {metrics.accuracy:.4f}"
+    return (
+        f"epoch {metrics.epoch:{width}d}/{epochs}  loss {metrics.loss:.4f}{accuracy}"
+        f"  {metrics.samples_per_s:7,.0f} samples/s  {metrics.epoch_s:5.2f} s  exposed comm {metrics.comm_exposed:5.1%}"
+        f"  lr {metrics.lr:g}"
+    )
+
+
+class Console:
+    """Callbacks that print: add them to a trainer on rank 0.
+
+    Parameters
+    ----------
+    epochs : int
+        How many there will be.
+    """
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs = epochs
+        self._bar: tqdm[None] | None = None
+
+    def epoch_begin(self, trainer: Trainer) -> None:
+        """Show a bar, on a terminal."""
+        # Not stdout: Open MPI gives every rank a terminal there, also where its own output goes to a file.
+        if sys.stderr.isatty():
+            self._bar = tqdm(total=len(trainer.train_loader), desc=f"epoch {trainer.epoch + 1}", leave=False)
+
+    def step_end(self, trainer: Trainer) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def epoch_end(self, trainer: Trainer) -> None:
+        """Print the epoch's line in place of the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        print(epoch_line(trainer.history[-1], self._epochs), flush=True)

@@ -1,0 +1,128 @@
+"""The configuration: from a command line, a TOML file, a mapping; every wrong value is named."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from mpiddp.training.config import Config, UsageError, add_options, nearest, read_options
+
+
+def parse(*arguments: str) -> Config:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_options(parser)
+    return read_options(parser.parse_args(arguments))
+
+
+def test_nothing_given_is_the_defaults():
+    assert parse() == Config()
+    assert (Config().lr, Config().momentum, Config().batch_size, Config().epochs) == (0.01, 0.9, 64, 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--lr", "0.5"], "lr", 0.5),
+        (["--lr", "1"], "lr", 1.0),
+        (["--batch-size", "7"], "batch_size", 7),
+        (["--model", "mlp"], "model", "mlp"),
+        (["--output", "a/b"], "output", Path("a/b")),
+        (["--threads", "3"], "threads", 3),
+        (["--download"], "download", True),
+        (["--seed", "0"], "seed", 0),
+    ],
+)
+def test_option_becomes_field(arguments, name, value):
+    config = parse(*arguments)
+    assert getattr(config, name) == value and type(getattr(config, name)) is type(value)
+    assert config == dataclasses.replace(Config(), **{name: value})
+
+
+def test_every_field_is_an_option_with_help():
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    text = parser.format_help()
+    for field in dataclasses.fields(Config):
+        assert "--" + field.name.replace("_", "-") in text
+        assert field.metadata["help"].split()[0] in text
+
+
+def test_the_command_line_overrides_the_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('epochs = 3\nlr = 1\nmodel = "mlp"\noutput = "runs/a"\n')
+    config = parse("--config", str(file), "--epochs", "5")
+    assert config == Config(epochs=5, lr=1.0, model="mlp", output=Path("runs/a"))
+    assert type(config.lr) is float
+
+
+def test_a_default_on_the_command_line_overrides_the_file_too(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("epochs = 3")
+    assert parse("--config", str(file), "--epochs", "20").epochs == 20
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("epoch = 3", "unknown configuration key 'epoch'; did you mean epochs?"),
+        ("batchsize = 3", "did you mean batch_size?"),
+        ("zzz = 3", "unknown configuration key 'zzz'"),
+        ('epochs = "3"', "'epochs' has to be a int, got '3'"),
+        ("epochs = 3.0", "'epochs' has to be a int, got 3.0"),
+        ("epochs = true", "'epochs' has to be a int, got True"),
+        ("download = 1", "'download' has to be a bool, got 1"),
+        ("lr = true", "'lr' has to be a float, got True"),
+        ("epochs = ", "run.toml"),
+        ('model = "nte"', "--model has to be one of net, mlp, got 'nte'"),
+    ],
+)
+def test_wrong_file_is_refused(tmp_path, content, said):
+    file = tmp_path / "run.toml"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=said.replace("?", r"\?")):
+        parse("--config", str(file))
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"nowhere\.toml"):
+        parse("--config", str(tmp_path / "nowhere.toml"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"lr": 0.0},
+        {"lr": -1.0},
+        {"lr": float("nan")},
+        {"lr": float("inf")},
+        {"momentum": 1.0},
+        {"momentum": -0.1},
+        {"dropout": 1.0},
+        {"dropout": float("nan")},
+        {"seed": -1},
+        {"threads": 0},
+        {"model": "cnn"},
+        {"data": "mnist"},
+    ],
+    ids=str,
+)
+def test_out_of_range_is_refused_by_name(values):
+    (name,) = values
+    with pytest.raises(UsageError, match="--" + name.replace("_", "-")):
+        Config(**values)
+
+
+def test_config_survives_json():
+    config = Config(lr=0.1, output=Path("a"), data="synthetic")
+    assert Config.from_mapping(json.loads(json.dumps(config.as_dict()))) == config
+
+
+def test_nearest():
+    assert nearest("--epoch", ["--epochs", "--lr"]) == "; did you mean --epochs?"
+    assert nearest("--qqqqqq", ["--epochs", "--lr"]) == ""

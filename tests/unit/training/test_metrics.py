@@ -1,0 +1,86 @@
+"""Counting: sums, means, and the file of JSON lines."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from mpiddp.autograd import Tensor
+from mpiddp.training.metrics import EpochMetrics, JsonLines, Tally, count_correct
+
+
+def metrics(epoch: int = 1, loss: float = 0.5) -> EpochMetrics:
+    return EpochMetrics(
+        epoch=epoch,
+        loss=loss,
+        accuracy=0.25,
+        samples_per_s=10.0,
+        comm_exposed=0.1,
+        epoch_s=2.0,
+        test_loss=0.75,
+        test_s=0.1,
+        lr=0.01,
+    )
+
+
+def test_count_correct_counts_the_largest_output(rng=np.random.default_rng(3)):
+    output, target = rng.standard_normal((50, 7)), rng.integers(0, 7, 50)
+    expected = sum(max(range(7), key=lambda c: output[i, c]) == target[i] for i in range(50))
+    assert 0 < expected < 50
+    assert count_correct(output, target) == expected
+    assert count_correct(Tensor(output, requires_grad=True) * 2, target) == expected
+
+
+def test_tally_is_exact_where_float32_would_not_be():
+    tally = Tally("loss")
+    tally.add(samples=1, loss=2.0**24)
+    for _ in range(100):
+        tally.add(samples=1, loss=1.0)
+    assert tally["loss"] == 2**24 + 100
+    assert tally.mean("loss") == (2**24 + 100) / 101
+
+
+def test_tally_merges():
+    one, two = Tally("loss", "correct"), Tally("loss", "correct")
+    one.add(samples=2, loss=1.0, correct=1)
+    two.add(samples=3, loss=0.5)
+    one.merge(two)
+    assert (one["samples"], one["loss"], one["correct"]) == (5, 1.5, 1)
+    assert two["samples"] == 3
+
+
+def test_mean_of_nothing_is_nan():
+    assert math.isnan(Tally("loss").mean("loss"))
+
+
+def test_unknown_name_is_an_error():
+    with pytest.raises(KeyError):
+        Tally("loss").add(losses=1.0)
+
+
+def test_json_lines_are_complete_after_every_line(tmp_path):
+    path = tmp_path / "new" / "m.jsonl"
+    file = JsonLines(path)
+    file.write(metrics(1))
+    first = json.loads(path.read_text())
+    assert (first["epoch"], first["loss"], first["accuracy"]) == (1, 0.5, 0.25)
+    assert {"samples_per_s", "comm_exposed", "epoch_s", "lr", "test_loss"} <= set(first)
+    file.write(metrics(2))
+    file.close()
+    assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def test_json_lines_begin_anew_or_go_on(tmp_path):
+    path = tmp_path / "m.jsonl"
+    for append, expected in ((False, [1]), (True, [1, 2]), (False, [3])):
+        file = JsonLines(path, append)
+        file.write(metrics(expected[-1]))
+        file.close()
+        assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == expected
+
+
+def test_no_number_is_null_in_json(tmp_path):
+    assert json.loads(metrics(loss=float("nan")).as_json(), parse_constant=pytest.fail)["loss"] is None
