@@ -271,6 +271,28 @@ class Module:
             parameter.requires_grad_(requires_grad)
         return self
 
+    def convert(self, fn: Callable[[Array], Array]) -> Self:
+        """Replace the array of every parameter and buffer by ``fn(array)``, and drop gradients and their slots.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from mpiddp import nn
+        >>> layer = nn.Linear(2, 1).convert(lambda array: array.astype(np.float64))
+        >>> layer.weight.dtype
+        dtype('float64')
+
+        To the current GPU: ``model.convert(cupy.asarray)``.
+        """
+        for parameter in self.parameters():
+            parameter.data = fn(parameter.data)
+            parameter.grad = parameter.grad_slot = None
+        for module in self.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = fn(buffer)
+        return self
+
     def apply(self, fn: Callable[[Module], object]) -> Self:
         """Call ``fn`` with every module below this one, then with this one."""
         for module in self.children():

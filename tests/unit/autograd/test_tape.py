@@ -87,12 +87,41 @@ def test_leaf_that_is_both_sides_of_a_product(slotted: bool) -> None:
 
 def test_two_leaves_never_share_a_gradient() -> None:
     a, b, c = leaf(1, 2), leaf(3, 4), Tensor([[1.0, 2.0]], requires_grad=True)
-    (a + b + c.reshape(2)).backward(np.ones(2, np.float32))
+    weights = np.ones(2, np.float32)
+    (a + b + c.reshape(2)).backward(weights)
     assert a.grad is not None and b.grad is not None and c.grad is not None
     assert not np.shares_memory(a.grad, b.grad)
     a.grad += 1
     np.testing.assert_array_equal(b.grad, [1, 1])
     np.testing.assert_array_equal(c.grad, [[1, 1]])
+    c.grad += 1  # came as a view of the weights
+    np.testing.assert_array_equal(weights, [1, 1])
+
+
+def test_one_array_for_two_inputs_is_nobodys_own() -> None:
+    class Both(Function):
+        def forward(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+            return 2 * (x + y)
+
+        def backward(self, grad: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            result = 2 * grad
+            return result, result
+
+    a, b = leaf(1), leaf(2)
+    Both.apply(a, b).backward()
+    assert a.grad is not None and b.grad is not None and not np.shares_memory(a.grad, b.grad)
+
+
+def test_slot_of_a_hooked_leaf_is_written_once_at_the_end() -> None:
+    value = np.arange(9, dtype=np.float32).reshape(3, 3)
+    x, y = Tensor(value, requires_grad=True), np.ones((2, 3), np.float32)
+    slot = x.grad_slot = np.full((3, 3), np.nan, np.float32)
+    x.register_hook(lambda grad: grad * 1)
+    ((y @ x) @ x).sum().backward()
+    assert x.grad is slot
+    plain = Tensor(value, requires_grad=True)
+    ((y @ plain) @ plain).sum().backward()
+    np.testing.assert_array_equal(slot, plain.grad)
 
 
 def test_the_callers_gradient_stays_the_callers() -> None:
@@ -107,6 +136,9 @@ def test_gradients_are_c_ordered_and_writable() -> None:
     x = Tensor(np.ones((2, 3), np.float32), requires_grad=True)
     x.T.sum(0).sum().backward()
     assert x.grad is not None and x.grad.flags.c_contiguous and x.grad.flags.writeable
+    y = Tensor(np.asfortranarray(np.ones((2, 3), np.float32)), requires_grad=True)
+    (y * y).sum().backward()
+    assert y.grad is not None and y.grad.flags.c_contiguous
 
 
 def test_wrong_shape_from_backward_is_an_error() -> None:

@@ -161,6 +161,19 @@ def test_forward_hooks() -> None:
     assert layer(1) == 1
 
 
+def test_convert_replaces_every_array() -> None:
+    net = Net()
+    net.conv1.bias.grad = net.conv1.bias.grad_slot = np.zeros(3, np.float32)
+    parameters = list(net.parameters())
+    assert net.convert(lambda a: a.astype(np.float64) if a.dtype.kind == "f" else a) is net
+    assert all(array.dtype == (np.int64 if "tracked" in key else np.float64) for key, array in net.state_dict().items())
+    assert net.scratch.dtype == np.float64 and net.conv1.bias.grad is None and net.conv1.bias.grad_slot is None
+    assert all(p is q for p, q in zip(net.parameters(), parameters, strict=True))
+    out = net(np.ones((2, 1, 8, 8)))
+    out.sum().backward()
+    assert out.dtype == np.float64 and net.scale.grad.dtype == np.float64
+
+
 def test_apply_goes_from_the_leaves_up() -> None:
     seen: list[str] = []
     nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())).apply(lambda m: seen.append(type(m).__name__))
