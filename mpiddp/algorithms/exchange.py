@@ -12,61 +12,69 @@ References
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mpiddp.mpi.library import MPI
-from mpiddp.mpi.link import Link
+from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, movable
-from mpiddp.mpi.reduction import ReduceOp, fold, premultiply
+from mpiddp.mpi.reduction import ReduceOp, premultiply
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
-
-def _counts(length: int, size: int, itemsize: int) -> list[int]:
-    """Return the bytes of each of ``size`` nearly equal slices of ``length`` elements."""
-    return [itemsize * (length * (rank + 1) // size - length * rank // size) for rank in range(size)]
+from .folding import bounds, fold_rows
 
 
-def _slice_of_sums(link: Link, x: Array, op: ReduceOp, counts: list[int]) -> tuple[Steps, Array]:
-    """Return the steps that fold this rank's slice over all ranks, and the array that will hold it."""
-    mine = np.empty(counts[link.rank] // x.itemsize, x.dtype)
+def slice_sizes(x: Array, parts: int) -> list[int]:
+    """Return the bytes of each of ``parts`` nearly equal slices of ``x``."""
+    edges = bounds(x.size, parts, x.itemsize)
+    return [x.itemsize * (end - start) for start, end in zip(edges, edges[1:], strict=False)]
+
+
+def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], divisor: int) -> Steps:
+    """Fold slices of ``x`` over all ranks, slice r on rank r, and return this rank's.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Bytes of each rank's slice.
+    divisor : int
+        What ``AVG`` divides by; 1 where a larger reduction does it.
+    """
+    mine = np.empty(sizes[link.rank] // x.itemsize, x.dtype)
     rows = np.empty((link.size, mine.size), x.dtype)
-
-    def steps() -> Steps:
-        sent = x
-        if op.factor is not None:
-            sent = x.copy()
-            premultiply(op, sent)
-        yield link.now.Ialltoallv(
-            (as_bytes(sent), counts, None, MPI.BYTE), (as_bytes(rows), [mine.nbytes] * link.size, None, MPI.BYTE)
-        )
-        fold(op, rows, mine, link.size)
-
-    return steps(), mine
+    sent = x
+    if op.factor is not None:
+        sent = x.copy()
+        premultiply(op, sent)
+    yield link.now.Ialltoallv(
+        (as_bytes(sent), sizes, None, MPI.BYTE), (as_bytes(rows), [mine.nbytes] * link.size, None, MPI.BYTE)
+    )
+    fold_rows(op, list(rows), (mine,), divisor)
+    return mine
 
 
-def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
+def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
-    counts = _counts(x.size, link.size, x.itemsize)
-    reduction, mine = _slice_of_sums(link, x, op, counts)
-    yield from reduction
-    yield link.later.Iallgatherv(as_bytes(mine), (as_bytes(x), counts, None, MPI.BYTE))
+    sizes = slice_sizes(x, link.size)
+    mine = yield from reduce_slices(link, x, op, sizes, link.size)
+    yield link.later.Iallgatherv(as_bytes(mine), (as_bytes(x), sizes, None, MPI.BYTE))
 
 
-def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
+def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
-    counts = _counts(x.size, link.size, x.itemsize)
-    reduction, mine = _slice_of_sums(link, x, op, counts)
-    yield from reduction
-    received = (as_bytes(x), counts, None, MPI.BYTE) if link.rank == root else None
+    sizes = slice_sizes(x, link.size)
+    mine = yield from reduce_slices(link, x, op, sizes, link.size)
+    received = (as_bytes(x), sizes, None, MPI.BYTE) if link.rank == root else None
     yield link.later.Igatherv(as_bytes(mine), received, root)
 
 
-def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
+def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
     rows = np.empty((link.size, output.size), x.dtype)
     if op.factor is not None:
         x = x.copy()
         premultiply(op, x)
     yield link.now.Ialltoall(movable(x), movable(rows))
-    fold(op, rows, output.reshape(-1), link.size)
+    fold_rows(op, list(rows), (output.reshape(-1),), link.size)

@@ -111,7 +111,8 @@ def broadcast(
         return None
     root = root_rank(found, src, group_src)
     x = as_array(tensor, "broadcast", writable=found.link.rank != root)
-    return perform("broadcast", found, async_op, (x,), native.broadcast, x, root)  # type: ignore[no-any-return]
+    algorithm = select.choose("broadcast", found.link, x)
+    return perform("broadcast", found, async_op, (x,), algorithm, x, root)  # type: ignore[no-any-return]
 
 
 def all_reduce(
@@ -135,7 +136,7 @@ def all_reduce(
         return None
     x = as_array(tensor, "all_reduce")
     check(x.dtype, op)
-    algorithm = select.reduction(x.dtype, op).all_reduce
+    algorithm = select.choose("all_reduce", found.link, x, op)
     return perform("all_reduce", found, async_op, (x,), algorithm, x, op)  # type: ignore[no-any-return]
 
 
@@ -157,7 +158,7 @@ def reduce(
     root = root_rank(found, dst, group_dst)
     x = as_array(tensor, "reduce", writable=found.link.rank == root)
     check(x.dtype, op)
-    return perform("reduce", found, async_op, (x,), select.reduction(x.dtype, op).reduce, x, root, op)  # type: ignore[no-any-return]
+    return perform("reduce", found, async_op, (x,), select.choose("reduce", found.link, x, op), x, root, op)  # type: ignore[no-any-return]
 
 
 def all_gather(
@@ -214,7 +215,8 @@ def all_gather_single(
     x = as_array(input_tensor, "all_gather_single", writable=False, name="input_tensor")
     output = as_array(output_tensor, "all_gather_single", name="output_tensor")
     _expect_blocks(output, x, found.link.size, "all_gather_single", "output_tensor", "input_tensor")
-    return perform("all_gather_single", found, async_op, (output,), native.all_gather, output, x)  # type: ignore[no-any-return]
+    algorithm = select.choose("all_gather", found.link, x)
+    return perform("all_gather_single", found, async_op, (output,), algorithm, output, x)  # type: ignore[no-any-return]
 
 
 all_gather_into_tensor = all_gather_single
@@ -310,7 +312,7 @@ def reduce_scatter(
         expect_like(given, result.shape, result.dtype, "reduce_scatter", f"input_list[{index}]")
     check(result.dtype, op)
     joined = np.concatenate([given.reshape(-1) for given in inputs])
-    algorithm = select.reduction(result.dtype, op).reduce_scatter
+    algorithm = select.choose("reduce_scatter", found.link, joined, op)
     return perform("reduce_scatter", found, async_op, (result,), algorithm, result, joined, op)  # type: ignore[no-any-return]
 
 
@@ -333,7 +335,7 @@ def reduce_scatter_single(
     x = as_array(input, "reduce_scatter_single", writable=False, name="input")
     _expect_blocks(x, result, found.link.size, "reduce_scatter_single", "input", "output")
     check(result.dtype, op)
-    algorithm = select.reduction(result.dtype, op).reduce_scatter
+    algorithm = select.choose("reduce_scatter", found.link, x, op)
     return perform("reduce_scatter_single", found, async_op, (result,), algorithm, result, x, op)  # type: ignore[no-any-return]
 
 

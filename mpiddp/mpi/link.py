@@ -3,8 +3,8 @@
 A group owns duplicates of its communicator. ``now`` carries what operations send when they are submitted, ``later``
 what their later steps send (see `work`), and the mailbox has one for point to point, whose receives from any source
 must not meet the messages of a ring. On several nodes, another pair joins the ranks of this node (on one it is the
-group's own), and one communicator joins the ranks that have the same place on their nodes. All ranks make them together,
-and `close` alone frees them: never garbage collection, whose time differs from rank to rank.
+group's own), and one communicator joins the ranks that have the same place on their nodes. All ranks make them
+together, and `close` alone frees them: never garbage collection, whose time differs from rank to rank.
 
 Steps call the non-blocking collectives only, in blocking operations too: MPI does not match the two kinds with each
 other (tried: both libraries hang), and whether another rank may block depends on where its program waits.

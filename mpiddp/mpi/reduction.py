@@ -2,13 +2,12 @@
 
 MPI's own reductions are used where their result is defined: integers, booleans, and the float operations SUM and
 PRODUCT. They know no float16 or bfloat16, and MIN and MAX over a NaN give on one rank what they do not give on another
-(tried on Open MPI and MPICH); those go through `fold`, as does everything under ``MPIDDP_DETERMINISTIC=1``.
+(tried on Open MPI and MPICH); those are folded by us, as is everything under ``MPIDDP_DETERMINISTIC=1``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -138,9 +137,9 @@ def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
     }[_COMBINE[op.name]]
 
 
-def combine(op: ReduceOp, into: Array, other: Array) -> None:
-    """Combine ``other`` into ``into`` elementwise, in place; MIN and MAX propagate NaN."""
-    getattr(array_namespace(into), _COMBINE[op.name])(into, other, out=into)
+def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
+    """Combine ``a`` and ``b`` elementwise into ``out``, which may be one of them; MIN and MAX propagate NaN."""
+    getattr(array_namespace(a), _COMBINE[op.name])(a, b, out=out)
 
 
 def premultiply(op: ReduceOp, x: Array) -> None:
@@ -151,19 +150,10 @@ def premultiply(op: ReduceOp, x: Array) -> None:
 
 def finish(op: ReduceOp, x: Array, size: int) -> None:
     """Apply the part of ``op`` that comes after the sum over ``size`` ranks: the division of ``AVG``."""
-    if op.name == "AVG":
-        array_namespace(x).divide(x, x.dtype.type(size), out=x)
-
-
-def fold(op: ReduceOp, rows: Iterable[Array], out: Array, size: int) -> None:
-    """Combine ``rows``, one for each of ``size`` ranks, in rank order and write the result to ``out``.
-
-    Half types are accumulated in float32 and rounded once.
-    """
-    iterator = iter(rows)
-    first = next(iterator)
-    accumulator = first.astype(np.float32) if is_half(out.dtype) else first.copy()
-    for row in iterator:
-        combine(op, accumulator, row)
-    finish(op, accumulator, size)
-    out[...] = accumulator
+    if op.name != "AVG" or size == 1:
+        return
+    xp = array_namespace(x)
+    if size & (size - 1) == 0:  # the same bits, faster
+        xp.multiply(x, x.dtype.type(1 / size), out=x)
+    else:
+        xp.divide(x, x.dtype.type(size), out=x)

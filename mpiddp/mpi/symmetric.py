@@ -256,8 +256,8 @@ def empty(link: Link, nbytes: int) -> Steps:
     odd = int((sizes != sizes[0]).argmax())
     if odd:
         raise MismatchError(
-            f"symmetric_empty was called for {sizes[0]} bytes on rank {link.ranks[0]} and for {sizes[odd]} bytes on rank"
-            f" {link.ranks[odd]} of {link}; shape and dtype must be equal on all ranks"
+            f"symmetric_empty was called for {sizes[0]} bytes on rank {link.ranks[0]} and for {sizes[odd]} bytes on"
+            f" rank {link.ranks[odd]} of {link}; shape and dtype must be equal on all ranks"
         )
     if len(set(link.nodes)) == link.size:
         return None, ""
@@ -280,9 +280,9 @@ def register(found: Allocation, ranks: tuple[int, ...], rank: int) -> None:
 class Scratch:
     """Memory of a group on a node, through which ordinary arrays pass in pieces; made when it is first used.
 
-    Each rank has a region of `SLOTS` slots. Turns are counted, one for each barrier, and turn t uses slot t modulo 3: when a
-    rank writes for turn t it has left the barrier of turn t - 1, so everybody had by then read what turn t - 3 wrote, of
-    which the last is read after the barrier of turn t - 2.
+    Each rank has a region of `SLOTS` slots. Turns are counted, one for each barrier, and turn t uses slot t modulo 3:
+    when a rank writes for turn t it has left the barrier of turn t - 1, so everybody has by then read what turn t - 3
+    wrote, of which the last is read after the barrier of turn t - 2.
     """
 
     SLOTS = 3

@@ -1,0 +1,122 @@
+"""What the ranks tell each other before they touch each other's memory: what they call, and where their arrays lie.
+
+One all-gather of a few bytes is the barrier that such an algorithm needs anyway. After it every rank knows the same of
+all, so all choose the same way, and ranks that disagree all raise the same error.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiddp.errors import MismatchError
+from mpiddp.mpi import symmetric
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.message import code_name, dtype_code
+from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.mpi.work import Steps
+from mpiddp.typing import Array
+
+_OPERATIONS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast")
+_REDUCTIONS = {
+    op.value: op
+    for op in (
+        *(ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX),
+        *(ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR, ReduceOp.PREMUL_SUM),
+    )
+}
+_NO_REDUCTION = 255
+_NO_ROOT = -1
+
+# Operation, reduction, dtype and root; elements; then what may differ: segment, offset, factor.
+_FORMAT = struct.Struct("<BBHiqqqd")
+
+
+class Entry(NamedTuple):
+    """What one rank has told."""
+
+    operation: int
+    reduction: int
+    dtype: int
+    root: int
+    length: int
+    segment: int
+    offset: int
+    factor: float
+
+    def __str__(self) -> str:
+        """Return the call as a person would name it."""
+        details = [f"of {self.length} {code_name(self.dtype)} elements"]
+        if self.reduction != _NO_REDUCTION:
+            details.append(f"with {_REDUCTIONS[self.reduction].name}")
+        if self.root != _NO_ROOT:
+            details.append(f"and group rank {self.root} as root")
+        return f"{_OPERATIONS[self.operation]} {' '.join(details)}"
+
+
+def meet(link: Link, operation: str, x: Array, op: ReduceOp | None = None, root: int = _NO_ROOT) -> Steps:
+    """Wait until every rank has come to this operation, and learn what all of them gave.
+
+    Parameters
+    ----------
+    link : Link
+        The group.
+    operation : str
+        Its name.
+    x : array
+        What this rank works on; the count and dtype must be equal on all ranks.
+    op : ReduceOp, optional
+        The reduction, equal on all ranks but for its factor.
+    root : int, optional
+        Group rank of the root.
+
+    Returns
+    -------
+    list of Entry
+        As the value of the steps: one for each rank. One yield, on ``now``.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if their calls differ.
+    """
+    segment, offset = symmetric.find(x)
+    mine = _FORMAT.pack(
+        _OPERATIONS.index(operation),
+        _NO_REDUCTION if op is None else op.value,
+        dtype_code(x.dtype),
+        root,
+        x.size,
+        segment,
+        offset,
+        1.0 if op is None or op.factor is None else op.factor,
+    )
+    told = bytearray(len(mine) * link.size)
+    yield link.now.Iallgather(mine, told)
+    entries = [Entry(*fields) for fields in _FORMAT.iter_unpack(told)]
+    first = entries[0][:5]
+    for rank, entry in enumerate(entries):
+        if entry[:5] != first:
+            raise MismatchError(
+                f"ranks of {link} disagree: rank {link.ranks[0]} calls {entries[0]}, rank {link.ranks[rank]} calls"
+                f" {entry}; all ranks must call the same operations in the same order, on equal shapes and dtypes"
+            )
+    return entries
+
+
+def common_segment(entries: list[Entry], ranks: tuple[int, ...]) -> symmetric.Segment | None:
+    """Return the segment in which the arrays of all of these ranks (their world ranks) lie, or None."""
+    number = entries[0].segment
+    if not number or any(entry.segment != number for entry in entries):
+        return None
+    found = symmetric.segment(number)
+    return found if found.holds(ranks) else None
+
+
+def views(
+    segment: symmetric.Segment, entries: list[Entry], ranks: tuple[int, ...], dtype: np.dtype[Any]
+) -> list[Array]:
+    """Return the arrays of all of these ranks, flat, in the order of the ranks."""
+    return [segment.view(rank, entry.offset, entry.length, dtype) for rank, entry in zip(ranks, entries, strict=True)]

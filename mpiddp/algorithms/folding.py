@@ -1,0 +1,85 @@
+"""Folding: the ranks' rows of numbers become one, in rank order, chunk by chunk in the cache.
+
+Each byte of each row comes from memory once and, because what is written has just been read, no line of memory is
+fetched in order to be overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpiddp.device import array_namespace
+from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half
+from mpiddp.typing import Array
+
+CHUNK_BYTES = 1 << 16
+"""The chunks of all rows together should fit into a core's second-level cache (1 to 2 MiB)."""
+_LINE_BYTES = 64
+
+
+def bounds(count: int, parts: int, itemsize: int) -> list[int]:
+    """Return where each of ``parts`` nearly equal slices begins, and where the last one ends.
+
+    Slices begin on cache lines (of an array that does), so that no two ranks write to one line.
+    """
+    line = max(_LINE_BYTES // itemsize, 1)
+    lines = -(-count // line)
+    return [min(lines * part // parts * line, count) for part in range(parts)] + [count]
+
+
+def fold_rows(
+    op: ReduceOp, rows: Sequence[Array], outs: Sequence[Array], size: int, factors: Sequence[float] | None = None
+) -> None:
+    """Combine ``rows`` in their order and write the result to all ``outs``.
+
+    Parameters
+    ----------
+    op : ReduceOp
+        The reduction.
+    rows : sequence of arrays
+        Flat, of equal length and dtype.
+    outs : sequence of arrays
+        Like the rows; each may be one of them, or share no memory with any.
+    size : int
+        What ``AVG`` divides by; 1 for a part of a reduction, which does not divide yet.
+    factors : sequence of float, optional
+        What each row is multiplied with first (``PREMUL_SUM``).
+    """
+    dtype, count = rows[0].dtype, rows[0].size
+    wide = np.dtype(np.float32) if is_half(dtype) else dtype
+    step = max(CHUNK_BYTES // dtype.itemsize, 1)
+    converted = wide != dtype or factors is not None
+    # An accumulator in place saves a pass over the cache; what it overwrites has been read then.
+    in_place = wide == dtype and (outs[0] is rows[0] or (not converted and len(rows) > 1 and outs[0] is rows[1]))
+    spare = np.empty((2, min(step, count)), wide)
+    for start in range(0, count, step):
+        chunk = slice(start, min(start + step, count))
+        parts = [row[chunk] for row in rows]
+        accumulator = outs[0][chunk] if in_place else spare[0, : parts[0].size]
+        if converted:
+            _fold_converted(op, parts, accumulator, spare[1, : parts[0].size], factors)
+        elif len(parts) == 1:
+            accumulator[...] = parts[0]
+        else:
+            combine(op, parts[0], parts[1], accumulator)
+            for part in parts[2:]:
+                combine(op, accumulator, part, accumulator)
+        finish(op, accumulator, size)
+        for out in outs[1:] if in_place else outs:
+            out[chunk] = accumulator
+
+
+def _fold_converted(
+    op: ReduceOp, parts: list[Array], accumulator: Array, spare: Array, factors: Sequence[float] | None
+) -> None:
+    """Combine parts that change first: to float32, or by their ranks' factors."""
+    xp = array_namespace(accumulator)
+    for index, part in enumerate(parts):
+        target = spare if index else accumulator
+        target[...] = part
+        if factors is not None:
+            xp.multiply(target, target.dtype.type(factors[index]), out=target)
+        if index:
+            combine(op, accumulator, spare, accumulator)
