@@ -14,6 +14,7 @@ import numpy as np
 
 from mpiddp.distributed import ProcessGroup
 from mpiddp.nn import Parameter
+from mpiddp.optim.flat import address
 from mpiddp.typing import Array
 
 
@@ -62,8 +63,8 @@ class GradBucket:
         return self._is_last
 
     def set_buffer(self, buffer: Array) -> None:
-        """Copy ``buffer``, of the bucket's length, into the bucket's."""
-        if buffer is not self._buffer:
+        """Copy ``buffer``, of the bucket's length, into the bucket's, unless it is that memory already."""
+        if address(buffer) != address(self._buffer) or buffer.dtype != self._buffer.dtype:
             self._buffer[...] = buffer.reshape(-1)
 
 

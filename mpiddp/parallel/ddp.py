@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd import Function, Tensor, is_grad_enabled
 from mpiddp.distributed import ProcessGroup
 from mpiddp.distributed.groups import GroupLike, member
 from mpiddp.nn import Module, Parameter
@@ -35,18 +36,25 @@ def _announcing(output: Any, reducer: Reducer) -> Any:
     if isinstance(output, Tensor):
         return _BackwardBegins.apply(output, reducer) if output.requires_grad else output
     if isinstance(output, dict):
-        return type(output)((key, _announcing(value, reducer)) for key, value in output.items())
+        twin = copy.copy(output)
+        for key, value in output.items():
+            twin[key] = _announcing(value, reducer)
+        return twin
     if isinstance(output, tuple) and hasattr(output, "_fields"):
         return type(output)(*(_announcing(value, reducer) for value in output))
     if isinstance(output, (list, tuple)):
         return type(output)(_announcing(value, reducer) for value in output)
+    if output is not None:
+        reducer.arm()  # whatever hides in there, the first gradient tells
     return output
 
 
 def _caps_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int] | None:
     if bucket_cap_mb is not None and bucket_cap_mb_list is not None:
         raise ValueError("give bucket_cap_mb or bucket_cap_mb_list, not both")
-    caps = bucket_cap_mb_list if bucket_cap_mb_list is not None else [bucket_cap_mb] if bucket_cap_mb else None
+    caps = (
+        bucket_cap_mb_list if bucket_cap_mb_list is not None else [bucket_cap_mb] if bucket_cap_mb is not None else None
+    )
     if caps is None:
         return None
     if not caps or min(caps) <= 0:
@@ -62,7 +70,7 @@ class DistributedDataParallel(Module):
     module : Module
         The model. Its parameters' arrays are moved side by side in memory; their values become those of the first rank.
     device_ids, output_device
-        Accepted for compatibility; a model lives where its arrays do.
+        Accepted for compatibility, at most one: a model lives where its arrays do.
     dim, check_reduction
         Accepted for compatibility.
     broadcast_buffers : bool, optional
@@ -130,6 +138,8 @@ class DistributedDataParallel(Module):
         super().__init__()
         if not isinstance(module, Module):
             raise TypeError(f"DistributedDataParallel needs an mpiddp.nn.Module, got {type(module).__name__}")
+        if device_ids is not None and len(device_ids) > 1:
+            raise ValueError("device_ids can only be None or contain a single element.")
         group = member(process_group, "DistributedDataParallel")
         if group is None:
             raise ValueError("DistributedDataParallel: this rank is not a member of process_group")
@@ -161,13 +171,15 @@ class DistributedDataParallel(Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; the backward of what it returns reduces the gradients, unless under `no_sync`."""
-        if not self.training or not self._reduce:
-            return self.module(*inputs, **kwargs)
         self._reducer.abandon()
-        if self._forward_sync_buffers and self._backwards_at_sync != self._reducer.backwards:
+        self._reducer.arm(False)
+        if not self._reduce:
+            return self.module(*inputs, **kwargs)
+        if self.training and self._forward_sync_buffers and self._backwards_at_sync != self._reducer.backwards:
             broadcast_arrays(self._buffers_to_sync(), self.process_group)
             self._backwards_at_sync = self._reducer.backwards
-        return _announcing(self.module(*inputs, **kwargs), self._reducer)
+        output = self.module(*inputs, **kwargs)
+        return _announcing(output, self._reducer) if is_grad_enabled() else output
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -197,7 +209,7 @@ class DistributedDataParallel(Module):
         reduced = self._reducer.backwards
         try:
             yield
-            if n_samples == 0 and self._reducer.backwards == reduced:
+            if n_samples == 0 and self._reduce and self._reducer.backwards == reduced:
                 self._reducer.contribute_nothing()
         finally:
             self._reducer.share = None

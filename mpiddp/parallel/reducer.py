@@ -32,6 +32,8 @@ _UNUSED = (
     " receive a gradient on rank {rank}: {names}"
 )
 
+_NOT_A_FUTURE = "DDP communication hook's callback must return a Work or a Future object, but got {kind}"
+
 
 class Reducer:
     """Averages the gradients of some parameters over a group, bucket by bucket.
@@ -73,6 +75,7 @@ class Reducer:
         self.backwards = 0
         """Backward passes that were reduced."""
         self._running = False
+        self._armed = False
         self._ready_order: list[int] = []
         self._next_bucket = 0
         self._on_their_way: list[tuple[GradBucket, Work | Future]] = []
@@ -143,11 +146,16 @@ class Reducer:
 
     # -- one backward ----------------------------------------------------------------------------------------------
 
+    def arm(self, armed: bool = True) -> None:
+        """Let the next gradient begin the reduction, where the output of forward hides its tensors."""
+        self._armed = armed
+
     def begin(self) -> None:
         """Reduce what the backward that runs now makes, and finish at its end."""
         if not self._running:
             self._reset()
             self._running = True
+            self._armed = False
             queue_callback(self._finish_backward)
 
     def _reset(self) -> None:
@@ -158,13 +166,28 @@ class Reducer:
             bucket.pending = len(bucket.parameters())
 
     def abandon(self) -> None:
-        """Forget a backward that ended in an error; what it has sent is on its way and will be overwritten."""
+        """End a backward that an error has cut short.
+
+        The other ranks may be in the same step without an error. What they wait for is sent as NaN: a sum that lacks
+        this rank must not look like one, and the next step must not meet this one's messages.
+        """
+        if not self._running:
+            return
         self._running = False
+        for bucket in self.buckets[self._next_bucket :]:
+            bucket.buffer()[...] = np.nan
+            bucket.pending = 0
+        self._send_complete()
+        self._agree_on_use(())
+        self._wait()
+        self._count_backward(self._order)
 
     def _ready(self, index: int, parameter: Parameter) -> None:
         """Take note of a final gradient, and send what is complete."""
         if not self._running:
-            return
+            if not self._armed:
+                return
+            self.begin()
         self._ready_order.append(index)
         self._keep(index, parameter)
         bucket = self._bucket_of[index]
@@ -200,15 +223,15 @@ class Reducer:
         if self.share is not None:
             buffer *= buffer.dtype.type(share * size)  # a hook divides by the number of ranks itself
         outcome = self._hook(self._hook_state, bucket)
-        if not isinstance(outcome, (Work, Future)):
-            raise RuntimeError(
-                "DDP communication hook's callback must return a Future or a Work, but got"
-                f" {type(outcome).__module__}.{type(outcome).__qualname__}"
-            )
+        if isinstance(outcome, Work):
+            return outcome.get_future()
+        if not isinstance(outcome, Future):
+            raise RuntimeError(_NOT_A_FUTURE.format(kind=_kind(outcome)))
         return outcome
 
     def contribute_nothing(self) -> None:
         """Take part in a backward of the other ranks with gradients of zero, and receive its result."""
+        self.abandon()
         self._reset()
         self._finish_backward()
 
@@ -228,15 +251,19 @@ class Reducer:
         self._send_complete()
         used_somewhere = self._agree_on_use(unused)
         self._wait()
-        self.backwards += 1
         for index in unused:
             if used_somewhere is None or used_somewhere[index]:
                 self._parameters[index].grad = self._slot_of[index]
+        self._count_backward(self._ready_order + silent)
         if unused and used_somewhere is None and self.share != 0:
-            names = ", ".join(self._names[index] for index in unused)
+            names = ", ".join(self._names[index] for index in sorted(unused))
             raise RuntimeError(_UNUSED.format(rank=self._group.rank(), names=names))
+
+    def _count_backward(self, order: list[int]) -> None:
+        """Count a reduced backward; after the first, follow the order in which gradients came."""
+        self.backwards += 1
         if self.backwards == 1 and not self._find_unused:
-            self._rearrange(self._ready_order + silent)
+            self._rearrange(order)
 
     def _agree_on_use(self, unused: Sequence[int]) -> Array | None:
         """Return, for each parameter, whether any rank has a gradient for it; None where all ranks must."""
@@ -253,11 +280,28 @@ class Reducer:
         """Wait until all buckets hold their averages."""
         began = time.perf_counter()
         for bucket, outcome in self._on_their_way:
-            if isinstance(outcome, Work):
-                outcome.wait()
-                continue
             value = outcome.wait()
-            result = value[0] if isinstance(value, (list, tuple)) else value
-            bucket.set_buffer(result)
+            if isinstance(outcome, Future):
+                bucket.set_buffer(_averaged(value, bucket))
         self.exposed_s += time.perf_counter() - began
         self._on_their_way.clear()
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _averaged(value: Any, bucket: GradBucket) -> Array:
+    """Return the gradients that a hook's future holds: one array, or the first of a list."""
+    if isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    length = bucket.buffer().size
+    found: Array | None = getattr(value, "__mpiddp_array__", value)
+    if getattr(found, "size", None) != length or not hasattr(found, "dtype"):
+        size = f" of {found.size} elements" if found is not None and hasattr(found, "dtype") else ""
+        raise RuntimeError(
+            f"a communication hook's future must hold an array of {length} elements (the gradients of bucket"
+            f" {bucket.index()}) or a list that begins with one, got {_kind(value)}{size}"
+        )
+    assert found is not None
+    return found
