@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._options: list[str] = []
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def add_argument(self, *names: Any, **kwargs: Any) -> argparse.Action:
         """Add an argument, and remember its name."""
@@ -70,15 +70,22 @@ def build_parser() -> argparse.ArgumentParser:
 def run_train(arguments: argparse.Namespace) -> int:
     """Train."""
     options = config.read_options(arguments)
-    limited = settings.limit_blas_threads(options.threads)
-    if limited is not None and _is_first():
-        print(f"BLAS threads a rank: {limited} (OMP_NUM_THREADS or --threads sets another number)", flush=True)
+    _limit_threads()
     return mpiddp.training.program.run(options)
 
 
 def run_info(arguments: argparse.Namespace) -> int:
     """Describe the environment."""
+    _limit_threads()
     return mpiddp.training.environment.run(as_json=arguments.json)
+
+
+def _limit_threads() -> None:
+    """Share the cores among the ranks of the node, before NumPy is imported, and say so once."""
+    threads = settings.limit_blas_threads()
+    if threads is not None and _is_first():
+        said = f"BLAS threads: {threads} a rank (its share of the node's cores; OMP_NUM_THREADS sets another number)"
+        print(said, file=sys.stderr, flush=True)
 
 
 def _is_first() -> bool:
@@ -88,7 +95,7 @@ def _is_first() -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 2, and one line on stderr, where the user has asked for the impossible."""
+    """Run a command and return the exit code: 2, and one line on stderr, if the user has asked for the impossible."""
     try:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)
@@ -99,4 +106,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             time.sleep(_HEAD_START_S)
         return EXIT_USAGE
     return code
-

@@ -168,55 +168,6 @@ def available_cores() -> int:
     return core_mask().bit_count()
 
 
-# Ranks on this node; Slurm's lists nodes, as in 2(x3),1.
-_LOCAL_SIZES = (
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-    "PALS_LOCAL_SIZE",
-    "SLURM_STEP_TASKS_PER_NODE",
-)
-
-
-def local_size(environ: Mapping[str, str] = os.environ) -> int:
-    """Return how many ranks the launcher has announced for this node: all of them where it says no more than that.
-
-    Examples
-    --------
-    >>> local_size({"PMI_RANK": "0", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"})
-    4
-    """
-    found = launch(environ)
-    if found is None:
-        return 1
-    for name in _LOCAL_SIZES:
-        leading = re.match(r"[1-9]\d*", environ.get(name, ""))
-        if leading:
-            return int(leading[0])
-    return found.size
-
-
-def limit_blas_threads(threads: int | None = None) -> int | None:
-    """Set the thread variables of the BLAS libraries, where they are unset; to be called before NumPy is imported.
-
-    Parameters
-    ----------
-    threads : int, optional
-        Threads of this rank. By default what OMP_NUM_THREADS says, else the cores that this process may run on divided
-        by the node's ranks. If given, it replaces what the environment says.
-
-    Returns
-    -------
-    int or None
-        The number that was chosen here, or None where the environment had already decided.
-    """
-    decided = _integer(os.environ, "OMP_NUM_THREADS")
-    chosen = threads or decided or max(available_cores() // local_size(), 1)
-    unset = [name for name in THREAD_VARIABLES if threads is not None or _integer(os.environ, name) is None]
-    os.environ.update(dict.fromkeys(unset, str(chosen)))
-    return None if threads is None and (decided is not None or not unset) else chosen
-
-
 def blas_threads() -> int | None:
     """Return how many threads the environment grants to each rank's BLAS, or None where it says nothing."""
     found = [value for value in (_integer(os.environ, name) for name in THREAD_VARIABLES) if value is not None]

@@ -12,6 +12,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def _option(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
-    """Declare a field that is also an option of the command line."""
-    return dataclasses.field(default=default, metadata={"help": text, "choices": choices, "metavar": metavar})
+def _option(text: str, *choices: str, metavar: str | None = None) -> dict[str, Any]:
+    """Describe a field as an option of the command line."""
+    return {"help": text, "choices": choices, "metavar": metavar}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,29 +50,40 @@ class Config:
     64
     """
 
-    model: str = _option("net", "what to train: the tutorial's convolutional network, or a perceptron", ("net", "mlp"))
-    data: str = _option(
-        "digits",
-        "what to train on: 1,797 digits that come with the package, MNIST from --data-dir, or made-up images",
-        ("digits", "mnist", "synthetic"),
+    model: str = field(default="net", metadata=_option("the tutorial's network, or a perceptron", "net", "mlp"))
+    data: str = field(
+        default="digits",
+        metadata=_option(
+            "1,797 digits that come with the package, MNIST from --data-dir, or made-up images",
+            *("digits", "mnist", "synthetic"),
+        ),
     )
-    data_dir: Path | None = _option(None, "folder of MNIST's four IDX files, gzipped or not", metavar="DIR")
-    download: bool = _option(False, "fetch MNIST's files into --data-dir where they are missing (needs pooch)")
-    epochs: int = _option(20, "passes over the training data")
-    batch_size: int = _option(64, "samples a step, over all ranks together")
-    lr: float = _option(0.01, "learning rate")
-    momentum: float = _option(0.9, "share of the previous update that goes on")
-    dropout: float = _option(0.5, "probability with which a unit is left out in training")
-    seed: int = _option(0, "fixes initial values, split, order of samples and dropout")
-    device: str = _option("auto", "where arrays live; auto is a GPU where one can be used", ("auto", "cpu", "cuda"))
-    average: str = _option(
-        "ddp",
-        "how gradients are averaged: in buckets while backward runs, or one all-reduce per parameter after it",
-        ("ddp", "naive"),
+    data_dir: Path | None = field(
+        default=None, metadata=_option("folder of MNIST's four IDX files, gzipped or not", metavar="DIR")
     )
-    threads: int | None = _option(None, "BLAS threads of each rank; by default the node's cores divided by its ranks")
-    metrics: Path | None = _option(None, "write one JSON line per epoch to this file", metavar="FILE")
-    output: Path | None = _option(None, "save model, configuration and metrics in this folder", metavar="DIR")
+    download: bool = field(
+        default=False, metadata=_option("fetch MNIST's files into --data-dir where they are missing (needs pooch)")
+    )
+    epochs: int = field(default=20, metadata=_option("passes over the training data"))
+    batch_size: int = field(default=64, metadata=_option("samples a step, over all ranks together"))
+    lr: float = field(default=0.01, metadata=_option("learning rate"))
+    momentum: float = field(default=0.9, metadata=_option("share of the previous update that goes on"))
+    dropout: float = field(default=0.5, metadata=_option("probability with which a unit is left out in training"))
+    seed: int = field(default=0, metadata=_option("fixes initial values, split, order of samples and dropout"))
+    device: str = field(
+        default="auto",
+        metadata=_option("where arrays live; auto is a GPU where one can be used", "auto", "cpu", "cuda"),
+    )
+    average: str = field(
+        default="ddp",
+        metadata=_option("average gradients in buckets during backward, or one by one after it", "ddp", "naive"),
+    )
+    metrics: Path | None = field(
+        default=None, metadata=_option("write one JSON line per epoch to this file", metavar="FILE")
+    )
+    output: Path | None = field(
+        default=None, metadata=_option("save model, configuration and metrics in this folder", metavar="DIR")
+    )
 
     def __post_init__(self) -> None:
         for name, fine, expected in (
@@ -81,15 +93,14 @@ class Config:
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
             ("dropout", 0 <= self.dropout < 1, "at least 0 and below 1"),
             ("seed", self.seed >= 0, "at least 0"),
-            ("threads", self.threads is None or self.threads >= 1, "at least 1"),
         ):
             if not fine:
                 raise UsageError(f"{_flag(name)} has to be {expected}, got {getattr(self, name)}")
-        for field in dataclasses.fields(self):
-            choices = field.metadata["choices"]
-            if choices and getattr(self, field.name) not in choices:
+        for each in dataclasses.fields(self):
+            choices = each.metadata["choices"]
+            if choices and getattr(self, each.name) not in choices:
                 raise UsageError(
-                    f"{_flag(field.name)} has to be one of {', '.join(choices)}, got {getattr(self, field.name)!r}"
+                    f"{_flag(each.name)} has to be one of {', '.join(choices)}, got {getattr(self, each.name)!r}"
                 )
         if self.data == "mnist" and self.data_dir is None:
             raise UsageError("--data mnist needs --data-dir DIR, the folder of MNIST's four IDX files")
@@ -152,21 +163,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="TOML file of the names below (batch_size = 128); the command line overrides it",
     )
     kinds = _kinds()
-    for field in dataclasses.fields(Config):
-        kind, _ = kinds[field.name]
+    for each in dataclasses.fields(Config):
+        kind, _ = kinds[each.name]
         if kind is bool:
             parser.add_argument(
-                _flag(field.name), action="store_true", default=argparse.SUPPRESS, help=field.metadata["help"]
+                _flag(each.name), action="store_true", default=argparse.SUPPRESS, help=each.metadata["help"]
             )
             continue
-        default = "" if field.default is None else f" (default: {field.default})"
+        default = "" if each.default is None else f" (default: {each.default})"
         parser.add_argument(
-            _flag(field.name),
+            _flag(each.name),
             type=kind,
             default=argparse.SUPPRESS,
-            choices=field.metadata["choices"] or None,
-            metavar=field.metadata["metavar"] or (None if field.metadata["choices"] else kind.__name__.upper()),
-            help=field.metadata["help"] + default,
+            choices=each.metadata["choices"] or None,
+            metavar=each.metadata["metavar"] or (None if each.metadata["choices"] else kind.__name__.upper()),
+            help=each.metadata["help"] + default,
         )
 
 

@@ -51,7 +51,7 @@ def collect() -> dict[str, Any]:
         },
         "watchdog": "on" if world.thread_multiple and world.size > 1 else _why_no_watchdog(world),
         "shared_memory": _shared_memory(),
-        "blas": {"name": _blas_name(), "threads": settings.blas_threads()},
+        "blas": {"name": _blas_name(), "threads": settings.blas_threads() or settings.available_cores()},
         "cuda": cuda_fault() or "usable",
         "ranks": places,
         "command": " ".join(sys.argv),
@@ -71,8 +71,8 @@ def warnings(found: dict[str, Any]) -> list[str]:
         said.append("more ranks than cores on a node: they wait for each other's turns; start fewer")
     elif _most_threads_per_core(found["ranks"], threads) > 1:
         said.append(
-            f"{threads or 'as many'} BLAS threads {'' if threads else 'as cores '}for each rank are more than a node has cores: set"
-            " OMP_NUM_THREADS to the node's cores divided by its ranks"
+            f"{threads} BLAS threads a rank are more than the node has cores: set OMP_NUM_THREADS to its cores over"
+            " its ranks"
         )
     return said
 
@@ -80,7 +80,6 @@ def warnings(found: dict[str, Any]) -> list[str]:
 def text(found: dict[str, Any]) -> str:
     """Return a description as lines for a person."""
     mpi, blas = found["mpi"], found["blas"]
-    threads = "as many as there are cores" if blas["threads"] is None else blas["threads"]
     rows = [
         ("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
         ("python", f"{found['python']} ({sys.executable})"),
@@ -90,7 +89,7 @@ def text(found: dict[str, Any]) -> str:
         ("launcher", mpi["launcher"]),
         ("watchdog", found["watchdog"]),
         ("shared memory", found["shared_memory"]),
-        ("BLAS", f"{blas['name']}, threads a rank: {threads}"),
+        ("BLAS", f"{blas['name']}, threads a rank: {blas['threads']}"),
         ("CUDA", found["cuda"]),
     ]
     lines = [f"{name:<14} {value}" for name, value in rows]
@@ -204,16 +203,13 @@ def _shared_memory() -> str:
 
 def _blas_name() -> str:
     """Return the BLAS library that NumPy was built with."""
-    blas: Any = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[call-overload,index]
+    blas: Any = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
 
 
-def _most_threads_per_core(places: list[dict[str, Any]], threads: int | None) -> float:
+def _most_threads_per_core(places: list[dict[str, Any]], threads: int) -> float:
     """Return how many BLAS threads share a core on the node where it is worst."""
     nodes: dict[int, list[dict[str, Any]]] = {}
     for place in places:
         nodes.setdefault(place["node"], []).append(place)
-    return max(
-        sum(threads or len(place["cores"]) for place in on_node) / len(set().union(*(p["cores"] for p in on_node)))
-        for on_node in nodes.values()
-    )
+    return max(len(on_node) * threads / len(set().union(*(p["cores"] for p in on_node))) for on_node in nodes.values())

@@ -38,7 +38,7 @@ def together(action: Callable[[], _Result]) -> _Result:
     Raises
     ------
     UsageError
-        On every rank, with the text of the first that failed by an OSError, a ValueError, an ImportError or a UsageError.
+        On every rank, with the text of the first that failed by an OSError, ValueError, ImportError or UsageError.
     """
     fault, result = None, None
     try:
@@ -80,7 +80,7 @@ def check_request(config: Config) -> None:
     ranks = dist.get_world_size()
     if config.batch_size < ranks:
         raise UsageError(
-            f"--batch-size {config.batch_size} is that of all ranks together: give {ranks} or more, or start fewer ranks"
+            f"--batch-size {config.batch_size} is that of all ranks together: give {ranks} or more, or start fewer"
         )
     fault = cuda_fault() if config.device == "cuda" else None
     if fault:
@@ -130,7 +130,7 @@ def run(config: Config) -> int:
     together(lambda: check_request(config))
     trainer = build_trainer(config, together(lambda: load_data(config)), callbacks)
     lines = together(lambda: _metrics_files(config) if world.rank == 0 else [])
-    trainer.callbacks["epoch_end"] += [lambda done, file=file: file.write(done.history[-1]) for file in lines]
+    trainer.callbacks["epoch_end"] += [_line_writer(file) for file in lines]
     trainer.fit(config.epochs)
     together(lambda: _save(config, trainer) if world.rank == 0 else None)
     for file in lines:
@@ -143,6 +143,11 @@ def _metrics_files(config: Config) -> list[JsonLines]:
     """Open the files that take a line per epoch."""
     paths = [config.metrics, config.output and config.output / "metrics.jsonl"]
     return [JsonLines(path) for path in paths if path is not None]
+
+
+def _line_writer(file: JsonLines) -> Callback:
+    """Return a callback that writes the metrics of the epoch that has ended."""
+    return lambda trainer: file.write(trainer.history[-1])
 
 
 def _save(config: Config, trainer: Trainer) -> None:

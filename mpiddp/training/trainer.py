@@ -153,11 +153,11 @@ class Trainer:
             EpochMetrics(
                 epoch=self.epoch,
                 loss=self.running.mean("loss"),
-                accuracy=tested and tested.mean("correct"),
+                accuracy=tested.mean("correct") if tested else None,
                 samples_per_s=self.running["samples"] / epoch_s,
                 comm_exposed=share["exposed"] / get_world_size(),
                 epoch_s=epoch_s,
-                test_loss=tested and tested.mean("loss"),
+                test_loss=tested.mean("loss") if tested else None,
                 test_s=time.perf_counter() - began,
                 lr=float(self.optimizer.param_groups[0]["lr"]),
             )

@@ -26,7 +26,8 @@ def metrics(epoch: int = 1, loss: float = 0.5) -> EpochMetrics:
     )
 
 
-def test_count_correct_counts_the_largest_output(rng=np.random.default_rng(3)):
+def test_count_correct_counts_the_largest_output():
+    rng = np.random.default_rng(3)
     output, target = rng.standard_normal((50, 7)), rng.integers(0, 7, 50)
     expected = sum(max(range(7), key=lambda c: output[i, c]) == target[i] for i in range(50))
     assert 0 < expected < 50
