@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mpiddp.autograd import Function, Tensor
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
@@ -52,9 +54,11 @@ class NLLLoss(Function):
         if reduction == "none":
             return losses
         if reduction == "mean":
-            # No sample at all: 0 / 0 is NaN, as torch's.
-            self.factors = self.factors / xp.asarray(count, dtype=x.dtype)
-            return losses.sum() / xp.asarray(count, dtype=x.dtype)
+            count = xp.asarray(count, dtype=x.dtype)
+            # The mean of no sample at all is NaN, as torch's, and no reason for a warning.
+            with np.errstate(divide="ignore", invalid="ignore"):
+                self.factors = self.factors / count
+                return losses.sum() / count
         return losses.sum()
 
     def backward(self, grad: Array) -> Array:

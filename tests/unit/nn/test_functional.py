@@ -339,6 +339,15 @@ def test_mse(reduction: str) -> None:
     )
 
 
+@pytest.mark.filterwarnings("error")
+def test_mean_of_no_sample_is_nan_without_a_warning() -> None:
+    x = Tensor(np.zeros((0, 3), np.float32), requires_grad=True)
+    loss = F.cross_entropy(x, np.zeros(0, np.int64))
+    loss.backward()
+    assert math.isnan(loss.item()) and x.grad is not None and x.grad.shape == (0, 3)
+    assert math.isnan(F.cross_entropy(np.zeros((2, 3), np.float32), np.array([-100, -100])).item())
+
+
 def test_cross_entropy_does_not_overflow() -> None:
     x = Tensor(np.array([[1000.0, 0.0], [-1000.0, 1000.0]], np.float32), requires_grad=True)
     with np.errstate(over="raise", invalid="raise", divide="raise"):
