@@ -153,6 +153,10 @@ class Runner:
                     self._running = None
                     if origin == item.origin:
                         return self._reports.pop(origin)
+                case {"renew": _}:
+                    self.close()
+                    self._count_restarts()
+                    return self._wait_for(item)
                 case {"stuck": _, "text": text} | {"fatal": text}:
                     return self._lost(item, text)
         return self._lost(item, f"mpiexec -n {self.ranks} did not finish this test: {self._job.last_words()}")
@@ -161,10 +165,13 @@ class Runner:
         """End the job; a new one takes the other tests, if it was this test that ended it."""
         if self._running != item.origin:
             self._hopeless = f"not run, because the job of {self.ranks} ranks ended outside of a test"
-        elif self._jobs > RESTARTS:
-            self._hopeless = f"not run, because {self._jobs} jobs of {self.ranks} ranks were ended by a test"
+        self._count_restarts()
         self.close()
         return [_failure(item, text)]
+
+    def _count_restarts(self) -> None:
+        if self._jobs > RESTARTS and not self._hopeless:
+            self._hopeless = f"not run, because {self._jobs} jobs of {self.ranks} ranks were ended by a test"
 
     def _end(self, item: MpiItem) -> list[pytest.TestReport]:
         """Wait for the ranks to leave; how they do it is part of the last test."""

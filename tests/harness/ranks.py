@@ -98,8 +98,11 @@ class Ranks:
         faulthandler.register(STACKS, file=self._stacks, all_threads=True)
         self._collect_errors: list[str] = []
         self._ran = self._skipped = 0
+        self._retired: list[MPI.Comm] = []
         self.last_failed = False
         """Whether the test before this one failed on any rank."""
+        self.unusable = ""
+        """Why no further test can run in this job; set by a fixture, on one rank or more."""
         self._watchdog = Watchdog(self)
         self._watchdog.start()
         self._watchdog.expect("collecting the tests", LIMIT_S)
@@ -122,6 +125,13 @@ class Ranks:
         while not request.Test():
             time.sleep(0.0005)
         return self._comm.allgather(value)
+
+    def use_up_communicator_ids(self) -> None:
+        """Keep new communicators from having the id of one that was freed, and with it the messages that lie there.
+
+        MPICH takes the lowest free id; a message that nobody received waits there for the next owner.
+        """
+        self._retired += [MPI.COMM_WORLD.Dup() for _ in range(24)]
 
     def give_up(self, doing: str) -> None:
         """Print the failures and stacks of all ranks in one piece, and end the job."""
@@ -217,7 +227,7 @@ class Ranks:
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
         to_data = self.config.hook.pytest_report_to_serializable
         failed = [to_data(config=self.config, report=report) for report in reports if report.failed]
-        failures = self.agree(failed)
+        failures, unusable = zip(*self.agree((failed, self.unusable)), strict=True)
         self._watchdog.rest()
         self._file(self.rank, "failure").unlink(missing_ok=True)
         self.last_failed = any(failures)
@@ -230,6 +240,8 @@ class Ranks:
         if self.rank == 0:
             self.tell(finished=item.nodeid)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if any(unusable):
+            self._end_here(item.nodeid, reports, next(filter(None, unusable)))
         if item.nodeid.startswith(TESTS):
             skipped = any(report.skipped and not hasattr(report, "wasxfail") for report in reports)
             self._ran, self._skipped = self._ran + (not skipped), self._skipped + skipped
@@ -271,6 +283,16 @@ class Ranks:
         # Until the process is gone: MPI_Finalize can hang.
         faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=self.stderr)
 
+    def _end_here(self, nodeid: str, reports: list[pytest.TestReport], why: str) -> None:
+        """End a job that is of no use any more; a parent starts another one for the remaining tests."""
+        if self.rank > 0:
+            # Rank 0 ends us.
+            time.sleep(GRACE_S)
+        self.tell(renew=why)
+        pieces = [f"{nodeid}: {why}; the run ends here (a plain pytest would start again with the next test)"]
+        pieces += [_text(report) for report in reports if report.failed]
+        self._end_job("\n".join(pieces))
+
     def _end_job(self, text: str) -> None:
         """Print why this rank alone cannot go on, and end the others too."""
         self.stderr.write("\n".join(f"[rank {self.rank}/{self.size}] {line}" for line in text.splitlines()) + "\n")
@@ -279,7 +301,7 @@ class Ranks:
         MPI.COMM_WORLD.Abort(1)
 
     def _shared(
-        self, reports: list[pytest.TestReport], failures: list[list[dict[str, Any]]]
+        self, reports: list[pytest.TestReport], failures: tuple[list[dict[str, Any]], ...]
     ) -> list[pytest.TestReport]:
         """Return the reports that every rank gives of a test that failed somewhere."""
         shared = []

@@ -5,6 +5,7 @@ Loaded by the plain pytest process too, which must not start MPI: hence nothing 
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,14 +29,22 @@ class World:
 @pytest.fixture(autouse=True)
 def _process_group(request: pytest.FixtureRequest) -> Iterator[None]:
     """Give every test the process group, and see that it leaves it as it found it."""
-    if request.config.pluginmanager.get_plugin("ranks").last_failed and dist.is_initialized():
+    ranks = request.config.pluginmanager.get_plugin("ranks")
+    if ranks.last_failed and dist.is_initialized():
         # Messages that a failed test has left on their way must not reach the next one.
         dist.destroy_process_group()
+        ranks.use_up_communicator_ids()
     if not dist.is_initialized():
         dist.init_process_group()
     yield
+    left = work.unfinished
+    end = time.monotonic() + 0.5
+    while not work.finished() and time.monotonic() < end:
+        time.sleep(0.001)
+    if work.unfinished:
+        ranks.unusable = f"it left {work.unfinished} operations that do not finish"
+    assert left == 0, f"the test left {left} operations unfinished: wait for each Work"
     assert dist.is_initialized(), "the test destroyed the process group and did not initialise it again"
-    assert work.unfinished == 0, f"the test left {work.unfinished} operations unfinished: wait for each Work"
 
 
 @pytest.fixture
