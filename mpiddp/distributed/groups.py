@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from mpiddp.errors import MismatchError
+from mpiddp.errors import DistError, MismatchError
 from mpiddp.mpi import work
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
@@ -16,8 +17,7 @@ from mpiddp.mpi.operation import Operation
 
 from .backends import check_backend
 
-if TYPE_CHECKING:
-    from mpiddp.mpi.runtime import World
+T = TypeVar("T")
 
 
 class ProcessGroup:
@@ -26,11 +26,19 @@ class ProcessGroup:
     Made by `init_process_group` and `new_group`, never directly.
     """
 
-    def __init__(self, link: Link, name: str, description: str) -> None:
+    def __init__(self, link: Link, name: str, description: str, ranks: tuple[int, ...], comm: MPI.Intracomm) -> None:
         self.link = link
         self.group_name = name
         self.group_desc = description
-        self._group_rank_of = {rank: index for index, rank in enumerate(link.ranks)}
+        self.ranks = ranks
+        """Global ranks of the members, which are ranks of the default group, in the order of their group ranks."""
+        self.comm = comm
+        """The group's mpi4py communicator, or the one that `init_process_group` was given.
+
+        For what MPI can do and mpiddp cannot; calls on it stand at the same place among the group's collectives on
+        every rank.
+        """
+        self._group_rank_of = {rank: index for index, rank in enumerate(ranks)}
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
@@ -39,19 +47,6 @@ class ProcessGroup:
     def size(self) -> int:
         """Return the number of ranks in the group."""
         return self.link.size
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Global ranks of the members, in the order of their group ranks."""
-        return self.link.ranks
-
-    @property
-    def comm(self) -> MPI.Intracomm:
-        """The group's mpi4py communicator, for what MPI can do and mpiddp cannot.
-
-        Calls on it must stand at the same place among the group's collectives on every rank.
-        """
-        return self.link.now
 
     def group_rank(self, global_rank: int) -> int:
         """Return the group rank of a global rank.
@@ -62,7 +57,7 @@ class ProcessGroup:
             If it does not belong to the group.
         """
         try:
-            return self._group_rank_of[global_rank]
+            return self._group_rank_of[_integer(global_rank)]
         except (KeyError, TypeError):
             raise ValueError(
                 f"Global rank {global_rank!r} is not part of {self.link}; `src` and `dst` are global ranks, `group_src`"
@@ -77,12 +72,23 @@ class ProcessGroup:
         ValueError
             If it is not an integer from 0 to size - 1.
         """
-        if isinstance(group_rank, bool) or not isinstance(group_rank, int) or not 0 <= group_rank < self.link.size:
+        try:
+            rank = _integer(group_rank)
+        except TypeError:
+            rank = -1
+        if not 0 <= rank < self.link.size:
             raise ValueError(f"Group rank {group_rank!r} is not part of {self.link}, which has {self.link.size} ranks")
-        return group_rank
+        return rank
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name}: {self.link}>"
+
+
+def _integer(value: object) -> int:
+    """Return a rank as an int: NumPy's integers are ranks too; TypeError for anything else, truth values included."""
+    if isinstance(value, bool):
+        raise TypeError(f"a rank must be an integer, got {value}")
+    return operator.index(value)  # type: ignore[arg-type]
 
 
 class GroupMember:
@@ -225,10 +231,8 @@ def _checked_ranks(ranks: object, world_size: int) -> list[int]:
     """Return a list of distinct ranks of the world, or say what is wrong with it."""
     if not isinstance(ranks, (list, tuple, range)) or not ranks:
         raise TypeError(f"a group needs a non-empty list of ranks, got {ranks!r}")
-    found = list(ranks)
+    found = [_integer(rank) for rank in ranks]
     for rank in found:
-        if isinstance(rank, bool) or not isinstance(rank, int):
-            raise TypeError(f"ranks must be integers, got {rank!r}")
         if not 0 <= rank < world_size:
             raise ValueError(
                 "The new group's rank should be within the world_size set by init_process_group:"
@@ -253,18 +257,48 @@ def _agree(parent: Link, what: str, value: object) -> None:
         )
 
 
-def _settle() -> None:
-    """Let what is on its way come to its end, before calls to MPI that wait in it."""
-    if work.unfinished:
-        link = default_group().link
-        work.wait_for(work.finished, Operation("new_group", link))
-
-
-def _make(world: World, comm: MPI.Comm, timeout: timedelta | float | None, description: str | None) -> ProcessGroup:
+def _make(comm: MPI.Intracomm, timeout: timedelta | float | None, description: str | None) -> ProcessGroup:
+    """Make the group of the ranks of a new communicator, which is the group's from now on."""
+    parent = default_group()
     timeout_s = work.seconds(timeout)
-    parent = default_group().link
-    link = Link(world, MPI.Intracomm(comm), parent.timeout_s if timeout_s is None else timeout_s)
-    return register(ProcessGroup(link, str(_made), description or "undefined"))
+    link = Link(parent.link.world, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
+    # Global ranks are those of the default group, which need not have all ranks of the world.
+    global_rank_of = {rank: index for index, rank in enumerate(parent.link.ranks)}
+    ranks = tuple(global_rank_of[rank] for rank in link.ranks)
+    return register(ProcessGroup(link, str(_made), description or "undefined", ranks, comm))
+
+
+def _without_waiting(make: Callable[[], T], what: str, parent: ProcessGroup) -> T:
+    """Return what ``make`` makes by calls that block in MPI, or say that there are too many communicators."""
+    try:
+        return work.aside(make, Operation(what, parent.link))
+    except MPI.Exception as error:
+        raise DistError(
+            f"{what}: MPI could not make the communicators of another group ({error}); {len(_groups)} groups are alive"
+            " in this process and each has several communicators: free those that are not needed any more with"
+            " destroy_process_group(group)"
+        ) from error
+
+
+def _split(
+    parent: ProcessGroup,
+    parts: Sequence[Sequence[int]],
+    what: str,
+    timeout: timedelta | float | None,
+    description: str | None,
+) -> tuple[int | None, ProcessGroup | None]:
+    """Split ``parent`` into parts, lists of its ranks that share none; return this rank's part, and its group."""
+    work.seconds(timeout)
+    me = parent.rank()
+    mine = next((index for index, part in enumerate(parts) if me in part), None)
+
+    def make() -> ProcessGroup | None:
+        _agree(parent.link, what, parts)
+        color, key = (MPI.UNDEFINED, 0) if mine is None else (mine, parts[mine].index(me))
+        comm = parent.link.now.Split(color, key)
+        return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout, description)
+
+    return mine, _without_waiting(make, what, parent)
 
 
 def new_group(
@@ -312,28 +346,26 @@ def new_group(
     """
     parent = default_group()
     check_backend(backend)
-    work.seconds(timeout)
-    world = parent.link.world
-    chosen = list(parent.ranks) if ranks is None else _checked_ranks(ranks, parent.size())
+    chosen = list(range(parent.size())) if ranks is None else _checked_ranks(ranks, parent.size())
     if sort_ranks:
         chosen.sort()
-    me = parent.rank()
-    _settle()
-    comm: MPI.Comm
-    if use_local_synchronization:
-        if me not in chosen:
-            return None
+    if not use_local_synchronization:
+        _, made = _split(parent, [chosen], "new_group", timeout, group_desc)
+        return GroupMember.NON_GROUP_MEMBER if made is None else made
+    work.seconds(timeout)
+    if parent.rank() not in chosen:
+        return None
+
+    def make() -> ProcessGroup:
+        whole = parent.link.now.Get_group()
+        members = whole.Incl(chosen)
         # The tag, equal on all members and on nobody's mind elsewhere, keeps groups apart that are made at once.
-        tag = zlib.crc32(repr(chosen).encode()) % 30_000
-        mpi_group = parent.link.now.Get_group()
-        comm = parent.link.now.Create_group(mpi_group.Incl(chosen), tag)
-        return _make(world, comm, timeout, group_desc)
-    _agree(parent.link, "new_group", chosen)
-    color = 0 if me in chosen else MPI.UNDEFINED
-    comm = parent.link.now.Split(color, chosen.index(me) if me in chosen else 0)
-    if comm == MPI.COMM_NULL:
-        return GroupMember.NON_GROUP_MEMBER
-    return _make(world, comm, timeout, group_desc)
+        comm = parent.link.now.Create_group(members, zlib.crc32(repr(chosen).encode()) % 30_000)
+        members.Free()
+        whole.Free()
+        return _make(MPI.Intracomm(comm), timeout, group_desc)
+
+    return _without_waiting(make, "new_group", parent)
 
 
 def new_subgroups(
@@ -351,7 +383,7 @@ def new_subgroups(
     group_size : int, optional
         Ranks in each group; by default the number of ranks on a node, which must be the same on all nodes.
     group : ProcessGroup, optional
-        What is cut; all ranks by default. Every rank of the world calls.
+        What is cut, and who calls; all ranks by default.
 
     Returns
     -------
@@ -362,7 +394,10 @@ def new_subgroups(
     ValueError
         If the size does not divide the number of ranks.
     """
-    whole = member(group, "new_subgroups") or default_group()
+    whole = member(group, "new_subgroups")
+    if whole is None:
+        return None, []
+    check_backend(backend)
     if group_size is None:
         counts = {whole.link.nodes.count(node) for node in whole.link.nodes}
         if len(counts) > 1:
@@ -374,9 +409,20 @@ def new_subgroups(
         raise ValueError(f"The arg group_size ({group_size}) must not exceed the world size ({whole.size()})")
     if whole.size() % group_size:
         raise ValueError(f"The world size ({whole.size()}) must be divisible by group_size={group_size}")
-    ranks = list(whole.ranks)
-    blocks = [ranks[start : start + group_size] for start in range(0, len(ranks), group_size)]
-    return new_subgroups_by_enumeration(blocks, timeout, backend, pg_options, group_desc)
+    parts = [list(range(start, start + group_size)) for start in range(0, whole.size(), group_size)]
+    return _all_parts(whole, parts, "new_subgroups", timeout, group_desc)
+
+
+def _all_parts(
+    parent: ProcessGroup,
+    parts: Sequence[Sequence[int]],
+    what: str,
+    timeout: timedelta | float | None,
+    description: str | None,
+) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
+    """Split ``parent`` and return this rank's group and the list of all."""
+    mine, made = _split(parent, parts, what, timeout, description)
+    return made, [made if index == mine else GroupMember.NON_GROUP_MEMBER for index in range(len(parts))]
 
 
 def new_subgroups_by_enumeration(
@@ -386,7 +432,7 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    """Make several groups that share no rank (``torch.distributed.new_subgroups_by_enumeration``).
+    """Make several groups that share no rank (``torch.distributed.new_subgroups_by_enumeration``), by one split.
 
     Returns
     -------
@@ -397,21 +443,18 @@ def new_subgroups_by_enumeration(
     ValueError
         If a rank appears twice; before any group is made, unlike torch.
     """
+    parent = default_group()
+    check_backend(backend)
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
+    parts = [sorted(_checked_ranks(given, parent.size())) for given in ranks_per_subgroup_list]
     seen: dict[int, list[int]] = {}
-    for given in ranks_per_subgroup_list:
-        block = _checked_ranks(given, default_group().size())
-        for rank in block:
+    for part in parts:
+        for rank in part:
             if rank in seen:
-                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {block}")
-            seen[rank] = block
-    made = [
-        new_group(block, timeout=timeout, backend=backend, pg_options=pg_options, group_desc=group_desc)
-        for block in ranks_per_subgroup_list
-    ]
-    mine = [found for found in made if isinstance(found, ProcessGroup)]
-    return (mine[0] if mine else None), made
+                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {part}")
+            seen[rank] = part
+    return _all_parts(parent, parts, "new_subgroups_by_enumeration", timeout, group_desc)
 
 
 def split_group(
@@ -447,17 +490,12 @@ def split_group(
         return None
     if not split_ranks:
         raise ValueError("split_ranks cannot be empty: give the ranks of each part")
-    parts = [_checked_ranks(part, parent.size()) for part in split_ranks]
+    check_backend(backend)
+    parts = [sorted(_checked_ranks(part, parent.size())) for part in split_ranks]
     flat = [rank for part in parts for rank in part]
     if len(set(flat)) != len(flat):
         raise ValueError(f"the split groups must share no rank, got {parts}")
-    _settle()
-    _agree(parent.link, "split_group", parts)
-    me = parent.rank()
-    mine = next((index for index, part in enumerate(parts) if me in part), None)
-    color = MPI.UNDEFINED if mine is None else mine
-    comm = parent.link.now.Split(color, 0 if mine is None else sorted(parts[mine]).index(me))
-    return None if comm == MPI.COMM_NULL else _make(parent.link.world, comm, timeout, group_desc)
+    return _split(parent, parts, "split_group", timeout, group_desc)[1]
 
 
 def destroy(given: GroupLike = None) -> None:
@@ -475,6 +513,8 @@ def destroy(given: GroupLike = None) -> None:
         return
     if _default is None:
         raise AssertionError("Process group cannot be None")
+    for each in _groups:
+        each.link.expect_idle()
     for each in reversed(list(_groups)):
         each.link.close()
     _groups.clear()

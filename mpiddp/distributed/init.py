@@ -85,11 +85,14 @@ def init_process_group(
     _check_init_method(init_method, store)
     limit_s = work.seconds(timeout)
     settings.debug_level()
+    if comm is not None and not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm must be an mpi4py intracommunicator such as MPI.COMM_WORLD, got {comm!r}")
     world = runtime.start(rank, world_size)
     select.forget()
     own = (comm or world.comm).Dup()
     link = Link(world, own, settings.default_timeout_s() if limit_s is None else limit_s)
-    register(ProcessGroup(link, "0", "default_pg"), default=True)
+    whole = ProcessGroup(link, "0", "default_pg", tuple(range(link.size)), own if comm is None else comm)
+    register(whole, default=True)
 
 
 def destroy_process_group(group: GroupLike = None) -> None:

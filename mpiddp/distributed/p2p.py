@@ -130,7 +130,7 @@ def recv(
             receive = link.mailbox.recv(x, source, tag)
         finally:
             operation.running = None
-    return link.ranks[receive.sender]
+    return found.ranks[receive.sender]
 
 
 def irecv(
@@ -152,7 +152,7 @@ def irecv(
     x = as_array(tensor, "irecv")
     _checked_tag(found, tag, "irecv")
     receive, posted = link.mailbox.irecv(x, source, tag, Operation("irecv", link, x, peers))
-    posted.describe(lambda: (link.ranks[receive.sender], receive.size_bytes // max(x.itemsize, 1)))
+    posted.describe(lambda: (found.ranks[receive.sender], receive.size_bytes // max(x.itemsize, 1)))
     return posted
 
 

@@ -17,6 +17,7 @@ from typing import Self
 
 from mpiddp.errors import DistError
 
+from . import work
 from .library import MPI
 from .mailbox import Mailbox
 from .runtime import World
@@ -135,6 +136,12 @@ class Link(Channel):
         self.sequence += 1
         self.world.presence.sequences[self.id] = self.sequence
 
+    def expect_idle(self) -> None:
+        """Raise `DistError` if operations of the group are on their way."""
+        work.poll()  # what has finished may not have been noticed
+        if len(self.queue) or len(self.mailbox):
+            raise DistError(f"{self} has operations that are not finished; wait() for them before it is destroyed")
+
     def close(self) -> None:
         """Free the communicators; nothing of the group may be on its way.
 
@@ -145,8 +152,7 @@ class Link(Channel):
         """
         if self.closed:
             return
-        if len(self.queue) or len(self.mailbox):
-            raise DistError(f"{self} has operations that are not finished; wait() for them before it is destroyed")
+        self.expect_idle()
         self.closed = True
         self.mailbox.close()
         self.scratch.close()

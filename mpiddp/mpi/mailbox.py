@@ -47,12 +47,12 @@ class Receive:
         The tag that the message must have.
     """
 
-    __slots__ = ("_error", "_request", "_source", "_tag", "sender", "size_bytes", "x")
+    __slots__ = ("_fault", "_request", "_source", "_tag", "sender", "size_bytes", "x")
 
     def __init__(self, x: Array, source: int, tag: int) -> None:
         self.x, self._source, self._tag = x, source, tag
         self._request: MPI.Request | None = None
-        self._error: ArrayError | None = None
+        self._fault: str | None = None
         self.sender = -1
         """Group rank of the sender, once it is known."""
         self.size_bytes = 0
@@ -65,35 +65,35 @@ class Receive:
     def accept(self, arrival: _Arrival) -> None:
         """Begin to receive ``arrival``, or take it away and refuse it, so that the next message is right."""
         self.sender, self.size_bytes = arrival.source, arrival.size_bytes
-        fault = None
+        memory = movable(self.x)
         if arrival.code != dtype_code(self.x.dtype):
-            fault = f"{code_name(arrival.code)}, but its buffer is {self.x.dtype}: use one dtype on both sides"
+            self._fault = f"{code_name(arrival.code)}, but its buffer is {self.x.dtype}: use one dtype on both sides"
         elif arrival.size_bytes > self.x.nbytes:
-            fault = (
+            self._fault = (
                 f"{arrival.size_bytes // self.x.itemsize} elements ({arrival.size_bytes} bytes), but its buffer has"
                 f" {self.x.size} ({self.x.nbytes} bytes): receive into an array at least as large"
             )
-        if fault is not None:
-            arrival.message.Recv([np.empty(arrival.size_bytes, np.uint8), MPI.BYTE])
-            sender = f"rank {arrival.source} of the group"
-            self._error = ArrayError(f"a receive met a message from {sender} (tag {arrival.tag}) of {fault}")
-            return
-        self._request = arrival.message.Irecv([movable(self.x), arrival.size_bytes, MPI.BYTE])
+        if self._fault is not None:
+            memory = np.empty(arrival.size_bytes, np.uint8)
+        self._request = arrival.message.Irecv([memory, arrival.size_bytes, MPI.BYTE])
 
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _check(self) -> None:
+        if self._fault is not None:
+            sender = f"rank {self.sender} of the group"
+            raise ArrayError(f"a receive met a message from {sender} (tag {self._tag}) of {self._fault}")
 
     def Test(self) -> bool:  # noqa: N802
         """Tell whether the message is in the buffer; raise `ArrayError` if it did not fit."""
-        self._raise()
-        return self._request is not None and self._request.Test()
+        if self._request is None or not self._request.Test():
+            return False
+        self._check()
+        return True
 
     def Wait(self) -> None:  # noqa: N802
         """Block until the message, which must have been matched, is in the buffer; raise as `Test` does."""
-        self._raise()
         assert self._request is not None
         self._request.Wait()
+        self._check()
 
 
 class Mailbox:
@@ -191,6 +191,7 @@ class Mailbox:
         for work in tuple(self._works):  # whose callbacks may send and poll
             if work.advance():
                 self._works.pop(work, None)
+                work.announce()
         if not self._works:
             deactivate(self)
 

@@ -123,6 +123,8 @@ def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
     """Return MPI's operation for the combining part of ``op``, or None where MPI's result is not defined."""
     if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):
         return None
+    if dtype.kind in "iu" and dtype.itemsize < 4 and _COMBINE[op.name] == "add":
+        return None  # Open MPI saturates them from a vector's length on (op/avx), and wraps the rest
     if dtype.kind == "b":
         logical = {"SUM": MPI.LOR, "MAX": MPI.LOR, "BOR": MPI.LOR, "BXOR": MPI.LXOR}
         return logical.get(op.name, MPI.LAND)

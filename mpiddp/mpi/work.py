@@ -18,12 +18,14 @@ call and another after it, would never end.
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from mpiddp.errors import DistTimeoutError
 from mpiddp.typing import Array
@@ -31,6 +33,8 @@ from mpiddp.typing import Array
 from . import operation
 from .library import MPI
 from .operation import Operation
+
+T = TypeVar("T")
 
 
 class Awaited(Protocol):
@@ -155,6 +159,31 @@ def wait_for(done: Callable[[], bool], waiting: Operation, timeout_s: float | No
         operation.running = outer
 
 
+def aside(call: Callable[[], T], what: Operation) -> T:
+    """Return what a call that blocks in MPI returns, and let everything that is on its way go on meanwhile.
+
+    MPI has no non-blocking form of what makes communicators. So the call runs in a thread when something is on its
+    way: other ranks may have to finish that before they come to their call.
+    """
+    if not unfinished or MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        operation.running = what
+        try:
+            return call()
+        finally:
+            operation.running = None
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # surfaces in the caller
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=f"mpiddp-{what.name}", daemon=True).start()
+    wait_for(outcome.done, what)
+    return outcome.result()
+
+
 class Work:
     """An operation on its way (``torch.distributed.Work``).
 
@@ -199,6 +228,9 @@ class Work:
         global unfinished
         unfinished -= 1
         self._error, self._finished, self._awaited = error, True, None
+
+    def announce(self) -> None:
+        """Call what waits for the end; by the one who drives it, when it stands in nobody's way any more."""
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
@@ -357,11 +389,10 @@ class Future:
 class Queue:
     """The operations of a group that are on their way, in the order in which all its ranks submitted them."""
 
-    __slots__ = ("_busy", "_works")
+    __slots__ = ("_works",)
 
     def __init__(self) -> None:
         self._works: deque[Work] = deque()
-        self._busy = False
 
     def __len__(self) -> int:
         return len(self._works)
@@ -375,14 +406,8 @@ class Queue:
 
     def progress(self) -> None:
         """Drive the head of the queue, and what follows when it has finished."""
-        # A callback of a finished operation may submit another one, which polls.
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            while self._works and self._works[0].advance():
-                self._works.popleft()
-        finally:
-            self._busy = False
+        while self._works and self._works[0].advance():
+            # A callback may submit an operation and wait for it, which comes here again.
+            self._works.popleft().announce()
         if not self._works:
             deactivate(self)

@@ -1,0 +1,122 @@
+"""What the tests of communication are made of: dtypes, shapes, every rank's input, and what a reduction should give."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import mpiddp as dist
+from mpiddp.mpi import work
+
+Op = dist.ReduceOp
+SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (257,), (31, 37)]
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+FLOATS = ["float16", "float32", "float64", "longdouble", "bfloat16"]
+COMPLEX = ["complex64", "complex128", "clongdouble"]
+DTYPES = ["bool", *INTEGERS, *FLOATS, *COMPLEX]
+OPS = [Op.SUM, Op.AVG, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR, Op.PREMUL_SUM(0.5)]
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Return the dtype; skip the test where it needs a package that is not installed."""
+    if name == "bfloat16":
+        return np.dtype(_bfloat16())
+    return np.dtype(name)
+
+
+def _bfloat16() -> Any:
+    import pytest
+
+    return pytest.importorskip("ml_dtypes").bfloat16
+
+
+def draw(rng: np.random.Generator, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[np.ndarray]:
+    """Return an input for each rank, the same on all ranks; sums and products of few of them are exact in any dtype."""
+    if dtype.kind == "b":
+        return [np.asarray(rng.integers(0, 2, shape), bool) for _ in range(size)]
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return [np.asarray(rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)) for _ in range(size)]
+    whole = [rng.integers(-4, 5, (2, *shape)) for _ in range(size)]
+    if dtype.kind == "c":
+        return [np.asarray(re + 1j * im, dtype) for re, im in whole]
+    return [np.asarray(re / 2, dtype) for re, _ in whole]
+
+
+def reduced(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
+    """Return the reduction of all ranks' inputs, by NumPy in the widest type of their kind."""
+    dtype = xs[0].dtype
+    if dtype.kind == "b":
+        stack = np.stack(xs)
+        if op.name == "BXOR":
+            return stack.sum(axis=0) % 2 == 1
+        return stack.any(axis=0) if op.name in ("SUM", "MAX", "BOR") else stack.all(axis=0)
+    wide = {"i": np.int64, "u": np.uint64, "c": np.clongdouble}.get(dtype.kind, np.longdouble)
+    stack = np.stack([x.astype(wide) for x in xs])
+    combine = {
+        "SUM": np.add,
+        "AVG": np.add,
+        "PREMUL_SUM": np.add,
+        "PRODUCT": np.multiply,
+        "MIN": np.minimum,
+        "MAX": np.maximum,
+        "BAND": np.bitwise_and,
+        "BOR": np.bitwise_or,
+        "BXOR": np.bitwise_xor,
+    }[op.name]
+    if op.factor is not None:
+        stack = stack * wide(op.factor)
+    result = functools.reduce(combine, stack)
+    if op.name == "AVG":
+        result = result / wide(len(xs))
+    return np.asarray(result, wide).astype(dtype)
+
+
+def means_something(op: dist.ReduceOp, dtype: np.dtype[Any]) -> bool:
+    """Tell whether torch's reduction is defined on ``dtype``."""
+    if op.name in ("AVG", "PREMUL_SUM"):
+        return dtype.kind not in "biu"
+    if op.name in ("BAND", "BOR", "BXOR"):
+        return dtype.kind in "biu"
+    return op.name not in ("MIN", "MAX") or dtype.kind != "c"
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Tell whether two arrays agree in shape, dtype and every bit, a NaN being like any other."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    return bool(np.all((found == expected) | ((found != found) & (expected != expected))))
+
+
+def close(found: np.ndarray, expected: np.ndarray) -> bool:
+    """Tell whether two arrays agree up to the rounding of a few operations in their dtype."""
+    if found.dtype.kind in "biu":
+        return same(found, expected)
+    digits = {"float16": 1e-3, "bfloat16": 8e-3}.get(found.dtype.name, 1e-6)
+    wide = np.clongdouble if found.dtype.kind == "c" else np.longdouble
+    return found.shape == expected.shape and np.allclose(
+        found.astype(wide), expected.astype(wide), rtol=digits, atol=digits, equal_nan=True
+    )
+
+
+def both_ways() -> Iterator[dict[str, bool]]:
+    """Yield the options of a blocking call, and of an asynchronous one."""
+    yield {}
+    yield {"async_op": True}
+
+
+def end(returned: dist.Work | None, options: dict[str, bool]) -> None:
+    """Check what a collective returned, and wait where there is something to wait for."""
+    if not options:
+        assert returned is None
+        assert work.unfinished == 0
+        return
+    assert isinstance(returned, dist.Work)
+    assert returned.wait() is True
+    assert returned.is_completed()
+    assert returned.is_success()
+    assert returned.exception() is None

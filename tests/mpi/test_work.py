@@ -1,0 +1,266 @@
+"""Work and Future; and programs in which ranks wait at different places, which torch allows."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.mpi import work
+
+Op = dist.ReduceOp
+
+
+def test_work(world):
+    x = np.ones(3)
+    submitted = dist.all_reduce(x, async_op=True)
+    assert submitted.result()[0] is x
+    assert submitted.wait() is True
+    assert submitted.wait(timedelta(seconds=1)) is True
+    assert (submitted.is_completed(), submitted.is_success(), submitted.exception()) == (True, True, None)
+    assert (submitted.result()[0] == world.size).all()
+    with pytest.raises(RuntimeError):
+        submitted.source_rank()
+    submitted.synchronize()
+
+
+def test_is_completed_ends_by_itself(world):
+    for op, dtype in ((Op.SUM, np.float64), (Op.MAX, np.float32)):  # one step, and several
+        x = np.full(1000, world.rank, dtype)
+        submitted = dist.all_reduce(x, op, async_op=True)
+        while not submitted.is_completed():
+            pass
+        assert (x == (world.size - 1 if op == Op.MAX else sum(range(world.size)))).all()
+
+
+def test_future(world):
+    x = np.ones(4)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    seen = []
+    doubled = future.then(lambda done: seen.append(1) or 2 * done.value()[0])
+    more = doubled.then(lambda done: done.value() + 1)
+    assert (more.wait() == 2 * world.size + 1).all()
+    assert future.done()
+    assert doubled.done()
+    assert (future.value()[0] == world.size).all()
+    assert (doubled.value() == 2 * world.size).all()
+    assert seen == [1]
+    assert future.then(lambda done: 5).wait() == 5  # of a future that is done
+
+
+def test_future_before_its_value(world):
+    receive = dist.irecv(np.zeros(1), world.rank)
+    future = receive.get_future()
+    assert not future.done()
+    with pytest.raises(RuntimeError, match="not there yet"):
+        future.value()
+    with pytest.raises(RuntimeError):
+        receive.source_rank()
+    dist.isend(np.ones(1), world.rank).wait()
+    assert future.wait()[0][0] == 1
+
+
+def test_error_in_a_callback_surfaces_in_its_future_only(world):
+    def fail(_):
+        raise KeyError("mine")
+
+    submitted = dist.barrier(async_op=True)
+    future = submitted.get_future()
+    failing = future.then(fail)
+    after = failing.then(lambda done: done.value())
+    assert submitted.wait()
+    future.wait()
+    with pytest.raises(KeyError, match="mine"):
+        failing.wait()
+    with pytest.raises(KeyError, match="mine"):
+        failing.value()
+    with pytest.raises(KeyError, match="mine"):
+        after.wait()
+
+
+def test_operations_in_a_callback(world):
+    x, y = np.ones(2), np.ones(2)
+    inner = []
+
+    def again(_):
+        inner.append(dist.all_reduce(y, async_op=True))
+        dist.all_reduce(np.ones(1))
+
+    dist.all_reduce(x, async_op=True).get_future().then(again).wait()
+    inner[0].wait()
+    assert (x == world.size).all()
+    assert (y == world.size).all()
+
+
+def test_error_surfaces_in_wait(world):
+    x = np.zeros(1)
+    receive = dist.irecv(x, world.rank)
+    dist.isend(np.zeros(2), world.rank).wait()
+    future = receive.get_future()
+    with pytest.raises(dist.ArrayError):
+        receive.wait()
+    assert receive.is_completed()
+    assert not receive.is_success()
+    assert isinstance(receive.exception(), dist.ArrayError)
+    with pytest.raises(dist.ArrayError):
+        future.wait()
+
+
+def test_wait_with_a_timeout(world):
+    x = np.zeros(1)
+    receive = dist.irecv(x, world.rank)
+    for timeout in (0.05, timedelta(seconds=0.05), 0):
+        began = time.monotonic()
+        with pytest.raises(dist.DistTimeoutError, match=r"irecv .*\(Timed out\)"):
+            receive.wait(timeout)
+        assert time.monotonic() - began < 4
+    assert not receive.is_completed()
+    dist.isend(np.ones(1), world.rank).wait()
+    assert receive.wait(5)
+    assert x[0] == 1
+
+
+def test_many_on_their_way(world):
+    xs = [np.full(50, float(number)) for number in range(200)]
+    works = [dist.all_reduce(x, async_op=True) for x in xs]
+    assert work.unfinished > 0
+    for index in np.random.default_rng(world.rank).permutation(len(works)):
+        works[index].wait()
+    assert all((x == number * world.size).all() for number, x in enumerate(xs))
+
+
+def test_blocking_before_or_after_the_wait(world):
+    """One rank waits before a blocking call, another after it: MPI's own calls would not end."""
+    group = dist.new_group()
+    for op in (Op.SUM, Op.MAX):
+        for last in (False, True):
+            a, b, c = (np.full(1000, float(value)) for value in (1, 2, 3))
+            submitted = dist.all_reduce(a, op, group=group, async_op=True)
+            if (world.rank == 0) ^ last:
+                submitted.wait()
+                dist.all_reduce(b, op)
+                dist.barrier(group)
+                dist.all_reduce(c, op, group=group)
+            else:
+                dist.all_reduce(b, op)
+                dist.barrier(group)
+                dist.all_reduce(c, op, group=group)
+                submitted.wait()
+            factor = world.size if op == Op.SUM else 1
+            for x, value in ((a, 1), (b, 2), (c, 3)):
+                assert (x == value * factor).all()
+    dist.destroy_process_group(group)
+
+
+def test_a_receive_is_open_while_a_group_is_made(world):
+    x = np.zeros(100_000)
+    receive = dist.irecv(x, (world.rank - 1) % world.size)
+    group = dist.new_group()
+    sent = dist.isend(np.ones(100_000), (world.rank + 1) % world.size)
+    part = dist.split_group(group, [list(range(world.size))])
+    if world.rank % 2:
+        receive.wait()
+    alone = dist.new_group([world.rank], use_local_synchronization=True)
+    for each in (receive, sent):
+        each.wait()
+    assert (x == 1).all()
+    for each in (alone, part, group):
+        dist.destroy_process_group(each)
+
+
+def programs(world, rounds):
+    """Yield operations that all ranks agree on: (kind, group's place, operands)."""
+    kinds = ["all_reduce", "broadcast", "all_gather", "reduce", "all_to_all", "barrier", "p2p", "object"]
+    for _ in range(rounds):
+        yield (
+            str(world.rng.choice(kinds)),
+            int(world.rng.integers(4)),
+            bool(world.rng.random() < 0.7),
+            int(world.rng.choice([1, 5, 300, 20_000])),
+            [Op.SUM, Op.MAX, Op.AVG][int(world.rng.integers(3))],
+            int(world.rng.integers(100)),
+            int(world.rng.integers(100)),
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_program(world, seed):
+    """Operations in several groups, waited for at places that each rank chooses for itself."""
+    lists = [
+        list(range(world.size)),
+        list(reversed(range(world.size))),
+        list(range(max(1, world.size - 1))),
+        list(range(world.size // 2, world.size)),
+    ]
+    groups = [dist.new_group(ranks, sort_ranks=False) for ranks in lists]
+    mine = np.random.default_rng([world.rank, seed])
+    pending = []
+
+    def later(returned, check):
+        if returned is None:
+            check()
+        else:
+            pending.append((returned, check))
+
+    def equals(x, value):
+        def check():
+            assert (np.asarray(x) == value).all(), (kind, x, value)
+
+        return check
+
+    for number, (kind, place, async_op, size, op, one, two) in enumerate(programs(world, 220)):
+        ranks, group = lists[place], groups[place]
+        root, peer = ranks[one % len(ranks)], ranks[two % len(ranks)]
+        if world.rank not in ranks:
+            continue
+        x = np.full(size, float(world.rank + number))
+        values = [rank + number for rank in ranks]
+        expected = {"SUM": sum(values), "MAX": max(values), "AVG": sum(values) / len(values)}[op.name]
+        how = {"group": group, "async_op": async_op}
+        if kind == "all_reduce":
+            later(dist.all_reduce(x, op, **how), equals(x, expected))
+        elif kind == "broadcast":
+            later(dist.broadcast(x, root, **how), equals(x, root + number))
+        elif kind == "reduce":
+            later(dist.reduce(x, root, op, **how), equals(x, expected if world.rank == root else world.rank + number))
+        elif kind == "all_gather":
+            rows = np.zeros((len(ranks), size))
+            later(dist.all_gather(list(rows), x, **how), equals(rows.T, values))
+        elif kind == "all_to_all":
+            rows = np.zeros((len(ranks), 3))
+            sent = [np.full(3, world.rank * 100.0 + to) for to in ranks]
+            later(dist.all_to_all(list(rows), sent, **how), equals(rows.T, [r * 100 + world.rank for r in ranks]))
+        elif kind == "barrier":
+            later(dist.barrier(**how), lambda: None)
+        elif kind == "object":
+            found = [None] * len(ranks)
+            dist.all_gather_object(found, (world.rank, number), group=group)
+            assert found == [(rank, number) for rank in ranks]
+        elif kind == "p2p":
+            if world.rank == peer:
+                later(dist.irecv(x, root, group=group, tag=one), equals(x, root + number))
+            if world.rank == root:
+                sent = np.full(size, float(root + number))
+                later(dist.isend(sent, peer, group=group, tag=one), equals(sent, root + number))
+        while pending and mine.random() < 0.4:
+            returned, check = pending.pop(int(mine.integers(len(pending))))
+            if kind == "p2p" or returned.is_completed() or mine.random() < 0.5:
+                returned.is_completed()
+                pending.append((returned, check))
+                break
+            pending.append((returned, check))
+            break
+        # A wait may stand wherever what it waits for has been begun by everybody who gets that far.
+        if async_op and pending and mine.random() < 0.3:
+            for index in mine.permutation(len(pending))[:3]:
+                pending[index][0].wait()
+                pending[index][1]()
+    for index in mine.permutation(len(pending)):
+        pending[index][0].wait()
+        pending[index][1]()
+    dist.barrier()
+    for group in groups:
+        dist.destroy_process_group(group)
