@@ -156,6 +156,18 @@ def deterministic() -> bool:
     return os.environ.get("MPIDDP_DETERMINISTIC", "0") == "1"
 
 
+def algorithms() -> dict[str, str]:
+    """Return what ``MPIDDP_ALGORITHM`` (e.g. ``all_reduce:ring,broadcast:tree``) chooses, by operation."""
+    text = os.environ.get("MPIDDP_ALGORITHM", "")
+    chosen = {}
+    for part in filter(None, text.split(",")):
+        operation, colon, name = part.strip().partition(":")
+        if not (operation and colon and name):
+            raise ValueError(f"MPIDDP_ALGORITHM must be OPERATION:ALGORITHM[,...], such as all_reduce:ring; got {text!r}")
+        chosen[operation] = name
+    return chosen
+
+
 def core_mask() -> int:
     """Return the cores that this process may run on as the set bits of an integer."""
     if not hasattr(os, "sched_getaffinity"):

@@ -1,28 +1,89 @@
-"""mpi4py's ``MPI`` module, imported when it is first used.
+"""mpi4py's ``MPI`` module, imported when it is first used, and the start and end of MPI that come with it.
 
-Importing ``mpi4py.MPI`` initialises MPI, which aborts the process on many a login node. Everything above takes ``MPI``
-from here, so that importing mpiddp, asking for ``--help`` or defining a subclass of ``DistributedDataParallel`` starts
-nothing: ``init_process_group`` does. A program's own ``from mpi4py import MPI`` works as ever, before and after.
+Starting MPI aborts the process on many a login node. Everything above takes ``MPI`` from here, so that importing
+mpiddp, asking for ``--help`` or defining a subclass of ``DistributedDataParallel`` starts nothing:
+``init_process_group`` does. A program's own ``from mpi4py import MPI`` works as ever, before and after.
+
+Who starts MPI ends it. mpi4py would finalise it at the very end of any process, also of a forked child, where that
+hangs: so MPI that was started here is finalised here, in the process that started it.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import importlib
+import os
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from mpiddp import settings
 from mpiddp.errors import DistError
 
 
+class SetupError(DistError):
+    """The job was started in a way that cannot work; every rank meets it, rank 0 alone prints it."""
+
+
 def _load() -> types.ModuleType:
-    """Import mpi4py's MPI, which starts MPI, or say how to get an MPI library."""
+    """Import mpi4py's MPI and start MPI, or say how to get an MPI library."""
+    if "mpi4py.MPI" in sys.modules:
+        return sys.modules["mpi4py.MPI"]
     try:
-        return importlib.import_module("mpi4py.MPI")
+        rc: Any = importlib.import_module("mpi4py").rc
+        wanted, rc.initialize = rc.initialize, False
+        try:
+            library = importlib.import_module("mpi4py.MPI")
+        finally:
+            rc.initialize = wanted
     except (ImportError, RuntimeError) as error:
-        raise DistError(
+        raise SetupError(
             f"no MPI library could be loaded ({error}); on a cluster load the site's module (`module load openmpi`),"
             " on a laptop run `pip install 'mpiddp[mpich]'`"
         ) from error
+    if wanted and not library.Is_initialized():
+        _start(library, rc)
+    return library
+
+
+def _start(library: Any, rc: Any) -> None:
+    """Start MPI as mpi4py would."""
+    launch = settings.launch()
+    name = library.Get_library_version().split("\n")[0].replace("\t", " ").strip()
+    if launch is not None and launch.rank == 0 and "(Open MPI)" in launch.launcher and name.startswith("MPICH"):
+        # Most builds of MPICH abort in MPI_Init then, and their text does not say why.
+        sys.stderr.write(
+            f"Open MPI's mpirun started this job, but its library is {name} ({library.__file__}); if it ends now, start"
+            " it with the mpirun that belongs to this library\n"
+        )
+    level = getattr(library, f"THREAD_{rc.thread_level.upper()}") if rc.threads else library.THREAD_SINGLE
+    # mpi4py would hold the interpreter until the other ranks have come, and nobody could say what it waits for.
+    fault = ctypes.CDLL(library.__file__).MPI_Init_thread(None, None, int(level), ctypes.byref(ctypes.c_int()))
+    if fault:
+        raise SetupError(f"MPI could not be started: MPI_Init_thread of {name} returned {fault}")
+    if rc.errors == "exception":
+        for comm in (library.COMM_SELF, library.COMM_WORLD):
+            comm.Set_errhandler(library.ERRORS_RETURN)
+    if rc.finalize is not False:
+        atexit.register(_finalize, library, os.getpid())
+
+
+def running() -> bool:
+    """Tell whether MPI can be used now, without starting it."""
+    library: Any = sys.modules.get("mpi4py.MPI")
+    return library is not None and library.Is_initialized() and not library.Is_finalized()
+
+
+def finalized() -> bool:
+    """Tell whether MPI has come to its end in this process."""
+    library: Any = sys.modules.get("mpi4py.MPI")
+    return library is not None and library.Is_finalized()
+
+
+def _finalize(library: Any, pid: int) -> None:
+    if os.getpid() == pid and not library.Is_finalized():
+        library.Finalize()
 
 
 if TYPE_CHECKING:

@@ -1,32 +1,45 @@
 """Who is still there: ranks ask each other, when they have waited long, how far the others have come.
 
-Nothing is sent while all goes well. A rank that has waited for seconds inside an operation asks the ranks that it
-waits for; each answers from its watchdog thread (also while its program computes) or from its wait at exit (after its
-program has ended) with how many operations of that group it has begun, and whether its program has ended. So the
-decision that somebody is missing is the waiter's, and a rank that is merely done early harms nobody.
+Nothing is sent while all goes well. A rank that has waited for seconds inside an operation asks others; each answers
+from its watchdog thread (also while its program computes) or from its wait at exit (after its program has ended) with
+how many operations of that group it has begun, whether its program has ended, and what it is doing. So the decision
+that somebody is missing is the waiter's, and a rank that is merely done early harms nobody.
 """
 
 from __future__ import annotations
 
+import struct
+import sys
+import sysconfig
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
+from . import operation, work
 from .library import MPI
 from .operation import Operation
 
 _QUESTION, _ANSWER = 1, 2
+_GROUP, _HEAD = struct.Struct("<q"), struct.Struct("<qq??")
 # After this many seconds without an answer a rank counts as silent: watchdogs look twice a second.
 SILENCE_S = 3.0
+_STATE_BYTES = 300
+_NAMED = 8
 
 
 class Answer(NamedTuple):
     """How far a rank has come in a group."""
 
     sequence: int
-    left: bool
+    """Operations of the group that it has begun."""
+    ended: bool
+    """Whether its program has ended, so that it will begin no operation any more."""
+    idle: bool
+    """Whether nothing that it has begun is on its way."""
+    doing: str
+    """What it does now, for a person."""
 
 
 class Presence:
@@ -36,64 +49,71 @@ class Presence:
     ----------
     comm : MPI.Intracomm
         A duplicate of the world; freed with the process.
+    watched : bool
+        Whether the ranks have watchdogs that answer while their programs compute.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, watched: bool) -> None:
         self._comm = comm
+        self._watched = watched
         self._lock = threading.Lock()
         self._answers: dict[tuple[int, int], Answer] = {}
-        self._sent: list[tuple[MPI.Request, object]] = []
+        self._sent: list[tuple[MPI.Request, bytes]] = []
         self.sequences: dict[int, int] = {}
         """Operations begun, by group; kept when a group is destroyed, because peers may still be in its last one."""
-        self.left = False
-        """Whether this rank's program has ended, so that it will begin no operation any more."""
+        self.ended = False
+        """Whether this rank's program has ended."""
 
-    def _send(self, to: int, tag: int, *numbers: int) -> None:
-        message = np.array(numbers, dtype=np.int64)
+    def _send(self, to: int, tag: int, message: bytes) -> None:
         self._sent = [pair for pair in self._sent if not pair[0].Test()]
-        self._sent.append((self._comm.Isend(message, to, tag), message))
+        self._sent.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
 
     def pump(self) -> None:
         """Answer the questions and note the answers that have arrived."""
         with self._lock:
             status = MPI.Status()
             while self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
-                source, numbers = status.Get_source(), np.zeros(3, dtype=np.int64)
-                self._comm.Recv(numbers, source, status.Get_tag())
-                if status.Get_tag() == _QUESTION:
-                    group = int(numbers[0])
-                    left = self.left or not threading.main_thread().is_alive()
-                    self._send(source, _ANSWER, group, self.sequences.get(group, 0), left)
+                source, tag = status.Get_source(), status.Get_tag()
+                message = bytearray(status.Get_count(MPI.BYTE))
+                self._comm.Recv([message, MPI.BYTE], source, tag)
+                if tag == _QUESTION:
+                    self._send(source, _ANSWER, self._answer(*_GROUP.unpack(message)))
                 else:
-                    self._answers[source, int(numbers[0])] = Answer(int(numbers[1]), bool(numbers[2]))
+                    group, sequence, ended, idle = _HEAD.unpack_from(message)
+                    doing = message[_HEAD.size :].decode(errors="replace")
+                    self._answers[source, group] = Answer(sequence, ended, idle, doing)
 
-    def ask(self, operation: Operation) -> None:
-        """Ask everybody whom ``operation`` waits for how far they have come."""
+    def _answer(self, group: int) -> bytes:
+        # Past the main thread's end there are its non-daemon threads, and then the wait at exit.
+        ended = self.ended or not threading.main_thread().is_alive()
+        head = _HEAD.pack(group, self.sequences.get(group, 0), ended, work.unfinished == 0)
+        return head + ("its program has ended" if ended else _doing()).encode()[:_STATE_BYTES]
+
+    def ask(self, operation: Operation, ranks: Sequence[int]) -> None:
+        """Ask ``ranks`` how far they have come in the group of ``operation``."""
         with self._lock:
-            for rank in self._awaited(operation):
+            for rank in ranks:
                 self._answers.pop((rank, operation.link.id), None)
-                self._send(rank, _QUESTION, operation.link.id, 0, 0)
+                self._send(rank, _QUESTION, _GROUP.pack(operation.link.id))
 
     def _awaited(self, operation: Operation) -> list[int]:
         ranks = operation.link.ranks if operation.peers is None else operation.peers
         return [rank for rank in ranks if rank != self._comm.rank]
 
-    def missing(self, operation: Operation) -> dict[int, str]:
-        """Return the ranks that have not come to ``operation``, each with what is known of it."""
-        found = {}
-        for rank in self._awaited(operation):
-            answer = self._answers.get((rank, operation.link.id))
-            if answer is None:
-                found[rank] = "does not answer (dead, stopped, or its node is out of reach)"
-            elif operation.peers is None and answer.sequence < operation.link.sequence:
-                state = "its program has ended" if answer.left else "its program is elsewhere"
-                found[rank] = f"has begun {answer.sequence} operations of this group; {state}"
-            elif operation.peers is not None:
-                found[rank] = "its program has ended" if answer.left else "its program is running"
-        return found
+    def suspects(self, operation: Operation) -> list[int]:
+        """Return the ranks that a waiter asks while it waits: its peers, or its neighbour in the group.
+
+        If a rank is missing for good, then somebody who waits has a neighbour who is: going back from the missing rank,
+        the first one that still runs comes to the operation, or ends too. So a wait costs a message a rank.
+        """
+        awaited = self._awaited(operation)
+        if operation.peers is not None or not awaited:
+            return awaited
+        ranks = operation.link.ranks
+        return [ranks[(ranks.index(self._comm.rank) + 1) % len(ranks)]]
 
     def departed(self, operation: Operation) -> list[int]:
-        """Return the ranks without which ``operation`` cannot end and whose programs have ended.
+        """Return the ranks without which ``operation`` cannot end and whose programs have ended, as far as is known.
 
         A rank that took part and then ended is not among them. An operation that waits for any of several peers
         (a receive from any source) can end until all of them have gone.
@@ -101,24 +121,69 @@ class Presence:
         gone = []
         for rank in self._awaited(operation):
             answer = self._answers.get((rank, operation.link.id))
-            took_part = operation.peers is None and answer is not None and answer.sequence >= operation.link.sequence
-            if answer is not None and answer.left and not took_part:
+            if answer is None or not answer.ended:
+                continue
+            if answer.idle if operation.peers is not None else answer.sequence < operation.link.sequence:
                 gone.append(rank)
         if operation.peers is not None and len(gone) < len(operation.peers):
             return []
         return gone
 
-    def explain(self, operation: Operation) -> str:
-        """Ask, wait a little for answers, and return a sentence about the ranks that are missing."""
-        self.ask(operation)
-        deadline = time.monotonic() + SILENCE_S
+    def _collect(self, operation: Operation) -> None:
+        """Ask everybody, and wait a little for the answers."""
         awaited = self._awaited(operation)
+        self.ask(operation, awaited)
+        deadline = time.monotonic() + SILENCE_S
         while time.monotonic() < deadline:
             self.pump()
             if all((rank, operation.link.id) in self._answers for rank in awaited):
                 break
             time.sleep(0.01)
-        missing = self.missing(operation)
-        if not missing:
-            return "all ranks of the group have begun it: the network may be down, or a rank waits elsewhere"
-        return "; ".join(f"rank {rank} {what}" for rank, what in sorted(missing.items()))
+
+    def explain(self, operation: Operation) -> str:
+        """Ask everybody, and return a sentence about the ranks that are missing."""
+        self._collect(operation)
+        found, missing = {}, {}
+        for rank in self._awaited(operation):
+            answer = self._answers.get((rank, operation.link.id))
+            if answer is None:
+                missing[rank] = "does not answer " + (
+                    "(dead, stopped, or its node is out of reach)"
+                    if self._watched
+                    else "(no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE)"
+                )
+            elif operation.peers is None and answer.sequence < operation.link.sequence:
+                missing[rank] = f"has begun {answer.sequence} operations of this group; {answer.doing}"
+            else:
+                found[rank] = answer.doing
+        if missing:
+            return _list(missing)
+        if operation.peers is not None:
+            return _list(found)
+        return f"all ranks have begun it: the network may be down, or one waits elsewhere: {_list(found)}"
+
+
+def _list(states: dict[int, str]) -> str:
+    named = [f"rank {rank} {state}" for rank, state in sorted(states.items())[:_NAMED]]
+    return "; ".join([*named, f"and {len(states) - _NAMED} more ranks"] if len(states) > _NAMED else named)
+
+
+_PACKAGE = str(Path(__file__).parents[1])
+_OTHERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+
+
+def _doing() -> str:
+    """Say where the program is: in which operation, or at which line of its own code."""
+    waiting = operation.running
+    if waiting is not None:
+        return f"it waits in {waiting}"
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    own = [frame for frame in frames if not frame.f_code.co_filename.startswith((_PACKAGE, "<frozen", *_OTHERS))]
+    if not frames:
+        return "its program is running"
+    at = (own or frames)[0]
+    return f"its program is at {Path(at.f_code.co_filename).name}:{at.f_lineno} in {at.f_code.co_name}"

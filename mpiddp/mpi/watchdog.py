@@ -1,16 +1,22 @@
 """The watchdog: a thread that ends the job when this rank waits for what can no longer come, and says why.
 
 It looks twice a second, answers the questions of other ranks, and notices by identity that the process is still in the
-same wait: the program pays nothing for being watched. It needs MPI_THREAD_MULTIPLE; where the library does not offer
-that, nobody watches, and ``info`` says so.
+same wait: the program pays nothing for being watched. It also sees a Ctrl-C that Python cannot, because it waits in
+MPI. It needs MPI_THREAD_MULTIPLE; where the library does not offer that, nobody watches, and ``info`` says so.
 """
 
 from __future__ import annotations
 
-import faulthandler
+import contextlib
+import functools
+import os
+import select
+import signal
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from typing import Protocol
 
 from mpiddp.errors import EXIT_TIMEOUT
@@ -22,12 +28,16 @@ from .presence import Presence
 LOOK_S = 0.5
 # A rank that left is held against the job only when another has waited this long for it.
 PATIENCE_S = 3.0
+# Python handles a Ctrl-C within this time, unless it waits in MPI.
+INTERRUPT_S = 1.0
+_EXIT_INTERRUPTED = 130
+_STOP = b"\0"
 
 
 class Abort(Protocol):
     """Ends the job with a text and an exit code."""
 
-    def __call__(self, text: str, code: int) -> None:
+    def __call__(self, text: str | Callable[[], str], code: int) -> None:
         """Print ``text`` and end the job."""
 
 
@@ -39,48 +49,83 @@ class Watchdog:
     presence : Presence
         How the other ranks are asked.
     abort : callable
-        Ends the job: takes the text to print and the exit code.
+        Ends the job: takes the text to print, or what returns it, and the exit code.
     """
 
     def __init__(self, presence: Presence, abort: Abort) -> None:
         self._presence = presence
         self._abort = abort
-        self._stop = threading.Event()
+        # Python's C-level signal handler writes the numbers of signals here, whatever the main thread does.
+        self._signals, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        if threading.current_thread() is threading.main_thread():
+            others = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            if others != -1:
+                signal.set_wakeup_fd(others)  # an event loop needs it
+            # The pipe is the parent's: a signal for a forked child is none for this process.
+            os.register_at_fork(after_in_child=self._let_go)
         self._thread = threading.Thread(target=self._watch, name="mpiddp-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread, before MPI is finalised."""
-        self._stop.set()
+        self._let_go()
+        os.write(self._writer, _STOP)
         self._thread.join()
+        for end in (self._signals, self._writer):
+            os.close(end)
+
+    def _let_go(self) -> None:
+        """Hear of no more signals."""
+        with contextlib.suppress(ValueError):  # in another thread than the main one
+            heard = signal.set_wakeup_fd(-1)
+            if heard not in (-1, self._writer):
+                signal.set_wakeup_fd(heard)
 
     def _watch(self) -> None:
         seen: Operation | None = None
         since = asked = 0.0
-        while not self._stop.wait(LOOK_S):
+        interrupted, interrupted_at = None, 0.0
+        while True:
+            ready, _, _ = select.select([self._signals], [], [], LOOK_S)
+            numbers = os.read(self._signals, 64) if ready else b""
+            if _STOP in numbers:
+                return
             self._presence.pump()
             current, now = operation.running, time.monotonic()
+            if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                interrupted, interrupted_at = current, now
             if current is None or current is not seen:
                 seen, since, asked = current, now, 0.0
                 continue
+            if current is interrupted and now - interrupted_at > INTERRUPT_S:
+                self._abort(f"interrupted (Ctrl-C) in {current}", _EXIT_INTERRUPTED)
             if now - since > PATIENCE_S and self._presence.departed(current) and current is operation.running:
-                gone = ", ".join(map(str, self._presence.departed(current)))
-                self._end(
-                    f"{current} cannot end: rank {gone} of the group ended its program without taking part in it."
-                    " Every rank has to call the same operations in the same order; look for a loop, an early return"
-                    " or a sys.exit that only some ranks reach (uneven inputs: DistributedDataParallel.join)",
-                    code=1,
-                )
+                self._abort(functools.partial(self._desertion, current), 1)
             if not current.limited and now - since > current.link.timeout_s:
-                self._end(
-                    f"{current} did not finish in {current.link.timeout_s:g} s: {self._presence.explain(current)}",
-                    EXIT_TIMEOUT,
-                )
+                self._abort(functools.partial(self._timeout, current), EXIT_TIMEOUT)
             # The first question leaves before patience ends, so that its answer is there when it is wanted.
             if now - since > PATIENCE_S - 3 * LOOK_S and now - asked > PATIENCE_S:
-                self._presence.ask(current)
+                self._presence.ask(current, self._presence.suspects(current))
                 asked = now
 
-    def _end(self, text: str, code: int) -> None:
-        faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr)
-        self._abort(text, code)
+    def _desertion(self, waiting: Operation) -> str:
+        self._presence.explain(waiting)  # asks everybody, not the suspects only
+        gone = self._presence.departed(waiting)
+        who = f"rank{'s' * (len(gone) > 1)} {', '.join(map(str, gone))}"
+        return (
+            f"{_stack()}{waiting} cannot end: the program of {who} has ended without taking part in it. Every rank has"
+            " to call the same operations in the same order; look for a loop, an early return or a sys.exit that only"
+            " some ranks reach (uneven inputs: DistributedDataParallel.join)"
+        )
+
+    def _timeout(self, waiting: Operation) -> str:
+        reason = self._presence.explain(waiting)
+        return f"{_stack()}{waiting} did not finish in {waiting.link.timeout_s:g} s: {reason}"
+
+
+def _stack() -> str:
+    """Return where the program waits, as in a traceback."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines = traceback.format_stack(frame) if frame else []
+    return "".join(["Waiting (most recent call last):\n", *lines])
