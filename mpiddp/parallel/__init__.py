@@ -4,7 +4,35 @@ Start reading at `naive`. May import everything up to ``nn`` and ``optim``.
 """
 
 from .bucket import GradBucket
+from .comm_hooks import (
+    PostLocalSGDState,
+    PowerSGDState,
+    allreduce_hook,
+    batched_powerSGD_hook,
+    bf16_compress_hook,
+    bf16_compress_wrapper,
+    fp16_compress_hook,
+    fp16_compress_wrapper,
+    noop_hook,
+    post_localSGD_hook,
+    powerSGD_hook,
+)
 from .ddp import DistributedDataParallel
 from .naive import average_gradients
 
-__all__ = ["DistributedDataParallel", "GradBucket", "average_gradients"]
+__all__ = [
+    "DistributedDataParallel",
+    "GradBucket",
+    "PostLocalSGDState",
+    "PowerSGDState",
+    "allreduce_hook",
+    "average_gradients",
+    "batched_powerSGD_hook",
+    "bf16_compress_hook",
+    "bf16_compress_wrapper",
+    "fp16_compress_hook",
+    "fp16_compress_wrapper",
+    "noop_hook",
+    "post_localSGD_hook",
+    "powerSGD_hook",
+]

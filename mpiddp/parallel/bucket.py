@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
-from mpiddp.distributed import ProcessGroup
+from mpiddp.device import array_namespace, is_device_array
+from mpiddp.distributed import ProcessGroup, symmetric_empty
 from mpiddp.nn import Parameter
 from mpiddp.optim.flat import address
 from mpiddp.typing import Array
@@ -94,8 +92,9 @@ def lay_out(buckets: Sequence[Sequence[Parameter]], group: ProcessGroup) -> list
         chosen = [(index, bucket) for index, bucket in enumerate(buckets) if bucket[0].dtype == dtype]
         together = [parameter for _, bucket in chosen for parameter in bucket]
         length = sum(parameter.data.size for parameter in together)
-        _move_together(together, np.empty(length, dtype))
-        gradients, start = _gradient_memory(length, dtype, group), 0
+        xp = array_namespace(together[0].data)
+        _move_together(together, xp.empty(length, dtype=dtype))
+        gradients, start = _gradient_memory(together[0].data, length, group), 0
         for index, bucket in chosen:
             size = sum(math.prod(parameter.shape) for parameter in bucket)
             buffer = gradients[start : start + size]
@@ -117,5 +116,10 @@ def _move_together(parameters: Sequence[Parameter], flat: Array) -> None:
         parameter.data = view
 
 
-def _gradient_memory(length: int, dtype: np.dtype[Any], group: ProcessGroup) -> Array:
-    return np.empty(length, dtype)
+def _gradient_memory(like: Array, length: int, group: ProcessGroup) -> Array:
+    """Return memory for gradients on the device of ``like``; on the host, what the ranks of the node share."""
+    if is_device_array(like):
+        return array_namespace(like).empty(length, dtype=like.dtype)  # type: ignore[no-any-return]
+    shared = symmetric_empty(length, like.dtype, group)
+    assert shared is not None, "the reducer is a member of its group"
+    return shared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,7 @@ def mlp(widths: Sequence[int] = (5, 7, 6, 3), dtype: str = "float32", seed: int 
     """Return Linear layers with ReLU between, the same on all ranks."""
     nn.manual_seed(seed)
     layers: list[nn.Module] = []
-    for narrow, wide in zip(widths, widths[1:], strict=False):
+    for narrow, wide in itertools.pairwise(widths):
         layers += [nn.Linear(narrow, wide, dtype=dtype), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

@@ -1,0 +1,165 @@
+"""The plain hooks: all-reduce, all-reduce in half precision, nothing at all."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from mpiddp.distributed import Future, ReduceOp, Work, all_reduce
+from mpiddp.distributed.groups import GroupLike, ProcessGroup, default_group, member
+from mpiddp.parallel.bucket import GradBucket
+from mpiddp.parallel.reducer import CommHook
+from mpiddp.typing import Array
+
+
+def group_of(process_group: GroupLike) -> ProcessGroup:
+    """Return the group that a hook works in; None is the group of all ranks."""
+    return member(process_group, "a communication hook") or default_group()
+
+
+def submitted(x: Array, group: ProcessGroup, op: ReduceOp = ReduceOp.SUM) -> Future:
+    """Return a future of ``x`` reduced over the group, in place."""
+    work = all_reduce(x, op, group, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def completed(value: Array) -> Future:
+    """Return a future whose value is there."""
+    return Future(lambda: None, lambda: True, lambda callback: callback(), lambda: value)
+
+
+def allreduce_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
+    """Average a bucket by an all-reduce of its buffer divided by the number of ranks, with the bits of torch's hook.
+
+    Parameters
+    ----------
+    process_group : ProcessGroup, optional
+        The ranks; all by default.
+    bucket : GradBucket
+        The bucket.
+
+    References
+    ----------
+    ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook``.
+
+    Examples
+    --------
+    >>> ddp.register_comm_hook(None, dist.allreduce_hook)  # doctest: +SKIP
+    """
+    group = group_of(process_group)
+    buffer = bucket.buffer()
+    buffer /= buffer.dtype.type(group.size())
+    return submitted(buffer, group)
+
+
+def noop_hook(state: object, bucket: GradBucket) -> Future:
+    """Leave the gradients as they are, without communication: shows what a step would take without it.
+
+    References
+    ----------
+    ``torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks.noop_hook``.
+    """
+    return completed(bucket.buffer())
+
+
+@functools.cache
+def bfloat16() -> np.dtype[Any]:
+    """Return the dtype of bfloat16.
+
+    Raises
+    ------
+    RuntimeError
+        Without the package ml_dtypes, which teaches it to NumPy.
+    """
+    try:
+        return np.dtype("bfloat16")
+    except TypeError:
+        raise RuntimeError(
+            "bfloat16 is known to NumPy once the package ml_dtypes is imported: pip install ml_dtypes, import ml_dtypes"
+        ) from None
+
+
+def _is_wider(x: Array, dtype: np.dtype[Any]) -> bool:
+    return x.dtype.kind == "f" and x.dtype.itemsize > dtype.itemsize
+
+
+def _compressed(buffer: Array, dtype: np.dtype[Any], size: int) -> Array:
+    """Return the buffer in ``dtype``, divided by ``size`` before it is rounded: a sum of averages overflows less."""
+    return (buffer * buffer.dtype.type(1 / size)).astype(dtype)  # type: ignore[no-any-return]
+
+
+def _compress_hook(dtype: np.dtype[Any], process_group: GroupLike, bucket: GradBucket) -> Future:
+    group = group_of(process_group)
+    buffer = bucket.buffer()
+    if not _is_wider(buffer, dtype):
+        return allreduce_hook(group, bucket)
+    # The reducer's copy back into the bucket converts, so that there is no pass for decompression alone.
+    return submitted(_compressed(buffer, dtype, group.size()), group)
+
+
+def fp16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
+    """Average a bucket in float16: half the bytes, 11 bits, values up to 65,504.
+
+    Notes
+    -----
+    The division by the number of ranks comes before the rounding, sums are accumulated in float32, and the result is
+    rounded once. Pays where the network is slow: on one node, where an all-reduce takes a copy's time, converting costs
+    more than it saves.
+
+    References
+    ----------
+    ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook``.
+
+    Examples
+    --------
+    >>> ddp.register_comm_hook(None, dist.fp16_compress_hook)  # doctest: +SKIP
+    """
+    return _compress_hook(np.dtype(np.float16), process_group, bucket)
+
+
+def bf16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
+    """Average a bucket in bfloat16: half the bytes, 8 bits, the range of float32; needs ``ml_dtypes``.
+
+    Raises
+    ------
+    RuntimeError
+        Where NumPy knows no bfloat16.
+
+    References
+    ----------
+    ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook``, which needs NCCL.
+    """
+    return _compress_hook(bfloat16(), process_group, bucket)
+
+
+def _wrapper(dtype_of: Any, hook: CommHook) -> CommHook:
+    def wrapped(state: Any, bucket: GradBucket) -> Any:
+        buffer = bucket.buffer()
+        dtype = dtype_of()
+        if not _is_wider(buffer, dtype):
+            inner = hook(state, bucket)
+        else:
+            small = GradBucket(bucket.index(), bucket.parameters(), buffer.astype(dtype), bucket.is_last())
+            inner = hook(state, small)
+        return inner.get_future() if isinstance(inner, Work) else inner
+
+    return wrapped
+
+
+def fp16_compress_wrapper(hook: CommHook) -> CommHook:
+    """Return a hook that hands a bucket in float16 to ``hook`` and converts its result back.
+
+    Examples
+    --------
+    >>> state = dist.PowerSGDState(None, matrix_approximation_rank=2)  # doctest: +SKIP
+    >>> ddp.register_comm_hook(state, dist.fp16_compress_wrapper(dist.powerSGD_hook))  # doctest: +SKIP
+    """
+    return _wrapper(lambda: np.dtype(np.float16), hook)
+
+
+def bf16_compress_wrapper(hook: CommHook) -> CommHook:
+    """Return a hook that hands a bucket in bfloat16 to ``hook`` and converts its result back; needs ``ml_dtypes``."""
+    return _wrapper(bfloat16, hook)

@@ -1,0 +1,280 @@
+"""PowerSGD: a gradient matrix travels as two thin factors, and what is lost is added to the next one.
+
+Of a matrix M (n, m) travels P = M Q (n, r), which is summed and made orthonormal, and then Q = M' P (m, r): (n + m) r
+numbers instead of n m. Both sums of a bucket belong to one operation of the group's queue, because the second begins
+whenever the first has ended, which differs from rank to rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpiddp.algorithms import select
+from mpiddp.device import array_namespace
+from mpiddp.distributed import Future, ReduceOp
+from mpiddp.distributed.collectives import perform
+from mpiddp.distributed.groups import GroupLike
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.work import Steps
+from mpiddp.optim.flat import address
+from mpiddp.parallel.bucket import GradBucket
+from mpiddp.typing import Array
+
+from .default import allreduce_hook, group_of
+
+
+class PowerSGDState:
+    """Options and memory of `powerSGD_hook` and `batched_powerSGD_hook`.
+
+    Parameters
+    ----------
+    process_group : ProcessGroup, optional
+        The ranks; all by default.
+    matrix_approximation_rank : int, default 1
+        Rank of the approximation: 1 or 2, doubled until accuracy is right.
+    start_powerSGD_iter : int, default 1000
+        Iterations that are not compressed; early gradients hardly have a low rank.
+    min_compression_rate : float, default 2
+        Matrices that would not shrink by this factor travel as they are.
+    use_error_feedback : bool, default True
+        Add what an approximation has lost to the next gradient. Costs a copy of the gradients in memory.
+    warm_start : bool, default True
+        Begin with the last Q instead of a random one, which makes it a power iteration over time.
+    orthogonalization_epsilon : float, default 0
+        0: orthonormal by QR; else by Gram-Schmidt with this added to the norms, as in torch.
+    random_seed : int, default 0
+        Of the first Q, equal on all ranks.
+    compression_stats_logging_frequency, batch_tensors_with_same_shape
+        Accepted for compatibility; see `compression_stats`.
+
+    Raises
+    ------
+    ValueError
+        If compression with feedback or warm start would begin before buckets have their final order.
+
+    References
+    ----------
+    T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed
+    optimization", NeurIPS 2019.
+    ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.PowerSGDState``.
+    """
+
+    def __init__(
+        self,
+        process_group: GroupLike,
+        matrix_approximation_rank: int = 1,
+        start_powerSGD_iter: int = 1_000,
+        min_compression_rate: float = 2,
+        use_error_feedback: bool = True,
+        warm_start: bool = True,
+        orthogonalization_epsilon: float = 0,
+        random_seed: int = 0,
+        compression_stats_logging_frequency: int = 10_000,
+        batch_tensors_with_same_shape: bool = False,
+    ) -> None:
+        if (use_error_feedback or warm_start) and start_powerSGD_iter <= 1:
+            raise ValueError(
+                "Expect `start_powerSGD_iter` > 1 if `use_error_feedback` or `warm_start` is enabled, because PowerSGD"
+                " can only be applied after the first two iterations in DDP."
+            )
+        self.process_group = group_of(process_group)
+        self.matrix_approximation_rank = matrix_approximation_rank
+        self.start_powerSGD_iter = start_powerSGD_iter
+        self.min_compression_rate = min_compression_rate
+        self.use_error_feedback = use_error_feedback
+        self.warm_start = warm_start
+        self.orthogonalization_epsilon = orthogonalization_epsilon
+        self.rng = np.random.default_rng(random_seed)
+        self.iter = 0
+        """Iterations so far."""
+        self.error_dict: dict[int, Array] = {}
+        """What the last approximation of each bucket has lost."""
+        self.q_memory_dict: dict[int, list[Array]] = {}
+        """The last Q of each bucket's matrices."""
+        self.total_numel_before_compression = 0
+        self.total_numel_after_compression = 0
+
+    def compression_stats(self) -> tuple[float, int, int]:
+        """Return the rate of compression so far, and the numbers before and after that it is the ratio of."""
+        before, after = self.total_numel_before_compression, self.total_numel_after_compression
+        return (before / after if after else 0.0), before, after
+
+    def begin(self, bucket: GradBucket) -> bool:
+        """Count an iteration at its last bucket; tell whether this bucket is to be compressed."""
+        compress = self.iter >= self.start_powerSGD_iter
+        if bucket.is_last():
+            self.iter += 1
+        return compress
+
+
+def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
+    """Average a bucket with each matrix approximated by one of low rank; vectors travel as they are.
+
+    Sends ``(n + m) r`` numbers for a matrix of ``n`` rows and ``m`` columns: a gradient of more than two axes is one
+    of ``shape[0]`` rows.
+
+    References
+    ----------
+    ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.powerSGD_hook``.
+
+    Examples
+    --------
+    >>> state = dist.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)  # doctest: +SKIP
+    >>> ddp.register_comm_hook(state, dist.powerSGD_hook)  # doctest: +SKIP
+    """
+    if not state.begin(bucket):
+        return allreduce_hook(state.process_group, bucket)
+    matrices, others = [], []
+    for gradient in bucket.gradients():
+        matrix = gradient.reshape(gradient.shape[0], -1) if gradient.ndim > 1 and gradient.size else gradient
+        if matrix.ndim == 2 and _shrinks(matrix, state):
+            matrices.append(matrix)
+        else:
+            others.append(gradient.reshape(-1))
+    return _submit(state, bucket, matrices, others)
+
+
+def batched_powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
+    """Average a bucket as one square matrix of low rank: cheaper than `powerSGD_hook`, and less exact.
+
+    References
+    ----------
+    ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.batched_powerSGD_hook``.
+    """
+    if not state.begin(bucket):
+        return allreduce_hook(state.process_group, bucket)
+    buffer = bucket.buffer()
+    side = math.isqrt(max(buffer.size - 1, 0)) + 1
+    square = array_namespace(buffer).zeros((side, side), dtype=buffer.dtype)
+    square.reshape(-1)[: buffer.size] = buffer
+    return _submit(state, bucket, [square], [], square)
+
+
+def _shrinks(matrix: Array, state: PowerSGDState) -> bool:
+    rows, columns = matrix.shape
+    rank = min(rows, columns, state.matrix_approximation_rank)
+    return bool((rows + columns) * rank * state.min_compression_rate < rows * columns)
+
+
+def _submit(
+    state: PowerSGDState,
+    bucket: GradBucket,
+    matrices: list[Array],
+    others: list[Array],
+    square: Array | None = None,
+) -> Future:
+    """Submit both rounds for a bucket whose gradients are ``matrices`` and ``others``, or lie in ``square``."""
+    group = state.process_group
+    work = perform("powerSGD", group, True, (bucket.buffer(),), _rounds, state, bucket, matrices, others, square)
+    return work.get_future()  # type: ignore[no-any-return]
+
+
+def _rounds(
+    link: Link,
+    state: PowerSGDState,
+    bucket: GradBucket,
+    matrices: list[Array],
+    others: list[Array],
+    square: Array | None,
+) -> Steps:
+    """Average ``matrices`` in two rounds and ``others`` with the first of them, all in place."""
+    whole = bucket.buffer() if square is None else square.reshape(-1)
+    xp = array_namespace(whole)
+    error = _with_feedback(state, bucket.index(), whole)
+    qs = _first_factors(state, bucket.index(), matrices)
+    size = whole.dtype.type(link.size)
+
+    ps = [matrix @ q for matrix, q in zip(matrices, qs, strict=True)]
+    first = _packed([*others, *ps], whole)
+    yield from select.choose("all_reduce", link, first, ReduceOp.SUM)(link, first, ReduceOp.SUM)
+    first /= size
+    _unpack(first, [*others, *ps])
+    ps = [_orthonormal(p, state.orthogonalization_epsilon) for p in ps]
+
+    for q, matrix, p in zip(qs, matrices, ps, strict=True):
+        xp.matmul(matrix.T, p, out=q)
+    second = _packed(qs, whole)
+    later = link.after()
+    if second.size:
+        yield from select.choose("all_reduce", later, second, ReduceOp.SUM)(later, second, ReduceOp.SUM)
+    second /= size
+    _unpack(second, qs)
+
+    for matrix, p, q in zip(matrices, ps, qs, strict=True):
+        matrix[...] = p @ q.T
+    if error is not None:
+        error -= whole
+        for other in others:  # nothing is lost of what travels as it is
+            offset = _offset(other, whole)
+            error[offset : offset + other.size] = 0
+    if square is not None:
+        bucket.buffer()[...] = whole[: bucket.buffer().size]
+    state.total_numel_before_compression += sum(x.size for x in (*matrices, *others))
+    state.total_numel_after_compression += first.size + second.size
+
+
+def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:
+    """Add what was lost to ``whole``; return a copy of it, from which to subtract what will have been sent."""
+    if not state.use_error_feedback:
+        return None
+    error = state.error_dict.get(index)
+    if error is None or error.shape != whole.shape or error.dtype != whole.dtype:
+        state.error_dict[index] = whole.copy()
+    else:
+        whole += error
+        error[...] = whole
+    return state.error_dict[index]
+
+
+def _first_factors(state: PowerSGDState, index: int, matrices: Sequence[Array]) -> list[Array]:
+    """Return an orthonormal Q for each matrix: the last one, or a random one, the same on all ranks."""
+    shapes = [(m.shape[1], min(*m.shape, state.matrix_approximation_rank)) for m in matrices]
+    qs = state.q_memory_dict.get(index, [])
+    if not state.warm_start or [q.shape for q in qs] != shapes:
+        qs = [
+            array_namespace(m).asarray(state.rng.standard_normal(shape)).astype(m.dtype)
+            for m, shape in zip(matrices, shapes, strict=True)
+        ]
+    qs = [_orthonormal(q, state.orthogonalization_epsilon) for q in qs]
+    if state.warm_start:
+        state.q_memory_dict[index] = qs
+    return qs
+
+
+def _orthonormal(x: Array, epsilon: float) -> Array:
+    """Return an orthonormal basis of the columns of ``x``, completed to the same number where they depend."""
+    xp = array_namespace(x)
+    wide: Any = x if x.dtype.itemsize > 2 else x.astype(np.float32)
+    if epsilon == 0:
+        return xp.ascontiguousarray(xp.linalg.qr(wide)[0].astype(x.dtype))  # type: ignore[no-any-return]
+    columns = wide.copy()
+    for index in range(columns.shape[1]):
+        column = columns[:, index]
+        column /= xp.linalg.norm(column) + epsilon
+        rest = columns[:, index + 1 :]
+        rest -= xp.outer(column, column @ rest)
+    return columns.astype(x.dtype)  # type: ignore[no-any-return]
+
+
+def _packed(arrays: Sequence[Array], like: Array) -> Array:
+    xp = array_namespace(like)
+    return xp.concatenate([x.reshape(-1) for x in arrays]) if arrays else xp.empty(0, like.dtype)  # type: ignore[no-any-return]
+
+
+def _unpack(memory: Array, arrays: Sequence[Array]) -> None:
+    start = 0
+    for x in arrays:
+        x[...] = memory[start : start + x.size].reshape(x.shape)
+        start += x.size
+
+
+def _offset(part: Array, whole: Array) -> int:
+    """Return where ``part``, a view of ``whole``, begins, in elements."""
+    return (address(part) - address(whole)) // whole.itemsize
+
+
+__all__ = ["PowerSGDState", "batched_powerSGD_hook", "powerSGD_hook"]
