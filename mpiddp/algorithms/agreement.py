@@ -106,13 +106,12 @@ def meet(link: Link, operation: str, x: Array, op: ReduceOp | None = None, root:
     return entries
 
 
-def common_segment(entries: list[Entry], ranks: tuple[int, ...]) -> symmetric.Segment | None:
-    """Return the segment in which the arrays of all of these ranks (their world ranks) lie, or None."""
+def common_segment(entries: list[Entry]) -> symmetric.Segment | None:
+    """Return the segment in which the arrays of all these ranks of a node lie, or None."""
     number = entries[0].segment
     if not number or any(entry.segment != number for entry in entries):
         return None
-    found = symmetric.segment(number)
-    return found if found.holds(ranks) else None
+    return symmetric.segment(number)
 
 
 def views(

@@ -12,6 +12,7 @@ References
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ from .folding import bounds, fold_rows
 def slice_sizes(x: Array, parts: int) -> list[int]:
     """Return the bytes of each of ``parts`` nearly equal slices of ``x``."""
     edges = bounds(x.size, parts, x.itemsize)
-    return [x.itemsize * (end - start) for start, end in zip(edges, edges[1:], strict=False)]
+    return [x.itemsize * (end - start) for start, end in itertools.pairwise(edges)]
 
 
 def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], divisor: int) -> Steps:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpiddp.device import array_namespace
-from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half
+from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half, premultiply
 from mpiddp.typing import Array
 
 CHUNK_BYTES = 1 << 16
@@ -83,3 +83,10 @@ def _fold_converted(
             xp.multiply(target, target.dtype.type(factors[index]), out=target)
         if index:
             combine(op, accumulator, spare, accumulator)
+
+
+def widened(op: ReduceOp, x: Array) -> Array:
+    """Return a flat copy of ``x`` to accumulate in: of float32 for half types, times this rank's factor."""
+    copy = x.reshape(-1).astype(np.float32 if is_half(x.dtype) else x.dtype)
+    premultiply(op, copy)
+    return copy

@@ -3,33 +3,114 @@
 Every rank decides alike, because all that is looked at here (operation, dtype, reduction, bytes, nodes of the group) is
 alike. Whether an array is symmetric is not: one rank may give an ordinary array where another gives a symmetric one. So
 the algorithms that work in shared memory decide about that themselves, when they have heard of all ranks' arrays.
+
+In the table "native" means MPI's own algorithm, or for reductions that MPI does not define, and for all of them under
+``MPIDDP_DETERMINISTIC=1``, the exchange. ``MPIDDP_ALGORITHM=all_reduce:ring`` replaces the table's choice.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
 
+from mpiddp import settings
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
-from . import exchange, messages, native, two_shot
+from . import (
+    central,
+    exchange,
+    hierarchical,
+    messages,
+    native,
+    rabenseifner,
+    reduce_broadcast,
+    ring,
+    tree,
+    two_shot,
+)
 
-ALGORITHMS = {"exchange": exchange, "native": native, "two_shot": two_shot}
+ALGORITHMS: dict[str, ModuleType] = {
+    "native": native,
+    "two_shot": two_shot,
+    "hierarchical": hierarchical,
+    "exchange": exchange,
+    "ring": ring,
+    "tree": tree,
+    "rabenseifner": rabenseifner,
+    "central": central,
+    "reduce_broadcast": reduce_broadcast,
+}
+"""All algorithms by name; each has a function for every operation that it is good for."""
+
+Rows = tuple[tuple[float, str], ...]
+"""Algorithms for growing arrays, each with the number of bytes up to which it is the best."""
+
+ANY_SIZE = float("inf")
+_KIB = 1 << 10
+
+# Measured with `python -m mpiddp bench tune`: 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0. Bytes are those of
+# the largest array of the call: the output of an all-gather, the input of a reduce-scatter.
+ONE_NODE: dict[str, Rows] = {
+    "all_reduce": ((64 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "reduce": ((64 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "reduce_scatter": ((64 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "all_gather": ((64 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "broadcast": ((64 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+}
+SEVERAL_NODES: dict[str, Rows] = {
+    "all_reduce": ((64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
+    "reduce": ((ANY_SIZE, "native"),),
+    "reduce_scatter": ((ANY_SIZE, "native"),),
+    "all_gather": ((ANY_SIZE, "native"),),
+    "broadcast": ((ANY_SIZE, "native"),),
+}
+
+
+def offering(operation: str) -> list[str]:
+    """Return the names of the algorithms that can do ``operation``."""
+    return [name for name, module in ALGORITHMS.items() if hasattr(module, operation)]
+
+
+def _checked(operation: str, name: str) -> str:
+    """Return the name of an algorithm that was asked for, if it can do ``operation``."""
+    if operation not in ONE_NODE or name not in offering(operation):
+        known = ", ".join(f"{each}:{'|'.join(offering(each))}" for each in ONE_NODE)
+        raise ValueError(f"there is no algorithm {operation}:{name}; MPIDDP_ALGORITHM may choose {known}")
+    return name
+
+
+@functools.cache
+def _overrides() -> dict[str, str]:
+    return {operation: _checked(operation, name) for operation, name in settings.algorithms().items()}
+
+
+def name_of(operation: str, link: Link, size_bytes: int) -> str:
+    """Return the name of the algorithm that ``operation`` on arrays of ``size_bytes`` runs in a group."""
+    if link.size == 1:
+        return "native"
+    chosen = _overrides().get(operation)
+    if chosen is not None:
+        if chosen == "two_shot" and not link.one_node:
+            raise ValueError(f"{operation}:two_shot works in the memory of one node, and {link} is on several")
+        return chosen
+    rows = (ONE_NODE if link.one_node else SEVERAL_NODES)[operation]
+    return next(name for limit, name in rows if size_bytes <= limit)
 
 
 def choose(operation: str, link: Link, x: Array, op: ReduceOp | None = None) -> Callable[..., Steps]:
-    """Return the steps of ``operation`` that are best for ``x``."""
-    if link.one_node and link.size > 1 and x.nbytes >= 1 << 15:
-        module: Any = two_shot
-    else:
-        module = native if op is None else messages.reduction(x.dtype, op)
+    """Return the steps of ``operation`` for arrays like ``x``, which is the largest of the call."""
+    name = name_of(operation, link, x.nbytes)
+    module = messages.reduction(x.dtype, op) if op is not None and name == "native" else ALGORITHMS[name]
     steps: Callable[..., Steps] = getattr(module, operation)
     return steps
 
 
 def forget() -> None:
     """Forget what was chosen, because settings may have changed."""
+    _overrides.cache_clear()
     messages.forget()
+    _overrides()

@@ -64,7 +64,7 @@ def _in_pieces(
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     entries = yield from meet(link, "all_reduce", x, op)
-    segment = common_segment(entries, link.ranks)
+    segment = common_segment(entries)
     factors = _factors(op, entries)
     if segment is not None:
         edges = bounds(x.size, link.size, x.itemsize)
@@ -112,7 +112,7 @@ def _all_reduce_in_pieces(link: Link, x: Array, root: int | None, op: ReduceOp, 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
     entries = yield from meet(link, "reduce", x, op, root)
-    segment = common_segment(entries, link.ranks)
+    segment = common_segment(entries)
     factors = _factors(op, entries)
     if segment is not None:
         edges = bounds(x.size, link.size, x.itemsize)
@@ -129,7 +129,7 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
     entries = yield from meet(link, "reduce_scatter", x, op)
-    segment = common_segment(entries, link.ranks)
+    segment = common_segment(entries)
     factors = _factors(op, entries)
     length, result = output.size, output.reshape(-1)
     first = link.rank * length
@@ -161,7 +161,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
     """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
     entries = yield from meet(link, "all_gather", x)
-    segment = common_segment(entries, link.ranks)
+    segment = common_segment(entries)
     source = as_bytes(x)
     blocks = as_bytes(output).reshape(link.size, -1)
     if segment is not None:
@@ -186,7 +186,7 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
 def broadcast(link: Link, x: Array, root: int) -> Steps:
     """Copy root's ``x`` to all ranks."""
     entries = yield from meet(link, "broadcast", x, root=root)
-    segment = common_segment(entries, link.ranks)
+    segment = common_segment(entries)
     data = as_bytes(x)
     if segment is not None:
         if link.rank != root:

@@ -215,7 +215,7 @@ def all_gather_single(
     x = as_array(input_tensor, "all_gather_single", writable=False, name="input_tensor")
     output = as_array(output_tensor, "all_gather_single", name="output_tensor")
     _expect_blocks(output, x, found.link.size, "all_gather_single", "output_tensor", "input_tensor")
-    algorithm = select.choose("all_gather", found.link, x)
+    algorithm = select.choose("all_gather", found.link, output)
     return perform("all_gather_single", found, async_op, (output,), algorithm, output, x)  # type: ignore[no-any-return]
 
 

@@ -86,10 +86,6 @@ class Segment:
             return np.empty(0, dtype)
         return np.frombuffer(memory, dtype, count, self._starts[rank] + offset)
 
-    def holds(self, ranks: tuple[int, ...]) -> bool:
-        """Tell whether all of these world ranks share it."""
-        return all(rank in self._starts for rank in ranks)
-
 
 _segments: dict[int, Segment] = {}
 _by_start: dict[int, Segment] = {}
