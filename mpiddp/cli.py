@@ -71,13 +71,15 @@ def run_train(arguments: argparse.Namespace) -> int:
     """Train."""
     options = config.read_options(arguments)
     _limit_threads()
-    return mpiddp.training.program.run(options)
+    code: int = mpiddp.training.program.run(options)
+    return code
 
 
 def run_info(arguments: argparse.Namespace) -> int:
     """Describe the environment."""
     _limit_threads()
-    return mpiddp.training.environment.run(as_json=arguments.json)
+    code: int = mpiddp.training.environment.run(as_json=arguments.json)
+    return code
 
 
 def _limit_threads() -> None:

@@ -10,8 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import environment as environment
-    from . import program as program
     from .averaging import NaiveAveraging as NaiveAveraging
     from .checkpoint import save_model as save_model
     from .config import Config as Config

@@ -1,10 +1,13 @@
-"""Files that are whole or absent, and the model as one of them. Never a pickle."""
+"""``Checkpoint``: arrays as safetensors, the rest as JSON, and a manifest that tells a damaged one. Never a pickle."""
 
 from __future__ import annotations
 
-import os
+import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -13,44 +16,91 @@ from mpiddp.device import is_device_array
 from mpiddp.nn import Module
 from mpiddp.typing import Array
 
+from .files import write_whole, write_whole_folder
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file such that, whatever happens on the way, its name shows the old content or the new, never a part.
+ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
+FORMAT = 1
+"""Raised when an older mpiddp could not read what a newer one writes."""
+
+
+class DamagedError(ValueError):
+    """A checkpoint is not what was written: the text names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run is made of at one step."""
+
+    arrays: Mapping[str, Array]
+    state: dict[str, Any]
+    """What JSON knows; ``step`` (int) is always there, ``score`` (float or None) says how good it is."""
+
+    @property
+    def step(self) -> int:
+        """Steps made."""
+        return int(self.state["step"])
+
+    @property
+    def score(self) -> float | None:
+        """How good the model is, larger is better; None where nobody has looked."""
+        return self.state.get("score")
+
+    def frozen(self) -> Checkpoint:
+        """Return a copy, on the host, that further training does not change."""
+        arrays = {name: np.array(_on_host(x), order="C") for name, x in self.arrays.items()}
+        return Checkpoint(arrays, json.loads(json.dumps(self.state)))
+
+    def write(self, folder: Path) -> None:
+        """Write it as a folder that is whole or absent."""
+        contents = {ARRAYS: encode_arrays(self.arrays), STATE: _json_bytes(self.state)}
+        files = {
+            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in contents.items()
+        }
+        write_whole_folder(folder, contents | {MANIFEST: _json_bytes({"format": FORMAT, "files": files})})
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint and compare it with its manifest.
 
     Raises
     ------
-    OSError
-        If it cannot be written, as on a full disk; nothing of it is left then.
+    DamagedError
+        If a file is missing, has another length or other bytes than were written, or is of a newer format.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    contents = {name: _read(folder / name) for name in (MANIFEST, ARRAYS, STATE)}
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+        manifest = json.loads(contents[MANIFEST])
+        written = manifest["format"]
+        expected = {
+            name: (manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]) for name in (ARRAYS, STATE)
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{folder / MANIFEST} is damaged ({error})") from error
+    if written != FORMAT:
+        raise DamagedError(f"{folder} has format {written}, this mpiddp reads {FORMAT}; use the mpiddp that wrote it")
+    for name, (size, digest) in expected.items():
+        found = contents[name]
+        if len(found) != size:
+            raise DamagedError(f"{folder / name} has {len(found)} bytes, {size} were written")
+        if hashlib.sha256(found).hexdigest() != digest:
+            raise DamagedError(f"{folder / name} has other bytes than were written (SHA-256)")
+    return Checkpoint(safetensors.numpy.load(contents[ARRAYS]), json.loads(contents[STATE]))
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names that were created or changed in a folder survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def read_score(folder: Path) -> float | None:
+    """Return a checkpoint's score without reading its arrays.
+
+    Raises
+    ------
+    DamagedError
+        If the file that holds it is missing or no JSON.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def encode_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return arrays, those of a GPU too, as the content of a safetensors file."""
-    on_host = {name: x.get() if is_device_array(x) else x for name, x in arrays.items()}  # type: ignore[attr-defined]
-    # safetensors writes the memory as it lies, also of an array that is not in C order.
-    ordered = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in on_host.items()}
-    encoded: bytes = safetensors.numpy.save(ordered, metadata=dict(metadata or {}))
-    return encoded
+        score: float | None = json.loads(_read(folder / STATE))["score"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{folder / STATE} is damaged ({error})") from error
+    return score
 
 
 def save_model(path: Path, model: Module) -> None:
@@ -63,4 +113,29 @@ def save_model(path: Path, model: Module) -> None:
     model : Module
         The model itself, not its `DistributedDataParallel`.
     """
-    write_whole(path, encode_arrays(model.state_dict(), {"format": "np"}))
+    write_whole(path, encode_arrays(model.state_dict()))
+
+
+def encode_arrays(arrays: Mapping[str, Array]) -> bytes:
+    """Return arrays, those of a GPU too, as the content of a safetensors file."""
+    # safetensors writes memory as it lies, also that of an array that is not in C order.
+    ordered = {name: np.array(_on_host(x), order="C", copy=None) for name, x in arrays.items()}
+    encoded: bytes = safetensors.numpy.save(ordered)
+    return encoded
+
+
+def _on_host(x: Any) -> np.ndarray[Any, Any]:
+    """Return the array itself, or a copy of one on a GPU."""
+    found: np.ndarray[Any, Any] = x.get() if is_device_array(x) else x
+    return found
+
+
+def _json_bytes(values: dict[str, Any]) -> bytes:
+    return (json.dumps(values, indent=1) + "\n").encode()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read ({error.strerror})") from error

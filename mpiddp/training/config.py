@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import json
 import tomllib
 import types
 import typing
@@ -82,8 +83,17 @@ class Config:
         default=None, metadata=_option("write one JSON line per epoch to this file", metavar="FILE")
     )
     output: Path | None = field(
-        default=None, metadata=_option("save model, configuration and metrics in this folder", metavar="DIR")
+        default=None,
+        metadata=_option("save model, configuration, metrics and checkpoints in this folder", metavar="DIR"),
     )
+    resume: str = field(
+        default="no",
+        metadata=_option("auto goes on from the newest whole checkpoint in --output, if there is one", "no", "auto"),
+    )
+    checkpoint_steps: int = field(
+        default=0, metadata=_option("steps between checkpoints, besides those after every epoch; 0 is none")
+    )
+    keep: int = field(default=3, metadata=_option("newest checkpoints to keep; the most accurate one stays besides"))
 
     def __post_init__(self) -> None:
         for name, fine, expected in (
@@ -93,6 +103,8 @@ class Config:
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
             ("dropout", 0 <= self.dropout < 1, "at least 0 and below 1"),
             ("seed", self.seed >= 0, "at least 0"),
+            ("checkpoint_steps", self.checkpoint_steps >= 0, "at least 0"),
+            ("keep", self.keep >= 1, "at least 1"),
         ):
             if not fine:
                 raise UsageError(f"{_flag(name)} has to be {expected}, got {getattr(self, name)}")
@@ -102,6 +114,8 @@ class Config:
                 raise UsageError(
                     f"{_flag(each.name)} has to be one of {', '.join(choices)}, got {getattr(self, each.name)!r}"
                 )
+        if self.resume != "no" and self.output is None:
+            raise UsageError(f"--resume {self.resume} needs --output DIR, the folder of the run to go on with")
         if self.data == "mnist" and self.data_dir is None:
             raise UsageError("--data mnist needs --data-dir DIR, the folder of MNIST's four IDX files")
 
@@ -123,6 +137,10 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as values that JSON and TOML know; those that are not set as None."""
         return {key: str(value) if isinstance(value, Path) else value for key, value in vars(self).items()}
+
+    def as_json(self) -> str:
+        """Return `as_dict` as the text of a JSON file."""
+        return json.dumps(self.as_dict(), indent=1) + "\n"
 
 
 def _flag(name: str) -> str:

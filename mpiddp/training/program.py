@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import mpiddp.distributed as dist
 from mpiddp import nn
@@ -13,45 +12,28 @@ from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatc
 from mpiddp.data.mnist_idx import download_mnist
 from mpiddp.device import cuda_fault
 from mpiddp.device.host_memory import tune_allocator
+from mpiddp.errors import EXIT_CHECKPOINTED
 from mpiddp.mpi import runtime
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.optim import SGD
 from mpiddp.parallel import DistributedDataParallel
 
 from .averaging import AveragedModel, NaiveAveraging
-from .checkpoint import save_model, write_whole
+from .checkpoint import save_model
 from .config import Config, UsageError
-from .metrics import JsonLines
+from .keeper import Keeper
+from .metrics import EpochMetrics, JsonLines
 from .models import MODELS
 from .report import Console, configuration_lines
+from .signals import StopRequest
+from .together import together
 from .trainer import Callback, Trainer
 
 TEST_BATCH = 256
 """Samples that a rank evaluates at once."""
 
-_Result = TypeVar("_Result")
-
-
-def together(action: Callable[[], _Result]) -> _Result:
-    """Do something that may fail on some ranks only, such as reading a file; if it does, all ranks know.
-
-    Raises
-    ------
-    UsageError
-        On every rank, with the text of the first that failed by an OSError, ValueError, ImportError or UsageError.
-    """
-    fault, result = None, None
-    try:
-        result = action()
-    except (OSError, ValueError, ImportError, UsageError) as error:
-        fault = str(error)
-    faults: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(faults, fault)
-    for rank, text in enumerate(faults):
-        if text is not None:
-            alone = "" if faults.count(text) == len(faults) else f" (rank {rank})"
-            raise UsageError(text + alone)
-    return result  # type: ignore[return-value]
+EXIT_INTERRUPTED = 130
+"""As of a shell's command that Ctrl-C ended."""
 
 
 def load_data(config: Config) -> tuple[ArrayDataset, ArrayDataset]:
@@ -96,7 +78,10 @@ def build_model(config: Config) -> AveragedModel:
 
 
 def build_trainer(
-    config: Config, data: tuple[ArrayDataset, ArrayDataset], callbacks: dict[str, list[Callback]]
+    config: Config,
+    data: tuple[ArrayDataset, ArrayDataset],
+    callbacks: Mapping[str, Sequence[Callback]] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Trainer:
     """Return a trainer that does what a configuration says; every rank calls it."""
     train, test = data
@@ -109,6 +94,7 @@ def build_trainer(
         F.nll_loss,
         DataLoader(train, batch_sampler=sampler),
         DataLoader(test, batch_size=TEST_BATCH, sampler=test_sampler),
+        stop=stop,
         callbacks=callbacks,
     )
 
@@ -118,31 +104,52 @@ def run(config: Config) -> int:
     tune_allocator()
     dist.init_process_group()
     world = runtime.start()
-    callbacks: dict[str, list[Callback]] = {}
-    if world.rank == 0:
+    first = world.rank == 0
+    if first:
         print(configuration_lines(config, world.size, len(set(world.nodes))), flush=True)
-        console = Console(config.epochs)
-        callbacks = {
-            "epoch_begin": [console.epoch_begin],
-            "step_end": [console.step_end],
-            "epoch_end": [console.epoch_end],
-        }
     together(lambda: check_request(config))
-    trainer = build_trainer(config, together(lambda: load_data(config)), callbacks)
-    lines = together(lambda: _metrics_files(config) if world.rank == 0 else [])
-    trainer.callbacks["epoch_end"] += [_line_writer(file) for file in lines]
-    trainer.fit(config.epochs)
-    together(lambda: _save(config, trainer) if world.rank == 0 else None)
+    data = together(lambda: load_data(config))
+    with StopRequest() as stop:
+        trainer = build_trainer(config, data, stop=stop)
+        keeper = Keeper(config, first) if config.output else None
+        if keeper is not None:
+            together(keeper.prepare)
+            keeper.resume(trainer)
+        lines = together(lambda: _metrics_files(config, trainer.history) if first else [])
+        for event, callbacks in _callbacks(config, lines, keeper, first).items():
+            trainer.callbacks[event] += callbacks
+        trainer.fit(config.epochs)
     for file in lines:
         file.close()
+    code = _stop(stop, trainer, keeper) if trainer.stopped else _finish(config, trainer, keeper)
     dist.destroy_process_group()
-    return 0
+    return code
 
 
-def _metrics_files(config: Config) -> list[JsonLines]:
-    """Open the files that take a line per epoch."""
+def _metrics_files(config: Config, history: Sequence[EpochMetrics]) -> list[JsonLines]:
+    """Open the files that take a line per epoch, with the lines of the epochs before a checkpoint."""
     paths = [config.metrics, config.output and config.output / "metrics.jsonl"]
-    return [JsonLines(path) for path in paths if path is not None]
+    files = [JsonLines(path) for path in paths if path is not None]
+    for file in files:
+        for metrics in history:
+            file.write(metrics)
+    return files
+
+
+def _callbacks(
+    config: Config, lines: Sequence[JsonLines], keeper: Keeper | None, first: bool
+) -> dict[str, list[Callback]]:
+    """Return what is done besides training: say, write, save, in this order."""
+    console = Console(config.epochs) if first else None
+    return {
+        "epoch_begin": [console.epoch_begin] if console else [],
+        "step_end": [who.step_end for who in (console, keeper) if who],
+        "epoch_end": [
+            *([console.epoch_end] if console else []),
+            *(_line_writer(file) for file in lines),
+            *([keeper.epoch_end] if keeper else []),
+        ],
+    }
 
 
 def _line_writer(file: JsonLines) -> Callback:
@@ -150,11 +157,31 @@ def _line_writer(file: JsonLines) -> Callback:
     return lambda trainer: file.write(trainer.history[-1])
 
 
-def _save(config: Config, trainer: Trainer) -> None:
-    """Save the model and the configuration, and say where."""
-    if config.output is None:
-        print("no --output DIR, so the model is not saved", flush=True)
-        return
-    save_model(config.output / "model.safetensors", trainer.model.module)
-    write_whole(config.output / "config.json", (json.dumps(config.as_dict(), indent=2) + "\n").encode())
-    print(f"saved {config.output / 'model.safetensors'}", flush=True)
+def _stop(stop: StopRequest, trainer: Trainer, keeper: Keeper | None) -> int:
+    """Save a checkpoint after a signal, and return the exit code that asks for another start."""
+    numbers = [0] * dist.get_world_size()
+    dist.all_gather_object(numbers, stop.number)
+    rank, number = next((rank, number) for rank, number in enumerate(numbers) if number)
+    said = f"{signal.Signals(number).name} on rank {rank}: stopped after step {trainer.step}"
+    if keeper is not None:
+        keeper.save(trainer)
+        together(keeper.finish)
+    if dist.get_rank() == 0:
+        saved = "saved a checkpoint; go on with --resume auto" if keeper else "nothing saved: no --output DIR"
+        print(f"{said}, {saved}", flush=True)
+    if number == signal.SIGINT:
+        return EXIT_INTERRUPTED
+    return EXIT_CHECKPOINTED if keeper is not None else 128 + number
+
+
+def _finish(config: Config, trainer: Trainer, keeper: Keeper | None) -> int:
+    """Save the model, and say where and how good it is."""
+    if keeper is not None:
+        together(keeper.finish)
+    first = dist.get_rank() == 0
+    if config.output is not None:
+        path = config.output / "model.safetensors"
+        together(lambda: save_model(path, trainer.model.module) if first else None)
+    if first:
+        print(f"saved {path}" if config.output else "no --output DIR, so the model is not saved", flush=True)
+    return 0

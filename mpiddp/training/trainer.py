@@ -5,15 +5,17 @@ Knows how steps, epochs and ranks fit together; what a model, a loss, a sample o
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from mpiddp import nn
 from mpiddp.autograd import Tensor, no_grad
 from mpiddp.data import DataLoader
-from mpiddp.distributed import all_gather_object, get_world_size
+from mpiddp.distributed import all_gather_object, get_rank, get_world_size
 from mpiddp.optim import Optimizer
 from mpiddp.typing import Array
 
@@ -23,6 +25,10 @@ from .metrics import EpochMetrics, Tally, count_correct
 Callback = Callable[["Trainer"], object]
 EVENTS = ("epoch_begin", "step_end", "epoch_end")
 """When callbacks are called: on every rank, in the order of the lists, with the trainer as the only argument."""
+
+
+def _tally() -> Tally:
+    return Tally("loss", "correct", "stop")
 
 
 class Trainer:
@@ -44,6 +50,8 @@ class Trainer:
         batches.
     correct_fn : callable, default count_correct
         Gives the number of samples, of an output and its targets, for which the model is right.
+    stop : callable, optional
+        Asked once a step whether this rank was told to stop; where one was, all ranks stop after the same step.
     callbacks : mapping of str to sequence of callable, optional
         Lists by event: ``epoch_begin``, ``step_end``, ``epoch_end``. Callbacks may communicate, if all ranks do.
 
@@ -57,6 +65,8 @@ class Trainer:
         Sums over the samples of all ranks in the epoch that runs.
     history : list of EpochMetrics
         Of all epochs so far.
+    stopped : bool
+        Whether a rank was told to stop; the same on all ranks.
 
     Raises
     ------
@@ -65,7 +75,7 @@ class Trainer:
 
     Notes
     -----
-    A step sends the gradients and one message of 24 bytes, which goes while backward runs.
+    A step sends the gradients and one message of 32 bytes, which goes while backward runs.
 
     Examples
     --------
@@ -84,6 +94,7 @@ class Trainer:
         test_loader: DataLoader | None = None,
         *,
         correct_fn: Callable[[Any, Array], float] = count_correct,
+        stop: Callable[[], bool] = lambda: False,
         callbacks: Mapping[str, Sequence[Callback]] | None = None,
     ) -> None:
         unknown = set(callbacks or ()) - set(EVENTS)
@@ -95,22 +106,28 @@ class Trainer:
         self.train_loader = train_loader
         self.test_loader = test_loader
         self.correct_fn = correct_fn
+        self.stop = stop
         self.callbacks: dict[str, list[Callback]] = {event: list((callbacks or {}).get(event, ())) for event in EVENTS}
         self.epoch = 0
         self.step = 0
-        self.running = Tally("loss", "correct")
+        self.running = _tally()
         self.history: list[EpochMetrics] = []
+        self.stopped = False
         self._waited_s = 0.0
+        # Of the epoch that runs, over all processes that have had a part in it.
+        self._epoch_s = self._epoch_exposed_s = 0.0
 
     def fit(self, epochs: int) -> list[EpochMetrics]:
-        """Train until ``epochs`` epochs are completed, and return the metrics of all."""
-        while self.epoch < epochs:
+        """Train until ``epochs`` epochs are completed, or `stop` has said so, and return the metrics of all epochs."""
+        while self.epoch < epochs and not self.stopped:
             self._train_epoch()
+            if not self.stopped:
+                self._complete_epoch()
         return self.history
 
     def evaluate(self, loader: Iterable[Any]) -> Tally:
         """Return ``loss`` and ``correct`` summed over the samples of all ranks, each counted once."""
-        tally = Tally("loss", "correct")
+        tally = _tally()
         self.model.module.eval()
         with no_grad():
             for inputs, targets in loader:
@@ -122,6 +139,58 @@ class Trainer:
         tally.all_reduce().wait()
         return tally
 
+    def arrays(self) -> dict[str, Array]:
+        """Return the live arrays of model and optimizer, the same on every rank, by names for a checkpoint."""
+        found = {f"model.{name}": x for name, x in self.model.module.state_dict().items()}
+        for number, record in self.optimizer.state_dict()["state"].items():
+            found |= {f"optimizer.{number}.{name}": x for name, x in record.items()}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything else that decides how training goes on, as JSON knows it. Every rank calls it."""
+        random_states: list[Any] = [None] * get_world_size()
+        all_gather_object(random_states, nn.random.get_state())
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "loader": self.train_loader.state_dict(),
+            "running": self.running.sums.tolist(),
+            "epoch_s": self._epoch_s,
+            "epoch_exposed_s": self._epoch_exposed_s,
+            "history": [dataclasses.asdict(metrics) for metrics in self.history],
+            "param_groups": self.optimizer.state_dict()["param_groups"],
+            "random": random_states,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """Go on where `state_dict` and `arrays` were taken, in the middle of an epoch too.
+
+        With as many ranks as then, training goes on to the same bits. With another number no sample of the epoch is
+        lost or repeated; a rank that was not there begins its own stream of dropout.
+
+        Raises
+        ------
+        RuntimeError, ValueError
+            If model, optimizer or data are not those of the state.
+        """
+        self.model.module.load_state_dict(
+            {name.removeprefix("model."): x for name, x in arrays.items() if name.startswith("model.")}
+        )
+        records: dict[int, dict[str, Array]] = {}
+        for name, x in arrays.items():
+            if name.startswith("optimizer."):
+                _, number, key = name.split(".", 2)
+                records.setdefault(int(number), {})[key] = x
+        self.optimizer.load_state_dict({"state": records, "param_groups": state["param_groups"]})
+        self.train_loader.load_state_dict(state["loader"])
+        if get_rank() < len(state["random"]):
+            nn.random.set_state(state["random"][get_rank()])
+        self.running = _tally()
+        self.running.sums[:] = state["running"]
+        self.epoch, self.step = state["epoch"], state["step"]
+        self._epoch_s, self._epoch_exposed_s = state["epoch_s"], state["epoch_exposed_s"]
+        self.history = [EpochMetrics(**metrics) for metrics in state["history"]]
+
     @property
     def comm_exposed_s(self) -> float:
         """Seconds for which this rank has waited for communication in steps, in all."""
@@ -132,19 +201,28 @@ class Trainer:
             callback(self)
 
     def _train_epoch(self) -> None:
-        """Make a pass over the training data, then one over the test data."""
+        """Make a pass over the training data, or what remains of it."""
         self.model.module.train()
         self.train_loader.set_epoch(self.epoch)
-        self.running = Tally("loss", "correct")
         self._emit("epoch_begin")
-        began, exposed_before_s = time.perf_counter(), self.comm_exposed_s
+        began, waited_before_s = time.perf_counter(), self.comm_exposed_s
         for inputs, targets in self.train_loader:
             self._train_step(inputs, targets)
             self.step += 1
+            now, waited_s = time.perf_counter(), self.comm_exposed_s
+            self._epoch_s += now - began
+            self._epoch_exposed_s += waited_s - waited_before_s
+            began, waited_before_s = now, waited_s
             self._emit("step_end")
-        epoch_s = time.perf_counter() - began
+            if self.stopped:
+                return
+        if not self.running["samples"]:
+            raise ValueError("train_loader gave no batch: there is nothing to train on")
+
+    def _complete_epoch(self) -> None:
+        """Measure what the epoch has brought, and make ready for the next one."""
         share = Tally("exposed")
-        share.add(exposed=(self.comm_exposed_s - exposed_before_s) / epoch_s)
+        share.add(exposed=self._epoch_exposed_s / self._epoch_s)
         share.all_reduce().wait()
         began = time.perf_counter()
         tested = self.evaluate(self.test_loader) if self.test_loader is not None else None
@@ -154,21 +232,24 @@ class Trainer:
                 epoch=self.epoch,
                 loss=self.running.mean("loss"),
                 accuracy=tested.mean("correct") if tested else None,
-                samples_per_s=self.running["samples"] / epoch_s,
+                samples_per_s=self.running["samples"] / self._epoch_s,
                 comm_exposed=share["exposed"] / get_world_size(),
-                epoch_s=epoch_s,
+                epoch_s=self._epoch_s,
                 test_loss=tested.mean("loss") if tested else None,
                 test_s=time.perf_counter() - began,
                 lr=float(self.optimizer.param_groups[0]["lr"]),
             )
         )
+        self.running = _tally()
+        self._epoch_s = self._epoch_exposed_s = 0.0
         self._emit("epoch_end")
 
     def _train_step(self, inputs: Any, targets: Array) -> None:
         """Make one step, the same on all ranks, from this rank's share of the batch."""
         share = self.train_loader.current
         samples, total = (share.samples, share.global_samples) if share else (len(targets), None)
-        tally = Tally("loss", "correct")
+        tally = _tally()
+        tally.add(stop=self.stop())
         loss: Tensor | None = None
         with self.model.weighted(samples, total):
             if samples:
@@ -189,6 +270,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.running.merge(tally)
+        self.stopped = tally["stop"] > 0
 
     def _stop_on_nan(self, finite: bool) -> None:
         """Raise on every rank, naming those whose loss is no number and what they computed it with."""

@@ -1,0 +1,45 @@
+"""``StopRequest``: signals that ask a run to stop become a flag, which is asked once a step."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""SIGUSR1 is what a batch system is told to send before the time limit, SIGTERM what it sends at the limit."""
+
+
+class StopRequest:
+    """While it is entered, the first signal is remembered; a second Ctrl-C interrupts at once.
+
+    To be entered in the main thread, as all handling of signals.
+
+    Attributes
+    ----------
+    number : int
+        The signal that came, or 0.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {each: signal.signal(each, self._remember) for each in STOP_SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    def __call__(self) -> bool:
+        """Tell whether a signal has come."""
+        return self.number != 0
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.number = self.number or number

@@ -1,0 +1,33 @@
+"""``together``: what may fail on one rank fails on all. Imports ``distributed``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import mpiddp.distributed as dist
+
+from .config import UsageError
+
+_Result = TypeVar("_Result")
+
+
+def together(action: Callable[[], _Result]) -> _Result:
+    """Do something that may fail on some ranks only, such as reading a file; if it does, all ranks know.
+
+    Raises
+    ------
+    UsageError
+        On every rank, with the text of the first that failed by an OSError, ValueError, ImportError or UsageError.
+    """
+    fault, result = None, None
+    try:
+        result = action()
+    except (OSError, ValueError, ImportError, UsageError) as error:
+        fault = str(error)
+    faults: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(faults, fault)
+    for rank, text in enumerate(faults):
+        if text is not None:
+            raise UsageError(f"{text} (on rank {rank})" if rank else text)
+    return result  # type: ignore[return-value]

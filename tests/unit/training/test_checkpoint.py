@@ -1,0 +1,275 @@
+"""Checkpoints are whole or absent, damage is found and named, the last and the best are kept."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from harness import launcher
+
+from mpiddp import nn
+from mpiddp.training import files
+from mpiddp.training.checkpoint import ARRAYS, MANIFEST, STATE, Checkpoint, DamagedError, read_checkpoint, save_model
+from mpiddp.training.models import Net
+from mpiddp.training.store import CheckpointStore
+
+RNG = np.random.default_rng(0)
+
+
+def checkpoint(step: int = 7, score: float | None = None, size: int = 5) -> Checkpoint:
+    arrays = {
+        "model.w": RNG.standard_normal((size, 3)).astype(np.float32),
+        "model.t": np.arange(6.0).reshape(2, 3).T,  # not in C order
+        "optimizer.0.step": np.array(3.0, np.float32),
+        "model.empty": np.empty((0, 4)),
+        "model.n": np.array([1, 2], np.int64),
+    }
+    state = {"step": step, "score": score, "lr": 0.1 + 0.2, "random": [{"state": 2**127 + 1}], "none": None}
+    return Checkpoint(arrays, state)
+
+
+def test_everything_comes_back_to_the_bit(tmp_path):
+    made = checkpoint()
+    made.write(tmp_path / "c")
+    read = read_checkpoint(tmp_path / "c")
+    assert read.state == made.state
+    assert set(read.arrays) == set(made.arrays)
+    for name, x in made.arrays.items():
+        assert read.arrays[name].dtype == x.dtype and read.arrays[name].shape == x.shape
+        assert np.array_equal(read.arrays[name], x), name
+
+
+def test_no_pickle_and_readable_by_others(tmp_path):
+    checkpoint().write(tmp_path / "c")
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == sorted([ARRAYS, STATE, MANIFEST])
+    json.loads((tmp_path / "c" / STATE).read_text())
+    safetensors.numpy.load_file(tmp_path / "c" / ARRAYS)
+
+
+def test_frozen_does_not_change_with_training(tmp_path):
+    made = checkpoint()
+    before = made.arrays["model.w"].copy()
+    frozen = made.frozen()
+    made.arrays["model.w"][...] = 0
+    made.state["random"][0]["state"] = 1
+    assert np.array_equal(frozen.arrays["model.w"], before)
+    assert frozen.state["random"][0]["state"] == 2**127 + 1
+
+
+@pytest.mark.parametrize("name", [ARRAYS, STATE, MANIFEST])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "empty", "longer"])
+def test_damage_is_found_and_named(tmp_path, name, damage):
+    checkpoint().write(tmp_path / "c")
+    file = tmp_path / "c" / name
+    content = bytearray(file.read_bytes())
+    match damage:
+        case "truncated":
+            file.write_bytes(content[: len(content) // 2])
+        case "flipped":
+            # In the manifest a bit of a digest, which JSON does not notice.
+            place = content.index(b"sha256") + 12 if name == MANIFEST else len(content) // 2
+            content[place] ^= 1
+            file.write_bytes(content)
+        case "missing":
+            file.unlink()
+        case "empty":
+            file.write_bytes(b"")
+        case "longer":
+            file.write_bytes(content + b"x")
+    with pytest.raises(DamagedError, match=str(tmp_path / "c")):
+        read_checkpoint(tmp_path / "c")
+
+
+def test_other_format_says_so(tmp_path):
+    checkpoint().write(tmp_path / "c")
+    manifest = tmp_path / "c" / MANIFEST
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
+    with pytest.raises(DamagedError, match="format 99"):
+        read_checkpoint(tmp_path / "c")
+
+
+class Failing:
+    """Lets the n-th write of a file fail as on a full disk, after half of the content."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+        self.left = nth
+        self.write = files._write_synced
+        monkeypatch.setattr(files, "_write_synced", self)
+
+    def __call__(self, path: Path, content: bytes) -> None:
+        self.left -= 1
+        if self.left == 0:
+            path.write_bytes(content[: len(content) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.write(path, content)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("exists", [False, True])
+def test_full_disk_leaves_the_old_or_nothing(tmp_path, monkeypatch, nth, exists):
+    old = checkpoint(step=1)
+    if exists:
+        old.write(tmp_path / "c")
+    with monkeypatch.context() as patch:
+        Failing(patch, nth)
+        with pytest.raises(OSError, match="No space"):
+            checkpoint(step=2).write(tmp_path / "c")
+    assert [p.name for p in tmp_path.iterdir()] == ["c"] * exists
+    if exists:
+        assert read_checkpoint(tmp_path / "c").state == old.state
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_really_full_disk(tmp_path):
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], check=False)
+    if mounted.returncode:
+        pytest.skip("mount is not allowed here")
+    try:
+        store = CheckpointStore(tmp_path / "c", keep=5)
+        store.save(checkpoint(1, size=5_000))  # 60 kB
+        store.finish()
+        store.save(checkpoint(2, size=50_000))  # 600 kB
+        with pytest.raises(OSError, match="No space"):
+            store.finish()
+        newest, faults = store.newest()
+        assert newest is not None and newest.step == 1 and faults == []
+        store.save(checkpoint(3, size=5_000))
+        store.finish()
+        assert store.steps() == [1, 3]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_write_whole_replaces_or_leaves(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "f"
+    files.write_whole(path, b"one")
+    files.write_whole(path, b"two")
+    assert path.read_bytes() == b"two"
+    with monkeypatch.context() as patch:
+        Failing(patch, 1)
+        with pytest.raises(OSError, match="No space"):
+            files.write_whole(path, b"three")
+    assert path.read_bytes() == b"two"
+    assert [p.name for p in path.parent.iterdir()] == ["f"]
+
+
+def test_store_keeps_the_last_and_the_best(tmp_path):
+    store = CheckpointStore(tmp_path / "c", keep=2)
+    for step, score in ((1, 0.5), (2, 0.9), (3, None), (4, 0.7), (5, 0.8)):
+        store.save(checkpoint(step, score))
+    store.finish()
+    assert store.steps() == [2, 4, 5]
+    # Another process finds the best on the disk.
+    store = CheckpointStore(tmp_path / "c", keep=1)
+    store.save(checkpoint(6, 0.9))
+    store.finish()
+    assert store.steps() == [6], "of equals the newer is the best"
+
+
+def test_newest_skips_the_damaged_and_names_them(tmp_path):
+    store = CheckpointStore(tmp_path, keep=9)
+    for step in (1, 2, 3):
+        store.save(checkpoint(step))
+    store.finish()
+    (store.path(3) / ARRAYS).write_bytes(b"")
+    shutil.rmtree(store.path(2))
+    store.path(2).mkdir()
+    found, faults = store.newest()
+    assert found is not None and found.step == 1
+    assert len(faults) == 2 and str(store.path(3)) in faults[0] and str(store.path(2)) in faults[1]
+
+
+def test_newest_of_nothing(tmp_path):
+    assert CheckpointStore(tmp_path / "none").newest() == (None, [])
+    (tmp_path / "step-x").mkdir()
+    (tmp_path / ".step-0000000001.1.tmp").mkdir()
+    assert CheckpointStore(tmp_path).newest() == (None, [])
+
+
+def test_leftovers_of_a_dead_writer_are_removed(tmp_path):
+    (tmp_path / ".step-0000000001.99.tmp").mkdir()
+    (tmp_path / ".step-0000000001.99.tmp" / "f").touch()
+    store = CheckpointStore(tmp_path)
+    store.save(checkpoint(2))
+    store.finish()
+    assert [p.name for p in tmp_path.iterdir()] == ["step-0000000002"]
+
+
+def test_a_failed_write_is_told_by_the_next_save_and_only_once(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path)
+    with monkeypatch.context() as patch:
+        Failing(patch, 1)
+        store.save(checkpoint(1))
+        with pytest.raises(OSError, match="No space"):
+            store.finish()
+    store.save(checkpoint(2))
+    store.finish()
+    assert store.steps() == [2]
+
+
+def test_the_step_is_not_stalled_by_the_disk(tmp_path, monkeypatch):
+    write = files._write_synced
+    monkeypatch.setattr(files, "_write_synced", lambda *args: (time.sleep(0.1), write(*args)))
+    store = CheckpointStore(tmp_path)
+    began = time.monotonic()
+    store.save(checkpoint(1))
+    assert time.monotonic() - began < 0.1
+    store.finish()
+    assert time.monotonic() - began > 0.2
+    assert store.steps() == [1]
+
+
+KILLED = """
+    import sys
+    from pathlib import Path
+    import numpy as np
+    from mpiddp.training.checkpoint import Checkpoint
+    x = np.empty(100_000)
+    for step in range(1_000_000):
+        x[...] = step
+        Checkpoint({"x": x}, {"step": step}).write(Path(sys.argv[1]) / f"c{step}")
+        print("wrote", flush=True)
+"""
+
+
+def test_whole_or_absent_under_kill_9(tmp_path):
+    script = tmp_path / "writer.py"
+    script.write_text(textwrap.dedent(KILLED))
+    half_written = 0
+    for trial in range(6):
+        folder = tmp_path / str(trial)
+        folder.mkdir()
+        with launcher.Program([sys.executable, script, folder]) as writer:
+            writer.wait_for("wrote")
+            time.sleep(0.05 * RNG.random())
+            writer.signal(signal.SIGKILL)
+            writer.wait(10)
+        for entry in folder.iterdir():
+            if files.is_temporary(entry):
+                half_written += 1
+                continue
+            found = read_checkpoint(entry)
+            assert (found.arrays["x"] == found.step).all() and entry.name == f"c{found.step}"
+    assert half_written, "no writer was killed while it was writing: no test"
+
+
+def test_save_model_loads_again(tmp_path):
+    nn.manual_seed(3)
+    model = Net()
+    save_model(tmp_path / "m.safetensors", model)
+    nn.manual_seed(4)
+    other = Net()
+    other.load_state_dict(safetensors.numpy.load_file(tmp_path / "m.safetensors"))
+    for name, x in model.state_dict().items():
+        assert np.array_equal(other.state_dict()[name], x)
