@@ -17,12 +17,17 @@ from .comm_hooks import (
     post_localSGD_hook,
     powerSGD_hook,
 )
-from .ddp import DistributedDataParallel
+from .ddp import BufferCommHookLocation, DistributedDataParallel
+from .join import Join, Joinable, JoinHook
 from .naive import average_gradients
 
 __all__ = [
+    "BufferCommHookLocation",
     "DistributedDataParallel",
     "GradBucket",
+    "Join",
+    "JoinHook",
+    "Joinable",
     "PostLocalSGDState",
     "PowerSGDState",
     "allreduce_hook",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor, is_grad_enabled
@@ -13,10 +14,21 @@ from mpiddp.distributed.groups import GroupLike, member
 from mpiddp.nn import Module, Parameter
 from mpiddp.typing import Array
 
+from .join import Join, Joinable, JoinHook
 from .naive import sample_share
 from .plan import MIB
 from .reducer import CommHook, Reducer
 from .replicas import broadcast_arrays, check_equal_values, check_same_parameters
+from .shadow import Shadow, announce
+
+BufferHook = Callable[[Any, dict[str, Array]], Any]
+
+
+class BufferCommHookLocation(Enum):
+    """When a hook on buffers runs (torch's ``_BufferCommHookLocation``)."""
+
+    PRE_FORWARD = auto()
+    POST_FORWARD = auto()
 
 
 class _BackwardBegins(Function):
@@ -62,7 +74,7 @@ def _caps_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float]
     return [int(cap * MIB) for cap in caps]
 
 
-class DistributedDataParallel(Module):
+class DistributedDataParallel(Module, Joinable):
     """A model that every rank holds, and whose gradients are the averages over all ranks.
 
     Parameters
@@ -145,7 +157,7 @@ class DistributedDataParallel(Module):
             raise ValueError("DistributedDataParallel: this rank is not a member of process_group")
         self.module = module
         self.process_group: ProcessGroup = group
-        self._ignored: frozenset[str] = getattr(module, "_ddp_params_and_buffers_to_ignore", frozenset())
+        self._ignored: frozenset[str] = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = [(name, p) for name, p in module.named_parameters() if name not in self._ignored]
         trained = [(name, p) for name, p in named if p.requires_grad]
         if not trained:
@@ -164,22 +176,55 @@ class DistributedDataParallel(Module):
             trained, group, _caps_bytes(bucket_cap_mb, bucket_cap_mb_list), find_unused_parameters, static_graph
         )
         self._reduce = True
+        self._divide_by_all = True
         self._backwards_at_sync = 0
+        self._buffer_hook: tuple[object, BufferHook, BufferCommHookLocation] | None = None
+
+    def _named_buffers_to_sync(self) -> dict[str, Array]:
+        return {name: buffer for name, buffer in self.module.named_buffers() if name not in self._ignored}
 
     def _buffers_to_sync(self) -> list[Array]:
-        return [buffer for name, buffer in self.module.named_buffers() if name not in self._ignored]
+        return list(self._named_buffers_to_sync().values())
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; the backward of what it returns reduces the gradients, unless under `no_sync`."""
         self._reducer.abandon()
         self._reducer.arm(False)
-        if not self._reduce:
-            return self.module(*inputs, **kwargs)
-        if self.training and self._forward_sync_buffers and self._backwards_at_sync != self._reducer.backwards:
-            broadcast_arrays(self._buffers_to_sync(), self.process_group)
-            self._backwards_at_sync = self._reducer.backwards
+        reduces = self._reduce and is_grad_enabled()
+        syncs = self._will_sync_buffers()
+        source, self._reducer.divisor = 0, None
+        if self._join_config.enable:
+            source = announce(self, reduces, syncs)
+        if syncs:
+            self._sync_buffers(source, BufferCommHookLocation.PRE_FORWARD)
+        self._reducer.times.begin_forward()
         output = self.module(*inputs, **kwargs)
-        return _announcing(output, self._reducer) if is_grad_enabled() else output
+        if syncs:
+            self._sync_buffers(source, BufferCommHookLocation.POST_FORWARD)
+        return _announcing(output, self._reducer) if reduces else output
+
+    def _will_sync_buffers(self) -> bool:
+        """Tell whether this forward synchronises buffers: it trains, and a backward has been reduced since."""
+        return (
+            self.training
+            and self._reduce
+            and self._forward_sync_buffers
+            and self._backwards_at_sync != self._reducer.backwards
+        )
+
+    def _sync_buffers(self, source: int, now: BufferCommHookLocation) -> None:
+        """Make the buffers those of ``source``, a rank of the group, or what the registered hook makes them."""
+        if self._buffer_hook is None:
+            if now is BufferCommHookLocation.PRE_FORWARD:
+                broadcast_arrays(self._buffers_to_sync(), self.process_group, source)
+                self._backwards_at_sync = self._reducer.backwards
+            return
+        state, hook, when = self._buffer_hook
+        if when is not now:
+            return
+        for work in hook(state, self._named_buffers_to_sync()) or ():
+            work.wait()
+        self._backwards_at_sync = self._reducer.backwards
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -205,6 +250,8 @@ class DistributedDataParallel(Module):
         total : float, optional
             Samples of all ranks, where the loader knows it; else found by an all-reduce of 8 bytes.
         """
+        if self._join_config.enable:
+            raise RuntimeError("weighted() averages uneven inputs by itself: use it or join(), not both")
         self._reducer.share = sample_share(n_samples, total, self.process_group)
         reduced = self._reducer.backwards
         try:
@@ -228,6 +275,106 @@ class DistributedDataParallel(Module):
         """
         self._reducer.register_comm_hook(state, hook)
 
+    def register_buffer_comm_hook(
+        self,
+        state: object,
+        hook: BufferHook,
+        comm_hook_location: BufferCommHookLocation = BufferCommHookLocation.POST_FORWARD,
+    ) -> None:
+        """Let ``hook(state, named_buffers)`` synchronise the buffers instead of a broadcast from the first rank.
+
+        Parameters
+        ----------
+        state : object
+            Handed to the hook.
+        hook : callable
+            Gets the state and a dict of the buffers by name; writes to them, and returns None or a list of `Work` or
+            `Future` to wait for.
+        comm_hook_location : BufferCommHookLocation
+            Whether it runs before forward or after it, where it sees what this batch has made of the buffers.
+
+        Raises
+        ------
+        TypeError
+            If it cannot be called.
+        """
+        if not callable(hook):
+            raise TypeError("Communication hook must be callable.")
+        self._buffer_hook = state, hook, comm_hook_location
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """Return a context in which ranks may have different numbers of batches.
+
+        A rank that has finished contributes zeros until all have; then every rank gets the model of the one that had
+        most. Where batches only differ in size, or the sampler may hand out empty ones, `weighted` is exact and this
+        is not.
+
+        Parameters
+        ----------
+        divide_by_initial_world_size : bool, default True
+            Divide by the number of all ranks; False: by those that have inputs.
+        enable : bool, default True
+            False: do nothing.
+        throw_on_early_termination : bool, default False
+            Raise on all ranks as soon as one has no more inputs.
+
+        Notes
+        -----
+        Two all-reduces of 8 and 24 bytes in each forward.
+
+        Examples
+        --------
+        >>> with ddp.join():  # doctest: +SKIP
+        ...     for x, y in loader:
+        ...         loss_fn(ddp(x), y).backward()
+        """
+        return Join(
+            [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return what a rank without inputs does; ``divide_by_initial_world_size`` is the one option."""
+        if self._buffer_hook is not None:
+            raise RuntimeError(
+                "a rank without inputs cannot follow a hook on buffers: join() needs a model without one"
+            )
+        self._divide_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
+        return Shadow(self)
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The ranks that hold the model."""
+        return self.process_group
+
+    @staticmethod
+    def set_params_and_buffers_to_ignore_for_model(module: Module, params_and_buffers_to_ignore: Iterable[str]) -> None:
+        """Leave parameters and buffers, by their names in ``module``, alone: neither synchronised nor reduced.
+
+        Called before the model is wrapped (torch: ``_set_params_and_buffers_to_ignore_for_model``).
+        """
+        module._ddp_params_and_buffers_to_ignore = frozenset(params_and_buffers_to_ignore)
+
+    def logging_data(self) -> dict[str, Any]:
+        """Return what is to know of this wrapper: its layout and options, and where the last iterations' time went.
+
+        Names are those of torch's ``_get_ddp_logging_data``; times are integers in nanoseconds.
+        """
+        return self._reducer.logging_data() | {
+            "module_name": type(self.module).__name__,
+            "rank": self.process_group.rank(),
+            "world_size": self.process_group.size(),
+            "backend_name": "mpi",
+            "broadcast_buffers": self._forward_sync_buffers,
+            "gradient_as_bucket_view": True,
+            "has_sync_bn": any(type(module).__name__ == "SyncBatchNorm" for module in self.module.modules()),
+            "join_uneven_inputs": self._join_config.enable,
+        }
+
     def check_replicas(self) -> None:
         """Check that all ranks hold the same bits in every parameter.
 
@@ -242,7 +389,7 @@ class DistributedDataParallel(Module):
     @property
     def exposed_s(self) -> float:
         """Seconds that all backward passes so far have waited for communication at their ends."""
-        return self._reducer.exposed_s
+        return self._reducer.times.exposed_ns * 1e-9
 
     def bucket_sizes_bytes(self) -> list[int]:
         """Return the size of each bucket, in the order in which they are sent."""

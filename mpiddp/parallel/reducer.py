@@ -8,7 +8,7 @@ one order on all ranks, whatever the order in which their gradients were made.
 from __future__ import annotations
 
 import functools
-import time
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +21,10 @@ from mpiddp.nn import Parameter
 from mpiddp.typing import Array
 
 from .bucket import GradBucket, lay_out
-from .plan import plan
+from .plan import DEFAULT_CAP_BYTES, plan
+from .times import StepTimes
+
+_logger = logging.getLogger("mpiddp")
 
 CommHook = Callable[[Any, GradBucket], Any]
 
@@ -70,12 +73,16 @@ class Reducer:
         self._hook_state: Any = None
         self.share: float | None = None
         """This rank's share of the samples, or None where all ranks count alike."""
-        self.exposed_s = 0.0
-        """Seconds that backward passes have waited for communication at their ends, in all."""
+        self.divisor: int | None = None
+        """The number of ranks that have inputs, where it is to divide; None: all."""
+        self.times = StepTimes()
+        """Where the time of the iterations went."""
         self.backwards = 0
         """Backward passes that were reduced."""
         self._running = False
         self._armed = False
+        self._rebuilt = False
+        self._unused_bytes = 0
         self._ready_order: list[int] = []
         self._next_bucket = 0
         self._on_their_way: list[tuple[GradBucket, Work | Future]] = []
@@ -112,10 +119,38 @@ class Reducer:
         order = agreed.tolist()
         if list(map(set, self._plan(order))) != list(map(set, self._plan(self._order))):
             self._arrange(order)
+            self._rebuilt = True
+            if self._group.rank() == 0:
+                _logger.info("buckets follow the order of gradients from now on: %s bytes", self.bucket_sizes_bytes())
 
     def bucket_sizes_bytes(self) -> list[int]:
         """Return the size of each bucket."""
         return [bucket.buffer().nbytes for bucket in self.buckets]
+
+    def logging_data(self) -> dict[str, Any]:
+        """Return layout, options and times under torch's names."""
+        sizes = self.bucket_sizes_bytes()
+        data: dict[str, Any] = {
+            "iteration": self.backwards,
+            "dtypes": ", ".join(dict.fromkeys(str(parameter.dtype) for parameter in self._parameters)),
+            "total_parameter_size_bytes": sum(parameter.data.nbytes for parameter in self._parameters),
+            "num_parameter_tensors": len(self._parameters),
+            "bucket_cap_bytes": DEFAULT_CAP_BYTES if self._caps_bytes is None else self._caps_bytes[-1],
+            "bucket_sizes": ", ".join(map(str, sizes)),
+            "num_buckets_reduced": self._next_bucket,
+            "has_rebuilt_buckets": self._rebuilt,
+            "find_unused_parameters": self._find_unused,
+            "static_graph": self._static_graph,
+            "unused_parameter_size": self._unused_bytes,
+            "prev_iteration_grad_ready_order_indices": ", ".join(map(str, self._ready_order)),
+        }
+        if self._rebuilt:
+            data["rebuilt_bucket_sizes"] = data["bucket_sizes"]
+            members = self._plan(self._order)
+            data["rebuilt_per_bucket_param_indices"] = ", ".join(" ".join(map(str, bucket)) for bucket in members)
+        if self._hook is not None:
+            data["comm_hook"] = getattr(self._hook, "__name__", type(self._hook).__name__)
+        return data | self.times.summary_ns()
 
     # -- hooks -----------------------------------------------------------------------------------------------------
 
@@ -156,6 +191,7 @@ class Reducer:
             self._reset()
             self._running = True
             self._armed = False
+            self.times.begin_backward()
             queue_callback(self._finish_backward)
 
     def _reset(self) -> None:
@@ -207,12 +243,14 @@ class Reducer:
         """Submit the complete buckets that are next in order."""
         while self._next_bucket < len(self.buckets) and self.buckets[self._next_bucket].pending == 0:
             bucket = self.buckets[self._next_bucket]
+            if self._next_bucket == 0:
+                self.times.begin_communication()
             self._next_bucket += 1
             self._on_their_way.append((bucket, self._send(bucket)))
 
     def _send(self, bucket: GradBucket) -> Work | Future:
         buffer, size = bucket.buffer(), self._group.size()
-        share = 1 / size if self.share is None else self.share
+        share = 1 / (self.divisor or size) if self.share is None else self.share
         if share == 0:
             buffer[...] = 0  # the mean over no samples is no number, and zero times it is none either
         if self._hook is None:
@@ -220,7 +258,7 @@ class Reducer:
             work = all_reduce(buffer, op, self._group, async_op=True)
             assert work is not None
             return work
-        if self.share is not None:
+        if share != 1 / size:
             buffer *= buffer.dtype.type(share * size)  # a hook divides by the number of ranks itself
         outcome = self._hook(self._hook_state, bucket)
         if isinstance(outcome, Work):
@@ -249,6 +287,7 @@ class Reducer:
             self._bucket_of[index].pending -= 1
         unused = [index for index in silent if self._parameters[index].grad is None]
         self._send_complete()
+        self._unused_bytes = sum(self._parameters[index].data.nbytes for index in unused)
         used_somewhere = self._agree_on_use(unused)
         self._wait()
         for index in unused:
@@ -278,12 +317,12 @@ class Reducer:
 
     def _wait(self) -> None:
         """Wait until all buckets hold their averages."""
-        began = time.perf_counter()
+        self.times.begin_wait()
         for bucket, outcome in self._on_their_way:
             value = outcome.wait()
             if isinstance(outcome, Future):
                 bucket.set_buffer(_averaged(value, bucket))
-        self.exposed_s += time.perf_counter() - began
+        self.times.end_wait()
         self._on_their_way.clear()
 
 

@@ -47,12 +47,12 @@ def _describe(parameter: tuple[str, tuple[int, ...], str]) -> str:
     return f"{name} of {dtype} {shape}"
 
 
-def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup) -> None:
-    """Copy the first rank's arrays into those of all ranks, in one message."""
+def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int = 0) -> None:
+    """Copy the arrays of ``source``, a rank of the group, into those of all ranks, in one message."""
     if not arrays:
         return
     packed = np.concatenate([np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays])
-    broadcast(packed, group=group, group_src=0)
+    broadcast(packed, group=group, group_src=source)
     start = 0
     for x in arrays:
         x[...] = packed[start : start + x.nbytes].view(x.dtype).reshape(x.shape)

@@ -405,7 +405,7 @@ def test_static_graph_learns_what_is_unused(world: World) -> None:
 
 def test_parameters_to_ignore(world: World) -> None:
     model = mlp()
-    model._ddp_params_and_buffers_to_ignore = ["0.weight"]
+    DDP.set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
     model[0].weight.data[...] = world.rank
     ddp = DDP(model)
     np.testing.assert_array_equal(model[0].weight.data, world.rank)
@@ -824,3 +824,46 @@ def test_the_wrapped_model_can_be_copied(world: World) -> None:
     step_of(average, *batch(world.rng, 3))  # a local matter
     assert ddp._reducer.backwards == 1
     assert not np.shares_memory(average[0].weight.data, ddp.module[0].weight.data)
+
+
+# -- hooks on buffers, and what is to know ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", list(dist.BufferCommHookLocation))
+def test_a_hook_on_buffers_takes_the_place_of_the_broadcast(world: World, where: Any) -> None:
+    ddp = DDP(Normed())
+    calls: list[set[str]] = []
+
+    def average(state: list[set[str]], buffers: dict[str, np.ndarray]) -> list[Any]:
+        state.append(set(buffers))
+        return [dist.all_reduce(buffers["norm.running_mean"], dist.ReduceOp.AVG, async_op=True)]
+
+    ddp.register_buffer_comm_hook(calls, average, where)
+    rng = np.random.default_rng(world.rank)
+    for _ in range(3):
+        step_of(ddp, *batch(rng, 6))
+    assert calls == [{"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}] * 2
+    if where is dist.BufferCommHookLocation.POST_FORWARD:
+        assert_same_bits_everywhere({"mean": ddp.module.norm.running_mean})
+
+
+def test_logging_data_has_torchs_names_and_true_numbers(world: World) -> None:
+    torch = gloo()
+    model = mlp()
+    theirs = torch.nn.parallel.DistributedDataParallel(torch_mlp(torch, model))
+    ours = DDP(model, bucket_cap_mb=0.0001)
+    for _ in range(3):
+        x, y = batch(world.rng, 3)
+        step_of(ours, x, y)
+        torch.nn.functional.cross_entropy(theirs(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+    data, expected = ours.logging_data(), theirs._get_ddp_logging_data()
+    same = ["world_size", "rank", "total_parameter_size_bytes", "num_parameter_tensors", "find_unused_parameters"]
+    assert [data[name] for name in same] == [expected[name] for name in same]
+    assert data["iteration"] == 3 and data["module_name"] == "Sequential"
+    assert data["bucket_sizes"] == ", ".join(map(str, ours.bucket_sizes_bytes()))
+    assert data["num_buckets_reduced"] == len(ours.bucket_sizes_bytes()) > 1
+    assert data["prev_iteration_grad_ready_order_indices"].split(", ")[0] in {"4", "5"}
+    for name in ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap"):
+        assert 0 <= data[f"{name}_time"] < 60e9 and 0 <= data[f"avg_{name}_time"] < 60e9
+    assert data["backward_compute_comm_overlap_time"] <= data["backward_comm_time"]
+    assert ours.exposed_s >= 0

@@ -1,0 +1,172 @@
+"""Join: ranks that have no more inputs keep the others company, so that nobody waits for ever."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiddp.distributed import ProcessGroup, Work, all_reduce
+
+_SKEWED = 1_000
+
+
+class JoinHook:
+    """What a rank without inputs does for one thing that communicates (``torch.distributed.algorithms.JoinHook``)."""
+
+    def main_hook(self) -> None:
+        """Take part in one iteration of the ranks that have inputs."""
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Come to the same end when all have joined; ``is_last_joiner`` where inputs lasted longest."""
+
+
+class _Config(NamedTuple):
+    enable: bool
+    throw_on_early_termination: bool
+    is_first_joinable: bool
+
+
+_OFF = _Config(False, False, False)
+
+
+class Joinable(ABC):
+    """Something that communicates in every iteration, and says what a rank without inputs does instead.
+
+    A subclass calls ``Join.notify_join_context(self)`` once in each iteration, before its own communication.
+    """
+
+    _join_config: _Config = _OFF
+
+    @abstractmethod
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return the hook; ``kwargs`` are those of the `Join`."""
+
+    @property
+    @abstractmethod
+    def join_process_group(self) -> ProcessGroup:
+        """The ranks that communicate."""
+
+
+class Join:
+    """A context in which ranks may have different numbers of inputs.
+
+    Parameters
+    ----------
+    joinables : list of Joinable
+        What communicates in the loop, all in one group.
+    enable : bool, default True
+        False: do nothing, at no cost.
+    throw_on_early_termination : bool, default False
+        Raise on all ranks as soon as one has no more inputs.
+    **kwargs
+        Handed to each ``join_hook``.
+
+    Raises
+    ------
+    ValueError
+        If there are no joinables, or they work in different groups.
+    RuntimeError
+        With ``throw_on_early_termination``, on every rank.
+
+    Notes
+    -----
+    One all-reduce of one number in each iteration.
+
+    References
+    ----------
+    ``torch.distributed.algorithms.Join``.
+
+    Examples
+    --------
+    >>> with dist.Join([ddp]):  # doctest: +SKIP
+    ...     for x, y in loader:  # of any length
+    ...         train(x, y)
+    """
+
+    def __init__(
+        self,
+        joinables: Sequence[Joinable],
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if not joinables:
+            raise ValueError("The join context manager requires at least one joinable")
+        self._joinables = list(joinables)
+        self._group = self._joinables[0].join_process_group
+        if any(each.join_process_group is not self._group for each in self._joinables):
+            raise ValueError("Using join context manager with multiple process groups")
+        self._hooks = [each.join_hook(**kwargs) for each in self._joinables]
+        self._enable = enable
+        self._throw = throw_on_early_termination
+
+    def __enter__(self) -> Join:
+        for index, joinable in enumerate(self._joinables):
+            joinable._join_config = _Config(self._enable, self._throw, index == 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for joinable in self._joinables:
+            joinable._join_config = _OFF
+        if not self._enable or kind is not None:
+            return
+        iterations = 0
+        while _sum(0, self._group):
+            if self._throw:
+                _sum(1, self._group)
+                raise RuntimeError(f"Rank {self._group.rank()} exhausted all inputs.")
+            for hook in self._hooks:
+                hook.main_hook()
+            iterations += 1
+            if iterations == _SKEWED:
+                warnings.warn(
+                    f"Detected uneven input skew of greater than {_SKEWED}. This means that rank {self._group.rank()}"
+                    f" has at least {_SKEWED} fewer inputs than other currently-active ranks. This level of skew could"
+                    " lead to performance degradation during training.",
+                    stacklevel=2,
+                )
+        for hook in self._hooks:
+            hook.post_hook(is_last_joiner=iterations == 0)
+
+    @staticmethod
+    def notify_join_context(joinable: Joinable) -> Work | None:
+        """Tell the ranks that have joined that this one goes into another iteration.
+
+        Parameters
+        ----------
+        joinable : Joinable
+            The caller; of several in one context, the first one tells.
+
+        Returns
+        -------
+        Work or None
+            Its ``result()[0]`` will hold the number of ranks that have inputs; None outside of an enabled `Join` and
+            for all joinables but the first.
+
+        Raises
+        ------
+        RuntimeError
+            If a rank has no more inputs, with ``throw_on_early_termination``.
+        """
+        config = joinable._join_config
+        if not (config.enable and config.is_first_joinable):
+            return None
+        group = joinable.join_process_group
+        work = all_reduce(np.ones(1, np.int64), group=group, async_op=True)
+        if config.throw_on_early_termination and _sum(0, group):
+            raise RuntimeError("Detected at least one rank that exhausted inputs. Throwing across all ranks.")
+        return work
+
+
+def _sum(mine: int, group: ProcessGroup) -> int:
+    """Return the sum of one number over the group."""
+    total = np.array([mine], np.int64)
+    all_reduce(total, group=group)
+    return int(total[0])
