@@ -117,6 +117,20 @@ def test_next():
     assert "3 failed, 1 passed" in done.stdout.splitlines()[-1], done
 
 
+def test_job_that_is_of_no_more_use_is_replaced(suite):
+    tests = """
+def test_spoils(request):
+    if world.rank == 1:
+        request.config.pluginmanager.get_plugin("ranks").unusable = "spoilt"
+
+def test_next(request):
+    assert not request.config.pluginmanager.get_plugin("ranks").unusable
+"""
+    done = suite(tests, "--ranks", "2")
+    assert done.rc == 0, done
+    assert "2 passed" in done.stdout.splitlines()[-1], done
+
+
 def test_bad_end_after_the_last_test_is_an_error(suite):
     done = suite("import atexit\natexit.register(os._exit, 9)\ndef test_fine(): pass\n", "--ranks", "1")
     assert done.rc == 1, done
