@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
 """The ranks' own limit for a test; they end themselves with stacks, so this process waits a little longer."""
-PATIENCE_S = LIMIT_S + 30
+PATIENCE_S = max(LIMIT_S, 60.0) + 30
+"""How long the ranks may be silent."""
 RESTARTS = 3
 """How often a job that was ended by one test is started again for the tests that remain."""
 
@@ -397,3 +399,5 @@ def pytest_configure(config: pytest.Config) -> None:
     """Take over tests/mpi."""
     parent = config.stash[_KEY] = Parent(config)
     config.pluginmanager.register(parent, "mpi-parent")
+    # As Ctrl-C: pytest then ends in order, and no launcher is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -28,6 +28,8 @@ from harness import launcher
 
 LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
 """Longest time for a test, set-up and waiting for the other ranks included."""
+AROUND_S = max(LIMIT_S, 60.0)
+"""Longest time for collecting the tests, and for leaving."""
 GRACE_S = float(os.environ.get("MPIDDP_TEST_GRACE", "5"))
 """How long a rank that failed waits for the others."""
 STACKS = signal.SIGRTMAX - 3
@@ -105,7 +107,7 @@ class Ranks:
         """Why no further test can run in this job; set by a fixture, on one rank or more."""
         self._watchdog = Watchdog(self)
         self._watchdog.start()
-        self._watchdog.expect("collecting the tests", LIMIT_S)
+        self._watchdog.expect("collecting the tests", AROUND_S)
 
     # ---- the border to the parent process
 
@@ -274,14 +276,14 @@ class Ranks:
             terminalreporter.write_line(f"ERROR: all {self._skipped} MPI tests were skipped", red=True)
 
     def pytest_unconfigure(self) -> None:
-        self._watchdog.expect("leaving pytest", LIMIT_S)
+        self._watchdog.expect("leaving pytest", AROUND_S)
         # A launcher may end the others as soon as one rank has left with an error, and rank 0 is still printing.
         self.agree(None)
         self._watchdog.rest()
         if self.rank == 0:
             self._tidy()
         # Until the process is gone: MPI_Finalize can hang.
-        faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=self.stderr)
+        faulthandler.dump_traceback_later(AROUND_S, exit=True, file=self.stderr)
 
     def _end_here(self, nodeid: str, reports: list[pytest.TestReport], why: str) -> None:
         """End a job that is of no use any more; a parent starts another one for the remaining tests."""

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from harness import launcher
 
 HERE = Path(__file__).parents[1]
 HEADER = "import os\nimport time\nimport pytest\nfrom mpi4py import MPI\nworld = MPI.COMM_WORLD\n"
-FAST = {"MPIDDP_TEST_LIMIT": "4", "MPIDDP_TEST_GRACE": "1"}
+# For the suites that hang on purpose; a busy machine may take seconds for what it does at once on its own.
+FAST = {"MPIDDP_TEST_LIMIT": "8", "MPIDDP_TEST_GRACE": "2"}
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def suite(tmp_path):
     def run(tests: str, *args: str, ranks: int | None = None, env: dict[str, str | None] | None = None):
         (tmp_path / "tests" / "mpi" / "test_sample.py").write_text(HEADER + tests)
         command = [*launcher.launch(ranks), sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
-        with launcher.Program(command, {**FAST, **(env or {})}, cwd=tmp_path) as program:
+        with launcher.Program(command, env, cwd=tmp_path) as program:
             return program.wait(120)
 
     return run
@@ -91,7 +93,7 @@ def test_loop():
 def test_next():
     world.Barrier()
 """
-    done = suite(tests, "--ranks", "3")
+    done = suite(tests, "--ranks", "3", env=FAST)
     assert done.rc == 1, done
     assert "AssertionError: not me" in done.stdout, done
     assert len(re.findall(r"\[rank [02]/3 .*\] is here.*\n.*\n.*in test_parts", done.stdout)) == 2, done
@@ -206,6 +208,32 @@ def test_no_mpiexec_is_a_failure_with_a_cure(suite, tmp_path):
         done = program.wait(60)
     assert done.rc != 0, done
     assert "pip install 'mpiddp[mpich]'" in done.stdout
+
+
+def test_pytest_that_is_ended_leaves_no_process(tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+from harness import launcher, parent
+
+def test_long():
+    with launcher.start(2, "import time; print('up', flush=True); time.sleep(60)") as program:
+        program.wait_for("up")
+        print("started", flush=True)
+        program.wait(60)
+"""
+    (tmp_path / "test_long.py").write_text(code)
+    (tmp_path / "conftest.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(HERE)!r})\nfrom harness.parent import *\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", tmp_path]
+    with launcher.Program(command, cwd=tmp_path) as program:
+        program.wait_for("started")
+        program.signal(signal.SIGTERM)
+        end = time.monotonic() + 30
+        while program.members() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert program.members() == []
 
 
 def test_program_leaves_no_process():
