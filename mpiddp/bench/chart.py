@@ -1,0 +1,88 @@
+"""The drawing of `plot`: the one module that imports matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from . import sizes
+from .plot import crossovers
+from .results import Series
+
+# Okabe and Ito's colours, which colour-blind people tell apart too; black and dashed is what does no operation.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
+_MARKERS = "osD^vPX*"
+_WIDTH, _HEIGHT = 12.0, 4.4
+"""Of a row, in inches."""
+
+
+def draw(panels: dict[str, list[Series]], path: Path) -> None:
+    """Draw a row for each group of series, latency on the left and bus bandwidth on the right.
+
+    Parameters
+    ----------
+    panels : dict
+        Series by the title of their row.
+    path : Path
+        A file whose ending says what it is.
+    """
+    figure = Figure(figsize=(_WIDTH, _HEIGHT * len(panels)), layout="constrained")
+    rows = figure.subplots(len(panels), 2, squeeze=False)
+    for (latency, bandwidth), (title, drawn) in zip(rows, panels.items(), strict=True):
+        _lines(latency, bandwidth, drawn)
+        _label(latency, f"Latency: {title}", "time (µs)")
+        _label(bandwidth, f"Bus bandwidth: {title}", "bus bandwidth (GB/s)")
+        latency.set_yscale("log")
+        latency.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        bandwidth.set_ylim(bottom=0)
+        _mark(latency, bandwidth, drawn)
+        latency.legend(loc="upper left", frameon=False, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _lines(latency: Axes, bandwidth: Axes, drawn: list[Series]) -> None:
+    """Draw the series."""
+    styles = iter(zip(_COLOURS * len(drawn), _MARKERS * len(drawn), strict=False))
+    for each in drawn:
+        x = [point.size_bytes for point in each.points]
+        is_copy = each.name.startswith("memcpy")
+        colour, marker = ("black", "") if is_copy else next(styles)
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4.0, "linewidth": 1.4}
+        look["linestyle"] = "--" if is_copy else "-"
+        latency.plot(x, [point.median_s * 1e6 for point in each.points], label=each.name, **look)
+        bandwidth.plot(x, [each.bus_bandwidth(point) / 1e9 for point in each.points], **look)
+
+
+def _mark(latency: Axes, bandwidth: Axes, drawn: list[Series]) -> None:
+    """Mark where another series becomes the fastest."""
+    for each in crossovers(drawn):
+        for axes in (latency, bandwidth):
+            axes.axvline(each.size_bytes, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
+        latency.plot([each.size_bytes], [each.seconds * 1e6], "o", markersize=9, fillstyle="none", color="0.3")
+        bandwidth.annotate(
+            f"{each.after} from {sizes.text(int(each.size_bytes))}",
+            (each.size_bytes, 0.98),
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            ha="right",
+            va="top",
+            fontsize="x-small",
+            color="0.3",
+        )
+
+
+def _label(axes: Axes, title: str, unit: str) -> None:
+    axes.set_title(title, fontsize="medium", loc="left")
+    axes.set_xlabel("size (bytes)")
+    axes.set_ylabel(unit)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2, subs=(1.0,), numticks=12))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: sizes.text(int(value))))
+    axes.grid(color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)

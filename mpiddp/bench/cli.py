@@ -1,0 +1,214 @@
+"""The options of ``python -m mpiddp bench`` and ``plot``. Imports the standard library only, until a command runs.
+
+A benchmark is a module with a function ``run(arguments)`` that returns the exit code, and a row of `COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpiddp import bench, settings
+from mpiddp.training.config import UsageError
+
+from . import sizes
+
+OPERATIONS = (
+    *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"),
+    *("gather", "scatter", "all_to_all", "send_recv", "barrier"),
+)
+"""What `sweep` measures, by the names of ``mpiddp.distributed``."""
+
+REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "complex64", "complex128"),
+    *("int8", "uint8", "int16", "int32", "int64", "uint64", "bool"),
+)
+
+_EXAMPLE = "mpirun -np 4 python -m mpiddp bench"
+
+
+class Command(NamedTuple):
+    """A benchmark: its name, the module that runs it, what it says of itself, and its options."""
+
+    name: str
+    module: str
+    summary: str
+    options: Callable[[argparse.ArgumentParser], None]
+
+
+def size(text: str) -> int:
+    """Read a size for argparse."""
+    try:
+        return sizes.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def positive(text: str) -> int:
+    """Read a positive integer for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """Read an integer from zero on for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected an integer from 0 on, got {text!r}")
+    return int(text)
+
+
+def _range(text: str) -> list[int]:
+    """Read one rank count, or the powers of two of ``first:last``."""
+    first, _, last = text.partition(":")
+    low, high = positive(first), positive(last or first)
+    if low > high:
+        raise argparse.ArgumentTypeError(f"expected FIRST:LAST with FIRST at most LAST, got {text!r}")
+    return sizes.sweep(low, high, 2)
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file, for plot and model")
+
+
+def _sweep(parser: argparse.ArgumentParser, begin: str, end: str, factor: float) -> None:
+    parser.add_argument("-b", "--begin", type=size, default=size(begin), metavar="SIZE", help=f"smallest ({begin})")
+    parser.add_argument("-e", "--end", type=size, default=size(end), metavar="SIZE", help=f"largest ({end})")
+    parser.add_argument("-f", "--factor", type=float, default=factor, help=f"from one size to the next ({factor:g})")
+    parser.add_argument(
+        "-n",
+        "--iterations",
+        type=positive,
+        metavar="N",
+        help="iterations of each size (as many as fit in 0.1 s, >= 20)",
+    )
+    parser.add_argument("-w", "--warmup", type=natural, default=5, metavar="N", help="iterations before these (5)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", metavar="DTYPE", help=", ".join(DTYPES))
+    parser.add_argument("--op", choices=REDUCTIONS, default="sum", metavar="OP", help=", ".join(REDUCTIONS))
+
+
+def _operation(parser: argparse.ArgumentParser) -> None:
+    _sweep(parser, "8", "64M", 2)
+    parser.add_argument(
+        "-c", "--check", type=int, choices=(0, 1), default=1, help="check the result of each size (1) or not (0)"
+    )
+    parser.add_argument(
+        "--algorithm", default="auto", metavar="NAME", help="auto, or one for all sizes, such as native, two_shot, ring"
+    )
+    parser.add_argument("--symmetric", action="store_true", help="arrays in memory that the ranks of a node share")
+    _json(parser)
+
+
+def _compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "operation",
+        nargs="?",
+        choices=OPERATIONS,
+        default="all_reduce",
+        metavar="OPERATION",
+        help=", ".join(OPERATIONS),
+    )
+    _sweep(parser, "8", "64M", 8)
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
+    parser.add_argument("--no-gloo", dest="gloo", action="store_false", help="leave Gloo out, which needs torch")
+    _json(parser)
+
+
+def _overlap(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bytes", type=size, default=size("64M"), metavar="SIZE", help="all gradients together (64M)")
+    parser.add_argument("--buckets", type=positive, default=16, metavar="N", help="1 to so many buckets, doubling (16)")
+    parser.add_argument("--layers", type=positive, default=64, metavar="N", help="pieces of the computation (64)")
+    parser.add_argument("--compute", type=float, metavar="SECONDS", help="of computation (as long as communication)")
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
+    parser.add_argument("--no-symmetric", dest="symmetric", action="store_false", help="buckets in ordinary memory")
+    _json(parser)
+
+
+def _tune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-b", "--begin", type=size, default=size("1K"), metavar="SIZE", help="smallest (1K)")
+    parser.add_argument("-e", "--end", type=size, default=size("16M"), metavar="SIZE", help="largest (16M)")
+    parser.add_argument("-f", "--factor", type=float, default=4, help="from one size to the next (4)")
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
+    parser.add_argument("--dry-run", action="store_true", help="print what was found, and write nothing")
+
+
+def _model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=_range, default=_range("2:1024"), metavar="A:B", help="powers of two (2:1024)")
+    parser.add_argument("--per-node", type=positive, default=8, metavar="N", help="ranks on a node (8)")
+    parser.add_argument("--bytes", type=size, default=size("100M"), metavar="SIZE", help="to reduce (100M)")
+    parser.add_argument("--compute", type=float, default=0.0, metavar="SECONDS", help="that hide communication (0)")
+    parser.add_argument(
+        "--from",
+        dest="sources",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="files of `bench all_reduce --algorithm A --json FILE`; without one, ring and native are measured now",
+    )
+    parser.add_argument("--across", type=Path, nargs="+", metavar="FILE", help="the same, measured across nodes")
+    _json(parser)
+
+
+def _plot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="what a benchmark's --json wrote")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("bench.png"), metavar="PICTURE", help="a .png or .svg (bench.png)"
+    )
+
+
+COMMANDS = (
+    Command("compare", "compare", "mpiddp, plain mpi4py, one copy of the bytes and Gloo, taking turns", _compare),
+    Command("overlap", "overlap", "how much of the communication hides behind computation", _overlap),
+    Command("tune", "tune", "find the best algorithms on this machine, for later runs", _tune),
+    Command("model", "model", "what all-reduce would cost on more ranks than there are here", _model),
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``bench`` and ``plot`` to the commands of ``python -m mpiddp``.
+
+    Parameters
+    ----------
+    commands : the object that ``ArgumentParser.add_subparsers`` returns
+        Where to add them.
+    """
+    parser = commands.add_parser(
+        "bench",
+        help="measure operations, compare, tune, predict",
+        description=f"Measure mpiddp's operations. Start it with {_EXAMPLE} all_reduce.",
+    )
+    kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
+    for name in OPERATIONS:
+        operation = kinds.add_parser(
+            name,
+            help=f"time and bandwidth of {name} against size",
+            description="Columns and bandwidths as in nccl-tests; time is the slowest rank's, median over iterations.",
+        )
+        _operation(operation)
+        operation.set_defaults(run=_run, module="sweep", operation=name)
+    for command in COMMANDS:
+        found = kinds.add_parser(command.name, help=command.summary, description=f"Measure: {command.summary}.")
+        command.options(found)
+        found.set_defaults(run=_run, module=command.module)
+    plot = commands.add_parser(
+        "plot",
+        help="draw what benchmarks have written",
+        description="Draw latency and bus bandwidth against size, from files that benchmarks wrote with --json.",
+    )
+    _plot(plot)
+    plot.set_defaults(run=_run, module="plot")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Run the module that a command names, with the ranks of a node sharing its cores."""
+    if hasattr(arguments, "factor"):
+        try:
+            arguments.sizes = sizes.sweep(arguments.begin, arguments.end, arguments.factor)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    settings.limit_blas_threads()
+    code: int = bench.load(f"mpiddp.bench.{arguments.module}").run(arguments)
+    return code

@@ -1,0 +1,118 @@
+"""``bench OPERATION``: time and bandwidth of one operation against size, as nccl-tests prints them."""
+
+from __future__ import annotations
+
+import argparse
+
+from mpiddp.mpi.reduction import check
+from mpiddp.training.config import UsageError
+
+from . import results
+from .buffers import REDUCING, Buffers, bus_factor
+from .contenders import Contender, Mpiddp, choosing, reduce_op, root_of
+from .job import Job, dtype, header, job, ordinary, symmetric
+from .results import Point, Series
+
+_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    *(("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 11), ("redop", "", 9), ("root", "", 6)),
+    *(("time", "(us)", 11), ("min", "(us)", 11), ("max", "(us)", 11), ("algbw", "(GB/s)", 9), ("busbw", "(GB/s)", 9)),
+    *(("#wrong", "", 8), ("algorithm", "", 17)),
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, and return the exit code: 1 if a result was wrong."""
+    kind = dtype(arguments.dtype)
+    operation = arguments.operation
+    if operation in REDUCING:
+        try:
+            check(kind, reduce_op(arguments.op))
+        except TypeError as error:
+            raise UsageError(f"--op {arguments.op} --dtype {arguments.dtype}: {error}") from None
+    sizes = [0] if operation == "barrier" else arguments.sizes
+    with job() as here:
+        environment = here.environment()
+        here.say(header(environment))
+        here.say(table_head())
+        # One more element for each rank: small sizes are rounded up to one.
+        allocate = symmetric(max(sizes) + here.size * kind.itemsize) if arguments.symmetric else ordinary
+        name = "mpiddp" + " symmetric" * arguments.symmetric
+        if arguments.algorithm != "auto":
+            name += f" {arguments.algorithm}"
+        points: list[Point] = []
+        series = Series(
+            name,
+            operation,
+            arguments.dtype,
+            arguments.op if operation in REDUCING else "none",
+            here.size,
+            bus_factor(operation, here.size),
+            points,
+        )
+        try:
+            with choosing(operation, arguments.algorithm):
+                for size in sizes:
+                    buffers = Buffers(operation, here.rank, here.size, size, kind, arguments.op, allocate)
+                    if points and points[-1].size_bytes == buffers.total_bytes:
+                        continue  # both sizes are less than one element for each rank
+                    points.append(measure(here, Mpiddp(), buffers, arguments))
+                    here.say(table_row(series, points[-1]))
+        except ValueError as error:
+            raise UsageError(f"--algorithm {arguments.algorithm}: {error}") from None
+        here.say(footer(series))
+        if arguments.json:
+            here.together(lambda: results.write(arguments.json, "sweep", environment, [series]))
+    return int(any(point.wrong for point in points))
+
+
+def measure(here: Job, contender: Contender, buffers: Buffers, arguments: argparse.Namespace) -> Point:
+    """Time one size, then check what it gives."""
+    call = contender.prepare(buffers)
+    assert call is not None, "mpiddp does every operation"
+    buffers.rest()
+    times = here.clock.measure(call, arguments.iterations, arguments.warmup)
+    wrong = None
+    if arguments.check:
+        buffers.fill()
+        call()
+        wrong = here.sum(buffers.count_wrong())
+    return Point(
+        buffers.total_bytes,
+        buffers.count,
+        *times[:3],
+        iterations=times.iterations,
+        algorithm=contender.algorithm(buffers),
+        wrong=wrong,
+    )
+
+
+def table_head() -> str:
+    """Return the two lines above the columns."""
+    lines = ["".join(cells[line].rjust(width) for *cells, width in _COLUMNS) for line in (0, 1)]
+    return "\n".join("#" + line[1:].rstrip() for line in lines)
+
+
+def table_row(series: Series, point: Point) -> str:
+    """Return a point as a line of the table."""
+    cells = (
+        str(point.size_bytes),
+        str(point.count),
+        series.dtype,
+        series.op,
+        str(root_of(series.operation)),
+        *(f"{seconds * 1e6:.2f}" for seconds in (point.median_s, point.min_s, point.max_s)),
+        f"{series.algorithm_bandwidth(point) / 1e9:.2f}",
+        f"{series.bus_bandwidth(point) / 1e9:.2f}",
+        "N/A" if point.wrong is None else str(point.wrong),
+        point.algorithm,
+    )
+    return "".join(cell.rjust(width) for cell, (*_, width) in zip(cells, _COLUMNS, strict=True))
+
+
+def footer(series: Series) -> str:
+    """Return the lines below the table."""
+    checked = [point.wrong for point in series.points if point.wrong is not None]
+    wrong = sum(checked)
+    verdict = "not checked" if not checked else f"{wrong} {'FAILED' if wrong else 'OK'}"
+    average = sum(series.bus_bandwidth(point) for point in series.points) / len(series.points)
+    return f"# Wrong values       : {verdict}\n# Avg bus bandwidth  : {average / 1e9:.4g} GB/s"
