@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ TRAIN, TEST = 61, 29
 """Samples: odd numbers, which no number of ranks divides."""
 
 
+@functools.cache
 def small_data() -> tuple[ArrayDataset, ArrayDataset]:
     train, test = digits(), digits(train=False)
     return ArrayDataset(*train.batch(np.arange(TRAIN))), ArrayDataset(*test.batch(np.arange(TEST)))

@@ -1,0 +1,197 @@
+"""The command line, as a user meets it: python -m mpiddp, alone and under mpirun."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from harness import launcher
+from harness.launcher import Completed, Program
+
+NO_THREADS = {"OMP_NUM_THREADS": None, "OPENBLAS_NUM_THREADS": None, "MKL_NUM_THREADS": None}
+
+
+def start(ranks: int | None, *arguments: str | Path, env=None) -> Program:
+    return Program([*launcher.launch(ranks), sys.executable, "-m", "mpiddp", *map(str, arguments)], env)
+
+
+def run(ranks: int | None, *arguments: str | Path, env=None, timeout_s: float = 120) -> Completed:
+    with start(ranks, *arguments, env=env) as program:
+        return program.wait(timeout_s)
+
+
+def test_train_prints_and_writes_what_it_promises(tmp_path):
+    done = run(3, "train", "--epochs", "2", "--metrics", tmp_path / "m.jsonl", "--output", tmp_path / "out")
+    assert done.rc == 0, done
+    assert done.stdout.count("training on 3 ranks on 1 node") == 1, done
+    assert re.findall(r"^epoch (\d)/2  loss \d", done.stdout, re.MULTILINE) == ["1", "2"], done
+    assert "%|" not in done.stdout + done.stderr, "a progress bar, and this is no terminal"
+    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    for line in lines:
+        assert 0 <= line["accuracy"] <= 1 and 0 <= line["comm_exposed"] < 1
+        assert line["samples_per_s"] * line["epoch_s"] == pytest.approx(1437)
+        assert line["accuracy"] * 360 == pytest.approx(round(line["accuracy"] * 360)), "of 360, each counted once"
+    assert lines[1]["loss"] < lines[0]["loss"]
+    assert (tmp_path / "out" / "metrics.jsonl").read_text() == (tmp_path / "m.jsonl").read_text()
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["epochs"] == 2
+    saved = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    assert saved["fc1.weight"].shape == (50, 320)
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]
+
+
+def test_the_tutorials_run_reaches_97_percent():
+    """The acceptance of the main job; seconds are not tested here, the machine may be busy."""
+    done = run(2, "train")
+    assert done.rc == 0, done
+    accuracies = [float(found) for found in re.findall(r"accuracy (0\.\d+|1\.0+)", done.stdout)]
+    assert len(accuracies) == 20 and max(accuracies) >= 0.97, done
+    assert accuracies[-1] >= 0.96, done
+
+
+def test_blas_threads_are_limited_and_said_once():
+    done = run(2, "info", "--json", env=NO_THREADS)
+    assert done.rc == 0, done
+    assert len(re.findall("BLAS threads: [0-9]+ a rank", done.stderr)) == 1, done
+    found = json.loads(done.stdout)
+    cores = len(found["ranks"][0]["cores"])
+    assert 1 <= found["blas"]["threads"] <= cores
+    done = run(2, "info", "--json", env={"OMP_NUM_THREADS": "3"})
+    assert "BLAS threads:" not in done.stderr, done
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_info(ranks):
+    done = run(ranks, "info")
+    assert done.rc == 0, done
+    for word in ("MPI library", "loaded from", "thread level", "launcher", "mpi4py", "numpy", "shared memory", "BLAS"):
+        assert done.stdout.count(word) == 1, (word, done)
+    assert re.search(r"libmpi\S*\.so", done.stdout), done
+    table = done.stdout[done.stdout.index("rank  host") :].splitlines()
+    assert [line.split()[0] for line in table[1:] if line[0].isdigit()] == [str(rank) for rank in range(ranks or 1)]
+    assert ("started plainly" in done.stdout) == (ranks is None)
+
+
+def test_info_json_on_pretended_nodes():
+    done = run(4, "info", "--json", env={"MPIDDP_NODES": "0,0,1,1"})
+    assert done.rc == 0, done
+    found = json.loads(done.stdout)
+    assert [place["node"] for place in found["ranks"]] == [0, 0, 1, 1]
+    assert [place["local_rank"] for place in found["ranks"]] == [0, 1, 0, 1]
+    assert found["versions"]["numpy"] == np.__version__
+    assert found["watchdog"] == "on"
+
+
+WRONG = {
+    "option": (["train", "--epoch", "3"], "unknown argument --epoch; did you mean --epochs?"),
+    "command": (["trian"], "invalid choice: 'trian'"),
+    "nothing": ([], "COMMAND"),
+    "value": (["train", "--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
+    "range": (["train", "--momentum", "1.5"], "--momentum has to be at least 0 and below 1, got 1.5"),
+    "choice": (["train", "--model", "nte"], "invalid choice: 'nte'"),
+    "data": (["train", "--data", "mnist", "--data-dir", "/nowhere"], "train-images-idx3-ubyte"),
+    "batch": (["train", "--batch-size", "2"], "give 3 or more"),
+    "output": (["train", "--output", "/proc/none"], "/proc/none"),
+    "config": (["train", "--config", "/nowhere.toml"], "/nowhere.toml"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_users_error_is_one_line_once(name):
+    arguments, said = WRONG[name]
+    done = run(3, *arguments)
+    assert done.rc == 2, done
+    assert said in done.stderr, done
+    assert done.stderr.count("mpiddp: error:") == 1, done
+    assert "Traceback" not in done.stderr, done
+
+
+def test_help_and_version_alone():
+    assert "train" in run(None, "--help").stdout
+    assert "--batch-size" in run(None, "train", "--help").stdout
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", run(None, "--version").stdout)
+
+
+def parameters(output: Path) -> dict[str, bytes]:
+    arrays = safetensors.numpy.load_file(output / "model.safetensors")
+    return {name: x.tobytes() for name, x in arrays.items()}
+
+
+RUN = ("train", "--epochs", "4", "--checkpoint-steps", "3", "--batch-size", "128")
+
+
+def losses(output: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_sigusr1_checkpoints_exits_with_75_and_resumes_to_the_same_bits(tmp_path):
+    assert run(2, *RUN, "--output", tmp_path / "unbroken").rc == 0
+    with start(2, *RUN, "--output", tmp_path / "out") as job:
+        job.wait_for("epoch 1/4")
+        job.signal(signal.SIGUSR1)
+        stopped = job.wait(60)
+    assert stopped.rc == 75, stopped
+    assert len(re.findall(r"SIGUSR1 on rank 0: stopped after step \d+, saved a checkpoint", stopped.stdout)) == 1
+    resumed = run(2, *RUN, "--output", tmp_path / "out", "--resume", "auto")
+    assert resumed.rc == 0 and resumed.stdout.count("resumed after step") == 1, resumed
+    assert parameters(tmp_path / "out") == parameters(tmp_path / "unbroken")
+    assert losses(tmp_path / "out") == losses(tmp_path / "unbroken")
+    again = run(2, *RUN, "--output", tmp_path / "out", "--resume", "auto")
+    assert again.rc == 0 and "epoch" not in again.stdout.split("resumed")[1].split("from")[1], again
+
+
+def ranks_of(job: Program) -> list[int]:
+    """Return the processes that are ranks, not launchers."""
+    interpreter = Path(sys.executable).resolve()
+    return [pid for pid in job.members() if Path(f"/proc/{pid}/exe").resolve() == interpreter]
+
+
+def test_kill_9_at_random_moments_changes_nothing(tmp_path):
+    assert run(2, *RUN, "--output", tmp_path / "unbroken").rc == 0
+    rng = np.random.default_rng(time.time_ns())
+    kills = 0
+    for _ in range(4):
+        before = {path.name for path in tmp_path.glob("out/checkpoints/step-*")}
+        with start(2, *RUN, "--output", tmp_path / "out", "--resume", "auto") as job:
+            while job.poll() is None and {path.name for path in tmp_path.glob("out/checkpoints/step-*")} <= before:
+                time.sleep(0.01)
+            time.sleep(float(rng.uniform(0, 0.2)))
+            for rank in ranks_of(job):
+                os.kill(rank, signal.SIGKILL)
+                kills += 1
+            done = job.wait(30)
+            assert done.rc != 0 or "saved" in done.stdout, done
+    assert kills >= 4, "the job was never killed: no test"
+    done = run(2, *RUN, "--output", tmp_path / "out", "--resume", "auto")
+    assert done.rc == 0, done
+    assert parameters(tmp_path / "out") == parameters(tmp_path / "unbroken")
+    assert losses(tmp_path / "out") == losses(tmp_path / "unbroken")
+
+
+def test_another_number_of_ranks_goes_on(tmp_path):
+    with start(2, *RUN, "--output", tmp_path / "out") as job:
+        job.wait_for("epoch 1/4")
+        job.signal(signal.SIGUSR1)
+        assert job.wait(60).rc == 75
+    done = run(3, *RUN, "--output", tmp_path / "out", "--resume", "auto")
+    assert done.rc == 0, done
+    assert "ranks was 2 and is 3" in done.stderr
+    assert len(losses(tmp_path / "out")) == 4
+
+
+def test_ctrl_c_is_one_message(tmp_path):
+    with start(2, "train", "--epochs", "500") as job:
+        job.wait_for("epoch   2/500")
+        job.signal(signal.SIGINT)
+        done = job.wait(30)
+    assert done.rc != 0, done
+    assert "Traceback" not in done.stdout + done.stderr, done
+    assert (done.stdout + done.stderr).count("SIGINT on rank") <= 1, done

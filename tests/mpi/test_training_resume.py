@@ -1,0 +1,208 @@
+"""Resuming: to the same bits with as many ranks, without losing or repeating a sample with others."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp import nn
+from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
+from mpiddp.optim import SGD, AdamW
+from mpiddp.training import Config, Trainer, UsageError, program
+from mpiddp.training.checkpoint import Checkpoint, read_checkpoint
+from mpiddp.training.keeper import Keeper
+from mpiddp.training.together import together
+
+SAMPLES, BATCH, EPOCHS = 45, 8, 2
+STEPS_AN_EPOCH = 6
+
+
+@functools.cache
+def data() -> tuple[ArrayDataset, ArrayDataset]:
+    train, test = digits(), digits(train=False)
+    return ArrayDataset(*train.batch(np.arange(SAMPLES))), ArrayDataset(*test.batch(np.arange(20)))
+
+
+def make(stop_after: int | None = None, **options) -> tuple[Trainer, Config]:
+    config = Config(**{"batch_size": BATCH, "epochs": EPOCHS, "lr": 0.05, "seed": 4, **options})
+    trainer = program.build_trainer(config, data())
+    if stop_after is not None:
+        # As a signal would: on one rank, noticed by all.
+        trainer.stop = lambda: dist.get_rank() == dist.get_world_size() - 1 and trainer.step + 1 == stop_after
+    return trainer, config
+
+
+def bits(trainer: Trainer) -> dict[str, bytes]:
+    return {name: x.tobytes() for name, x in trainer.arrays().items()}
+
+
+def timeless(trainer: Trainer) -> list:
+    return [dataclasses.replace(m, epoch_s=0, test_s=0, samples_per_s=0, comm_exposed=0) for m in trainer.history]
+
+
+@pytest.mark.parametrize(
+    ("step", "average"), [(1, "ddp"), (4, "naive"), (STEPS_AN_EPOCH, "ddp"), (2 * STEPS_AN_EPOCH - 1, "ddp")]
+)
+def test_resumed_run_has_the_bits_of_an_unbroken_one(world, tmp_path, step, average):
+    unbroken, _ = make(average=average)
+    unbroken.fit(EPOCHS)
+    stopped, _ = make(stop_after=step, average=average)
+    stopped.fit(EPOCHS)
+    assert stopped.stopped and stopped.step == step
+    frozen = Checkpoint(stopped.arrays(), stopped.state_dict() | {"score": None}).frozen()
+    frozen.write(tmp_path / "c")
+    read = read_checkpoint(tmp_path / "c")
+    nn.manual_seed(99)  # what the process has drawn before is of no importance
+    resumed, _ = make(average=average)
+    resumed.load_state_dict(read.state, read.arrays)
+    resumed.fit(EPOCHS)
+    assert resumed.step == unbroken.step
+    assert bits(resumed) == bits(unbroken)
+    assert timeless(resumed) == timeless(unbroken)
+
+
+def test_without_the_random_state_bits_would_differ(world, tmp_path):
+    """Shows that the test above can fail."""
+    unbroken, _ = make()
+    unbroken.fit(1)
+    stopped, _ = make(stop_after=3)
+    stopped.fit(1)
+    state = stopped.state_dict() | {"random": []}
+    frozen = Checkpoint(stopped.arrays(), state).frozen()
+    resumed, _ = make()
+    resumed.load_state_dict(frozen.state, frozen.arrays)
+    resumed.fit(1)
+    assert bits(resumed) != bits(unbroken)
+
+
+def test_state_of_another_optimizer_survives(world, tmp_path):
+    def with_adam(stop_after=None):
+        trainer, _ = make(stop_after)
+        trainer.optimizer = AdamW(trainer.model.module.parameters(), lr=1e-3, betas=(0.8, 0.9))
+        return trainer
+
+    unbroken = with_adam()
+    unbroken.fit(1)
+    stopped = with_adam(stop_after=3)
+    stopped.fit(1)
+    Checkpoint(stopped.arrays(), stopped.state_dict()).frozen().write(tmp_path / "c")
+    read = read_checkpoint(tmp_path / "c")
+    resumed = with_adam()
+    resumed.load_state_dict(read.state, read.arrays)
+    resumed.fit(1)
+    assert bits(resumed) == bits(unbroken)
+
+
+@pytest.mark.parametrize("then", [1, 2, 3, 4])
+def test_another_number_of_ranks_loses_and_repeats_no_sample(world, then):
+    """The state is written by `then` ranks, of which only the position counts here."""
+    stopped, config = make(stop_after=2)
+    stopped.fit(1)
+    state = stopped.state_dict()
+    state["random"] = [state["random"][0]] * then
+    resumed, _ = make()
+    resumed.load_state_dict(state, stopped.arrays())
+    order = epoch_order(config)
+    mine = [y for _, y in resumed.train_loader]
+    resumed.train_loader.load_state_dict(state["loader"])
+    everybody: list = [None] * world.size
+    dist.all_gather_object(everybody, [batch.tolist() for batch in mine])
+    labels = data()[0].arrays[1]
+    for index in range(STEPS_AN_EPOCH - 2):
+        expected = sorted(labels[order[BATCH * (index + 2) : BATCH * (index + 3)]].tolist())
+        seen = sorted(label for ranks in everybody for label in ranks[index])
+        assert seen == expected
+    resumed.fit(1)
+    assert resumed.running["samples"] == 0 and resumed.history[0].epoch == 1
+    assert round(resumed.history[0].samples_per_s * resumed.history[0].epoch_s) == SAMPLES
+
+
+def epoch_order(config: Config) -> np.ndarray:
+    return np.concatenate(list(GlobalBatchSampler(range(SAMPLES), BATCH, 1, 0, seed=config.seed)))
+
+
+def test_one_ranks_signal_stops_all_after_the_same_step(world):
+    trainer, _ = make(stop_after=5)
+    trainer.fit(EPOCHS)
+    steps: list = [None] * world.size
+    dist.all_gather_object(steps, (trainer.step, trainer.stopped, trainer.epoch, len(trainer.history)))
+    assert steps == [(5, True, 0, 0)] * world.size
+
+
+def keeper_of(config: Config, world) -> Keeper:
+    return Keeper(config, first=world.rank == 0)
+
+
+def test_keeper_saves_and_resumes_and_only_the_first_rank_sees_files(world, tmp_path):
+    # tmp_path is another folder on every rank: only rank 0's has files in it.
+    config = Config(output=tmp_path, resume="auto", batch_size=BATCH, epochs=EPOCHS, checkpoint_steps=4, keep=2)
+    trainer, _ = make()
+    keeper = keeper_of(config, world)
+    together(keeper.prepare)
+    keeper.resume(trainer)
+    assert trainer.step == 0, "there was nothing to resume from"
+    trainer.callbacks["step_end"].append(keeper.step_end)
+    trainer.callbacks["epoch_end"].append(keeper.epoch_end)
+    trainer.fit(2)
+    together(keeper.finish)
+    resumed, _ = make()
+    keeper_of(config, world).resume(resumed)
+    assert (resumed.step, resumed.epoch) == (12, 2)
+    assert bits(resumed) == bits(trainer)
+    assert (tmp_path / "checkpoints").exists() == (world.rank == 0)
+
+
+def test_new_run_does_not_mix_with_an_old_one(world, tmp_path):
+    config = Config(output=tmp_path, batch_size=BATCH)
+    trainer, _ = make()
+    keeper = keeper_of(config, world)
+    together(keeper.prepare)
+    keeper.save(trainer)
+    together(keeper.finish)
+    with pytest.raises(UsageError, match="--resume auto goes on with it"):
+        together(keeper_of(config, world).prepare)
+
+
+@pytest.mark.parametrize("changed", [{"model": "mlp"}, {"seed": 5}, {"data": "synthetic"}])
+def test_checkpoint_of_another_problem_is_refused(world, tmp_path, changed):
+    config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
+    trainer, _ = make()
+    keeper = keeper_of(config, world)
+    keeper.save(trainer)
+    together(keeper.finish)
+    (name,) = changed
+    with pytest.raises(UsageError, match=f"made with {name}="):
+        keeper_of(dataclasses.replace(config, **changed), world).resume(trainer)
+
+
+def test_changed_learning_rate_holds(world, tmp_path):
+    config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4, lr=0.05)
+    trainer, _ = make()
+    keeper = keeper_of(config, world)
+    keeper.save(trainer)
+    together(keeper.finish)
+    keeper_of(dataclasses.replace(config, lr=0.5), world).resume(trainer)
+    group = trainer.optimizer.param_groups[0]
+    assert isinstance(trainer.optimizer, SGD) and (group["lr"], group["momentum"]) == (0.5, 0.9)
+
+
+def test_damaged_checkpoint_is_skipped_with_a_warning(world, tmp_path, capfd):
+    config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
+    trainer, _ = make(stop_after=2)
+    keeper = keeper_of(config, world)
+    keeper.save(trainer)
+    trainer.fit(1)
+    keeper.save(trainer)
+    together(keeper.finish)
+    damaged = tmp_path / "checkpoints" / "step-0000000002" / "arrays.safetensors"
+    if world.rank == 0:
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+    resumed, _ = make()
+    keeper_of(config, world).resume(resumed)
+    assert resumed.step == 0
+    said = capfd.readouterr().err
+    assert (f"skipped a damaged checkpoint: {damaged}" in said) == (world.rank == 0)
