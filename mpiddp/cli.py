@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import mpiddp
 from mpiddp import settings
+from mpiddp.bench import cli as bench
 from mpiddp.training import config
 from mpiddp.training.config import UsageError
 
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     info.add_argument("--json", action="store_true", help="print one JSON object")
     info.set_defaults(run=run_info)
+    bench.add_parser(commands)
     return parser
 
 
