@@ -1,0 +1,444 @@
+"""Every algorithm against NumPy, on every reduction, dtype and odd size, on one node and on pretended ones."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.algorithms import folding, select
+from mpiddp.distributed.groups import default_group
+from mpiddp.mpi import symmetric, work
+from mpiddp.mpi.link import Channel, Link
+from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op
+from mpiddp.mpi.symmetric import Scratch
+
+Array = Any
+_FLOATING = ("float32", "float64", "float16", "longdouble", "complex64")
+DTYPES = [np.dtype(name) for name in (*_FLOATING, "int8", "int64", "uint16", "bool")]
+if importlib.util.find_spec("ml_dtypes"):
+    import ml_dtypes
+
+    DTYPES.append(np.dtype(ml_dtypes.bfloat16))
+REDUCTIONS = [
+    *(ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX),
+    *(ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR, ReduceOp.PREMUL_SUM(0.5)),
+]
+NODES = {"one node": "0000", "two nodes": "0011", "cyclic": "0101", "uneven": "0010", "a node each": "0123"}
+KINDS = ("ordinary", "symmetric", "mixed")
+POOL_BYTES = 1 << 21
+
+
+@dataclasses.dataclass
+class Case:
+    """A group on pretended nodes, and memory to take arrays from."""
+
+    link: Link
+    pool: Array
+    """Bytes; the ranks of a node share them."""
+    rng: np.random.Generator
+    """Numbers that are the same on all ranks."""
+
+    def array(self, like: Array, kind: str = "ordinary", shift: int = 0) -> Array:
+        """Return a copy of an array in memory of a kind; mixed: every other rank's is symmetric."""
+        if kind == "ordinary" or (kind == "mixed" and self.link.rank % 2):
+            return like.copy()
+        x = self.pool[64 * shift : 64 * shift + like.nbytes].view(like.dtype).reshape(like.shape)
+        x[...] = like
+        return x
+
+    def run(self, steps: work.Steps, submitted: bool = False) -> None:
+        """Run steps as a blocking or as an asynchronous operation does."""
+        if submitted:
+            self.link.queue.submit(steps, Operation("test", self.link), []).wait()
+        else:
+            work.drive(steps)
+
+    def rows(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
+        """Return every rank's numbers."""
+        shape = (self.link.size, count)
+        if dtype.kind == "b":
+            return list(self.rng.integers(0, 2, shape).astype(dtype))
+        if dtype.kind in "iu":
+            return list(self.rng.integers(0, 100, shape).astype(dtype))
+        return list(self.rng.uniform(0.5, 1.5, shape).astype(dtype))
+
+
+@pytest.fixture(params=NODES, scope="module")
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    if not dist.is_initialized():
+        dist.init_process_group()
+    group = default_group()
+    nodes = tuple(int(node) for node in NODES[request.param][: group.size()])
+    if request.param != "one node" and (len(set(nodes)) == 1 or (request.param == "cyclic" and group.size() < 3)):
+        pytest.skip("needs more ranks")
+    link = Link(dataclasses.replace(group.link.world, nodes=nodes), group.comm.Dup(), 60.0)
+    memory, fault = work.drive(symmetric.empty(link, POOL_BYTES))
+    assert not fault
+    pool = np.empty(POOL_BYTES, np.uint8) if memory is None else memory
+    yield Case(link, pool, np.random.default_rng(zlib.crc32(request.param.encode())))
+    link.close()
+
+
+def own_factor(op: ReduceOp, rank: int) -> ReduceOp:
+    """Let the factors differ by rank."""
+    return op if op.factor is None else ReduceOp.PREMUL_SUM(0.5 + rank)
+
+
+def reduced(op: ReduceOp, rows: list[Array]) -> Array:
+    """Return the reduction of the rows in the widest type."""
+    dtype = rows[0].dtype
+    if dtype.kind in "fV" or is_half(dtype):
+        rows = [row.astype(np.longdouble) for row in rows]
+    elif dtype.kind == "c":
+        rows = [row.astype(np.clongdouble) for row in rows]
+    if op.factor is not None:
+        rows = [row * (0.5 + rank) for rank, row in enumerate(rows)]
+    ufunc = {
+        **dict.fromkeys(("SUM", "AVG", "PREMUL_SUM"), np.add),
+        "PRODUCT": np.multiply,
+        "MIN": np.minimum,
+        "MAX": np.maximum,
+        "BAND": np.bitwise_and,
+        "BOR": np.bitwise_or,
+        "BXOR": np.bitwise_xor,
+    }[op.name]
+    result = functools.reduce(ufunc, rows)
+    return result / len(rows) if op.name == "AVG" else result
+
+
+def expect(result: Array, expected: Array, ranks: int, what: str) -> None:
+    """Compare, with the error that summing in the result's type may make; a half type is rounded twice at most."""
+    dtype = result.dtype
+    if dtype.kind in "biu":
+        assert np.array_equal(result, expected.astype(dtype)), what
+        return
+    epsilon = {"bfloat16": 2.0**-8, "float16": 2.0**-11}.get(dtype.name)
+    epsilon = 3 * epsilon if epsilon else 4 * ranks * float(np.finfo(dtype).eps)
+    wide = np.clongdouble if dtype.kind == "c" else np.longdouble
+    assert np.allclose(result.astype(wide), expected.astype(wide), rtol=epsilon, atol=0), what
+
+
+def bits(x: Array) -> int:
+    """Return a checksum of the numbers."""
+    if x.dtype.char == "g":  # 80 bits, and padding that is anything
+        high = x.astype(np.float64)
+        x = np.stack([high, (x - high).astype(np.float64)])
+    return zlib.crc32(x.tobytes())
+
+
+def algorithms(operation: str, link: Link) -> list[str]:
+    return [name for name in select.offering(operation) if name != "two_shot" or link.one_node]
+
+
+def reductions(name: str, dtype: np.dtype[Any]) -> Iterator[ReduceOp]:
+    """Yield the reductions that an algorithm can do on a dtype."""
+    for op in REDUCTIONS:
+        try:
+            check(dtype, op)
+        except TypeError:
+            continue
+        if name != "native" or mpi_op(dtype, op) is not None:
+            yield op
+
+
+def sizes(link: Link) -> tuple[int, ...]:
+    return (0, 1, link.size - 1, link.size + 1, 1009)
+
+
+def variants(name: str) -> Iterator[tuple[str, int, bool, int]]:
+    """Yield kinds of memory, shifts in it, whether to submit, and a number that grows, for ever.
+
+    Kinds matter to algorithms in shared memory only. There is another number of variants than of sizes, so all meet.
+    """
+    kinds = KINDS if name in ("two_shot", "hierarchical") else ("ordinary",)
+    for index in itertools.count():
+        yield kinds[index % len(kinds)], index % 7, index // len(kinds) % 2 == 1, index
+
+
+@pytest.mark.parametrize("name", select.offering("all_reduce"))
+def test_all_reduce(case: Case, name: str) -> None:
+    if name not in algorithms("all_reduce", case.link):
+        pytest.skip("for one node")
+    ways, seen = variants(name), []
+    for dtype in DTYPES:
+        for op in reductions(name, dtype):
+            for count in sizes(case.link):
+                kind, shift, submitted, _ = next(ways)
+                rows = case.rows(count, dtype)
+                x = case.array(rows[case.link.rank], kind, shift)
+                own = own_factor(op, case.link.rank)
+                case.run(select.ALGORITHMS[name].all_reduce(case.link, x, own), submitted)
+                what = f"{name} {op} {dtype} {count} {kind} submitted={submitted}"
+                expect(x, reduced(op, rows), case.link.size, what)
+                seen.append((what, bits(x)))
+    assert all(told == seen for told in case.link.now.allgather(seen)), "ranks differ in their bits"
+
+
+@pytest.mark.parametrize("name", select.offering("reduce"))
+def test_reduce(case: Case, name: str) -> None:
+    if name not in algorithms("reduce", case.link):
+        pytest.skip("for one node")
+    link, ways = case.link, variants(name)
+    for dtype in DTYPES:
+        for op in reductions(name, dtype):
+            for count in sizes(link):
+                kind, shift, submitted, index = next(ways)
+                root = index % link.size
+                rows = case.rows(count, dtype)
+                x = case.array(rows[link.rank], kind, shift)
+                case.run(select.ALGORITHMS[name].reduce(link, x, root, own_factor(op, link.rank)), submitted)
+                what = f"{name} {op} {dtype} {count} {kind} submitted={submitted} root={root}"
+                if link.rank == root:
+                    expect(x, reduced(op, rows), link.size, what)
+                else:
+                    assert np.array_equal(x, rows[link.rank]), f"{what}: an array that is no result changed"
+
+
+@pytest.mark.parametrize("name", select.offering("reduce_scatter"))
+def test_reduce_scatter(case: Case, name: str) -> None:
+    if name not in algorithms("reduce_scatter", case.link):
+        pytest.skip("for one node")
+    link, ways = case.link, variants(name)
+    for dtype in DTYPES:
+        for op in reductions(name, dtype):
+            for count in sizes(link):
+                kind, shift, submitted, _ = next(ways)
+                rows = case.rows(count * link.size, dtype)
+                x = case.array(rows[link.rank], kind, shift)
+                output = np.empty(count, dtype)
+                own = own_factor(op, link.rank)
+                case.run(select.ALGORITHMS[name].reduce_scatter(link, output, x, own), submitted)
+                what = f"{name} {op} {dtype} {count} {kind} submitted={submitted}"
+                mine = slice(link.rank * count, (link.rank + 1) * count)
+                expect(output, reduced(op, rows)[mine], link.size, what)
+                assert np.array_equal(x, rows[link.rank]), f"{what}: the input changed"
+
+
+@pytest.mark.parametrize("name", select.offering("all_gather"))
+def test_all_gather(case: Case, name: str) -> None:
+    if name not in algorithms("all_gather", case.link):
+        pytest.skip("for one node")
+    ways = variants(name)
+    for dtype in [*DTYPES, np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
+        for count in sizes(case.link):
+            kind, shift, submitted, _ = next(ways)
+            rows = list(case.rng.integers(0, 99, (case.link.size, count)).astype("int8").astype(dtype))
+            output = np.zeros((case.link.size, count), dtype)
+            x = case.array(rows[case.link.rank], kind, shift)
+            case.run(select.ALGORITHMS[name].all_gather(case.link, output, x), submitted)
+            assert np.array_equal(output, np.stack(rows)), f"{name} {dtype} {count} {kind} {submitted}"
+
+
+@pytest.mark.parametrize("name", select.offering("broadcast"))
+def test_broadcast(case: Case, name: str) -> None:
+    if name not in algorithms("broadcast", case.link):
+        pytest.skip("for one node")
+    link, ways = case.link, variants(name)
+    for dtype in [*DTYPES, np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
+        for count in sizes(link):
+            kind, shift, submitted, index = next(ways)
+            root = index % link.size
+            rows = list(case.rng.integers(0, 99, (link.size, count)).astype("int8").astype(dtype))
+            x = case.array(rows[link.rank], kind, shift)
+            case.run(select.ALGORITHMS[name].broadcast(link, x, root), submitted)
+            assert np.array_equal(x, rows[root]), f"{name} {dtype} {count} {kind} {submitted} root={root}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_reaches_every_rank(case: Case, kind: str) -> None:
+    for operation in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.SUM):
+        for name in algorithms("all_reduce", case.link):
+            for holder in range(case.link.size):
+                if name == "native" and operation is not ReduceOp.SUM:
+                    continue
+                x = case.array(np.full(100, 1.0 + case.link.rank, np.float32), kind)
+                if case.link.rank == holder:
+                    x[holder::7] = np.nan
+                case.run(select.ALGORITHMS[name].all_reduce(case.link, x, operation))
+                assert np.array_equal(np.flatnonzero(np.isnan(x)), np.arange(holder, 100, 7)), (name, operation)
+
+
+def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not case.link.one_node:
+        pytest.skip("for one node")
+    monkeypatch.setattr(Scratch, "SLOT_BYTES", 4096)
+    monkeypatch.setattr(folding, "CHUNK_BYTES", 256)
+    two_shot = select.ALGORITHMS["two_shot"]
+    for dtype in (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")):
+        for count in (4096 // dtype.itemsize, 4096 // dtype.itemsize + 1, 30_011):
+            rows = case.rows(count, dtype)
+            for submitted in (False, True):
+                x = rows[case.link.rank].copy()
+                case.run(two_shot.all_reduce(case.link, x, ReduceOp.SUM), submitted)
+                expect(x, reduced(ReduceOp.SUM, rows), case.link.size, f"all_reduce {dtype} {count}")
+                x = rows[case.link.rank].copy()
+                case.run(two_shot.broadcast(case.link, x, case.link.size - 1), submitted)
+                assert np.array_equal(x, rows[-1])
+                output = np.empty((case.link.size, count), dtype)
+                case.run(two_shot.all_gather(case.link, output, rows[case.link.rank]), submitted)
+                assert np.array_equal(output, rows)
+
+
+def test_half_types_are_accumulated_in_float32(case: Case) -> None:
+    # 2048 + 1 is 2048 in float16, so ones that are added one by one would be lost.
+    if case.link.size < 3:
+        pytest.skip("needs three numbers")
+    for name in algorithms("all_reduce", case.link):
+        if name in ("native", "hierarchical"):  # one cannot, the other rounds once more between the nodes
+            continue
+        x = np.full(9, 2048 if case.link.rank == 0 else 1, np.float16)
+        case.run(select.ALGORITHMS[name].all_reduce(case.link, x, ReduceOp.SUM))
+        assert (x == np.float16(2048 + case.link.size - 1)).all(), name
+
+
+def test_ranks_that_disagree_are_both_named(case: Case) -> None:
+    if case.link.size < 2 or not case.link.one_node:
+        pytest.skip("for several ranks on one node")
+    two_shot, odd = select.ALGORITHMS["two_shot"], case.link.rank == case.link.size - 1
+    calls: list[Callable[[], work.Steps]] = [
+        lambda: two_shot.all_reduce(case.link, np.zeros(3 + odd, np.float32), ReduceOp.SUM),
+        lambda: two_shot.all_reduce(case.link, np.zeros(4, np.float64 if odd else np.float32), ReduceOp.SUM),
+        lambda: two_shot.all_reduce(case.link, np.zeros(4), ReduceOp.MAX if odd else ReduceOp.SUM),
+        lambda: two_shot.broadcast(case.link, np.zeros(4), 1 if odd else 0),
+        lambda: (
+            two_shot.broadcast(case.link, np.zeros(4), 0)
+            if odd
+            else two_shot.all_reduce(case.link, np.zeros(4), ReduceOp.SUM)
+        ),
+    ]
+    for call in calls:
+        for submitted in (False, True):
+            with pytest.raises(dist.MismatchError, match=rf"(?s)rank 0 calls.*rank {case.link.size - 1} calls"):
+                case.run(call(), submitted)
+    x = np.ones(3)  # and the group goes on
+    case.run(two_shot.all_reduce(case.link, x, ReduceOp.SUM))
+    assert (x == case.link.size).all()
+
+
+class Recording:
+    """A communicator that notes who is called."""
+
+    def __init__(self, comm: Any, name: str, calls: list[str]) -> None:
+        self._comm, self._name, self._calls = comm, name, calls
+
+    def __getattr__(self, name: str) -> Any:
+        self._calls.append(self._name)
+        return getattr(self._comm, name)
+
+
+def recording(link: Link, calls: list[str]) -> Link:
+    """Return a link like ``link`` that notes on which communicators something is sent."""
+
+    def record(channel: Any, prefix: str) -> Any:
+        changed = copy.copy(channel)
+        changed.now = Recording(channel.now, f"{prefix}now", calls)
+        changed.later = Recording(channel.later, f"{prefix}later", calls)
+        return changed
+
+    recorded: Link = record(link, "")
+    recorded.node = recorded if link.one_node else record(link.node, "node ")
+    recorded.across = None if link.across is None else record(link.across, "across ")
+    return recorded
+
+
+def test_what_follows_the_first_wait_is_sent_on_later(case: Case) -> None:
+    calls: list[str] = []
+    link = recording(case.link, calls)
+    size, rank = link.size, link.rank
+    for operation in select.ONE_NODE:
+        for name in algorithms(operation, case.link):
+            for kind in KINDS:
+                x = case.array(np.ones(64 * size, np.float32), kind)
+                output = np.empty(64 if operation == "reduce_scatter" else 64 * size * size, np.float32)
+                steps = getattr(select.ALGORITHMS[name], operation)(
+                    link,
+                    *{
+                        "all_reduce": (x, ReduceOp.SUM),
+                        "reduce": (x, 0, ReduceOp.SUM),
+                        "reduce_scatter": (output, x, ReduceOp.SUM),
+                        "all_gather": (output, x),
+                        "broadcast": (x, 0),
+                    }[operation],
+                )
+                calls.clear()
+                try:
+                    awaited = next(steps)
+                    first = set(calls)
+                    calls.clear()
+                    while True:
+                        awaited.Wait()
+                        awaited = next(steps)
+                except StopIteration:
+                    pass
+                what = f"{name} {operation} {kind} on rank {rank}"
+                assert all(call.endswith("now") for call in first), f"{what} sends {first} when it is submitted"
+                assert all(call.endswith("later") for call in calls), f"{what} sends {set(calls)} in later steps"
+
+
+def test_interleaved_operations_on_several_groups(case: Case, world: Any) -> None:
+    # Each rank waits in an order of its own, and some operations are small and blocking.
+    comm = case.link.now
+    half = Link(case.link.world, comm.Split(case.link.rank % 2, case.link.rank), 60.0)
+    links: list[Link] = [case.link, half]
+    rng, own = np.random.default_rng(7), np.random.default_rng(case.link.rank)
+    pending: list[tuple[Any, Array, float, int]] = []
+    for index in range(200):
+        link = links[int(rng.integers(2))]
+        count = int(rng.integers(1, 3000))
+        name = str(rng.choice(algorithms("all_reduce", case.link)))
+        if name == "two_shot" and not link.one_node:
+            name = "ring"
+        x = np.full(count, 1 + index % 5, np.float32)
+        steps = select.ALGORITHMS[name].all_reduce(link, x, ReduceOp.SUM)
+        pending.append((link.queue.submit(steps, Operation(name, link), [x]), x, (1 + index % 5) * link.size, index))
+        while pending and own.random() < 0.4:
+            submitted, array, expected, number = pending.pop(int(own.integers(len(pending))))
+            submitted.wait()
+            assert (array == expected).all(), f"operation {number}"
+    for submitted, array, expected, number in pending:
+        submitted.wait()
+        assert (array == expected).all(), f"operation {number}"
+    half.close()
+
+
+def test_every_run_has_the_same_bits(case: Case) -> None:
+    rows = case.rows(5003, np.dtype("float32"))
+    for name in algorithms("all_reduce", case.link):
+        if name == "native":
+            continue
+        seen = set()
+        for _ in range(3):
+            for kind in KINDS if name == "two_shot" else KINDS[:1]:
+                x = case.array(rows[case.link.rank], kind)
+                case.run(select.ALGORITHMS[name].all_reduce(case.link, x, ReduceOp.SUM))
+                seen.add(x.tobytes())
+        assert len(seen) == 1, name
+
+
+def test_slices_cover_the_array_and_begin_on_cache_lines() -> None:
+    for count in (0, 1, 15, 16, 17, 1000):
+        for parts in (1, 2, 3, 5):
+            edges = folding.bounds(count, parts, 4)
+            assert edges[0] == 0 and edges[-1] == count and len(edges) == parts + 1
+            assert edges == sorted(edges)
+            assert all(edge % 16 == 0 or edge == count for edge in edges)
+
+
+def test_a_channel_knows_its_ranks(case: Case) -> None:
+    link = case.link
+    channels: list[Channel] = [link.node, *([link.across] if link.across is not None else [])]
+    for channel in channels:
+        assert channel.size == channel.now.size and channel.rank == channel.now.rank
+        assert channel.now.allgather(link.ranks[link.rank]) == list(channel.ranks)
+    assert {link.nodes[link.ranks.index(rank)] for rank in link.node.ranks} == {link.nodes[link.rank]}
