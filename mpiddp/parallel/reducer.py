@@ -254,8 +254,7 @@ class Reducer:
         if share == 0:
             buffer[...] = 0  # the mean over no samples is no number, and zero times it is none either
         if self._hook is None:
-            op = ReduceOp.SUM if share == 1 else ReduceOp.PREMUL_SUM(share)
-            work = all_reduce(buffer, op, self._group, async_op=True)
+            work = all_reduce(buffer, ReduceOp.PREMUL_SUM(share), self._group, async_op=True)
             assert work is not None
             return work
         if share != 1 / size:
