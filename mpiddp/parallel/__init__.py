@@ -20,6 +20,7 @@ from .comm_hooks import (
 from .ddp import BufferCommHookLocation, DistributedDataParallel
 from .join import Join, Joinable, JoinHook
 from .naive import average_gradients
+from .sync_batchnorm import SyncBatchNorm
 
 __all__ = [
     "BufferCommHookLocation",
@@ -30,6 +31,7 @@ __all__ = [
     "Joinable",
     "PostLocalSGDState",
     "PowerSGDState",
+    "SyncBatchNorm",
     "allreduce_hook",
     "average_gradients",
     "batched_powerSGD_hook",

@@ -15,7 +15,7 @@ from mpiddp.nn import Module, Parameter
 from mpiddp.typing import Array
 
 from .join import Join, Joinable, JoinHook
-from .naive import sample_share
+from .naive import current_share, sample_share
 from .plan import MIB
 from .reducer import CommHook, Reducer
 from .replicas import broadcast_arrays, check_equal_values, check_same_parameters
@@ -253,6 +253,7 @@ class DistributedDataParallel(Module, Joinable):
         if self._join_config.enable:
             raise RuntimeError("weighted() averages uneven inputs by itself: use it or join(), not both")
         self._reducer.share = sample_share(n_samples, total, self.process_group)
+        token = current_share.set(self._reducer.share)
         reduced = self._reducer.backwards
         try:
             yield
@@ -260,6 +261,7 @@ class DistributedDataParallel(Module, Joinable):
                 self._reducer.contribute_nothing()
         finally:
             self._reducer.share = None
+            current_share.reset(token)
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
         """Let ``hook(state, bucket)`` reduce each bucket instead of an all-reduce.

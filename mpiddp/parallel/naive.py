@@ -6,11 +6,17 @@ its tests compare with this.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
 import numpy as np
 
 from mpiddp.distributed import ReduceOp, all_reduce, get_world_size
 from mpiddp.distributed.groups import GroupLike
 from mpiddp.nn import Module
+
+current_share: ContextVar[float | None] = ContextVar("current_share", default=None)
+"""The share that this rank's gradients will be multiplied with, for layers that mix gradients of several ranks in
+backward; None where all ranks count alike."""
 
 
 def sample_share(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:

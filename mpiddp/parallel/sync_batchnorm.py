@@ -1,0 +1,217 @@
+"""Batch normalisation over the batches of all ranks: small batches a rank, the statistics of the whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.function import unbroadcast
+from mpiddp.device import array_namespace
+from mpiddp.distributed import ProcessGroup, all_gather_single, all_reduce, is_initialized
+from mpiddp.distributed.groups import GroupLike, default_group, member
+from mpiddp.nn import Module
+from mpiddp.nn.functional.normalization import affine, along_channels, blend
+from mpiddp.nn.normalization import BatchNorm
+from mpiddp.typing import Array, DTypeLike
+
+from .naive import current_share
+
+
+def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Array]:
+    """Merge statistics of parts into those of the whole, in the order of the parts.
+
+    Parameters
+    ----------
+    counts : array
+        Shape (parts): numbers of values a channel; may be 0.
+    means, squares : array
+        Shape (parts, C): means, and sums of squared deviations from them.
+
+    Returns
+    -------
+    tuple of (int, array, array)
+        Count, means (C) and sums of squared deviations (C) of all values.
+
+    References
+    ----------
+    T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
+    COMPSTAT 1982.
+    """
+    total, mean, square = 0, means[0] * 0, squares[0] * 0
+    for part, count in enumerate(int(count) for count in counts):
+        if count == 0:
+            continue
+        delta = means[part] - mean
+        square = square + squares[part] + delta * delta * (total * count / (total + count))
+        total += count
+        mean = mean + delta * (count / total)
+    return total, mean, square
+
+
+class _NormalizeAcrossRanks(Function):
+    """As ``nn.functional``'s ``Normalize`` over all axes but the second, of the batches of all ranks together."""
+
+    def forward(
+        self, x: Array, weight: Array | None, bias: Array | None, eps: float, group: ProcessGroup, statistics: list[Any]
+    ) -> Array:
+        xp = array_namespace(x)
+        self.axes, self.weight, self.group = (0, *range(2, x.ndim)), weight, group
+        self.bias_shape = None if bias is None else bias.shape
+        channels = x.shape[1]
+        count = math.prod(x.shape[axis] for axis in self.axes)
+        mine = xp.zeros(2 * channels + 1, dtype=np.float64)
+        mine[0] = count
+        if count:
+            mean = x.mean(axis=self.axes, keepdims=True)
+            centred = x - mean
+            mine[1 : channels + 1] = mean.reshape(-1)
+            mine[channels + 1 :] = (centred * centred).sum(axis=self.axes)
+        everybody = xp.empty((group.size(), mine.size), dtype=np.float64)
+        all_gather_single(everybody, mine, group)
+        self.count, means, squares = merged(
+            everybody[:, 0], everybody[:, 1 : channels + 1], everybody[:, channels + 1 :]
+        )
+        if self.count <= 1:
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got input size {list(x.shape)} on this rank"
+                f" and {self.count} values on all"
+            )
+        variance = squares / self.count
+        self.inverse = along_channels((1 / xp.sqrt(variance + eps)).astype(x.dtype), x.ndim)
+        self.normal = x - along_channels(means.astype(x.dtype), x.ndim)
+        self.normal *= self.inverse
+        statistics += [means, squares / (self.count - 1)]
+        return affine(self.normal, weight, bias)
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        xp, normal, weight = array_namespace(grad), self.normal, self.weight
+        for_x = for_weight = for_bias = None
+        if self.needs(1) and weight is not None:
+            for_weight = unbroadcast(grad * normal, weight.shape)
+        if self.needs(2) and self.bias_shape is not None:
+            for_bias = unbroadcast(grad, self.bias_shape)
+        if self.needs(0):
+            channels = grad.shape[1]
+            # Sums over ranks are of what counts in the end; what goes on from here is multiplied with the share later.
+            share = current_share.get()
+            sums = xp.zeros(2 * channels, dtype=np.float64)
+            if share != 0:
+                sums[:channels] = grad.sum(axis=self.axes)
+                sums[channels:] = (grad * normal).sum(axis=self.axes)
+                sums *= 1 if share is None else share
+            all_reduce(sums, group=self.group)
+            sums /= self.count * (share or 1)
+            sums = sums.astype(grad.dtype)
+            for_x = grad - along_channels(sums[:channels], grad.ndim)
+            for_x -= normal * along_channels(sums[channels:], grad.ndim)
+            for_x *= self.inverse if weight is None else self.inverse * weight
+        return for_x, for_weight, for_bias
+
+
+class SyncBatchNorm(BatchNorm):
+    """Batch normalisation of (N, C, ...) with mean and variance over the batches of all ranks.
+
+    In training on several ranks; in evaluation, on one rank and before `init_process_group` it is plain batch
+    normalisation. Runs on the CPU, which torch's does not.
+
+    Parameters
+    ----------
+    num_features, eps, momentum, affine, track_running_stats, dtype
+        As in ``nn.BatchNorm2d``.
+    process_group : ProcessGroup, optional
+        The ranks; all by default.
+
+    Raises
+    ------
+    ValueError
+        On every rank: if all batches together have one value a channel.
+
+    Notes
+    -----
+    Sends ``2 C + 1`` float64 numbers in forward (count, mean, sum of squared deviations, merged in rank order) and
+    ``2 C`` in backward. Batches may differ in size and may be empty; a rank without samples has to run its empty batch,
+    for the others wait for it. Gradients of weight and bias are this rank's: `DistributedDataParallel` averages them.
+
+    References
+    ----------
+    ``torch.nn.SyncBatchNorm``.
+
+    Examples
+    --------
+    >>> net = dist.SyncBatchNorm.convert_sync_batchnorm(net)  # doctest: +SKIP
+    >>> ddp = dist.DistributedDataParallel(net)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: GroupLike = None,
+        *,
+        dtype: DTypeLike = np.float32,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype=dtype)
+        self.process_group = process_group
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the normalised input."""
+        if input.ndim < 2:
+            raise ValueError(f"expected at least 2D input (got {input.ndim}D input)")
+        if input.shape[1] == 0:
+            raise ValueError("SyncBatchNorm number of input channels should be non-zero")
+        return super().forward(input)
+
+    def normalize(self, input: Any, training: bool, momentum: float) -> Tensor:
+        """Return the input normalised with the statistics of all ranks' batches, which move the running ones."""
+        group = self._group()
+        if not (training and self.training) or group is None or group.size() == 1:
+            return super().normalize(input, training, momentum)
+        scale, shift = along_channels(self.weight, input.ndim), along_channels(self.bias, input.ndim)
+        statistics: list[Array] = []
+        output: Tensor = _NormalizeAcrossRanks.apply(input, scale, shift, self.eps, group, statistics)
+        for running, new in zip((self.running_mean, self.running_var), statistics, strict=True):
+            if running is not None:
+                blend(running, new.astype(running.dtype), momentum)
+        return output
+
+    def _group(self) -> ProcessGroup | None:
+        if not is_initialized():
+            return None
+        return member(self.process_group, "SyncBatchNorm") or default_group()
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: Module, process_group: GroupLike = None) -> Module:
+        """Return ``module`` with every batch normalisation in it replaced by a synchronised one.
+
+        Parameters
+        ----------
+        module : Module
+            Changed in place, or replaced where it is a batch normalisation itself. Parameters and running statistics go
+            over as the same objects; convert before `DistributedDataParallel` wraps.
+        process_group : ProcessGroup, optional
+            The ranks; all by default.
+        """
+        if isinstance(module, BatchNorm) and not isinstance(module, SyncBatchNorm):
+            twin = cls(
+                module.num_features,
+                module.eps,
+                module.momentum,
+                module.affine,
+                module.track_running_stats,
+                process_group,
+            )
+            twin._parameters.update(module._parameters)
+            twin._buffers.update(module._buffers)
+            twin.training = module.training
+            return twin
+        for name, child in list(module.named_children()):
+            converted = cls.convert_sync_batchnorm(child, process_group)
+            if converted is not child:
+                module._modules[name] = converted  # in its place: buckets follow the order of registration
+        return module
