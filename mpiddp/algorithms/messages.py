@@ -14,7 +14,7 @@ from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from . import exchange, native
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:
     """Return the module whose all_reduce, reduce and reduce_scatter are right for ``op`` on ``dtype``."""
     if mpi_op(dtype, op) is None or settings.deterministic():

@@ -10,6 +10,7 @@ from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Future, Work
 
 from .backends import is_backend_available, is_gloo_available, is_mpi_available, is_nccl_available
+from .coalescing import _coalescing_manager, all_gather_coalesced, all_reduce_coalesced
 from .collectives import (
     all_gather,
     all_gather_into_tensor,
@@ -51,6 +52,7 @@ from .init import (
     is_initialized,
 )
 from .memory import symmetric_empty
+from .monitored import monitored_barrier
 from .objects import (
     all_gather_object,
     broadcast_object_list,
@@ -73,11 +75,14 @@ __all__ = [
     "RankFailedError",
     "ReduceOp",
     "Work",
+    "_coalescing_manager",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_object",
     "all_gather_single",
     "all_reduce",
+    "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
     "barrier",
@@ -107,6 +112,7 @@ __all__ = [
     "is_mpi_available",
     "is_nccl_available",
     "isend",
+    "monitored_barrier",
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",

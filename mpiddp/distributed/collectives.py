@@ -24,6 +24,7 @@ from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.work import Steps, Work
 from mpiddp.typing import Array, ArrayLike
 
+from . import debug
 from .groups import GroupLike, ProcessGroup, member
 
 
@@ -40,6 +41,8 @@ def perform(
     link = group.link
     link.begin()
     what = Operation(name, link, outputs[0] if outputs else None)
+    if debug.on:
+        return _perform_observed(what, async_op, outputs, algorithm, args, timeout)
     if not async_op and not work.unfinished and timeout is None:
         operation.running = what
         try:
@@ -47,6 +50,26 @@ def perform(
         finally:
             operation.running = None
     submitted = link.queue.submit(algorithm(link, *args), what, list(outputs))
+    if async_op:
+        return submitted
+    submitted.wait(timeout)
+    return submitted.value
+
+
+def _perform_observed(
+    what: Operation,
+    async_op: bool,
+    outputs: Sequence[Array],
+    algorithm: Callable[..., Steps],
+    args: tuple[Any, ...],
+    timeout: timedelta | float | None,
+) -> Any:
+    """Do what `perform` does, under the eyes of `debug`."""
+    debug.log(what)
+    observed = debug.Observed(what.name, algorithm, outputs) if debug.detail else None
+    submitted = what.link.queue.submit((observed or algorithm)(what.link, *args), what, list(outputs))
+    if observed is not None and observed.watched is not None:
+        submitted.verify(observed.watched.check)
     if async_op:
         return submitted
     submitted.wait(timeout)
@@ -136,6 +159,8 @@ def all_reduce(
         return None
     x = as_array(tensor, "all_reduce")
     check(x.dtype, op)
+    if found.coalescing is not None:
+        return found.coalescing.record("all_reduce", op, (x,), async_op)  # type: ignore[no-any-return]
     algorithm = select.choose("all_reduce", found.link, x, op)
     return perform("all_reduce", found, async_op, (x,), algorithm, x, op)  # type: ignore[no-any-return]
 
@@ -215,6 +240,8 @@ def all_gather_single(
     x = as_array(input_tensor, "all_gather_single", writable=False, name="input_tensor")
     output = as_array(output_tensor, "all_gather_single", name="output_tensor")
     _expect_blocks(output, x, found.link.size, "all_gather_single", "output_tensor", "input_tensor")
+    if found.coalescing is not None:
+        return found.coalescing.record("all_gather_single", None, (output, x), async_op)  # type: ignore[no-any-return]
     algorithm = select.choose("all_gather", found.link, output)
     return perform("all_gather_single", found, async_op, (output,), algorithm, output, x)  # type: ignore[no-any-return]
 
@@ -335,6 +362,8 @@ def reduce_scatter_single(
     x = as_array(input, "reduce_scatter_single", writable=False, name="input")
     _expect_blocks(x, result, found.link.size, "reduce_scatter_single", "input", "output")
     check(result.dtype, op)
+    if found.coalescing is not None:
+        return found.coalescing.record("reduce_scatter_single", op, (result, x), async_op)  # type: ignore[no-any-return]
     algorithm = select.choose("reduce_scatter", found.link, x, op)
     return perform("reduce_scatter_single", found, async_op, (result,), algorithm, result, x, op)  # type: ignore[no-any-return]
 

@@ -7,17 +7,26 @@ import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from mpiddp.errors import DistError, MismatchError
 from mpiddp.mpi import work
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.typing import Array
 
 from .backends import check_backend
 
 T = TypeVar("T")
+
+
+class Recorder(Protocol):
+    """Takes note of calls; see `coalescing`."""
+
+    def record(self, name: str, op: ReduceOp | None, arrays: tuple[Array, ...], async_op: bool) -> Any:
+        """Take note of a call."""
 
 
 class ProcessGroup:
@@ -38,6 +47,10 @@ class ProcessGroup:
         For what MPI can do and mpiddp cannot; calls on it stand at the same place among the group's collectives on
         every rank.
         """
+        self.coalescing: Recorder | None = None
+        """Takes note of collectives instead of making them, inside of a coalescing manager."""
+        self.monitored_barriers = 0
+        """How many this rank has come to."""
         self._group_rank_of = {rank: index for index, rank in enumerate(ranks)}
 
     def rank(self) -> int:

@@ -12,7 +12,7 @@ from mpiddp.mpi import runtime, work
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 
-from . import groups
+from . import debug, groups
 from .backends import check_backend
 from .groups import GroupLike, ProcessGroup, register
 
@@ -84,11 +84,12 @@ def init_process_group(
     check_backend(backend)
     _check_init_method(init_method, store)
     limit_s = work.seconds(timeout)
-    settings.debug_level()
+    debug_level = settings.debug_level()
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be an mpi4py intracommunicator such as MPI.COMM_WORLD, got {comm!r}")
     world = runtime.start(rank, world_size)
     select.forget()
+    debug.configure(debug_level)
     own = (comm or world.comm).Dup()
     link = Link(world, own, settings.default_timeout_s() if limit_s is None else limit_s)
     whole = ProcessGroup(link, "0", "default_pg", tuple(range(link.size)), own if comm is None else comm)

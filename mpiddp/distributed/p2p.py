@@ -16,6 +16,7 @@ from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.work import Work
 from mpiddp.typing import ArrayLike
 
+from . import debug
 from .collectives import root_rank
 from .groups import GroupLike, ProcessGroup, default_group, member
 
@@ -51,6 +52,8 @@ def send(
     _checked_tag(found, tag, "send")
     link = found.link
     what = Operation("send", link, x, (link.ranks[to],))
+    if debug.on:
+        debug.log(what)
     if work.unfinished:
         link.mailbox.isend(x, to, tag, what).wait()
         return
@@ -75,7 +78,14 @@ def isend(
     to = root_rank(found, dst, group_dst)
     x = as_array(tensor, "isend", writable=False)
     _checked_tag(found, tag, "isend")
-    return found.link.mailbox.isend(x, to, tag, Operation("isend", found.link, x, (found.link.ranks[to],)))
+    what = Operation("isend", found.link, x, (found.link.ranks[to],))
+    if not debug.on:
+        return found.link.mailbox.isend(x, to, tag, what)
+    debug.log(what)
+    submitted = found.link.mailbox.isend(x, to, tag, what)
+    if debug.detail:
+        submitted.verify(debug.Watched("isend", (x,)).check)
+    return submitted
 
 
 def _sources(group: ProcessGroup, src: int | None, group_src: int | None) -> tuple[int, tuple[int, ...]]:
@@ -121,6 +131,8 @@ def recv(
     x = as_array(tensor, "recv")
     _checked_tag(found, tag, "recv")
     what = Operation("recv", link, x, peers)
+    if debug.on:
+        debug.log(what)
     if work.unfinished:
         receive, posted = link.mailbox.irecv(x, source, tag, what)
         posted.wait()
@@ -151,7 +163,10 @@ def irecv(
     source, peers = _sources(found, src, group_src)
     x = as_array(tensor, "irecv")
     _checked_tag(found, tag, "irecv")
-    receive, posted = link.mailbox.irecv(x, source, tag, Operation("irecv", link, x, peers))
+    what = Operation("irecv", link, x, peers)
+    if debug.on:
+        debug.log(what)
+    receive, posted = link.mailbox.irecv(x, source, tag, what)
     posted.describe(lambda: (found.ranks[receive.sender], receive.size_bytes // max(x.itemsize, 1)))
     return posted
 

@@ -108,8 +108,10 @@ class Mailbox:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         upper = comm.Get_attr(MPI.TAG_UB)
-        self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 1
+        self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
         """The largest tag that a program may use."""
+        self.private_tag = self.max_tag + 1
+        """One that it may not: for what the package itself has to say."""
         self._status = MPI.Status()
         self._arrived: list[_Arrival] = []
         self._posted: deque[Receive] = deque()
@@ -158,6 +160,13 @@ class Mailbox:
             yield receive
 
         return receive, self._submit(Work(steps(), what, [x]))
+
+    def withdraw(self, receive: Receive, work: Work) -> None:
+        """Give up a receive whose message has not come."""
+        if receive in self._posted:
+            self._posted.remove(receive)
+            work.abandon()
+            del self._works[work]
 
     def _submit(self, work: Work) -> Work:
         self._works[work] = None

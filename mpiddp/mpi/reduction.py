@@ -57,13 +57,10 @@ class ReduceOp:
     def __repr__(self) -> str:
         return f"ReduceOp.{self.name}" + (f"({self.factor})" if self.factor is not None else "")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ReduceOp) and (self.value, self.factor) == (other.value, other.factor)
-
-    def __hash__(self) -> int:
-        return hash((self.value, self.factor))
-
+    # Equal is what is the same object: operations are looked up in every call, and Python's own hash is the fastest.
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.factor is None:
+            return getattr, (ReduceOp, self.name)
         return ReduceOp, (self.name, self.value, self.factor)
 
 
@@ -94,7 +91,7 @@ def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize == 2 and is_floating(dtype)
 
 
-@functools.cache
+@functools.lru_cache(1024)  # bounded, because every PREMUL_SUM is one of its own
 def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
     """Refuse a reduction that means nothing on ``dtype``.
 
@@ -118,7 +115,7 @@ def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
         raise TypeError("ReduceOp.PREMUL_SUM needs its factor: ReduceOp.PREMUL_SUM(0.5)")
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
     """Return MPI's operation for the combining part of ``op``, or None where MPI's result is not defined."""
     if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):

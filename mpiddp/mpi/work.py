@@ -133,15 +133,8 @@ _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 
 
-def wait_for(done: Callable[[], bool], waiting: Operation, timeout_s: float | None = None) -> None:
-    """Poll until ``done()``.
-
-    Raises
-    ------
-    DistTimeoutError
-        If that takes longer than ``timeout_s`` seconds (default: the group's timeout).
-    """
-    limit_s = waiting.link.timeout_s if timeout_s is None else timeout_s
+def poll_until(done: Callable[[], bool], waiting: Operation, limit_s: float) -> bool:
+    """Poll until ``done()``, and tell whether that came within ``limit_s`` seconds."""
     outer, operation.running = operation.running, waiting._replace(limited=True)
     polls, deadline = 0, time.monotonic() + limit_s
     try:
@@ -153,10 +146,24 @@ def wait_for(done: Callable[[], bool], waiting: Operation, timeout_s: float | No
             else:
                 os.sched_yield()
             if polls % 64 == 0 and time.monotonic() > deadline:
-                reason = waiting.link.world.presence.explain(waiting)
-                raise DistTimeoutError(f"{waiting} did not finish in {limit_s:g} s (Timed out): {reason}")
+                return done()
+        return True
     finally:
         operation.running = outer
+
+
+def wait_for(done: Callable[[], bool], waiting: Operation, timeout_s: float | None = None) -> None:
+    """Poll until ``done()``.
+
+    Raises
+    ------
+    DistTimeoutError
+        If that takes longer than ``timeout_s`` seconds (default: the group's timeout).
+    """
+    limit_s = waiting.link.timeout_s if timeout_s is None else timeout_s
+    if not poll_until(done, waiting, limit_s):
+        reason = waiting.link.world.presence.explain(waiting)
+        raise DistTimeoutError(f"{waiting} did not finish in {limit_s:g} s (Timed out): {reason}")
 
 
 def aside(call: Callable[[], T], what: Operation) -> T:
@@ -197,7 +204,18 @@ class Work:
         The arrays that hold its result when it has finished.
     """
 
-    __slots__ = ("_awaited", "_callbacks", "_error", "_finished", "_outputs", "_received", "_steps", "_what", "value")
+    __slots__ = (
+        "_awaited",
+        "_callbacks",
+        "_check",
+        "_error",
+        "_finished",
+        "_outputs",
+        "_received",
+        "_steps",
+        "_what",
+        "value",
+    )
 
     def __init__(self, steps: Steps, what: Operation, outputs: list[Array]) -> None:
         global unfinished
@@ -207,6 +225,7 @@ class Work:
         self._awaited: Awaited | None = None
         self._error: BaseException | None = None
         self._finished = False
+        self._check: Callable[[], None] | None = None
         self._received: Callable[[], tuple[int, int]] | None = None
         self.value: Any = None
         """What the steps returned, for operations that make their results."""
@@ -232,6 +251,8 @@ class Work:
     def announce(self) -> None:
         """Call what waits for the end; by the one who drives it, when it stands in nobody's way any more."""
         callbacks, self._callbacks = self._callbacks, []
+        if callbacks:
+            self._check = None  # they may change the arrays
         for callback in callbacks:
             callback()
 
@@ -273,15 +294,33 @@ class Work:
             wait_for(self._is_finished, self._what, seconds(timeout))
         if self._error is not None:
             raise self._error
+        if self._check is not None:
+            self._hand_over()
         return True
 
     def _is_finished(self) -> bool:
         return self._finished
 
+    def verify(self, check: Callable[[], None]) -> None:
+        """Call ``check`` when the program first hears that the operation has finished."""
+        self._check = check
+
+    def _hand_over(self) -> None:
+        check, self._check = self._check, None
+        if check is not None:
+            check()
+
+    def abandon(self) -> None:
+        """Finish an operation that will never be: its driver has given it up."""
+        self._steps.close()
+        self._finish(None)
+
     def is_completed(self) -> bool:
         """Tell whether the operation has finished, and help it on."""
         if not self._finished:
             poll()
+        if self._finished and self._check is not None:
+            self._hand_over()
         return self._finished
 
     def is_success(self) -> bool:

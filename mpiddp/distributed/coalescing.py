@@ -1,0 +1,236 @@
+"""Several collectives as one: fewer messages, where arrays are small.
+
+References
+----------
+``torch.distributed.all_reduce_coalesced``, ``all_gather_coalesced`` and ``_coalescing_manager``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mpiddp.algorithms import native, select
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.message import as_array, as_bytes, expect_like
+from mpiddp.mpi.reduction import ReduceOp, check
+from mpiddp.mpi.work import Future, Steps, Work
+from mpiddp.typing import Array, ArrayLike
+
+from .collectives import perform
+from .groups import GroupLike, ProcessGroup, member
+
+
+def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
+    """Return the places of arrays that have their dtype in common, for each dtype in order of appearance."""
+    places: dict[Any, list[int]] = {}
+    for place, x in enumerate(arrays):
+        places.setdefault(x.dtype, []).append(place)
+    return list(places.values())
+
+
+def _cut(flat: Array, likes: Sequence[Array]) -> None:
+    """Copy the pieces of ``flat`` into arrays, one after the other."""
+    start = 0
+    for x in likes:
+        x[...] = flat[start : start + x.size].reshape(x.shape)
+        start += x.size
+
+
+def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
+    for places in _by_dtype(xs):
+        part = [xs[place] for place in places]
+        flat = np.concatenate([x.reshape(-1) for x in part])
+        yield from select.choose("all_reduce", link, flat, op)(link, flat, op)
+        _cut(flat, part)
+        link = link.after()
+
+
+def _reduce_scatter(link: Link, outputs: Sequence[Array], inputs: Sequence[Array], op: ReduceOp) -> Steps:
+    for places in _by_dtype(outputs):
+        part = [outputs[place] for place in places]
+        # (size, sum of the outputs' sizes): block r of every input, for every rank r
+        blocks = np.concatenate([inputs[place].reshape(link.size, -1) for place in places], axis=1)
+        flat = np.empty(blocks.shape[1], blocks.dtype)
+        yield from select.choose("reduce_scatter", link, blocks, op)(link, flat, blocks, op)
+        _cut(flat, part)
+        link = link.after()
+
+
+def _all_gather(link: Link, outputs: Sequence[Sequence[Array]], inputs: Sequence[Array]) -> Steps:
+    """Copy every rank's ``inputs`` to all ranks, into that rank's list of ``outputs``; through one piece of memory."""
+    joined = np.concatenate([as_bytes(x) for x in inputs])
+    received = [np.empty(sum(x.nbytes for x in each), np.uint8) for each in outputs]
+    yield from native.all_gather_list(link, received, joined)
+    for memory, arrays in zip(received, outputs, strict=True):
+        _cut(memory, [as_bytes(x) for x in arrays])
+
+
+def _arrays(given: object, name: str, operation: str, *, writable: bool) -> list[Array]:
+    if not isinstance(given, list) or not given:
+        raise TypeError(f"{operation} needs a non-empty list of arrays as `{name}`, got {given!r:.60}")
+    return [as_array(x, operation, writable=writable, name=f"{name}[{index}]") for index, x in enumerate(given)]
+
+
+def _future(work: Work | None) -> Future | None:
+    return None if work is None else work.get_future()
+
+
+def all_reduce_coalesced(
+    tensors: list[ArrayLike], op: ReduceOp = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+) -> Future | None:
+    """Reduce several arrays of all ranks elementwise, in place, by one all-reduce for each dtype.
+
+    Returns
+    -------
+    None, or with ``async_op`` a `Future` of the list of arrays (as in torch; not a `Work`).
+    """
+    found = member(group, "all_reduce_coalesced")
+    if found is None:
+        return None
+    xs = _arrays(tensors, "tensors", "all_reduce_coalesced", writable=True)
+    for x in xs:
+        check(x.dtype, op)
+    return _future(perform("all_reduce_coalesced", found, async_op, xs, _all_reduce, xs, op))
+
+
+def all_gather_coalesced(
+    output_tensor_lists: list[list[ArrayLike]],
+    input_tensor_list: list[ArrayLike],
+    group: GroupLike = None,
+    async_op: bool = False,
+) -> Future | None:
+    """Copy several arrays of every rank to all ranks, rank r's into the arrays of ``output_tensor_lists[r]``.
+
+    Returns
+    -------
+    None, or with ``async_op`` a `Future` of the list of all outputs (as in torch; not a `Work`).
+    """
+    name = "all_gather_coalesced"
+    found = member(group, name)
+    if found is None:
+        return None
+    inputs = _arrays(input_tensor_list, "input_tensor_list", name, writable=False)
+    if not isinstance(output_tensor_lists, list):
+        raise TypeError(f"{name} needs a list of lists as `output_tensor_lists`, got {output_tensor_lists!r:.60}")
+    if len(output_tensor_lists) != found.size():
+        raise ValueError(
+            f"{name} needs one list in `output_tensor_lists` for each of {found.size()} ranks,"
+            f" got {len(output_tensor_lists)}"
+        )
+    outputs = []
+    for rank, given in enumerate(output_tensor_lists):
+        where = f"output_tensor_lists[{rank}]"
+        arrays = _arrays(given, where, name, writable=True)
+        if len(arrays) != len(inputs):
+            raise ValueError(f"{name} needs {len(inputs)} arrays in `{where}`, as in the inputs, got {len(arrays)}")
+        for index, (x, output) in enumerate(zip(inputs, arrays, strict=True)):
+            shape = x.shape if rank == found.rank() else None
+            expect_like(output, shape, x.dtype, name, f"{where}[{index}]")
+        outputs.append(arrays)
+    flat = [x for arrays in outputs for x in arrays]
+    return _future(perform(name, found, async_op, flat, _all_gather, outputs, inputs))
+
+
+class IllegalWork:
+    """What an asynchronous call returns inside of a coalescing manager: nothing has been submitted yet."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ValueError(f"Illegal to call {name} on IllegalWork object: wait on the coalescing manager, at its end")
+
+
+class Coalescing:
+    """Calls of a group that will be made as one (torch: ``_CoalescingManager``)."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._calls: list[tuple[str, ReduceOp | None, tuple[Array, ...]]] = []
+        self._works: list[Any] = []
+
+    def record(self, name: str, op: ReduceOp | None, arrays: tuple[Array, ...], async_op: bool) -> IllegalWork | None:
+        """Take a call note of, instead of making it."""
+        if self._calls and self._calls[0][:2] != (name, op):
+            was = " ".join(map(str, filter(None, self._calls[0][:2])))
+            raise RuntimeError(
+                f"Coalescing manager requires all collectives to be the same, with the same reduction: {name}"
+                f" {op or ''} came after {was}"
+            )
+        self._calls.append((name, op, arrays))
+        return IllegalWork() if async_op else None
+
+    def append(self, work: Any) -> None:
+        """Let `wait` wait for ``work`` too."""
+        if work is not None:
+            self._works.append(work)
+
+    def wait(self) -> None:
+        """Wait for everything that the manager has submitted."""
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
+
+    def submit(self, async_op: bool) -> None:
+        """Make the calls that have been recorded as one."""
+        if not self._calls:
+            return
+        name, op, _ = self._calls[0]
+        columns = [list(column) for column in zip(*(arrays for _, _, arrays in self._calls), strict=True)]
+        steps: Callable[..., Steps]
+        args: tuple[Any, ...]
+        if name == "all_reduce":
+            steps, args = _all_reduce, (columns[0], op)
+        elif name == "reduce_scatter_single":
+            steps, args = _reduce_scatter, (columns[0], columns[1], op)
+        else:
+            size = self._group.size()
+            blocks = [list(blocks) for blocks in zip(*(x.reshape(size, -1) for x in columns[0]), strict=True)]
+            steps, args = _all_gather, (blocks, columns[1])
+        self.append(perform(f"{name}_coalesced", self._group, async_op, columns[0], steps, *args))
+
+
+@contextlib.contextmanager
+def _coalescing_manager(
+    group: ProcessGroup | None = None, device: object = None, async_ops: bool = False
+) -> Iterator[Coalescing]:
+    """Make the collectives that are called in this context as one, at its end.
+
+    Several `all_reduce`, several `all_gather_single` or several `reduce_scatter_single`, all of one kind and with one
+    reduction.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group whose calls are meant; all ranks by default.
+    device
+        Accepted for compatibility.
+    async_ops : bool, default False
+        Do not wait at the end: ``wait()`` of what the context gives does it.
+
+    Raises
+    ------
+    RuntimeError
+        If calls of different kinds meet.
+    ValueError
+        If contexts of one group are nested.
+
+    Examples
+    --------
+    >>> with dist._coalescing_manager(async_ops=True) as coalescing:  # doctest: +SKIP
+    ...     for x in arrays:
+    ...         dist.all_reduce(x)
+    >>> coalescing.wait()  # doctest: +SKIP
+    """
+    found = member(group, "_coalescing_manager")
+    if found is None:
+        raise ValueError("_coalescing_manager needs a group that this rank is a member of")
+    if found.coalescing is not None:
+        raise ValueError("ProcessGroup has non-empty op list at the start of coalescing")
+    manager = found.coalescing = Coalescing(found)
+    try:
+        yield manager
+    finally:
+        found.coalescing = None
+    manager.submit(async_ops)

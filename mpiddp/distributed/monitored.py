@@ -1,0 +1,133 @@
+"""A barrier that says who is missing.
+
+Every rank tells rank 0 that it has come, and rank 0 answers when all have, or when its time is up: then a rank that
+comes late finds the answer there. The group's collectives are not involved, so the group goes on afterwards.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+
+from mpiddp.errors import DistTimeoutError
+from mpiddp.mpi import work
+from mpiddp.mpi.mailbox import Receive
+from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.work import Work
+from mpiddp.typing import Array
+
+from .groups import GroupLike, ProcessGroup, member
+
+_PASSED, _FAILED = 1, 0
+
+
+def monitored_barrier(
+    group: GroupLike = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+) -> None:
+    """Wait until every rank of the group has come here, or say who has not.
+
+    Parameters
+    ----------
+    timeout : timedelta or float, optional
+        How long rank 0 waits, in seconds where it is a number; the group's timeout by default.
+    wait_all_ranks : bool, default False
+        Name all missing ranks, instead of the first one.
+
+    Raises
+    ------
+    DistTimeoutError
+        On rank 0, with the missing ranks; on ranks that have come, that rank 0 knows more.
+    """
+    found = member(group, "monitored_barrier")
+    if found is None:
+        return
+    given_s = work.seconds(timeout)
+    timeout_s = found.link.timeout_s if given_s is None else given_s
+    found.monitored_barriers += 1
+    if found.rank() == 0:
+        _gather(found, timeout_s, wait_all_ranks)
+    else:
+        _report(found, timeout_s)
+
+
+def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:
+    mailbox, message = group.link.mailbox, np.array(numbers)
+    return mailbox.isend(message, to, mailbox.private_tag, Operation("monitored_barrier", group.link, peers=()))
+
+
+def _receive(group: ProcessGroup, source: int, message: Array) -> tuple[Receive, Work]:
+    mailbox = group.link.mailbox
+    what = Operation("monitored_barrier", group.link, peers=(group.link.ranks[source],))
+    return mailbox.irecv(message, source, mailbox.private_tag, what)
+
+
+def _report(group: ProcessGroup, timeout_s: float) -> None:
+    """Tell rank 0 that this rank has come, and wait for the answer."""
+    number, answer = group.monitored_barriers, np.zeros(2, np.int64)
+    sent = _send(group, 0, number)
+    receive, posted = _receive(group, 0, answer)
+
+    def answered() -> bool:
+        nonlocal receive, posted
+        while posted.is_completed() and answer[0] != number:  # that of a barrier to which this rank came too late
+            receive, posted = _receive(group, 0, answer)
+        return posted.is_completed()
+
+    # Rank 0 may have begun to wait later than this rank.
+    in_time = work.poll_until(answered, Operation("monitored_barrier", group.link, peers=()), timeout_s)
+    if not in_time:
+        group.link.mailbox.withdraw(receive, posted)
+    if not in_time or answer[1] == _FAILED:
+        raise DistTimeoutError(
+            f"Rank {group.ranks[group.rank()]} successfully reached monitoredBarrier, but received errors while waiting"
+            " for send/recv from rank 0. Please check rank 0 logs for faulty rank. (Timed out)"
+        )
+    sent.wait()
+
+
+def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None:
+    """Wait for every rank's message, and answer."""
+    number = group.monitored_barriers
+    awaited: dict[int, tuple[Receive, Work, Array]] = {}
+
+    def expect(rank: int) -> None:
+        message = np.zeros(1, np.int64)
+        awaited[rank] = (*_receive(group, rank, message), message)
+
+    def all_have_come() -> bool:
+        for rank, (_, posted, message) in list(awaited.items()):
+            if posted.is_completed():
+                if message[0] == number:
+                    del awaited[rank]
+                else:  # it came to a barrier that had failed, and knows
+                    expect(rank)
+        return not awaited
+
+    others = range(1, group.size())
+    for rank in others:
+        expect(rank)
+    if timeout_s > 0:
+        work.poll_until(all_have_come, Operation("monitored_barrier", group.link, peers=()), timeout_s)
+    missing = sorted(awaited)
+    for rank in missing:
+        receive, posted, _ = awaited[rank]
+        group.link.mailbox.withdraw(receive, posted)
+    answers = [_send(group, rank, number, _FAILED if missing else _PASSED) for rank in others]
+    for each in answers:
+        each.wait()
+    if missing:
+        raise DistTimeoutError(_explain(group, missing, timeout_s, wait_all_ranks))
+
+
+def _explain(group: ProcessGroup, missing: list[int], timeout_s: float, wait_all_ranks: bool) -> str:
+    """Return torch's text."""
+    names = [group.ranks[rank] for rank in missing]
+    milliseconds = f"{timeout_s * 1000:.0f} ms"
+    if timeout_s <= 0 and not wait_all_ranks:
+        return (
+            f"Rank {group.ranks[0]} timed out in monitoredBarrier after {milliseconds}.\n"
+            " No ranks successfully processed in monitoredBarrier. (Timed out)"
+        )
+    who = f"Ranks {', '.join(map(str, names))}" if wait_all_ranks and len(names) > 1 else f"Rank {names[0]}"
+    return f"[Rank {group.ranks[0]}]: {who} failed to pass monitoredBarrier in {milliseconds} (Timed out)"
