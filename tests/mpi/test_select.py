@@ -1,0 +1,83 @@
+"""The table that chooses algorithms, and what overrides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.algorithms import exchange, native, ring, select, two_shot
+from mpiddp.distributed.groups import default_group
+from mpiddp.mpi.reduction import ReduceOp
+
+
+@pytest.fixture(autouse=True)
+def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("MPIDDP_ALGORITHM", raising=False)
+    monkeypatch.delenv("MPIDDP_DETERMINISTIC", raising=False)
+    select.forget()
+    yield
+    monkeypatch.undo()
+    select.forget()
+
+
+@pytest.mark.parametrize("table", [select.ONE_NODE, select.SEVERAL_NODES], ids=["one node", "several nodes"])
+def test_every_row_names_an_algorithm_that_can(table: dict[str, select.Rows]) -> None:
+    for operation, rows in table.items():
+        limits = [limit for limit, _ in rows]
+        assert limits == sorted(limits) and limits[-1] == select.ANY_SIZE
+        assert all(name in select.offering(operation) for _, name in rows)
+        assert table is select.ONE_NODE or all(name != "two_shot" for _, name in rows)
+
+
+def test_short_arrays_go_to_mpi_and_long_ones_through_shared_memory(world: Any) -> None:
+    link = default_group().link
+    short, long = np.zeros(10), np.zeros(1 << 20)
+    assert select.choose("all_reduce", link, short, ReduceOp.SUM) is native.all_reduce
+    expected = two_shot.all_reduce if world.size > 1 else native.all_reduce
+    assert select.choose("all_reduce", link, long, ReduceOp.SUM) is expected
+    assert select.name_of("all_reduce", link, long.nbytes) == ("two_shot" if world.size > 1 else "native")
+
+
+def test_what_mpi_does_not_define_is_exchanged() -> None:
+    link, half = default_group().link, np.zeros(10, np.float16)
+    assert select.choose("all_reduce", link, half, ReduceOp.SUM) is exchange.all_reduce
+    assert select.choose("reduce", link, np.zeros(10), ReduceOp.MAX) is exchange.reduce
+
+
+def test_deterministic_keeps_mpi_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
+    select.forget()
+    assert select.choose("all_reduce", default_group().link, np.zeros(10), ReduceOp.SUM) is exchange.all_reduce
+
+
+def test_the_environment_overrides(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:ring, broadcast:tree")
+    select.forget()
+    x = np.arange(10.0) + world.rank
+    if world.size > 1:
+        assert select.choose("all_reduce", default_group().link, x, ReduceOp.SUM) is ring.all_reduce
+        assert select.name_of("broadcast", default_group().link, 8) == "tree"
+    dist.all_reduce(x)
+    assert (x == np.arange(10.0) * world.size + sum(range(world.size))).all()
+
+
+@pytest.mark.parametrize("text", ["all_reduce:rnig", "allreduce:ring", "broadcast:ring", "ring", "all_reduce:"])
+def test_a_wrong_override_says_what_is_there(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_ALGORITHM", text)
+    with pytest.raises(ValueError, match=r"MPIDDP_ALGORITHM"):
+        select.forget()
+
+
+def test_shared_memory_is_refused_across_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:two_shot")
+    select.forget()
+
+    class Apart:
+        size, one_node = 4, False
+
+    with pytest.raises(ValueError, match="several"):
+        select.name_of("all_reduce", Apart(), 1)  # type: ignore[arg-type]
