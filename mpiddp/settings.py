@@ -163,9 +163,24 @@ def algorithms() -> dict[str, str]:
     for part in filter(None, text.split(",")):
         operation, colon, name = part.strip().partition(":")
         if not (operation and colon and name):
-            raise ValueError(f"MPIDDP_ALGORITHM must be OPERATION:ALGORITHM[,...], such as all_reduce:ring; got {text!r}")
+            raise ValueError(
+                f"MPIDDP_ALGORITHM must be OPERATION:ALGORITHM[,...], such as all_reduce:ring; got {text!r}"
+            )
         chosen[operation] = name
     return chosen
+
+
+def takes_device_pointers() -> bool | None:
+    """Return what ``MPIDDP_CUDA_AWARE`` (0 or 1) says of the MPI library, or None where it is unset."""
+    text = os.environ.get("MPIDDP_CUDA_AWARE", "")
+    if text not in ("", "0", "1"):
+        raise ValueError(f"MPIDDP_CUDA_AWARE must be 0 or 1; got {text!r}")
+    return None if text == "" else text == "1"
+
+
+def cray_gpu_support() -> bool:
+    """Tell whether Cray MPICH was told to take device pointers (``MPICH_GPU_SUPPORT_ENABLED=1``)."""
+    return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
 
 
 def core_mask() -> int:

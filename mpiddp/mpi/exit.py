@@ -35,7 +35,7 @@ _TURN_S, _LAST_TURN = 0.2, 8
 # If MPI_Abort cannot get through, the process ends without it after this time.
 _ABORT_S = 5.0
 # A rank other than 0 keeps silent about a set-up error, and waits so long for rank 0 to print it and end the job.
-_SILENT_S = 10.0
+_SILENT_S = 5.0
 # Operations that are unfinished when every program has ended get this long to come to their end.
 _REST_S = 3.0
 

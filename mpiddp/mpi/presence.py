@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 from . import operation, work
@@ -84,8 +85,7 @@ class Presence:
                     self._answers[source, group] = Answer(sequence, ended, idle, doing)
 
     def _answer(self, group: int) -> bytes:
-        # Past the main thread's end there are its non-daemon threads, and then the wait at exit.
-        ended = self.ended or not threading.main_thread().is_alive()
+        ended = self.ended or _left_to_threads()
         head = _HEAD.pack(group, self.sequences.get(group, 0), ended, work.unfinished == 0)
         return head + ("its program has ended" if ended else _doing()).encode()[:_STATE_BYTES]
 
@@ -172,16 +172,34 @@ _PACKAGE = str(Path(__file__).parents[1])
 _OTHERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
+def _stack(thread: threading.Thread) -> list[FrameType]:
+    """Return the frames of a thread, innermost first."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _left_to_threads() -> bool:
+    """Tell whether the program has come to its end, but for non-daemon threads that do nothing here.
+
+    The interpreter waits for them before it calls what is registered with atexit, which may still communicate.
+    """
+    codes = (frame.f_code for frame in _stack(threading.main_thread()))
+    if not any(code.co_name == "_shutdown" and code.co_filename == threading.__file__ for code in codes):
+        return False
+    workers = [thread for thread in threading.enumerate() if not thread.daemon]
+    return not any(frame.f_code.co_filename.startswith(_PACKAGE) for each in workers for frame in _stack(each))
+
+
 def _doing() -> str:
     """Say where the program is: in which operation, or at which line of its own code."""
     waiting = operation.running
     if waiting is not None:
         return f"it waits in {waiting}"
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
+    frames = _stack(threading.main_thread())
     own = [frame for frame in frames if not frame.f_code.co_filename.startswith((_PACKAGE, "<frozen", *_OTHERS))]
     if not frames:
         return "its program is running"

@@ -93,7 +93,8 @@ class Watchdog:
                 return
             self._presence.pump()
             current, now = operation.running, time.monotonic()
-            if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # A wait that was seen before the signal has not seen it; one that was not may have begun in answer to it.
+            if signal.SIGINT in numbers and current is seen and _python_handles_interrupts():
                 interrupted, interrupted_at = current, now
             if current is None or current is not seen:
                 seen, since, asked = current, now, 0.0
@@ -112,9 +113,13 @@ class Watchdog:
     def _desertion(self, waiting: Operation) -> str:
         self._presence.explain(waiting)  # asks everybody, not the suspects only
         gone = self._presence.departed(waiting)
-        who = f"rank{'s' * (len(gone) > 1)} {', '.join(map(str, gone))}"
+        who = (
+            f"program of rank {gone[0]} has"
+            if len(gone) == 1
+            else f"programs of ranks {', '.join(map(str, gone))} have"
+        )
         return (
-            f"{_stack()}{waiting} cannot end: the program of {who} has ended without taking part in it. Every rank has"
+            f"{_stack()}{waiting} cannot end: the {who} ended without taking part in it. Every rank has"
             " to call the same operations in the same order; look for a loop, an early return or a sys.exit that only"
             " some ranks reach (uneven inputs: DistributedDataParallel.join)"
         )
@@ -122,6 +127,10 @@ class Watchdog:
     def _timeout(self, waiting: Operation) -> str:
         reason = self._presence.explain(waiting)
         return f"{_stack()}{waiting} did not finish in {waiting.link.timeout_s:g} s: {reason}"
+
+
+def _python_handles_interrupts() -> bool:
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _stack() -> str:

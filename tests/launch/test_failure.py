@@ -1,0 +1,229 @@
+"""One rank fails, leaves or sleeps while the others need it: the job ends, soon, with the reason.
+
+Upper bounds are generous: without the library every one of these jobs hangs for ever.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from harness.launcher import mpirun
+
+# What ranks 0 and 2 wait in, while rank 1 does something else.
+WAITS = {
+    "all_reduce": "dist.all_reduce(np.ones(3))",
+    "async": "dist.all_reduce(np.ones(3), async_op=True).wait()",
+    "barrier": "dist.barrier()",
+    "recv": "dist.recv(np.ones(3), src=1)",
+    "irecv": "dist.irecv(np.ones(3), src=1).wait()",
+    "send": "dist.send(np.ones(1_000_000), dst=1)",
+}
+
+PROGRAM = """
+import os, signal, sys, threading, time
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group({arguments})
+if dist.get_rank() == 1:
+    time.sleep(0.2)
+    {one}
+else:
+    {others}
+print("went on", flush=True)
+"""
+
+
+def run(one, others, arguments="", timeout_s=40):
+    return mpirun(3, PROGRAM.format(one=one, others=others, arguments=arguments), timeout_s=timeout_s)
+
+
+def assert_ended(job, within_s=30):
+    assert job.rc != 0, job
+    assert job.seconds < within_s, job
+    assert "went on" not in job.stdout, job
+
+
+def said(job):
+    """Return the lines that a rank has said, by rank."""
+    lines: dict[int, list[str]] = {}
+    for line in job.stderr.splitlines():
+        if line.startswith("[rank "):
+            name, _, text = line.partition("] ")
+            rank, size = name.split()[1].split("/")
+            assert size == "3", job
+            lines.setdefault(int(rank), []).append(text)
+    return lines
+
+
+@pytest.mark.parametrize("wait", ["all_reduce", "async", "recv"])
+def test_exception_ends_job(wait):
+    job = run('raise ValueError("boom")', WAITS[wait])
+    assert_ended(job)
+    assert job.rc == 1, job
+    lines = said(job)[1]
+    assert lines[0] == "Traceback (most recent call last):", job
+    assert lines[-1] == "ValueError: boom", job
+    # In one piece: nobody's lines are between them.
+    block = "".join(f"{line}\n" for line in job.stderr.splitlines() if line.startswith("[rank 1/3"))
+    assert block in job.stderr.replace("\r", ""), job
+
+
+def test_exception_ends_job_past_living_threads():
+    job = run('threading.Thread(target=time.sleep, args=(60,)).start(); raise ValueError("boom")', WAITS["barrier"])
+    assert_ended(job)
+    assert said(job)[1][-1] == "ValueError: boom", job
+
+
+def test_exception_before_init_ends_job():
+    program = """
+import os
+import mpiddp as dist
+if os.environ["RANK"] == "1":
+    raise ValueError("boom")
+dist.init_process_group()
+"""
+    job = mpirun(3, program, timeout_s=40)
+    assert_ended(job)
+    assert said(job)[1][-1] == "ValueError: boom", job
+
+
+def test_same_exception_on_all_ranks_is_printed_once():
+    job = mpirun(3, "import mpiddp as dist\ndist.init_process_group()\nraise ValueError('boom')", timeout_s=40)
+    assert_ended(job)
+    assert job.rc == 1, job
+    # Rank 0 speaks first, and the others have been ended before their turn unless the machine is very busy.
+    assert said(job)[0][-1] == "ValueError: boom", job
+
+
+LEFT = {
+    "sys.exit(3)": "all_reduce",
+    "sys.exit()": "async",
+    "sys.exit(0)": "recv",
+    "sys.exit(None)": "irecv",
+    "raise SystemExit": "send",
+    "threading.Thread(target=time.sleep, args=(60,)).start(); sys.exit()": "barrier",
+    "from mpi4py import MPI; MPI.Finalize(); sys.exit()": "all_reduce",
+}
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """Run what mostly waits side by side, and return the futures by name."""
+    pool = ThreadPoolExecutor(4)
+    yield {way: pool.submit(run, way, WAITS[wait]) for way, wait in LEFT.items()}
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("way", LEFT)
+def test_rank_that_left_is_named(jobs, way):
+    job = jobs[way].result()
+    assert_ended(job)
+    assert job.rc == 1, job
+    name = {"async": "all_reduce"}.get(LEFT[way], LEFT[way])
+    reasons = [lines[-1] for lines in said(job).values()]
+    assert reasons and all(f"{name}" in text and "the program of rank 1 has ended" in text for text in reasons), job
+    assert job.seconds > 3, job  # patience
+
+
+def test_all_possible_senders_left():
+    program = PROGRAM.format(
+        arguments="", one="sys.exit()", others="dist.recv(np.ones(3)) if dist.get_rank() == 0 else sys.exit()"
+    )
+    job = mpirun(3, program, timeout_s=40)
+    assert_ended(job)
+    assert "the programs of ranks 1, 2 have ended" in job.stderr, job
+
+
+def test_exception_at_exit_of_a_rank_that_others_need():
+    program = """
+import atexit
+import numpy as np
+import mpiddp as dist
+
+def last_words():
+    if dist.get_rank() == 1:
+        raise ValueError("boom")
+    dist.all_reduce(np.ones(3))
+
+dist.init_process_group()
+atexit.register(last_words)
+"""
+    job = mpirun(3, program, timeout_s=40)
+    assert_ended(job)
+    assert "ValueError: boom" in job.stderr, job
+    assert "all_reduce #1" in job.stderr and "rank 1 has ended" in job.stderr, job
+
+
+@pytest.mark.parametrize(
+    "way", ["os._exit(7)", "os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGTERM)"]
+)
+def test_death_ends_job(way):
+    assert_ended(run(way, WAITS["all_reduce"]))
+
+
+def test_blocking_operation_times_out():
+    job = run("time.sleep(60)", WAITS["all_reduce"], arguments="timeout=1.5")
+    assert_ended(job)
+    assert job.rc == 110, job
+    reason = said(job)[0][-1]
+    assert reason.startswith("all_reduce #1 of float64 (3,) in the group of all 3 ranks did not finish in 1.5 s: "), job
+    assert "rank 1 has begun 0 operations of this group; its program is at program.py:" in reason, job
+    assert "rank 2" not in reason, job
+
+
+def test_timeout_tells_where_the_missing_rank_waits():
+    job = run("dist.recv(np.ones(2), src=0)", WAITS["barrier"], arguments="timeout=1.5")
+    assert_ended(job)
+    assert job.rc == 110, job
+    assert any("it waits in recv of float64 (2,)" in lines[-1] for lines in said(job).values()) or 1 in said(job), job
+
+
+def test_timeout_of_wait_can_be_caught():
+    program = """
+import time
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group()
+x = np.ones(3)
+if dist.get_rank() == 1:
+    time.sleep(5)
+work = dist.all_reduce(x, async_op=True)
+if dist.get_rank() != 1:
+    try:
+        work.wait(timeout=0.5)
+    except dist.DistTimeoutError as error:
+        assert isinstance(error, TimeoutError)
+        print("caught", error, flush=True)
+work.wait()
+assert x.tolist() == [3, 3, 3]
+"""
+    job = mpirun(3, program, timeout_s=60)
+    assert job.rc == 0, job
+    assert job.stdout.count("caught all_reduce #1") == 2, job
+    assert "rank 1 has begun 0 operations" in job.stdout, job
+
+
+def test_uncaught_timeout_has_its_exit_code():
+    job = run("time.sleep(60)", "dist.irecv(np.ones(3), src=1).wait(timeout=0.5)")
+    assert_ended(job)
+    assert job.rc == 110, job
+    assert "DistTimeoutError: irecv of float64 (3,)" in job.stderr, job
+
+
+@pytest.mark.parametrize("start_mpi", [False, True])
+def test_rank_that_never_calls_init(start_mpi):
+    program = f"""
+import os, sys
+import mpiddp as dist
+if os.environ["RANK"] == "1":
+    if {start_mpi}:
+        from mpi4py import MPI
+    sys.exit()
+dist.init_process_group()
+"""
+    job = mpirun(3, program, timeout_s=40, env={"MPIDDP_TIMEOUT": "2"})
+    assert_ended(job)
+    assert "init_process_group did not finish in 2 s" in job.stderr, job

@@ -1,0 +1,168 @@
+"""What the environment says, read from environments that are made up."""
+
+from __future__ import annotations
+
+import doctest
+import os
+
+import pytest
+
+from mpiddp import settings
+
+
+@pytest.fixture(autouse=True)
+def environ(monkeypatch):
+    """Start each test from an environment without launchers and settings."""
+    names = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MPIDDP_",
+        "PMI",
+        "OMPI_",
+        "SLURM_",
+        "MPI_LOCAL",
+        *settings.THREAD_VARIABLES,
+    )
+    for name in list(os.environ):
+        if name.startswith(names):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_examples():
+    assert doctest.testmod(settings).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        (
+            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            ("mpirun (Open MPI)", 2, 4, 1),
+        ),
+        ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, ("mpirun (MPICH, Hydra)", 2, 4, 0)),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}, ("srun", 3, 4, 1)),
+        # srun --mpi=pmi2
+        (
+            {"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"},
+            ("srun", 3, 4, 1),
+        ),
+        # mpirun in a batch job: Slurm's variables are those of the node's daemon
+        (
+            {
+                "PMI_RANK": "1",
+                "PMI_SIZE": "4",
+                "MPI_LOCALRANKID": "1",
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_LOCALID": "0",
+            },
+            ("mpirun (MPICH, Hydra)", 1, 4, 1),
+        ),
+        # a batch script outside of a step
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}, None),
+        ({"PMI_RANK": "one", "PMI_SIZE": "4"}, None),
+        ({"PMI_RANK": "1"}, None),
+    ],
+)
+def test_launch(environ, expected):
+    assert settings.launch(environ) == expected
+
+
+def test_announced_ranks_keep_what_is_set(environ):
+    for name, value in {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "LOCAL_RANK": "7"}.items():
+        environ.setenv(name, value)
+    environ.setenv("RANK", "")  # set, and nothing to read
+    settings.announce_ranks()
+    assert settings.rank_variables() == {"WORLD_SIZE": 4, "LOCAL_RANK": 7}
+    settings.correct_ranks(1, 2, 0)
+    assert settings.rank_variables() == {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 0}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": "4"}, 2),
+        ({"MPI_LOCALNRANKS": "3"}, 3),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "1"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "2"}, 1),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "3"}, None),
+    ],
+)
+def test_local_ranks(environ, expected):
+    assert settings.local_ranks(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("mine", "launchers", "ranks", "expected"),
+    [
+        (16, 16, 4, 4),  # one mask for all: divided
+        (16, 16, 5, 3),
+        (2, 2, 4, 1),  # more ranks than cores
+        (4, 16, 4, 4),  # each rank has its own cores
+        (1, 16, 16, 1),
+        (8, 16, 4, 4),  # two ranks have one half
+        (8, 8, 1, 8),
+    ],
+)
+def test_limit_blas_threads(environ, mine, launchers, ranks, expected):
+    environ.setattr(os, "sched_getaffinity", lambda pid: set(range(launchers if pid else mine)), raising=False)
+    environ.setenv("PMI_RANK", "0")
+    environ.setenv("PMI_SIZE", str(2 * ranks))
+    environ.setenv("MPI_LOCALNRANKS", str(ranks))
+    for name in settings.THREAD_VARIABLES:
+        environ.setenv(name, "")  # so that the fixture takes away what is set
+        environ.delenv(name)
+    assert settings.limit_blas_threads() == expected
+    assert {os.environ[name] for name in settings.THREAD_VARIABLES} == {str(expected)}
+    assert settings.blas_threads() == expected
+    assert settings.limit_blas_threads() is None
+
+
+def test_limit_blas_threads_without_launcher(environ):
+    environ.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    for name in settings.THREAD_VARIABLES:
+        environ.setenv(name, "")
+        environ.delenv(name)
+    assert settings.limit_blas_threads() == 6
+
+
+@pytest.mark.parametrize("name", settings.THREAD_VARIABLES)
+def test_limit_blas_threads_leaves_the_users_choice_alone(environ, name):
+    environ.setenv(name, "3")
+    assert settings.limit_blas_threads() is None
+    assert [os.environ.get(each) for each in settings.THREAD_VARIABLES].count(None) == 2
+
+
+def test_values(environ):
+    assert settings.pretended_nodes() is None
+    assert settings.default_timeout_s() == 1800
+    assert settings.debug_level() == "OFF"
+    assert settings.takes_device_pointers() is None
+    environ.setenv("MPIDDP_NODES", "0,0,1")
+    environ.setenv("MPIDDP_TIMEOUT", "2.5")
+    environ.setenv("MPIDDP_DEBUG", "detail")
+    environ.setenv("MPIDDP_CUDA_AWARE", "0")
+    assert settings.pretended_nodes() == (0, 0, 1)
+    assert settings.default_timeout_s() == 2.5
+    assert settings.debug_level() == "DETAIL"
+    assert settings.takes_device_pointers() is False
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("MPIDDP_NODES", settings.pretended_nodes),
+        ("MPIDDP_TIMEOUT", settings.default_timeout_s),
+        ("MPIDDP_DEBUG", settings.debug_level),
+        ("MPIDDP_CUDA_AWARE", settings.takes_device_pointers),
+    ],
+)
+def test_nonsense_is_named(environ, name, read):
+    environ.setenv(name, "nonsense")
+    with pytest.raises(ValueError, match=rf"{name} must be .*(nonsense|NONSENSE)"):
+        read()
