@@ -1,0 +1,309 @@
+"""The batch scripts, submitted to a real Slurm with two nodes: see mini_slurm."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import launcher
+
+from launch import mini_slurm
+
+SLURM = Path(__file__).parents[2] / "slurm"
+BENCH = ("all_reduce", "-b", "1K", "-e", "1K", "-n", "2", "-w", "1")
+TRAIN = ("--epochs", "4", "--batch-size", "60", "--dropout", "0.2")
+# In the first run of the job that is requeued every step takes longer, so that the time limit comes before the end.
+SLOW_AT_FIRST = """
+import os, time
+if "SLURM_STEP_ID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ:
+    from mpiddp.training.signals import StopRequest
+    asked = StopRequest.__call__
+    def ask(self):
+        time.sleep(0.5)
+        return asked(self)
+    StopRequest.__call__ = ask
+"""
+FAILS = """
+import os, signal, sys
+import mpiddp as dist
+dist.init_process_group()
+if dist.get_rank() == 1:
+    match sys.argv[1]:
+        case "raise": raise ValueError("boom")
+        case "exit": sys.exit(3)
+        case "_exit": os._exit(4)
+        case "_exit0": os._exit(0)
+        case "segv": os.kill(os.getpid(), signal.SIGSEGV)
+        case "kill": os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+"""
+WAYS = ("raise", "exit", "_exit", "_exit0", "segv", "kill")
+LAUNCHERS = {"srun": "run", "mpirun": '"$(beside_python)"', "alone": "", "none": "srun --mpi=none -n 2"}
+# What mpiddp asks CuPy, answered as on a machine with those GPUs that Slurm lets the rank see.
+CUPY = """
+import os
+from types import SimpleNamespace
+class ndarray: pass
+def is_available(): return True
+seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+cuda = SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=lambda: len(seen)))
+"""
+DEVICES = """
+import os
+import mpiddp as dist
+from mpiddp.training import environment
+dist.init_process_group()
+seen = [None] * dist.get_world_size()
+dist.all_gather_object(seen, os.environ.get("CUDA_VISIBLE_DEVICES", "unset"))
+for rank, devices in zip(environment.collect()["ranks"], seen):
+    if dist.get_rank() == 0:
+        print("device", rank["host"], rank["local_rank"], rank["gpu"], devices)
+"""
+GPU_OPTIONS = {"plain": "", "none": "--gpu-bind=none", "single": "--gpu-bind=single:1", "task": "--gpus-per-task=1"}
+
+fault = mini_slurm.why_not()
+needs_slurm = pytest.mark.skipif(fault is not None, reason=f"no Slurm to test with: {fault}")
+
+
+class Jobs:
+    """Jobs that were submitted, all of them at the beginning, so that they wait and run side by side."""
+
+    def __init__(self, cluster: mini_slurm.MiniSlurm, folder: Path) -> None:
+        said = launcher.python(
+            "from mpi4py import MPI; print(MPI.Get_library_version())", env={"MPI4PY_RC_INITIALIZE": "0"}
+        )
+        self.folder = folder
+        open_mpi = "Open MPI" in said.stdout
+        self.library = "Open MPI" if open_mpi else "MPICH"
+        self.plugin, self.other_plugin = ("pmix", "pmi2") if open_mpi else ("pmi2", "pmix")
+        self._cluster = cluster
+        self._running: dict[str, mini_slurm.Job] = {}
+        self._done: dict[str, list[mini_slurm.JobEnd]] = {}
+
+    def submit(self, name: str, *arguments: str | Path, **env: str) -> None:
+        """Submit under a name that is also the folder to submit from."""
+        variables = {
+            "PYTHON": sys.executable,
+            "UCX_TLS": "tcp,self",  # UCX sees that the two host names are one machine
+            "SLURM_WAIT": "3",
+            "MPIDDP_DETERMINISTIC": "1",
+            **env,
+        }
+        self._running[name] = self._cluster.sbatch(self.folder / name, *arguments, env=variables)
+
+    def submit_text(self, name: str, text: str, *options: str, **env: str) -> None:
+        """Submit a script of the test's own."""
+        script = self.folder / f"{name}.sbatch"
+        script.write_text(f"#!/bin/bash\nset -euo pipefail\nsource {SLURM}/env.sh\n{text}")
+        self.submit(name, "--output=log", *options, script, **env)
+
+    def ends(self, name: str) -> list[mini_slurm.JobEnd]:
+        """Return how the tasks of an array ended."""
+        if name not in self._done:
+            self._done[name] = self._running[name].wait_all(150)
+        return self._done[name]
+
+    def end(self, name: str) -> mini_slurm.JobEnd:
+        """Return how a job ended."""
+        (end,) = self.ends(name)
+        return end
+
+    def file(self, pattern: str) -> Path:
+        """Return the only file that matches."""
+        (path,) = self.folder.glob(pattern)
+        return path
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    with mini_slurm.MiniSlurm() as cluster:
+        jobs = Jobs(cluster, tmp_path_factory.mktemp("slurm"))
+        submit_all(jobs)
+        yield jobs
+
+
+def submit_all(jobs: Jobs) -> None:
+    folder = jobs.folder
+    programs = {"slow/sitecustomize.py": SLOW_AT_FIRST, "gpus/cupy.py": CUPY, "fails.py": FAILS, "devices.py": DEVICES}
+    for name, text in programs.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    path = launcher.environment().get("PYTHONPATH", "")
+    # Slurm looks at the limits every 30 s, and warns when the limit less the time given is nearer than that.
+    warned = ("--time=1", "--signal=B:USR1@60")
+    jobs.submit("requeue", *warned, SLURM / "requeue.sbatch", *TRAIN, PYTHONPATH=f"{folder}/slow:{path}")
+    jobs.submit("multinode", SLURM / "train_multinode.sbatch", *TRAIN)
+    few = "--ntasks-per-node=2"
+    jobs.submit("cpu", few, SLURM / "train_cpu.sbatch", "--epochs", "1")
+    jobs.submit("array", SLURM / "array.sbatch", "--epochs", "1")
+    jobs.submit("gpu", SLURM / "train_gpu.sbatch", "--epochs", "1")
+    jobs.submit("bench", SLURM / "bench.sbatch", *BENCH)
+    jobs.submit("test", SLURM / "test.sbatch", "-q", "tests/mpi/test_naive.py")
+    jobs.submit("bad-option", few, SLURM / "train_cpu.sbatch", "--epocs", "1")
+    for name, plugin in {"wrong-plugin": jobs.other_plugin, "no-plugin": "none", "unknown-plugin": "pmix_v9"}.items():
+        jobs.submit(name, few, SLURM / "train_cpu.sbatch", MPIDDP_LAUNCH=plugin)
+    runs = [f'run "$PYTHON" {folder}/fails.py {way} || echo "{way} $?" >> codes' for way in WAYS]
+    jobs.submit_text("fails", "\n".join(runs), "--nodes=2", "--ntasks-per-node=1")
+    infos = [
+        f'{start} "$PYTHON" -m mpiddp info --json > {name}.json 2> {name}.err || echo {name} $? >> codes'
+        for name, start in LAUNCHERS.items()
+    ]
+    jobs.submit_text("info", "\n".join(infos), "--nodes=2", few)
+    devices = [
+        f'srun --mpi={jobs.plugin} {options} "$PYTHON" {folder}/devices.py > {name} 2>&1 || true'
+        for name, options in GPU_OPTIONS.items()
+    ]
+    gpus = ("--nodes=2", few, "--gpus-per-node=2")
+    jobs.submit_text("devices", "\n".join(devices), *gpus, PYTHONPATH=f"{folder}/gpus:{path}")
+
+
+def losses(metrics: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+
+
+def test_scripts_pass_shellcheck():
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed: apt-get install shellcheck")
+    done = subprocess.run(["shellcheck", SLURM / "env.sh", *SLURM.glob("*.sbatch")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("script", sorted(SLURM.glob("*.sbatch")), ids=lambda path: path.name)
+def test_script_begins_with_what_to_edit_and_how_to_submit(script):
+    comment = re.match(r"#!/bin/bash\n((?:#.*\n)+)", script.read_text())
+    assert comment
+    assert "# Edit: " in comment[1]
+    assert f"sbatch slurm/{script.name} " in comment[1]
+
+
+@needs_slurm
+def test_train_on_one_node(jobs):
+    end = jobs.end("cpu")
+    assert (end.state, end.rc) == ("COMPLETED", 0), end
+    assert re.search(rf"{jobs.library}.*--mpi={jobs.plugin}", end.log.splitlines()[0]), end
+    assert "training on 2 ranks on 1 node:" in end.log, end
+    assert jobs.file("cpu/runs/train-cpu-*/model.safetensors").stat().st_size > 80_000
+    assert jobs.file("cpu/train-cpu-*.log").read_text() == end.log
+
+
+@needs_slurm
+def test_train_on_two_nodes(jobs):
+    end = jobs.end("multinode")
+    assert (end.state, end.rc) == ("COMPLETED", 0), end
+    assert "training on 4 ranks on 2 nodes:" in end.log, end
+    assert len(losses(jobs.file("multinode/runs/*/metrics.jsonl"))) == 4
+
+
+@needs_slurm
+def test_array(jobs):
+    ends = jobs.ends("array")
+    assert [(end.state, end.rc) for end in ends] == [("COMPLETED", 0)] * 3, "\n".join(map(str, ends))
+    for end, lr in zip(ends, ("0.003", "0.01", "0.03"), strict=True):
+        assert re.search(rf"\blr={lr}\b", end.log), end
+        assert jobs.file(f"array/runs/array-*/lr-{lr}/model.safetensors").exists()
+
+
+@needs_slurm
+def test_suite_under_srun(jobs):
+    end = jobs.end("test")
+    assert (end.state, end.rc) == ("COMPLETED", 0), end
+    assert len(re.findall(r"\d+ passed", end.log)) == 1, f"one rank alone speaks: {end}"
+
+
+@needs_slurm
+def test_bench(jobs):
+    end = jobs.end("bench")
+    assert (end.state, end.rc) == ("COMPLETED", 0), end
+    assert re.search(r"^ *1024 ", end.log, re.M), end
+
+
+@needs_slurm
+def test_train_gpu_says_what_is_missing(jobs):
+    end = jobs.end("gpu")
+    assert end.state == "FAILED", end
+    assert end.log.count("mpiddp: error: --device cuda: CuPy ") == 1, end
+
+
+@needs_slurm
+def test_bad_option_fails_with_what_helps(jobs):
+    end = jobs.end("bad-option")
+    # 2, unless srun kills a rank that was slower to say so.
+    assert (end.state, end.rc in (2, 137, 143)) == ("FAILED", True), end
+    assert end.log.count("unknown argument --epocs; did you mean --epochs?") == 1, end
+
+
+@needs_slurm
+@pytest.mark.parametrize("name", ["wrong-plugin", "no-plugin", "unknown-plugin"])
+def test_plugin_that_does_not_fit_is_named_with_the_cure(jobs, name):
+    end = jobs.end(name)
+    assert (end.state, end.rc) == ("FAILED", 1), end
+    assert "MPIDDP_LAUNCH=" in end.log, end
+    assert re.search(r"MPI plugin types are.*pmi2", end.log), end
+    assert name == "unknown-plugin" or f"does not start {jobs.library} " in end.log, end
+    assert "training" not in end.log, end
+
+
+@needs_slurm
+def test_failing_rank_ends_the_step_whatever_way_it_fails(jobs):
+    end = jobs.end("fails")
+    codes = dict(line.split() for line in jobs.file("fails/codes").read_text().splitlines())
+    assert set(codes) == set(WAYS), (codes, str(end))
+    assert "ValueError: boom" in end.log, end
+
+
+@needs_slurm
+def test_info_tells_the_truth(jobs):
+    end = jobs.end("info")
+    folder = jobs.folder / "info"
+    found = {name: (folder / f"{name}.json").read_text() for name in LAUNCHERS}
+    for name in ("srun", "mpirun"):
+        said = json.loads(found[name])
+        assert said["mpi"]["launcher"].startswith(name), said
+        ranks = [(rank["host"], rank["node"], rank["local_rank"]) for rank in said["ranks"]]
+        assert ranks == [("n1", 0, 0), ("n1", 0, 1), ("n2", 1, 0), ("n2", 1, 1)], said
+    said = json.loads(found["alone"])
+    assert said["mpi"]["launcher"].startswith("none"), said
+    assert [rank["host"] for rank in said["ranks"]] == ["n1"]
+    assert found["none"] == "", end
+    assert re.fullmatch(r"none [1-9]\d*\n", (folder / "codes").read_text()), "srun without a plugin is an error"
+    error = (folder / "none.err").read_text()
+    assert "srun started 2 ranks, but each sees a world of its own" in error
+    assert f"srun --mpi={jobs.plugin}" in error
+
+
+@needs_slurm
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # node, local rank, number of the device that it takes, and the devices that Slurm lets it see
+        ("plain", ["n1 0 0 0,1", "n1 1 1 0,1", "n2 0 0 0,1", "n2 1 1 0,1"]),
+        ("none", ["n1 0 0 unset", "n1 1 1 unset", "n2 0 0 unset", "n2 1 1 unset"]),
+        ("single", ["n1 0 0 0", "n1 1 0 1", "n2 0 0 0", "n2 1 0 1"]),
+        ("task", ["n1 0 0 0", "n1 1 0 1", "n2 0 0 0", "n2 1 0 1"]),
+    ],
+)
+def test_every_rank_of_a_node_takes_a_gpu_of_its_own(jobs, options, expected):
+    end = jobs.end("devices")
+    found = (jobs.folder / "devices" / options).read_text()
+    assert re.findall(r"^device (.*)", found, re.M) == expected, f"{end}\n{found}"
+
+
+@needs_slurm
+def test_time_limit_leads_to_a_checkpoint_a_requeue_and_the_same_parameters(jobs):
+    end, unbroken = jobs.end("requeue"), jobs.end("multinode")
+    # A slow machine is warned of its limit more than once.
+    assert (end.state, end.rc, end.restarts >= 1) == ("COMPLETED", 0, True), end
+    assert unbroken.rc == 0, unbroken
+    assert re.search(r"SIGUSR1 on rank \d: stopped after step \d+, saved a checkpoint", end.log), end
+    assert "requeued after start 1" in end.log, end
+    assert "resumed after step" in end.log, end
+    models = [jobs.file(f"{name}/runs/*/model.safetensors").read_bytes() for name in ("requeue", "multinode")]
+    assert models[0] == models[1]
+    curves = [losses(jobs.file(f"{name}/runs/*/metrics.jsonl")) for name in ("requeue", "multinode")]
+    assert curves[0] == curves[1]
