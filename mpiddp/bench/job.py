@@ -44,6 +44,11 @@ class Job:
         self.comm = self.world.comm.Dup()
         self.clock = Clock(self.world.comm.Dup())
 
+    def close(self) -> None:
+        """Free the communicators."""
+        self.comm.Free()
+        self.clock.close()
+
     def say(self, text: str) -> None:
         """Print on rank 0."""
         if self.rank == 0:
@@ -115,6 +120,7 @@ def job() -> Iterator[Job]:
     # Averages of what rests at zero, sums beyond the range of small integers: nothing to be warned of here.
     with np.errstate(all="ignore"):
         yield made
+    made.close()
     if began:
         dist.destroy_process_group()
 

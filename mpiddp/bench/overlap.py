@@ -79,13 +79,15 @@ def run(arguments: argparse.Namespace) -> int:
         here.say("#buckets" + "".join(name.rjust(12) for name in (*_COLUMNS, "overlap")))
         rows = []
         for buckets in sizes.sweep(1, min(arguments.buckets, computation.layers), 2):
-            row = _measure(here, computation, np.array_split(gradients, buckets), arguments.rounds)
+            row = _measure(here, computation, gradients, buckets, arguments.rounds)
             rows.append({"buckets": buckets, **row})
             cells = [f"{row[name] * 1e3:.3f}" for name in _COLUMNS] + [f"{row['overlap']:.2f}"]
             here.say(f"{buckets:8}" + "".join(cell.rjust(12) for cell in cells))
         if arguments.json:
             here.together(lambda: results.write(arguments.json, "overlap", environment, [], rows=rows))
-    return 0
+        wrong = sum(row["wrong"] for row in rows)
+        here.say(f"# Wrong values: {wrong} {'FAILED' if wrong else 'OK'}")
+    return int(wrong > 0)
 
 
 def _calibrate(here: Job, arguments: argparse.Namespace, gradients: Array) -> Computation:
@@ -103,9 +105,10 @@ def _nothing(_: int) -> None:
     return None
 
 
-def _measure(here: Job, computation: Computation, buckets: list[Array], rounds: int) -> dict[str, Any]:
-    """Return the medians over rounds in which all ways take turns, in seconds."""
+def _measure(here: Job, computation: Computation, gradients: Array, count: int, rounds: int) -> dict[str, Any]:
+    """Return the medians over rounds in which all ways take turns, in seconds, and how many elements came out wrong."""
     layers, average = computation.layers, dist.ReduceOp.AVG
+    buckets = np.array_split(gradients, count)
     # Layer l completes the buckets that end with it.
     due: dict[int, list[Array]] = {}
     for index, bucket in enumerate(buckets):
@@ -154,7 +157,12 @@ def _measure(here: Job, computation: Computation, buckets: list[Array], rounds: 
         (whole - alone) / comm
         for whole, alone, comm in zip(took["overlapped"], took["compute"], took["comm"], strict=True)
     )
-    return {**{name: statistics.median(seconds) for name, seconds in took.items()}, "overlap": 1 - exposed}
+    gradients[...] = here.rank
+    overlapped(work.poll)
+    wrong = here.sum(int(np.count_nonzero(gradients != (here.size - 1) / 2)))
+    gradients[...] = 0
+    medians = {name: statistics.median(seconds) for name, seconds in took.items()}
+    return {**medians, "overlap": 1 - exposed, "wrong": wrong}
 
 
 def _largest(a: float, b: float) -> float:

@@ -47,6 +47,10 @@ class Clock:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
 
+    def close(self) -> None:
+        """Free the communicator."""
+        self._comm.Free()
+
     def each(self, call: Callable[[], object], iterations: int) -> list[float]:
         """Call so many times, and return how long the slowest rank took each time, on all ranks."""
         barrier, now = self._comm.Barrier, time.perf_counter

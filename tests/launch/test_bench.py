@@ -1,0 +1,64 @@
+"""The benchmarks as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from harness import launcher
+
+
+def bench(*args: str, ranks: int = 2, timeout_s: float = 120, env: dict[str, str | None] | None = None):
+    command = [*launcher.launch(ranks), sys.executable, "-m", "mpiddp", "bench", *args]
+    with launcher.Program(command, env) as program:
+        return program.wait(timeout_s)
+
+
+def test_table_has_the_columns_of_nccl_tests():
+    done = bench("all_gather", "-b", "64", "-e", "256", "-f", "4", "-n", "3", "--dtype", "float64", ranks=2)
+    assert done.rc == 0, done
+    lines = done.stdout.splitlines()
+    assert lines[1].split() == (
+        ["#", "size", "count", "type", "redop", "root", "time", "min", "max", "algbw", "busbw", "#wrong", "algorithm"]
+    )
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    assert [row[:5] for row in rows] == [["64", "4", "float64", "none", "-1"], ["256", "16", "float64", "none", "-1"]]
+    assert all(row[10:] == ["0", "native"] for row in rows)
+    assert "# Avg bus bandwidth" in lines[-1], done
+
+
+def test_symmetric_arrays_and_a_chosen_algorithm():
+    done = bench("all_reduce", "-b", "1K", "-e", "1K", "-n", "2", "--symmetric", "--algorithm", "two_shot", "-c", "0")
+    assert done.rc == 0, done
+    assert done.stdout.splitlines()[-3].split()[-2:] == ["N/A", "two_shot"], done
+
+
+def test_compare_with_torch(tmp_path):
+    pytest.importorskip("torch")
+    file = tmp_path / "compare.json"
+    done = bench("compare", "-b", "8", "-e", "512", "--rounds", "1", "-n", "2", "--json", str(file), timeout_s=180)
+    assert done.rc == 0, done
+    names = [series["name"] for series in json.loads(file.read_text())["series"]]
+    assert names == ["mpiddp", "mpiddp symmetric", "mpi4py", "memcpy", "gloo"]
+    head = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["size"])
+    assert "gloo/mpiddp" in head, done
+
+
+def test_compare_without_torch():
+    blocked = "import sys\nsys.modules['torch'] = None\nfrom mpiddp.cli import main\nsys.exit(main(sys.argv[1:]))"
+    done = launcher.mpirun(
+        2, blocked, "bench", "compare", "reduce", "-b", "8", "-e", "8", "--rounds", "1", "-n", "2", timeout_s=120
+    )
+    assert done.rc == 0, done
+    assert "Gloo is left out" in done.stdout, done
+    assert "mpi4py/symmetric" in done.stdout, done
+
+
+def test_wrong_options_are_one_line_from_rank_0():
+    done = bench("all_reduce", "--op", "band")
+    assert done.rc == 2, done
+    assert done.stdout == "", done
+    assert [line for line in done.stderr.splitlines() if "error" in line] == [
+        "mpiddp: error: --op band --dtype float32: Cannot use ReduceOp.BAND with non-integral dtype float32"
+    ], done

@@ -1,0 +1,163 @@
+"""The reference finds what is wrong, all of it, and nothing else."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import numpy as np
+import pytest
+
+from mpiddp.bench import reference
+from mpiddp.bench.buffers import Buffers, bus_factor
+from mpiddp.bench.cli import DTYPES, OPERATIONS, REDUCTIONS
+
+PYTHON = {
+    "sum": operator.add,
+    "product": operator.mul,
+    "min": min,
+    "max": max,
+    "band": operator.and_,
+    "bor": operator.or_,
+    "bxor": operator.xor,
+}
+
+
+ON_ALL, ON_REALS, ON_INTEGERS = ("sum", "product"), ("min", "max"), ("band", "bor", "bxor")
+DEFINED = [
+    *((dtype, op) for dtype in ("float32", "float64") for op in ON_ALL + ON_REALS),
+    *((dtype, op) for dtype in ("int8", "int64", "uint8", "bool") for op in ON_ALL + ON_REALS + ON_INTEGERS),
+    *(("complex64", op) for op in ON_ALL),
+]
+
+
+@pytest.mark.parametrize(("dtype", "op"), DEFINED)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_reduction_is_that_of_plain_python(dtype, op, size):
+    kind = np.dtype(dtype)
+    rows = [reference.pattern(rank, kind, op).tolist() for rank in range(size)]
+    want = [functools.reduce(PYTHON[op], column) for column in zip(*rows, strict=True)]
+    if kind.kind == "b":
+        logical = {"sum": any, "max": any, "product": all, "min": all}.get(op)
+        want = [logical(column) for column in zip(*rows, strict=True)] if logical else want
+    np.testing.assert_array_equal(reference.reduced(size, kind, op), want)
+
+
+def test_average_is_the_mean():
+    rows = [reference.pattern(rank, np.dtype("float32"), "avg").tolist() for rank in range(3)]
+    want = [sum(column) / 3 for column in zip(*rows, strict=True)]
+    np.testing.assert_allclose(reference.reduced(3, np.dtype("float32"), "avg"), want, rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "bfloat16"])
+@pytest.mark.parametrize("count", [1, reference.PERIOD, 65_344, 65_345, 200_003])
+def test_every_wrong_element_is_counted(dtype, count):
+    kind = np.dtype(dtype)
+    values = reference.pattern(1, kind, "sum")
+    x = np.empty(count, kind)
+    reference.fill(x, values)
+    assert reference.count_wrong(x, values) == 0
+    places = sorted({0, count - 1, count // 2})
+    for place in places:
+        x[place] = not x[place] if kind.kind == "b" else x[place] + kind.type(1)
+    assert reference.count_wrong(x, values) == len(places)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_wrong(bad):
+    values = reference.pattern(0, np.dtype("float32"), "sum")
+    x = np.empty(100, np.float32)
+    reference.fill(x, values)
+    x[42] = bad
+    assert reference.count_wrong(x, values) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_rounded_average_is_right_and_a_missing_rank_is_not(dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    kind = np.dtype(dtype)
+    wide = np.promote_types(kind, np.float32) if dtype != "bfloat16" else np.dtype("float32")
+    rows = [reference.pattern(rank, kind, "avg").astype(wide) for rank in range(3)]
+    want = reference.reduced(3, kind, "avg")
+    assert reference.count_wrong((sum(rows) / wide.type(3)).astype(kind), want) == 0
+    differs = int(np.count_nonzero(rows[2]))
+    assert reference.count_wrong((sum(rows[:2]) / wide.type(3)).astype(kind), want) == differs > 0
+
+
+def test_patterns_of_ranks_differ():
+    patterns = [reference.pattern(rank, np.dtype("float32"), "sum") for rank in range(8)]
+    for index, one in enumerate(patterns):
+        for other in patterns[:index]:
+            assert np.count_nonzero(one != other) > reference.PERIOD / 2
+
+
+def run_without_mpi(ranks: list[Buffers]) -> None:
+    """Do the operation on the arrays of all ranks, by plain NumPy."""
+    operation, size = ranks[0].operation, len(ranks)
+    inputs = [each.x.copy() for each in ranks]
+    blocks = [each.blocks(x) for each, x in zip(ranks, inputs, strict=True)]
+    for each in ranks:
+        match operation:
+            case "all_reduce":
+                each.x[...] = sum(inputs)
+            case "reduce" if each.rank == 0:
+                each.x[...] = sum(inputs)
+            case "broadcast":
+                each.x[...] = inputs[0]
+            case "reduce_scatter":
+                each.output[...] = sum(block[each.rank] for block in blocks)
+            case "scatter":
+                each.output[...] = blocks[0][each.rank]
+            case "all_gather":
+                each.output[...] = np.concatenate(inputs)
+            case "gather" if each.rank == 0:
+                each.output[...] = np.concatenate(inputs)
+            case "all_to_all":
+                each.output[...] = np.concatenate([block[each.rank] for block in blocks])
+            case "send_recv":
+                each.output[...] = inputs[(each.rank - 1) % size]
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "barrier"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("size_bytes", [1, 4 * 1021, 40_004])
+def test_a_right_result_is_right_and_none_is_wrong(operation, size, size_bytes):
+    ranks = [Buffers(operation, rank, size, size_bytes, np.dtype("float32")) for rank in range(size)]
+    for each in ranks:
+        each.fill()
+    if size > 1 and size_bytes > 1000:
+        assert sum(each.count_wrong() for each in ranks) > 0, "doing nothing passes"
+    run_without_mpi(ranks)
+    assert [each.count_wrong() for each in ranks] == [0] * size
+    written = ranks[0].output
+    written[-1] += 1
+    assert [each.count_wrong() for each in ranks] == [1] + [0] * (size - 1)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_total_size_is_that_of_the_largest_array(operation):
+    for size_bytes in (1, 100, 1000, 4096):
+        found = Buffers(operation, 0, 3, size_bytes, np.dtype("float64"))
+        assert max(found.x.nbytes, found.output.nbytes) == found.total_bytes
+        if operation != "barrier":
+            assert found.total_bytes <= max(size_bytes, 3 * 8)
+
+
+@pytest.mark.parametrize("op", [op for op in REDUCTIONS if op not in ("band", "bor", "bxor")])
+def test_arrays_at_rest_stay_as_they_are(op):
+    found = Buffers("all_reduce", 0, 2, 400, np.dtype("float32"), op)
+    found.rest()
+    before = found.x.copy()
+    for _ in range(200):
+        found.x[...] = reference._FOLD[op](np.stack([found.x, found.x]), axis=0)
+    np.testing.assert_array_equal(found.x, before)
+
+
+def test_bus_factors_are_those_of_nccl_tests():
+    n = 8
+    assert bus_factor("all_reduce", n) == 2 * (n - 1) / n
+    for operation in ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"):
+        assert bus_factor(operation, n) == (n - 1) / n
+    for operation in ("broadcast", "reduce", "send_recv"):
+        assert bus_factor(operation, n) == 1
