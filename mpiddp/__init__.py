@@ -2,7 +2,8 @@
 
 ``import mpiddp as dist`` gives torch's names. They are loaded when first used: importing the package starts no MPI and
 imports neither NumPy nor CuPy. It does fill RANK, WORLD_SIZE and LOCAL_RANK, where they are unset, from the launcher's
-variables, because scripts read them on their first line.
+variables, because scripts read them on their first line; and from then on an uncaught exception on one rank of several
+ends the job.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .settings import announce_ranks
+from .mpi import exit
+from .settings import announce_ranks, launch
 
 if TYPE_CHECKING:
     from .data import DataPartitioner as DataPartitioner
@@ -55,3 +57,5 @@ def __dir__() -> list[str]:
 
 
 announce_ranks()
+if launch() is not None:
+    exit.install()
