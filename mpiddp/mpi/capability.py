@@ -83,8 +83,7 @@ def inspect(comm: MPI.Intracomm | None = None) -> Capability:
 
 def _abi(file: str) -> str:
     """Return the ABI from an extension module's name: ``MPI.mpich.cpython-312-x86_64-linux-gnu.so``."""
-    parts = file.split(".")
-    return parts[1] if len(parts) > 3 or (len(parts) == 3 and "cpython" not in parts[1]) else "as built"
+    return next((abi for abi in ("mpich", "openmpi", "impi") if f".{abi}." in file), "as built")
 
 
 def installed_wheels() -> tuple[str, ...]:
