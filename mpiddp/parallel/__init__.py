@@ -17,6 +17,7 @@ from .comm_hooks import (
     post_localSGD_hook,
     powerSGD_hook,
 )
+from .data_parallel import DataParallel
 from .ddp import BufferCommHookLocation, DistributedDataParallel
 from .join import Join, Joinable, JoinHook
 from .naive import average_gradients
@@ -24,6 +25,7 @@ from .sync_batchnorm import SyncBatchNorm
 
 __all__ = [
     "BufferCommHookLocation",
+    "DataParallel",
     "DistributedDataParallel",
     "GradBucket",
     "Join",
