@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -181,6 +182,19 @@ def takes_device_pointers() -> bool | None:
 def cray_gpu_support() -> bool:
     """Tell whether Cray MPICH was told to take device pointers (``MPICH_GPU_SUPPORT_ENABLED=1``)."""
     return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+
+
+def cache_folder() -> Path:
+    """Return the folder of what is only there to be faster: ``MPIDDP_CACHE``, else the user's cache folder's mpiddp."""
+    given = os.environ.get("MPIDDP_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpiddp"
+
+
+def use_tuned() -> bool:
+    """Tell whether what ``bench tune`` has found is used; ``MPIDDP_TUNED=0`` ignores it."""
+    return os.environ.get("MPIDDP_TUNED", "1") != "0"
 
 
 def core_mask() -> int:

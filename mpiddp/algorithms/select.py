@@ -5,16 +5,21 @@ alike. Whether an array is symmetric is not: one rank may give an ordinary array
 the algorithms that work in shared memory decide about that themselves, when they have heard of all ranks' arrays.
 
 In the table "native" means MPI's own algorithm, or for reductions that MPI does not define, and for all of them under
-``MPIDDP_DETERMINISTIC=1``, the exchange. ``MPIDDP_ALGORITHM=all_reduce:ring`` replaces the table's choice.
+``MPIDDP_DETERMINISTIC=1``, the exchange. ``MPIDDP_ALGORITHM=all_reduce:ring`` replaces the table's choice, and what
+`bench tune` has measured on this machine (see `tuned`) replaces the table.
 """
 
 from __future__ import annotations
 
 import functools
+import socket
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 
 from mpiddp import settings
+from mpiddp.mpi import launch
+from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Steps
@@ -30,8 +35,10 @@ from . import (
     reduce_broadcast,
     ring,
     tree,
+    tuned,
     two_shot,
 )
+from .tuned import Rows
 
 ALGORITHMS: dict[str, ModuleType] = {
     "native": native,
@@ -45,9 +52,6 @@ ALGORITHMS: dict[str, ModuleType] = {
     "reduce_broadcast": reduce_broadcast,
 }
 """All algorithms by name; each has a function for every operation that it is good for."""
-
-Rows = tuple[tuple[float, str], ...]
-"""Algorithms for growing arrays, each with the number of bytes up to which it is the best."""
 
 ANY_SIZE = float("inf")
 _KIB = 1 << 10
@@ -97,8 +101,38 @@ def name_of(operation: str, link: Link, size_bytes: int) -> str:
         if chosen == "two_shot" and not link.one_node:
             raise ValueError(f"{operation}:two_shot works in the memory of one node, and {link} is on several")
         return chosen
-    rows = (ONE_NODE if link.one_node else SEVERAL_NODES)[operation]
-    return next(name for limit, name in rows if size_bytes <= limit)
+    return next(name for limit, name in _rows(operation, link.nodes) if size_bytes <= limit)
+
+
+_measured: dict[str, tuned.Table] = {}
+
+
+def learn(comm: MPI.Intracomm) -> None:
+    """Use what was measured on the machine of the first rank of ``comm``; all its ranks call."""
+    _measured.clear()
+    found: dict[str, tuned.Table] = {}
+    if comm.rank == 0 and settings.use_tuned():
+        try:
+            found = tuned.read(tuned.path(launch.library_name(), socket.gethostname()))
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=3)
+    for shape, table in comm.bcast(found).items():
+        usable = [name for name in ALGORITHMS if name != ("two_shot" if "+" in shape else "hierarchical")]
+        _measured[shape] = {
+            operation: rows
+            for operation, rows in table.items()
+            if rows
+            and rows[-1][0] == ANY_SIZE
+            and all(name in usable and name in offering(operation) for _, name in rows)
+        }
+    _rows.cache_clear()
+
+
+@functools.cache
+def _rows(operation: str, nodes: tuple[int, ...]) -> Rows:
+    """Return the rows for a group with these nodes."""
+    defaults = ONE_NODE if len(set(nodes)) == 1 else SEVERAL_NODES
+    return _measured.get(tuned.shape(nodes), {}).get(operation) or defaults[operation]
 
 
 def choose(operation: str, link: Link, x: Array, op: ReduceOp | None = None) -> Callable[..., Steps]:

@@ -91,6 +91,7 @@ def init_process_group(
     select.forget()
     debug.configure(debug_level)
     own = (comm or world.comm).Dup()
+    select.learn(own)
     link = Link(world, own, settings.default_timeout_s() if limit_s is None else limit_s)
     whole = ProcessGroup(link, "0", "default_pg", tuple(range(link.size)), own if comm is None else comm)
     register(whole, default=True)
