@@ -13,10 +13,11 @@ References
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from mpiddp.mpi import message
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, movable
@@ -56,8 +57,19 @@ def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], d
     return mine
 
 
+def _in_turn(steps: Callable[[Channel, Array], Steps], link: Channel, x: Array) -> Steps:
+    """Run steps on pieces of ``x``, one after the other, whose bytes MPI can count."""
+    flat, step = x.reshape(-1), max(message.MAX_COUNT // x.itemsize, 1)
+    for start in range(0, x.size, step):
+        yield from steps(link, flat[start : start + step])
+        link = link.after()
+
+
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
+    if x.nbytes > message.MAX_COUNT and x.size > 1:
+        yield from _in_turn(lambda link, piece: all_reduce(link, piece, op), link, x)
+        return
     sizes = slice_sizes(x, link.size)
     mine = yield from reduce_slices(link, x, op, sizes, link.size)
     yield link.later.Iallgatherv(as_bytes(mine), (as_bytes(x), sizes, None, MPI.BYTE))
@@ -65,6 +77,9 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
+    if x.nbytes > message.MAX_COUNT and x.size > 1:
+        yield from _in_turn(lambda link, piece: reduce(link, piece, root, op), link, x)
+        return
     sizes = slice_sizes(x, link.size)
     mine = yield from reduce_slices(link, x, op, sizes, link.size)
     received = (as_bytes(x), sizes, None, MPI.BYTE) if link.rank == root else None
@@ -73,6 +88,14 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
+    if x.nbytes > message.MAX_COUNT and output.size > 1:
+        blocks, results = x.reshape(link.size, -1), output.reshape(-1)
+        step = max(message.MAX_COUNT // blocks[:, :1].nbytes, 1)
+        for start in range(0, output.size, step):
+            piece = np.ascontiguousarray(blocks[:, start : start + step])
+            yield from reduce_scatter(link, results[start : start + step], piece, op)
+            link = link.after()
+        return
     rows = np.empty((link.size, output.size), x.dtype)
     if op.factor is not None:
         x = x.copy()

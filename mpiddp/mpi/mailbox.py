@@ -16,7 +16,7 @@ from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 
 from .library import MPI
-from .message import CODES, code_name, dtype_code, movable
+from .message import CODES, as_message, code_name, dtype_code, size_of
 from .operation import Operation
 from .work import Steps, Work, activate, deactivate
 
@@ -65,7 +65,7 @@ class Receive:
     def accept(self, arrival: _Arrival) -> None:
         """Begin to receive ``arrival``, or take it away and refuse it, so that the next message is right."""
         self.sender, self.size_bytes = arrival.source, arrival.size_bytes
-        memory = movable(self.x)
+        memory = self.x
         if arrival.code != dtype_code(self.x.dtype):
             self._fault = f"{code_name(arrival.code)}, but its buffer is {self.x.dtype}: use one dtype on both sides"
         elif arrival.size_bytes > self.x.nbytes:
@@ -75,7 +75,8 @@ class Receive:
             )
         if self._fault is not None:
             memory = np.empty(arrival.size_bytes, np.uint8)
-        self._request = arrival.message.Irecv([memory, arrival.size_bytes, MPI.BYTE])
+        with as_message(memory, arrival.size_bytes) as received:
+            self._request = arrival.message.Irecv(received)
 
     def _check(self) -> None:
         if self._fault is not None:
@@ -122,13 +123,16 @@ class Mailbox:
 
     def send(self, x: Array, to: int, tag: int) -> None:
         """Send ``x`` and block until its memory may be used again."""
-        self._comm.Send([movable(x), x.nbytes, MPI.BYTE], to, tag * CODES + dtype_code(x.dtype))
+        with as_message(x, x.nbytes) as sent:
+            self._comm.Send(sent, to, tag * CODES + dtype_code(x.dtype))
 
     def isend(self, x: Array, to: int, tag: int, what: Operation) -> Work:
         """Begin to send ``x``."""
 
         def steps() -> Steps:
-            yield self._comm.Isend([movable(x), x.nbytes, MPI.BYTE], to, tag * CODES + dtype_code(x.dtype))
+            with as_message(x, x.nbytes) as sent:
+                request = self._comm.Isend(sent, to, tag * CODES + dtype_code(x.dtype))
+            yield request
 
         return self._submit(Work(steps(), what, [x]))
 
@@ -175,7 +179,7 @@ class Mailbox:
 
     def _arrival(self, message: MPI.Message) -> _Arrival:
         tag, code = divmod(self._status.Get_tag(), CODES)
-        return _Arrival(self._status.Get_source(), tag, code, self._status.Get_count(MPI.BYTE), message)
+        return _Arrival(self._status.Get_source(), tag, code, size_of(self._status), message)
 
     def _take(self, receive: Receive) -> _Arrival | None:
         """Return the first arrived message that is for ``receive``."""

@@ -6,7 +6,8 @@ meant (a strided view, swapped bytes, Python objects, a read-only result) is ref
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +16,9 @@ from mpiddp.device import is_device_array
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 
-# MPI counts elements of a reduction in a C int where the library is older than MPI-4 (Open MPI 5).
+from .library import MPI
+
+# MPI counts in a C int where the library is older than MPI-4 (Open MPI 5).
 MAX_COUNT = 2**31 - 1
 
 
@@ -149,10 +152,38 @@ def movable(x: Array) -> Array:
     return x if x.dtype.kind in "biufc" and x.dtype.char not in "egG" else as_bytes(x)
 
 
-def chunks(x: Array, max_count: int | None = None) -> Sequence[Array]:
+def countable(x: Array) -> bool:
+    """Tell whether MPI can count the elements of ``x``."""
+    return x.size <= MAX_COUNT
+
+
+def chunks(x: Array) -> Sequence[Array]:
     """Return flat pieces of ``x`` that MPI can count."""
-    limit = max_count or MAX_COUNT
-    if x.size <= limit:
+    if x.size <= MAX_COUNT:
         return (x,)
     flat = x.reshape(-1)
-    return [flat[start : start + limit] for start in range(0, x.size, limit)]
+    return [flat[start : start + MAX_COUNT] for start in range(0, x.size, MAX_COUNT)]
+
+
+@contextlib.contextmanager
+def as_message(x: Array, size_bytes: int) -> Iterator[list[Any]]:
+    """Give the first bytes of ``x`` as one message, to start one call with: memory, count, MPI's datatype."""
+    if size_bytes <= MAX_COUNT:
+        yield [movable(x), size_bytes, MPI.BYTE]
+        return
+    # One datatype of that size: as many bytes as MPI can count, several times, and the rest.
+    times, rest_bytes = divmod(size_bytes, MAX_COUNT)
+    largest, rest = MPI.BYTE.Create_contiguous(MAX_COUNT), MPI.BYTE.Create_contiguous(rest_bytes)
+    body = largest.Create_contiguous(times)
+    whole = MPI.Datatype.Create_struct([1, 1], [0, times * MAX_COUNT], [body, rest]).Commit()
+    try:
+        yield [as_bytes(x), 1, whole]
+    finally:  # MPI keeps them until the call has ended
+        for each in (whole, body, rest, largest):
+            each.Free()
+
+
+def size_of(status: MPI.Status) -> int:
+    """Return the length in bytes of the message that ``status`` tells of, however long it is."""
+    count = status.Get_count(MPI.BYTE)
+    return count if count != MPI.UNDEFINED else status.Get_elements(MPI.BYTE)
