@@ -20,20 +20,32 @@ from .comm_hooks import (
 from .data_parallel import DataParallel
 from .ddp import BufferCommHookLocation, DistributedDataParallel
 from .join import Join, Joinable, JoinHook
+from .model_averaging import (
+    HierarchicalModelAverager,
+    ModelAverager,
+    PeriodicModelAverager,
+    PostLocalSGDOptimizer,
+)
 from .naive import average_gradients
 from .sync_batchnorm import SyncBatchNorm
+from .zero import ZeroRedundancyOptimizer
 
 __all__ = [
     "BufferCommHookLocation",
     "DataParallel",
     "DistributedDataParallel",
     "GradBucket",
+    "HierarchicalModelAverager",
     "Join",
     "JoinHook",
     "Joinable",
+    "ModelAverager",
+    "PeriodicModelAverager",
+    "PostLocalSGDOptimizer",
     "PostLocalSGDState",
     "PowerSGDState",
     "SyncBatchNorm",
+    "ZeroRedundancyOptimizer",
     "allreduce_hook",
     "average_gradients",
     "batched_powerSGD_hook",
