@@ -19,19 +19,41 @@ if TYPE_CHECKING:
     from .data import DistributedSampler as DistributedSampler
     from .distributed import *  # noqa: F403
     from .nn import manual_seed as manual_seed
-    from .parallel import DistributedDataParallel as DistributedDataParallel
-    from .parallel import average_gradients as average_gradients
+    from .parallel import *  # noqa: F403
 
 __version__ = "0.1.0"
 
 _PACKAGES = ("autograd", "data", "device", "distributed", "nn", "optim", "parallel", "training")
 # Names of other packages that stand at the top level; those of `distributed` all do.
 _NAMES = {
+    "BufferCommHookLocation": "parallel",
+    "DataParallel": "parallel",
     "DataPartitioner": "data",
     "DistributedDataParallel": "parallel",
     "DistributedSampler": "data",
+    "GradBucket": "parallel",
+    "HierarchicalModelAverager": "parallel",
+    "Join": "parallel",
+    "JoinHook": "parallel",
+    "Joinable": "parallel",
+    "ModelAverager": "parallel",
+    "PeriodicModelAverager": "parallel",
+    "PostLocalSGDOptimizer": "parallel",
+    "PostLocalSGDState": "parallel",
+    "PowerSGDState": "parallel",
+    "SyncBatchNorm": "parallel",
+    "ZeroRedundancyOptimizer": "parallel",
+    "allreduce_hook": "parallel",
     "average_gradients": "parallel",
+    "batched_powerSGD_hook": "parallel",
+    "bf16_compress_hook": "parallel",
+    "bf16_compress_wrapper": "parallel",
+    "fp16_compress_hook": "parallel",
+    "fp16_compress_wrapper": "parallel",
     "manual_seed": "nn",
+    "noop_hook": "parallel",
+    "post_localSGD_hook": "parallel",
+    "powerSGD_hook": "parallel",
 }
 
 
