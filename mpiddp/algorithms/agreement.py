@@ -6,6 +6,7 @@ all, so all choose the same way, and ranks that disagree all raise the same erro
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any, NamedTuple
 
@@ -95,7 +96,7 @@ def meet(link: Link, operation: str, x: Array, op: ReduceOp | None = None, root:
     )
     told = bytearray(len(mine) * link.size)
     yield link.now.Iallgather(mine, told)
-    entries = [Entry(*fields) for fields in _FORMAT.iter_unpack(told)]
+    entries = _read(bytes(told))
     first = entries[0][:5]
     for rank, entry in enumerate(entries):
         if entry[:5] != first:
@@ -104,6 +105,12 @@ def meet(link: Link, operation: str, x: Array, op: ReduceOp | None = None, root:
                 f" {entry}; all ranks must call the same operations in the same order, on equal shapes and dtypes"
             )
     return entries
+
+
+@functools.lru_cache(maxsize=256)
+def _read(told: bytes) -> list[Entry]:
+    """Return what all ranks have told; a training step tells the same again and again."""
+    return [Entry(*fields) for fields in _FORMAT.iter_unpack(told)]
 
 
 def common_segment(entries: list[Entry]) -> symmetric.Segment | None:

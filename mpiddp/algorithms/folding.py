@@ -55,7 +55,7 @@ def fold_rows(
     converted = wide != dtype or factors is not None
     # An accumulator in place saves a pass over the cache; what it overwrites has been read then.
     in_place = wide == dtype and (outs[0] is rows[0] or (not converted and len(rows) > 1 and outs[0] is rows[1]))
-    spare = np.empty((2, min(step, count)), wide)
+    spare = np.empty((2, 0 if in_place and not converted else min(step, count)), wide)
     for start in range(0, count, step):
         chunk = slice(start, min(start + step, count))
         parts = [row[chunk] for row in rows]

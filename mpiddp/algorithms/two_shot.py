@@ -40,15 +40,16 @@ def _factors(op: ReduceOp, entries: list[Entry]) -> list[float] | None:
 def _in_pieces(
     link: Link, like: Array, length: int, rows: int, put: Pass, take: Pass, collect: Pass | None = None
 ) -> Steps:
-    """Let ``length`` elements pass through the scratch, ``rows`` of them side by side in a slot.
+    """Let ``length`` elements pass through the scratch, ``rows`` of them side by side.
 
     ``put`` writes to this rank's slot, ``take`` reads from all slots after a barrier, and may write to slots; what it
     has written ``collect`` reads after another one.
     """
-    step = max(Scratch.SLOT_BYTES // like.itemsize // rows, 1)
+    step = max(Scratch.PIECE_BYTES // like.itemsize // rows, 1)
     before: tuple[int, int, list[Array]] | None = None
     for start in range(0, length, step):
-        piece = (start, min(start + step, length), link.scratch.turn(like.dtype))
+        stop = min(start + step, length)
+        piece = (start, stop, link.scratch.turn(rows * (stop - start), like.dtype))
         put(*piece)
         yield link.later.Ibarrier()
         if before is not None and collect is not None:
@@ -56,7 +57,7 @@ def _in_pieces(
         take(*piece)
         before = piece
     if before is not None and collect is not None:
-        link.scratch.turn(like.dtype)
+        link.scratch.turn(0, like.dtype)
         yield link.later.Ibarrier()
         collect(*before)
 

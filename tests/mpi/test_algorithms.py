@@ -272,7 +272,8 @@ def test_nan_reaches_every_rank(case: Case, kind: str) -> None:
 def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     if not case.link.one_node:
         pytest.skip("for one node")
-    monkeypatch.setattr(Scratch, "SLOT_BYTES", 4096)
+    monkeypatch.setattr(Scratch, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(Scratch, "REGION_BYTES", 4 * 4096)
     monkeypatch.setattr(folding, "CHUNK_BYTES", 256)
     two_shot = select.ALGORITHMS["two_shot"]
     for dtype in (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")):
