@@ -122,13 +122,13 @@ def as_arrays(
     ------
     TypeError
         If it is not a list (a tuple is accepted where nothing is written).
-    ValueError
+    ArrayError
         If its length is not ``length``.
     """
     if not isinstance(xs, list) and (writable or not isinstance(xs, tuple)):
         raise TypeError(f"Expected parameter `{name}` of {operation} to be a list of arrays, got {type(xs).__name__}")
     if len(xs) != length:
-        raise ValueError(
+        raise ArrayError(
             f"{operation} needs one array in `{name}` for each of the {length} ranks of the group, got {len(xs)}"
         )
     return [as_array(x, operation, writable=writable, name=f"{name}[{index}]") for index, x in enumerate(xs)]
