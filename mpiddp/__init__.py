@@ -42,6 +42,7 @@ _NAMES = {
     "PostLocalSGDState": "parallel",
     "PowerSGDState": "parallel",
     "SyncBatchNorm": "parallel",
+    "Timeline": "parallel",
     "ZeroRedundancyOptimizer": "parallel",
     "allreduce_hook": "parallel",
     "average_gradients": "parallel",

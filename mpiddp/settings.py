@@ -152,6 +152,11 @@ def debug_level() -> str:
     return level
 
 
+def timeline() -> str | None:
+    """Return ``MPIDDP_TIMELINE``: the file to which a trace of all ranks is written; None: no trace."""
+    return os.environ.get("MPIDDP_TIMELINE") or None
+
+
 def deterministic() -> bool:
     """Tell whether ``MPIDDP_DETERMINISTIC=1`` keeps MPI's own reductions out."""
     return os.environ.get("MPIDDP_DETERMINISTIC", "0") == "1"

@@ -115,6 +115,9 @@ GroupLike: TypeAlias = ProcessGroup | int | None
 
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
 
+before_destroy: list[Callable[[ProcessGroup], None]] = []
+"""Called with each group before it is freed, on all its ranks: the last moment to communicate in it."""
+
 _default: ProcessGroup | None = None
 _groups: dict[ProcessGroup, None] = {}
 _made = 0
@@ -521,6 +524,7 @@ def destroy(given: GroupLike = None) -> None:
     if given is not None and given not in _groups:
         raise ValueError("Invalid process group specified: it has been destroyed already")
     if given is not None and given is not _default:
+        _announce(given)
         given.link.close()
         del _groups[given]
         return
@@ -529,6 +533,13 @@ def destroy(given: GroupLike = None) -> None:
     for each in _groups:
         each.link.expect_idle()
     for each in reversed(list(_groups)):
+        _announce(each)
+    for each in reversed(list(_groups)):
         each.link.close()
     _groups.clear()
     _default, _made, _missing = None, 0, NOT_INITIALIZED
+
+
+def _announce(doomed: ProcessGroup) -> None:
+    for action in before_destroy:
+        action(doomed)

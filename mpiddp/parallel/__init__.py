@@ -28,6 +28,7 @@ from .model_averaging import (
 )
 from .naive import average_gradients
 from .sync_batchnorm import SyncBatchNorm
+from .timeline import Timeline
 from .zero import ZeroRedundancyOptimizer
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "PostLocalSGDState",
     "PowerSGDState",
     "SyncBatchNorm",
+    "Timeline",
     "ZeroRedundancyOptimizer",
     "allreduce_hook",
     "average_gradients",

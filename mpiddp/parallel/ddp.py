@@ -20,6 +20,7 @@ from .plan import MIB
 from .reducer import CommHook, Reducer
 from .replicas import broadcast_arrays, check_equal_values, check_same_parameters
 from .shadow import Shadow, announce
+from .timeline import Timeline, asked_for
 
 BufferHook = Callable[[Any, dict[str, Array]], Any]
 
@@ -175,6 +176,7 @@ class DistributedDataParallel(Module, Joinable):
         self._reducer = Reducer(
             trained, group, _caps_bytes(bucket_cap_mb, bucket_cap_mb_list), find_unused_parameters, static_graph
         )
+        self.timeline = asked_for(group)
         self._reduce = True
         self._divide_by_all = True
         self._backwards_at_sync = 0
@@ -199,6 +201,7 @@ class DistributedDataParallel(Module, Joinable):
             self._sync_buffers(source, BufferCommHookLocation.PRE_FORWARD)
         self._reducer.times.begin_forward()
         output = self.module(*inputs, **kwargs)
+        self._reducer.times.end_forward()
         if syncs:
             self._sync_buffers(source, BufferCommHookLocation.POST_FORWARD)
         return _announcing(output, self._reducer) if reduces else output
@@ -387,6 +390,18 @@ class DistributedDataParallel(Module, Joinable):
         """
         named: list[tuple[str, Parameter]] = list(self.module.named_parameters())
         check_equal_values([(name, parameter.data) for name, parameter in named], self.process_group)
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Where spans of forward, backward, buckets and waits are noted; assignable, on all ranks alike.
+
+        By default what the environment variable ``MPIDDP_TIMELINE`` asks for.
+        """
+        return self._reducer.times.timeline
+
+    @timeline.setter
+    def timeline(self, timeline: Timeline | None) -> None:
+        self._reducer.times.timeline = timeline
 
     @property
     def exposed_s(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from mpiddp.typing import Array
 
 from .bucket import GradBucket, lay_out
 from .plan import DEFAULT_CAP_BYTES, plan
+from .timeline import Timeline
 from .times import StepTimes
 
 _logger = logging.getLogger("mpiddp")
@@ -246,7 +248,11 @@ class Reducer:
             if self._next_bucket == 0:
                 self.times.begin_communication()
             self._next_bucket += 1
-            self._on_their_way.append((bucket, self._send(bucket)))
+            timeline, began = self.times.timeline, perf_counter_ns()
+            outcome = self._send(bucket)
+            self._on_their_way.append((bucket, outcome))
+            if timeline is not None:
+                _note(timeline, bucket, began, outcome)
 
     def _send(self, bucket: GradBucket) -> Work | Future:
         buffer, size = bucket.buffer(), self._group.size()
@@ -323,6 +329,13 @@ class Reducer:
                 bucket.set_buffer(_averaged(value, bucket))
         self.times.end_wait()
         self._on_their_way.clear()
+
+
+def _note(timeline: Timeline, bucket: GradBucket, began_ns: int, outcome: Work | Future) -> None:
+    """Note a bucket's span when its communication ends."""
+    future = outcome.get_future() if isinstance(outcome, Work) else outcome
+    lane, size = f"bucket {bucket.index()}", f"{bucket.buffer().nbytes} bytes"
+    future.then(lambda _: timeline.add(lane, size, began_ns, perf_counter_ns()))
 
 
 def _kind(value: object) -> str:

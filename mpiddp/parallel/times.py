@@ -1,8 +1,10 @@
-"""Where the time of a training step goes: a handful of clock readings in each iteration. Imports nothing."""
+"""Where the time of a training step goes: a handful of clock readings in each iteration. Imports `timeline`."""
 
 from __future__ import annotations
 
 from time import perf_counter_ns
+
+from .timeline import Timeline
 
 
 class StepTimes:
@@ -13,6 +15,8 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
+        self.timeline: Timeline | None = None
+        """Where to note the spans, if anywhere."""
         self._forward = self._backward = self._communication = self._wait = self._end = 0
         self._has_forward = False
         self._sums = {
@@ -30,6 +34,11 @@ class StepTimes:
         """Note that forward begins."""
         self._forward, self._has_forward = perf_counter_ns(), True
 
+    def end_forward(self) -> None:
+        """Note that forward ends."""
+        if self.timeline is not None:
+            self.timeline.add("forward", "forward", self._forward, perf_counter_ns())
+
     def begin_backward(self) -> None:
         """Note that backward begins."""
         self._backward = perf_counter_ns()
@@ -42,11 +51,15 @@ class StepTimes:
     def begin_wait(self) -> None:
         """Note that backward has nothing more to compute."""
         self._wait = perf_counter_ns()
+        if self.timeline is not None and self._has_forward:
+            self.timeline.add("backward", "backward", self._backward, self._wait)
 
     def end_wait(self) -> None:
         """Note that all buckets hold their averages."""
         self._end = perf_counter_ns()
         self.exposed_ns += self._end - self._wait
+        if self.timeline is not None:
+            self.timeline.add("wait", "wait", self._wait, self._end)
         if not self._has_forward:  # a rank without inputs has nothing to measure
             return
         self._has_forward = False
