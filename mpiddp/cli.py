@@ -14,7 +14,6 @@ from mpiddp.bench import cli as bench
 from mpiddp.training import config
 from mpiddp.training.config import UsageError
 
-EXIT_USAGE = 2
 # A launcher kills the other ranks when the first one ends: rank 0 needs the time to print.
 _HEAD_START_S = 0.5
 
@@ -73,7 +72,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     """Train."""
     options = config.read_options(arguments)
     _limit_threads()
-    code: int = mpiddp.training.program.run(options)
+    code: int = mpiddp.training.program.run(options, mpiddp.__version__)
     return code
 
 
@@ -99,7 +98,7 @@ def _is_first() -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 2, and one line on stderr, if the user has asked for the impossible."""
+    """Run a command and return the exit code; a `UsageError` is one line on stderr, from rank 0."""
     try:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)
@@ -108,5 +107,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"mpiddp: error: {error}", file=sys.stderr, flush=True)
         else:
             time.sleep(_HEAD_START_S)
-        return EXIT_USAGE
+        return error.exit_code
     return code

@@ -21,6 +21,14 @@ from typing import Any
 class UsageError(Exception):
     """What the user has asked for cannot be done; the text says it in one line, and rank 0 alone prints it."""
 
+    exit_code = 2
+
+
+class RunError(UsageError):
+    """A run has failed in a way that all ranks know of and that needs no traceback."""
+
+    exit_code = 1
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean X?"`` where one of the known names is near, else nothing."""
@@ -73,11 +81,14 @@ class Config:
     seed: int = field(default=0, metadata=_option("fixes initial values, split, order of samples and dropout"))
     device: str = field(
         default="auto",
-        metadata=_option("where arrays live; auto is a GPU where one can be used", "auto", "cpu", "cuda"),
+        metadata=_option("where arrays live; this version trains on the host only", "auto", "cpu", "cuda"),
     )
     average: str = field(
         default="ddp",
         metadata=_option("average gradients in buckets during backward, or one by one after it", "ddp", "naive"),
+    )
+    on_nan: str = field(
+        default="stop", metadata=_option("what to do in a step whose loss or gradients are not finite", "stop", "skip")
     )
     metrics: Path | None = field(
         default=None, metadata=_option("write one JSON line per epoch to this file", metavar="FILE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from collections.abc import Mapping
@@ -45,8 +46,13 @@ class Keeper:
         self._store = CheckpointStore(config.output / "checkpoints", config.keep) if first else None
         self._saved: tuple[int, int] | None = None
 
-    def prepare(self) -> None:
-        """Write the configuration into the output folder; refuse one that a new run would mix with an old one.
+    def prepare(self, surroundings: Mapping[str, Any]) -> None:
+        """Write configuration and surroundings into the output folder; refuse to mix a new run with an old one.
+
+        Parameters
+        ----------
+        surroundings : mapping
+            What `environment.collect` returns.
 
         Raises
         ------
@@ -61,6 +67,7 @@ class Keeper:
                 " --output (or removing that folder) begins anew"
             )
         write_whole(self._output / "config.json", self._config.as_json().encode())
+        write_whole(self._output / "run.json", (json.dumps(dict(surroundings), indent=1) + "\n").encode())
 
     def step_end(self, trainer: Trainer) -> None:
         """Save after every so many steps."""

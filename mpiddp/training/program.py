@@ -18,9 +18,10 @@ from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.optim import SGD
 from mpiddp.parallel import DistributedDataParallel
 
+from . import environment
 from .averaging import AveragedModel, NaiveAveraging
 from .checkpoint import save_model
-from .config import Config, UsageError
+from .config import Config, RunError, UsageError
 from .keeper import Keeper
 from .metrics import EpochMetrics, JsonLines
 from .models import MODELS
@@ -64,9 +65,8 @@ def check_request(config: Config) -> None:
         raise UsageError(
             f"--batch-size {config.batch_size} is that of all ranks together: give {ranks} or more, or start fewer"
         )
-    fault = cuda_fault() if config.device == "cuda" else None
-    if fault:
-        raise UsageError(f"--device cuda: {fault}")
+    if config.device == "cuda":
+        raise UsageError(f"--device cuda: {cuda_fault() or 'this version trains on the host only; use --device cpu'}")
 
 
 def build_model(config: Config) -> AveragedModel:
@@ -95,12 +95,26 @@ def build_trainer(
         DataLoader(train, batch_sampler=sampler),
         DataLoader(test, batch_size=TEST_BATCH, sampler=test_sampler),
         stop=stop,
+        on_nan="skip" if config.on_nan == "skip" else "stop",
         callbacks=callbacks,
     )
 
 
-def run(config: Config) -> int:
-    """Train as a configuration says, and return the exit code. Starts MPI."""
+def run(config: Config, version: str) -> int:
+    """Train as a configuration says, and return the exit code. Starts MPI.
+
+    Parameters
+    ----------
+    config : Config
+        What to do.
+    version : str
+        Of mpiddp, for the description of the run.
+
+    Raises
+    ------
+    UsageError
+        On every rank, if it cannot be done; RunError, if it was begun.
+    """
     tune_allocator()
     dist.init_process_group()
     world = runtime.start()
@@ -113,12 +127,16 @@ def run(config: Config) -> int:
         trainer = build_trainer(config, data, stop=stop)
         keeper = Keeper(config, first) if config.output else None
         if keeper is not None:
-            together(keeper.prepare)
+            surroundings = environment.collect(version)
+            together(lambda: keeper.prepare(surroundings))
             keeper.resume(trainer)
         lines = together(lambda: _metrics_files(config, trainer.history) if first else [])
         for event, callbacks in _callbacks(config, lines, keeper, first).items():
             trainer.callbacks[event] += callbacks
-        trainer.fit(config.epochs)
+        try:
+            trainer.fit(config.epochs)
+        except FloatingPointError as error:
+            raise RunError(str(error)) from error
     for file in lines:
         file.close()
     code = _stop(stop, trainer, keeper) if trainer.stopped else _finish(config, trainer, keeper)

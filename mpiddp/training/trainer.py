@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class Trainer:
         Gives the number of samples, of an output and its targets, for which the model is right.
     stop : callable, optional
         Asked once a step whether this rank was told to stop; where one was, all ranks stop after the same step.
+    on_nan : {"stop", "skip"}, default "stop"
+        What to do in a step whose loss or gradients are not finite: raise, or leave the step out.
     callbacks : mapping of str to sequence of callable, optional
         Lists by event: ``epoch_begin``, ``step_end``, ``epoch_end``. Callbacks may communicate, if all ranks do.
 
@@ -65,6 +67,8 @@ class Trainer:
         Sums over the samples of all ranks in the epoch that runs.
     history : list of EpochMetrics
         Of all epochs so far.
+    skipped : int
+        Steps left out.
     stopped : bool
         Whether a rank was told to stop; the same on all ranks.
 
@@ -95,6 +99,7 @@ class Trainer:
         *,
         correct_fn: Callable[[Any, Array], float] = count_correct,
         stop: Callable[[], bool] = lambda: False,
+        on_nan: Literal["stop", "skip"] = "stop",
         callbacks: Mapping[str, Sequence[Callback]] | None = None,
     ) -> None:
         unknown = set(callbacks or ()) - set(EVENTS)
@@ -107,11 +112,13 @@ class Trainer:
         self.test_loader = test_loader
         self.correct_fn = correct_fn
         self.stop = stop
+        self.on_nan = on_nan
         self.callbacks: dict[str, list[Callback]] = {event: list((callbacks or {}).get(event, ())) for event in EVENTS}
         self.epoch = 0
         self.step = 0
         self.running = _tally()
         self.history: list[EpochMetrics] = []
+        self.skipped = 0
         self.stopped = False
         self._waited_s = 0.0
         # Of the epoch that runs, over all processes that have had a part in it.
@@ -265,24 +272,40 @@ class Trainer:
         began = time.perf_counter()
         summing.wait()
         self._waited_s += time.perf_counter() - began
-        if not np.isfinite(tally["loss"]):
-            self._stop_on_nan(finite)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.running.merge(tally)
         self.stopped = tally["stop"] > 0
+        # Averaged gradients are the same on all ranks, so all of them see what one sees.
+        broken = [name for name, p in self.model.module.named_parameters() if not _is_finite(p.grad)]
+        if np.isfinite(tally["loss"]) and not broken:
+            self.optimizer.step()
+            self.running.merge(tally)
+        elif self.on_nan == "stop":
+            self._stop_on_nan(finite, broken)
+        else:
+            self.skipped += 1
+        self.optimizer.zero_grad()
 
-    def _stop_on_nan(self, finite: bool) -> None:
-        """Raise on every rank, naming those whose loss is no number and what they computed it with."""
+    def _stop_on_nan(self, finite: bool, broken: Sequence[str]) -> None:
+        """Raise on every rank, naming the ranks whose loss is no number, and what they computed it with."""
         found = [True] * get_world_size()
         all_gather_object(found, finite)
-        ranks = ", ".join(str(rank) for rank, fine in enumerate(found) if not fine)
-        broken = [name for name, p in self.model.module.named_parameters() if not np.isfinite(p.data).all()]
-        cause = (
-            f"parameters that are not finite: {', '.join(broken)}; lower the learning rate"
-            if broken
-            else "finite parameters; look at the inputs of this batch and at what the loss takes the logarithm of"
-        )
-        raise FloatingPointError(
-            f"the loss is not finite on rank {ranks} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}"
-        )
+        ranks = [str(rank) for rank, fine in enumerate(found) if not fine]
+        spoilt = [name for name, p in self.model.module.named_parameters() if not _is_finite(p.data)]
+        if not ranks:
+            what = f"the averaged gradient of {', '.join(broken)} is not finite"
+            cause = "finite losses; lower the learning rate, or look for a division by zero in a backward"
+        else:
+            what = f"the loss is not finite on rank {', '.join(ranks)}"
+            cause = "finite parameters; look at this batch's inputs and at what the loss takes the logarithm of"
+        if spoilt:
+            cause = f"parameters that are not finite: {', '.join(spoilt)}"
+        raise FloatingPointError(f"{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
+
+
+def _is_finite(x: Array | None) -> bool:
+    """Tell whether all elements are finite; one pass, where they are."""
+    if x is None:
+        return True
+    flat = x.reshape(-1)
+    # A sum of squares is quick and never hides a NaN, but may overflow where no element is infinite.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(flat @ flat)) or bool(np.isfinite(flat).all())

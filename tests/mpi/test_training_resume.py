@@ -142,7 +142,7 @@ def test_keeper_saves_and_resumes_and_only_the_first_rank_sees_files(world, tmp_
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, epochs=EPOCHS, checkpoint_steps=4, keep=2)
     trainer, _ = make()
     keeper = keeper_of(config, world)
-    together(keeper.prepare)
+    together(lambda: keeper.prepare({}))
     keeper.resume(trainer)
     assert trainer.step == 0, "there was nothing to resume from"
     trainer.callbacks["step_end"].append(keeper.step_end)
@@ -160,11 +160,11 @@ def test_new_run_does_not_mix_with_an_old_one(world, tmp_path):
     config = Config(output=tmp_path, batch_size=BATCH)
     trainer, _ = make()
     keeper = keeper_of(config, world)
-    together(keeper.prepare)
+    together(lambda: keeper.prepare({}))
     keeper.save(trainer)
     together(keeper.finish)
     with pytest.raises(UsageError, match="--resume auto goes on with it"):
-        together(keeper_of(config, world).prepare)
+        together(lambda: keeper_of(config, world).prepare({}))
 
 
 @pytest.mark.parametrize("changed", [{"model": "mlp"}, {"seed": 5}, {"data": "synthetic"}])
