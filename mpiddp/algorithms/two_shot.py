@@ -185,28 +185,18 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
 
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
-    """Copy root's ``x`` to all ranks."""
+    """Copy root's ``x`` to all ranks.
+
+    Ordinary arrays go by MPI's own algorithm: through the scratch it would be one more copy for everybody.
+    """
     entries = yield from meet(link, "broadcast", x, root=root)
     segment = common_segment(entries)
-    data = as_bytes(x)
-    if segment is not None:
-        if link.rank != root:
-            data[...] = as_bytes(segment.view(link.ranks[root], entries[root].offset, x.size, x.dtype))
-        yield link.later.Ibarrier()
-        return
-    if not (yield from link.scratch.prepare(link)):
+    if segment is None:
         yield from native.broadcast(link.after(), x, root)
         return
-
-    def put(start: int, stop: int, slots: list[Array]) -> None:
-        if link.rank == root:
-            slots[root][: stop - start] = data[start:stop]
-
-    def take(start: int, stop: int, slots: list[Array]) -> None:
-        if link.rank != root:
-            data[start:stop] = slots[root][: stop - start]
-
-    yield from _in_pieces(link, data, data.size, 1, put, take)
+    if link.rank != root:
+        as_bytes(x)[...] = as_bytes(segment.view(link.ranks[root], entries[root].offset, x.size, x.dtype))
+    yield link.later.Ibarrier()
 
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]

@@ -155,7 +155,7 @@ def test_an_array_of_all_ranks_serves_a_group_of_some(world: Any) -> None:
 
 
 def test_every_collective_on_symmetric_arrays(world: Any) -> None:
-    count, size = 40_000, world.size
+    count, size = 200_000, world.size
     x = dist.symmetric_empty((size, count))
     for async_op in (False, True):
 
