@@ -139,16 +139,24 @@ def _model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=_range, default=_range("2:1024"), metavar="A:B", help="powers of two (2:1024)")
     parser.add_argument("--per-node", type=positive, default=8, metavar="N", help="ranks on a node (8)")
     parser.add_argument("--bytes", type=size, default=size("100M"), metavar="SIZE", help="to reduce (100M)")
-    parser.add_argument("--compute", type=float, default=0.0, metavar="SECONDS", help="that hide communication (0)")
+    parser.add_argument("--compute", type=float, metavar="SECONDS", help="of backward (as long as communication)")
     parser.add_argument(
         "--from",
         dest="sources",
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="files of `bench all_reduce --algorithm A --json FILE`; without one, ring and native are measured now",
+        help="files of `bench all_reduce --algorithm A --json FILE`; without one, three algorithms are measured now",
     )
     parser.add_argument("--across", type=Path, nargs="+", metavar="FILE", help="the same, measured across nodes")
+    _json(parser)
+
+
+def _ddp(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=positive, default=64, metavar="N", help="samples a rank (64)")
+    parser.add_argument("-n", "--iterations", type=positive, default=10, metavar="N", help="steps of a turn (10)")
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
+    parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
     _json(parser)
 
 
@@ -162,8 +170,9 @@ def _plot(parser: argparse.ArgumentParser) -> None:
 COMMANDS = (
     Command("compare", "compare", "mpiddp, plain mpi4py, one copy of the bytes and Gloo, taking turns", _compare),
     Command("overlap", "overlap", "how much of the communication hides behind computation", _overlap),
+    Command("ddp", "ddp", "training steps, alone, with averaged gradients, and torch's on Gloo", _ddp),
     Command("tune", "tune", "find the best algorithms on this machine, for later runs", _tune),
-    Command("model", "model", "what all-reduce would cost on more ranks than there are here", _model),
+    Command("model", "predict", "what all-reduce would cost on more ranks than there are here", _model),
 )
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
+import warnings
 
 import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import select
-from mpiddp.bench import overlap, results, sweep
+from mpiddp.algorithms import select, tuned
+from mpiddp.bench import overlap, results, sweep, tune
 from mpiddp.bench.buffers import Buffers
 from mpiddp.bench.cli import OPERATIONS
 from mpiddp.bench.contenders import Mpi4py, Mpiddp, choosing
@@ -180,3 +182,64 @@ def test_overlap_reduces_every_bucket_and_tells_what_it_saw(here, tmp_path, caps
             assert row["wrong"] == 0
             assert all(row[name] > 0 for name in ("compute", "comm", "blocking", "unpolled", "overlapped"))
         assert "overlap" in capsys.readouterr().out
+
+
+@pytest.fixture
+def cache(here, tmp_path, monkeypatch):
+    """Return the folder in which tables are kept, and begin and end without any."""
+    folder = here.comm.bcast(tmp_path)
+    monkeypatch.setenv("MPIDDP_CACHE", str(folder) if here.rank == 0 else "/nowhere")
+    yield folder
+    monkeypatch.setenv("MPIDDP_TUNED", "0")
+    select.learn(here.comm)
+
+
+def learn_from(here: Job, cache, text: str) -> None:
+    (file,) = cache.glob("tuned-*.json") if here.rank == 0 else [None]
+    if file:
+        file.write_text(text)
+    select.learn(here.comm)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_tuned_table_is_used_by_all_ranks_and_only_for_its_shape(here, cache, capsys):
+    link = dist.group.WORLD.link
+    before = select.name_of("all_reduce", link, 100)
+    assert tune.run(options("tune", "-b", "1K", "-e", "2K", "--rounds", "1")) == 0
+    shape = str(here.size)
+    table = {"all_reduce": [[50, "tree"], [None, "ring"]]}
+    learn_from(here, cache, json.dumps({"format": tuned.FORMAT, "shapes": {shape: table}}))
+    assert [select.name_of("all_reduce", link, size) for size in (50, 51, 1 << 30)] == ["tree", "ring", "ring"]
+    assert select.name_of("broadcast", link, 8) == select.ONE_NODE["broadcast"][0][1]
+    buffers = Buffers("all_reduce", here.rank, here.size, 1000, np.dtype("float32"))
+    assert wrong_after(here, Mpiddp(), buffers) == 0
+    learn_from(here, cache, json.dumps({"format": tuned.FORMAT, "shapes": {f"{shape}+1": table}}))
+    assert select.name_of("all_reduce", link, 100) == before
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("rows", [[[None, "magic"]], [[None, "hierarchical"]], [], [[10, "ring"]]], ids=str)
+def test_rows_that_cannot_be_used_are_not(here, cache, rows, capsys):
+    link = dist.group.WORLD.link
+    before = select.name_of("all_reduce", link, 100)
+    if here.rank == 0:
+        tuned.write(tuned.path(tune.launch.library_name(), tune.socket.gethostname()), {})
+    document = {"format": tuned.FORMAT, "shapes": {str(here.size): {"all_reduce": rows}}}
+    learn_from(here, cache, json.dumps(document))
+    assert select.name_of("all_reduce", link, 100) == before
+
+
+def test_a_damaged_table_is_a_warning_on_one_rank(here, cache):
+    if here.rank == 0:
+        tuned.write(tuned.path(tune.launch.library_name(), tune.socket.gethostname()), {})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        learn_from(here, cache, "garbage")
+    assert ["run bench tune again" in str(each.message) for each in caught] == [True] * (here.rank == 0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_table_that_cannot_be_written_is_a_usage_error(here, monkeypatch, capsys):
+    monkeypatch.setenv("MPIDDP_CACHE", "/proc/nowhere")
+    with pytest.raises(UsageError, match="MPIDDP_CACHE=DIR"):
+        tune.run(options("tune", "-b", "1K", "-e", "2K", "--rounds", "1"))

@@ -1,0 +1,195 @@
+"""What an all-reduce costs, as a sum of messages, bytes and additions: the formulas, and their fit to measured times.
+
+The time of a message is ``alpha + bytes * beta`` [1]_, that of a reduction ``bytes * gamma``. With n bytes on p ranks,
+all in one place, where lg is the logarithm to base 2, rounded up:
+
+==================  ======================================================================  ==================
+ring                2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma                      [2]_, [3]_
+rabenseifner        2 lg p alpha + 2 (p-1)/p n beta + (p-1)/p n gamma                       [3]_
+tree                lg p (alpha + n beta + n gamma)    (recursive doubling)                 [3]_
+reduce_broadcast    2 lg p (alpha + n beta) + lg p n gamma    (two binomial trees)          [3]_
+central             (p-1) (alpha + n beta + n gamma) + lg p (alpha + n beta)                what the root does
+==================  ======================================================================  ==================
+
+On k nodes of m ranks that share their node's link, a message between nodes has an alpha and beta of its own (far), and
+the link carries what all m ranks send. Ranks are placed node by node:
+
+* A ring sends one message a step out of each node, and all ranks wait for that one: all steps count as far.
+* Rabenseifner halves across the nodes first: m 2 (k-1)/k n bytes go far, 2 (m-1)/m n/k stay near.
+* Recursive doubling and the trees send lg k messages of n bytes far, the doubling from all m ranks at once.
+* The root of central receives the arrays of (k-1) m ranks from afar, and sends lg k times.
+* Hierarchical reduces and gathers in the node like Rabenseifner with m ranks; between, each of the m ranks does what a
+  ring of k ranks does with its n/m bytes: 2 (k-1) far messages and, on the link, 2 (k-1)/k n bytes.
+
+References
+----------
+.. [1] R. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20, 1994.
+.. [2] P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
+   Parallel and Distributed Computing 69, 2009.
+.. [3] R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH",
+   International Journal of High Performance Computing Applications 19, 2005.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+ALGORITHMS = ("ring", "rabenseifner", "tree", "reduce_broadcast", "central", "hierarchical")
+
+
+class Cost(NamedTuple):
+    """What one all-reduce does, one thing after the other: messages, bytes sent, bytes reduced."""
+
+    near_messages: float
+    near_bytes: float
+    far_messages: float
+    far_bytes: float
+    reduced_bytes: float
+
+
+class Machine(NamedTuple):
+    """Seconds for a message, for a byte sent, and for a byte reduced."""
+
+    near_alpha: float
+    near_beta: float
+    far_alpha: float
+    far_beta: float
+    gamma: float
+
+    def time(self, cost: Cost) -> float:
+        """Return the seconds that something costs."""
+        return sum(price * amount for price, amount in zip(self, cost, strict=True))
+
+
+class Sample(NamedTuple):
+    """A measured all-reduce on ranks that are all on one node, or each on its own."""
+
+    algorithm: str
+    size_bytes: int
+    ranks: int
+    seconds: float
+
+
+def _lg(number: int) -> int:
+    return (number - 1).bit_length()
+
+
+def cost(algorithm: str, size_bytes: float, ranks: int, per_node: int) -> Cost:
+    """Return what an all-reduce costs by an algorithm.
+
+    Parameters
+    ----------
+    algorithm : str
+        One of `ALGORITHMS`.
+    size_bytes : float
+        n, the size of the array.
+    ranks, per_node : int
+        p, and m: how many of them are on a node.
+
+    Examples
+    --------
+    >>> cost("ring", 4000, 4, 8)
+    Cost(near_messages=6, near_bytes=6000.0, far_messages=0, far_bytes=0, reduced_bytes=3000.0)
+    """
+    n, m = size_bytes, min(per_node, ranks)
+    k = -(-ranks // m)
+    p = ranks
+    near, far = _lg(m), _lg(k)
+    parts = 2 * n * (m - 1) / m, 2 * n * (k - 1) / k  # what a reduce-scatter and an all-gather send
+    reduced = n * (p - 1) / p
+    match algorithm:
+        case "ring" if k > 1:
+            return Cost(0, 0, 2 * (p - 1), 2 * n * (p - 1) / p, reduced)
+        case "ring":
+            return Cost(2 * (p - 1), 2 * n * (p - 1) / p, 0, 0, reduced)
+        case "rabenseifner":
+            return Cost(2 * near, parts[0] / k, 2 * far, m * parts[1], reduced)
+        case "tree":
+            return Cost(near, n * near, far, m * n * far, n * (near + far))
+        case "reduce_broadcast":
+            return Cost(2 * near, 2 * n * near, 2 * far, 2 * n * far, n * (near + far))
+        case "central":
+            return Cost(m - 1 + near, n * (m - 1 + near), (k - 1) * m + far, n * ((k - 1) * m + far), n * (p - 1))
+        case "hierarchical":
+            return Cost(2 * near, parts[0], 2 * (k - 1), parts[1], n * (m - 1) / m + n * (k - 1) / k / m)
+    raise ValueError(f"there is no formula for {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+
+
+def _unknowns(sample: Sample) -> list[float]:
+    """Return what alpha, beta and gamma are multiplied by."""
+    found = cost(sample.algorithm, sample.size_bytes, sample.ranks, sample.ranks)
+    return [found.near_messages, found.near_bytes, found.reduced_bytes]
+
+
+def fit(samples: Sequence[Sample]) -> tuple[float, float, float]:
+    """Return alpha, beta and gamma that explain times with the least squares of relative errors; none is negative.
+
+    Raises
+    ------
+    ValueError
+        If there are too few samples.
+
+    Notes
+    -----
+    Beta and gamma come apart only where algorithms differ in their shares: a ring sends two bytes for each that it
+    reduces, recursive doubling one.
+    """
+    if len(samples) < 3:
+        raise ValueError(f"a fit of three constants needs three measured times or more, got {len(samples)}")
+    rows = np.array([_unknowns(sample) for sample in samples]) / [[sample.seconds] for sample in samples]
+    scale = np.abs(rows).max(axis=0) + np.finfo(float).tiny
+    best, least = np.zeros(3), math.inf
+    # With three unknowns one can try which of them are zero.
+    for kept in (list(each) for count in (1, 2, 3) for each in itertools.combinations(range(3), count)):
+        found = np.zeros(3)
+        found[kept] = np.linalg.lstsq(rows[:, kept] / scale[kept], np.ones(len(rows)), rcond=None)[0] / scale[kept]
+        left = float(np.square(rows @ found - 1).sum())
+        if (found >= 0).all() and left < least:
+            best, least = found, left
+    alpha, beta, gamma = (float(each) for each in best)
+    return alpha, beta, gamma
+
+
+def relative_errors(samples: Sequence[Sample], constants: tuple[float, float, float]) -> list[float]:
+    """Return how far off the formulas are for each sample: 0.1 is a tenth too long, -0.1 a tenth too short."""
+    return [float(np.dot(_unknowns(sample), constants)) / sample.seconds - 1 for sample in samples]
+
+
+def exposed(each_s: float, count: int, compute_s: float) -> float:
+    """Return the seconds that communication adds to a backward pass.
+
+    Parameters
+    ----------
+    each_s : float
+        What one bucket takes; they are reduced one after the other, while the computation goes on.
+    count : int
+        Their number; they become full at equal intervals.
+    compute_s : float
+        What the computation takes.
+    """
+    # The last bucket is full at the end; those before it delay it if they are not through by then.
+    return max((count - index) * each_s - compute_s * (count - 1 - index) / count for index in range(count))
+
+
+def fastest(machine: Machine, size_bytes: float, ranks: int, per_node: int) -> str:
+    """Return the algorithm that takes least."""
+    return min(ALGORITHMS, key=lambda name: machine.time(cost(name, size_bytes, ranks, per_node)))
+
+
+def best_bucket(
+    machine: Machine, total_bytes: int, ranks: int, per_node: int, compute_s: float
+) -> tuple[float, str, float]:
+    """Return the size of equal buckets that leaves least communication exposed, its algorithm, and what is exposed."""
+    found = []
+    for power in range(15):
+        size = total_bytes / 2**power
+        name = fastest(machine, size, ranks, per_node)
+        each_s = machine.time(cost(name, size, ranks, per_node))
+        found.append((exposed(each_s, 2**power, compute_s), -size, name))
+    seconds, negative, name = min(found)
+    return -negative, name, seconds
