@@ -20,6 +20,11 @@ export SLURM_WAIT=${SLURM_WAIT:-60}        # seconds that a step lives on after 
 
 # ---- nothing to edit below
 
+# Slurm's warning may come before the ranks are there to hear it.
+warned=''
+trap 'warned=yes' USR1
+stopped=75 # the exit code of mpiddp train when it has saved a checkpoint on a signal
+
 fail() { # MESSAGE...
     printf 'slurm/env.sh: %s\n' "$@" >&2
     exit 1
@@ -39,7 +44,7 @@ if ! "$PYTHON" -c 'import mpiddp' 2> /dev/null; then
         "activate its environment in $here/env.sh, or before sbatch"
 fi
 # Asked without starting MPI, which a batch script is no rank for.
-library=$(MPI4PY_RC_INITIALIZE=0 "$PYTHON" -c 'from mpi4py import MPI; print(MPI.Get_library_version())' 2>&1) ||
+library=$(MPI4PY_RC_INITIALIZE=0 "$PYTHON" -c 'from mpi4py import MPI; print(MPI.Get_library_version().strip("\0"))' 2>&1) ||
     fail "$PYTHON cannot load MPI: ${library##*$'\n'}" "load the module that mpi4py was built with, in $here/env.sh"
 library=${library%%$'\n'*}
 library=${library%%,*}
@@ -105,19 +110,18 @@ launcher
 check_launcher
 echo "$library, started by ${start[*]}, OMP_NUM_THREADS=$OMP_NUM_THREADS" >&2
 
-# Whether Slurm has warned of the time limit; for the script.
-# shellcheck disable=SC2034
-warned=''
 
 # Starts the command on all ranks, hands Slurm's warning (SIGUSR1) on to them, and returns their exit code.
 run() { # COMMAND...
     local pid
+    if [ -n "$warned" ]; then return "$stopped"; fi
     "${start[@]}" "$@" &
     pid=$!
     trap 'warned=yes; kill -USR1 $pid || true' USR1
     trap 'kill -TERM $pid || true' TERM
     # A trap ends a wait, not the ranks.
     while kill -0 "$pid" 2> /dev/null; do wait "$pid" || true; done
-    trap - USR1 TERM
+    trap 'warned=yes' USR1
+    trap - TERM
     wait "$pid"
 }

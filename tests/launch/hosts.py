@@ -1,0 +1,148 @@
+"""Several hosts on this machine: ``Hosts``, network namespaces joined by a switch, for tests and measurements.
+
+Each host has its own host name (h1, h2, ...), address and network interface, whose rate can be limited; nothing of it
+touches the machine's own network. mpirun reaches the hosts through an agent that is called as ssh would be. Needs root,
+and ``ip`` and ``tc`` (Debian's package iproute2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from harness import launcher
+
+PACKAGES = "iproute2"
+# As ssh: options, host, and a command line for a shell there. The host has its own name, and names have addresses.
+_AGENT = """\
+#!/bin/bash
+while [[ "$1" == -* ]]; do
+    case $1 in -l | -o | -p | -i | -F) shift 2 ;; *) shift ;; esac
+done
+host=${{1#*@}}
+shift
+exec ip netns exec "{prefix}$host" unshare --uts --mount sh -c '
+hostname "$1"
+mount --bind "$2" /etc/hosts
+exec sh -c "$3"
+' sh "$host" {folder}/hosts "$*"
+"""
+
+
+def why_not() -> str | None:
+    """Return why no hosts can be made here, or None where they can."""
+    missing = [name for name in ("ip", "tc", "unshare") if shutil.which(name, path=_search_path()) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed: apt-get install {PACKAGES}"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    try:
+        with Hosts(1):
+            return None
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces cannot be made here: {' '.join(error.cmd)}: {error.stderr.strip()}"
+
+
+def _search_path() -> str:
+    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+
+def _call(command: str, check: bool = True) -> str:
+    env = {**os.environ, "PATH": _search_path()}
+    done = subprocess.run(command.split(), env=env, capture_output=True, text=True, check=check, timeout=30)
+    return done.stdout
+
+
+class Hosts:
+    """Hosts h1 to hN on one switch; a context manager.
+
+    Parameters
+    ----------
+    count : int
+        How many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.names = [f"h{i + 1}" for i in range(count)]
+        self._folder = Path(tempfile.mkdtemp(prefix="mpiddp-hosts-"))
+        self._prefix = self._folder.name + "-"
+        self.agent = self._folder / "agent"
+
+    def __enter__(self) -> Hosts:
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _make(self) -> None:
+        switch = self._space("switch")
+        lines = ["127.0.0.1 localhost"]
+        for space in map(self._space, ("switch", *self.names)):
+            _call(f"ip netns add {space}")
+            _call(f"ip -n {space} link set lo up")
+        _call(f"ip -n {switch} link add bridge type bridge")
+        _call(f"ip -n {switch} link set bridge up")
+        for number, name in enumerate(self.names, 1):
+            space, address = self._space(name), f"10.77.0.{number}"
+            lines.append(f"{address} {name}")
+            _call(f"ip -n {space} link add eth0 type veth peer name {name} netns {switch}")
+            _call(f"ip -n {space} address add {address}/24 dev eth0")
+            _call(f"ip -n {space} link set eth0 up")
+            _call(f"ip -n {switch} link set {name} master bridge up")
+        (self._folder / "hosts").write_text("\n".join(lines) + "\n")
+        self.agent.write_text(_AGENT.format(prefix=self._prefix, folder=self._folder))
+        self.agent.chmod(0o755)
+
+    def __exit__(self, *_: object) -> None:
+        for space in map(self._space, (*self.names, "switch")):
+            with contextlib.suppress(OSError):
+                _call(f"ip netns delete {space}", check=False)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _space(self, name: str) -> str:
+        """Return the network namespace of a host."""
+        return self._prefix + name
+
+    def limit(self, rate: str) -> None:
+        """Limit what each host sends and receives, e.g. to ``1gbit``."""
+        shape = f"root tbf rate {rate} burst 128kb latency 20ms"
+        for name in self.names:
+            _call(f"tc -n {self._space(name)} qdisc replace dev eth0 {shape}")
+            _call(f"tc -n {self._space('switch')} qdisc replace dev {name} {shape}")
+
+    def start(
+        self,
+        ranks: int,
+        command: Iterable[str | Path],
+        cyclic: bool = False,
+        env: Mapping[str, str | None] | None = None,
+    ) -> launcher.Program:
+        """Start ranks on the hosts, equal parts one host after the other, or in turns if ``cyclic``."""
+        mpiexec = launcher.mpiexec()
+        assert mpiexec is not None, launcher.NO_MPIEXEC
+        slots = -(-ranks // len(self.names))
+        if "Open MPI" in mpi_library():
+            hosts = ",".join(f"{name}:{slots}" for name in self.names)
+            mapping = f"{'node' if cyclic else 'slot'}:OVERSUBSCRIBE"
+            where = ["--prtemca", "plm_ssh_agent", str(self.agent), "--host", hosts, "--map-by", mapping]
+        else:
+            hosts = ",".join(f"{name}:{1 if cyclic else slots}" for name in self.names)
+            where = ["-launcher", "rsh", "-launcher-exec", str(self.agent), "-hosts", hosts]
+        words = [self.agent, self.names[0], mpiexec, *where, "-n", str(ranks), *command]
+        # UCX sees that all hosts are one machine, and would go by its memory.
+        return launcher.Program(words, {"UCX_TLS": "tcp,self", "PATH": _search_path(), **(env or {})})
+
+
+@functools.cache
+def mpi_library() -> str:
+    """Return the name of this environment's MPI library, asked in another process, since this one is no rank."""
+    code = "from mpi4py import MPI; print(MPI.Get_library_version().strip(chr(0)))"
+    return launcher.python(code, env={"MPI4PY_RC_INITIALIZE": "0"}).stdout.split("\n")[0].split(",")[0]

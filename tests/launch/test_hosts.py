@@ -1,0 +1,141 @@
+"""Several hosts for real: see hosts. What pretended nodes cannot show: names, addresses, wires, memory that ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch import hosts, measure_hosts
+
+CHECKOUT = Path(__file__).parents[2]
+# Prints a line of JSON for rank 0, after asserting what does not depend on the placement.
+RANKS = """
+import json, os, socket, sys
+import numpy as np
+import mpiddp as dist
+from mpiddp.algorithms import select
+from mpiddp.distributed.groups import default_group
+from mpiddp.mpi import runtime, symmetric
+
+dist.init_process_group()
+world, link = runtime.start(), default_group().link
+rank, size = dist.get_rank(), dist.get_world_size()
+node = world.local_ranks
+assert world.hosts[rank] == socket.gethostname()
+assert dist.get_node_local_rank() == node.index(rank)
+assert all(world.hosts[each] == socket.gethostname() for each in node)
+
+# Memory is shared within a host, and ends there.
+x = dist.symmetric_empty(8)
+x[...] = rank
+dist.barrier()
+if len(node) > 1:
+    place = symmetric.find(x)
+    segment = symmetric.segment(place.segment)
+    for each in range(size):
+        try:
+            seen = segment.view(each, place.offset, x.size, x.dtype)
+        except KeyError:
+            assert each not in node, (each, node)
+        else:
+            assert each in node and (seen == each).all(), (each, node, seen)
+dist.barrier()
+
+# Every algorithm is right over the wire, at sizes of one message, many, and an odd one.
+rng = np.random.default_rng(0)
+checked = 0
+for name in ("auto", *select.offering("all_reduce")):
+    if name == "two_shot":
+        continue
+    if name != "auto":
+        os.environ["MPIDDP_ALGORITHM"] = "all_reduce:" + name
+    select.forget()
+    for count in (1, 1000, 100_003):
+        rows = rng.uniform(-1, 1, (size, count))
+        for make in (np.empty, dist.symmetric_empty):
+            x = make(count, np.float32)
+            x[...] = rows[rank]
+            dist.all_reduce(x)
+            np.testing.assert_allclose(x, rows.sum(0), rtol=1e-5, atol=1e-5, err_msg=name)
+            everybody = [np.empty_like(x) for _ in range(size)]
+            dist.all_gather(everybody, x)
+            assert all((each == x).all() for each in everybody), (name, count, "ranks have different bits")
+            checked += 1
+os.environ.pop("MPIDDP_ALGORITHM", None)
+select.forget()
+x = np.full(70_000, rank, np.float64)
+dist.broadcast(x, src=size - 1)
+assert (x == size - 1).all()
+told = [None] * size
+dist.all_gather_object(told, {"rank": rank})
+assert told == [{"rank": each} for each in range(size)]
+if rank == 0:
+    print(json.dumps({"hosts": world.hosts, "nodes": world.nodes, "checked": checked}), flush=True)
+dist.destroy_process_group()
+"""
+
+fault = hosts.why_not()
+pytestmark = pytest.mark.skipif(fault is not None, reason=f"no hosts to test with: {fault}")
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[hosts.Hosts]:
+    with hosts.Hosts(2) as made:
+        yield made
+
+
+def run(some: hosts.Hosts, ranks: int, *command: str | Path, cyclic: bool = False):
+    with some.start(ranks, [sys.executable, *command], cyclic=cyclic) as program:
+        done = program.wait(90)
+    assert done.rc == 0, str(done)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cyclic", "expected"),
+    [
+        (4, False, ["h1", "h1", "h2", "h2"]),
+        (4, True, ["h1", "h2", "h1", "h2"]),
+        (3, False, ["h1", "h1", "h2"]),
+    ],
+)
+def test_places_memory_and_collectives(two, tmp_path, ranks, cyclic, expected):
+    (tmp_path / "ranks.py").write_text(RANKS)
+    found = json.loads(run(two, ranks, tmp_path / "ranks.py", cyclic=cyclic).stdout)
+    assert found["hosts"] == expected
+    assert found["nodes"] == [int(host[1]) - 1 for host in expected]
+    assert found["checked"] >= 24
+
+
+def test_four_hosts(tmp_path):
+    (tmp_path / "ranks.py").write_text(RANKS)
+    with hosts.Hosts(4) as four:
+        found = json.loads(run(four, 4, tmp_path / "ranks.py").stdout)
+    assert found["hosts"] == ["h1", "h2", "h3", "h4"]
+
+
+@pytest.mark.parametrize(("cyclic", "ring"), [(False, 1.5), (True, 3.0)], ids=["block", "cyclic"])
+def test_hierarchical_sends_every_byte_once_and_the_ring_more(two, cyclic, ring):
+    size = 4 << 20
+    found = measure_hosts.measure(two, "all_reduce", str(size), "1", cyclic=cyclic)
+    # Headers and acknowledgements come on top.
+    assert 1.0 <= found["hierarchical"]["bytes"] / size < 1.1
+    assert ring <= found["ring"]["bytes"] / size < 1.1 * ring
+
+
+def test_main_job(two, tmp_path):
+    options = ("--epochs", "2", "--batch-size", "100", "--output", str(tmp_path))
+    done = run(two, 4, "-m", "mpiddp", "train", *options)
+    assert "training on 4 ranks on 2 nodes:" in done.stdout, done
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_suite_across_hosts(two):
+    tests = CHECKOUT / "tests" / "mpi" / "test_naive.py"
+    done = run(two, 4, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", "--rootdir", CHECKOUT, tests)
+    assert len(re.findall(r"\d+ passed", done.stdout)) == 1, f"one rank alone speaks: {done}"

@@ -1,0 +1,107 @@
+"""What a rank does to measure the network between hosts; see measure_hosts, which starts it. Rank 0 prints JSON.
+
+``wire.py all_reduce BYTES ROUNDS`` or ``wire.py train``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mpiddp as dist
+from mpiddp.algorithms import select
+from mpiddp.data import DataLoader, GlobalBatchSampler, synthetic
+from mpiddp.nn import functional, manual_seed
+from mpiddp.optim import SGD
+from mpiddp.parallel import DistributedDataParallel
+from mpiddp.parallel.comm_hooks import fp16_compress_hook
+from mpiddp.training.models import MLP
+from mpiddp.training.trainer import Trainer
+
+CONTENDERS = ("hierarchical", "ring", "native")
+BUCKETS_MB = (0.25, 1, 4, 25)
+SAMPLES, BATCH, HIDDEN = 2048, 256, 1024
+
+
+def sent_bytes() -> int:
+    """Return what this host has sent so far, headers included."""
+    (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("eth0:"))
+    return int(line.split(":")[1].split()[8])
+
+
+def most(value: float) -> float:
+    """Return the largest of all ranks' values."""
+    x = np.array([value])
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    return float(x[0])
+
+
+def all_reduce(size_bytes: int, rounds: int) -> dict[str, Any]:
+    """Return time (s) and bytes sent by the busiest host of one all-reduce by each algorithm, taking turns."""
+    x = dist.symmetric_empty(size_bytes // 4)
+    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    sent: dict[str, float] = {}
+    for turn in range(rounds + 1):
+        for name in CONTENDERS:
+            os.environ["MPIDDP_ALGORITHM"] = f"all_reduce:{name}"
+            select.forget()
+            x[...] = dist.get_rank() + 1
+            dist.barrier()
+            before, begun = sent_bytes(), time.perf_counter()
+            dist.all_reduce(x)
+            took = time.perf_counter() - begun
+            dist.barrier()
+            bytes_now = sent_bytes() - before
+            assert (x == sum(range(1, dist.get_world_size() + 1))).all(), name
+            del os.environ["MPIDDP_ALGORITHM"]
+            select.forget()
+            took, bytes_now = most(took), most(bytes_now)
+            if turn:  # the first makes connections
+                times[name].append(took)
+                sent[name] = bytes_now
+    return {name: {"s": statistics.median(times[name]), "bytes": sent[name]} for name in CONTENDERS}
+
+
+def trainer(bucket_mb: float, compressed: bool) -> Trainer:
+    """Return a trainer of a perceptron with 1.9 million parameters (7.5 MB)."""
+    manual_seed(0)
+    model = DistributedDataParallel(MLP(dropout=0.0, hidden=HIDDEN), bucket_cap_mb=bucket_mb)
+    if compressed:
+        model.register_comm_hook(None, fp16_compress_hook)
+    data = synthetic(SAMPLES, seed=0, noise=2.0)
+    loader = DataLoader(data, batch_sampler=GlobalBatchSampler(data, BATCH, seed=0))
+    return Trainer(model, SGD(model.module.parameters(), lr=0.01, momentum=0.9), functional.nll_loss, loader)
+
+
+def train(rounds: int = 3) -> dict[str, Any]:
+    """Return step time (s), the share of it that waits for communication, and the loss, of each way to train."""
+    ways = {f"{cap:g} MiB": trainer(cap, False) for cap in BUCKETS_MB}
+    ways["25 MiB, fp16_compress_hook"] = trainer(25, True)
+    ways["1 MiB, fp16_compress_hook"] = trainer(1, True)
+    for turn in range(1, rounds + 2):  # the first warms up
+        for each in ways.values():
+            each.fit(turn)
+    steps = SAMPLES // BATCH
+    return {
+        name: {
+            "s": statistics.median(epoch.epoch_s for epoch in each.history[1:]) / steps,
+            "exposed": statistics.median(epoch.comm_exposed for epoch in each.history[1:]),
+            "loss": each.history[-1].loss,
+        }
+        for name, each in ways.items()
+    }
+
+
+if __name__ == "__main__":
+    dist.init_process_group()
+    found = train() if sys.argv[1] == "train" else all_reduce(int(sys.argv[2]), int(sys.argv[3]))
+    if dist.get_rank() == 0:
+        print(json.dumps(found), flush=True)
+    dist.destroy_process_group()
