@@ -16,6 +16,9 @@ import socket
 import warnings
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
+
+import numpy as np
 
 from mpiddp import settings
 from mpiddp.mpi import launch
@@ -92,16 +95,21 @@ def _overrides() -> dict[str, str]:
     return {operation: _checked(operation, name) for operation, name in settings.algorithms().items()}
 
 
+def _names(operation: str, link: Link) -> Rows:
+    """Return what the table, or what overrides it, says for a group."""
+    if link.size == 1:
+        return ((ANY_SIZE, "native"),)
+    chosen = _overrides().get(operation)
+    if chosen is None:
+        return _rows(operation, link.nodes)
+    if chosen == "two_shot" and not link.one_node:
+        raise ValueError(f"{operation}:two_shot works in the memory of one node, and {link} is on several")
+    return ((ANY_SIZE, chosen),)
+
+
 def name_of(operation: str, link: Link, size_bytes: int) -> str:
     """Return the name of the algorithm that ``operation`` on arrays of ``size_bytes`` runs in a group."""
-    if link.size == 1:
-        return "native"
-    chosen = _overrides().get(operation)
-    if chosen is not None:
-        if chosen == "two_shot" and not link.one_node:
-            raise ValueError(f"{operation}:two_shot works in the memory of one node, and {link} is on several")
-        return chosen
-    return next(name for limit, name in _rows(operation, link.nodes) if size_bytes <= limit)
+    return next(name for limit, name in _names(operation, link) if size_bytes <= limit)
 
 
 _measured: dict[str, tuned.Table] = {}
@@ -126,6 +134,7 @@ def learn(comm: MPI.Intracomm) -> None:
             and all(name in usable and name in offering(operation) for _, name in rows)
         }
     _rows.cache_clear()
+    _plans.clear()
 
 
 @functools.cache
@@ -135,16 +144,37 @@ def _rows(operation: str, nodes: tuple[int, ...]) -> Rows:
     return _measured.get(tuned.shape(nodes), {}).get(operation) or defaults[operation]
 
 
+Plan = list[tuple[float, Callable[..., Steps]]]
+_plans: dict[tuple[int, str, np.dtype[Any], ReduceOp | None], Plan] = {}
+_MOST_PLANS = 4096
+
+
 def choose(operation: str, link: Link, x: Array, op: ReduceOp | None = None) -> Callable[..., Steps]:
     """Return the steps of ``operation`` for arrays like ``x``, which is the largest of the call."""
-    name = name_of(operation, link, x.nbytes)
-    module = messages.reduction(x.dtype, op) if op is not None and name == "native" else ALGORITHMS[name]
-    steps: Callable[..., Steps] = getattr(module, operation)
-    return steps
+    size_bytes = x.nbytes
+    key = (link.id, operation, x.dtype, op)
+    for limit, steps in _plans.get(key) or _plan(key, link):
+        if size_bytes <= limit:
+            return steps
+    raise AssertionError("the last row is for any size")
+
+
+def _plan(key: tuple[int, str, np.dtype[Any], ReduceOp | None], link: Link) -> Plan:
+    """Return, and remember, the table's rows for a group, a dtype and a reduction, with the functions they name."""
+    _, operation, dtype, op = key
+    plan = []
+    for limit, name in _names(operation, link):
+        module = messages.reduction(dtype, op) if op is not None and name == "native" else ALGORITHMS[name]
+        plan.append((limit, getattr(module, operation)))
+    if len(_plans) >= _MOST_PLANS:  # groups come and go
+        _plans.clear()
+    _plans[key] = plan
+    return plan
 
 
 def forget() -> None:
     """Forget what was chosen, because settings may have changed."""
     _overrides.cache_clear()
+    _plans.clear()
     messages.forget()
     _overrides()
