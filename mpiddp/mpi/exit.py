@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mpiddp import settings
 from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, DistTimeoutError, MismatchError
 
+from . import work
 from .library import MPI, SetupError, finalized, running
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ _TURN_S, _LAST_TURN = 0.2, 8
 _ABORT_S = 5.0
 # A rank other than 0 keeps silent about a set-up error, and waits so long for rank 0 to print it and end the job.
 _SILENT_S = 5.0
-# Operations that are unfinished when every program has ended get this long to come to their end.
-_REST_S = 3.0
+# When every program has ended, unfinished operations get this long until the next one finishes.
+_REST_S = 5.0
 
 _rank, _size = 0, 1
 _owner_pid = 0
@@ -160,14 +161,14 @@ class Leaving:
         presence = self._world.presence
         presence.ended = True
         everybody_left = self._world.comm.Ibarrier()
-        pause_s, deadline = 1e-5, float("inf")
+        pause_s, deadline, unfinished = 1e-5, 0.0, -1
         while True:
             # Both are asked every time: what was submitted and not waited for may be what the others wait for.
             together, finished = everybody_left.Test(), [each() for each in on_exit]
             if together and all(finished):
                 return
-            if together:
-                deadline = min(deadline, time.monotonic() + _REST_S)
+            if not together or work.unfinished != unfinished:
+                deadline, unfinished = time.monotonic() + _REST_S, work.unfinished
             if time.monotonic() > deadline:
                 say(
                     "the program ended with asynchronous operations that no other rank takes part in: an isend that"
