@@ -21,7 +21,6 @@ import numpy as np
 from mpiddp import nn, optim
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.parallel import DistributedDataParallel
-from mpiddp.training.config import UsageError
 from mpiddp.training.models import MLP, Net
 
 from . import load, results
@@ -113,8 +112,6 @@ def _torch(here: Job) -> Any:
 
 def _measure(here: Job, network: str, arguments: argparse.Namespace, theirs: Any) -> dict[str, float]:
     """Return medians in seconds, and ratios."""
-    if arguments.batch < 1:
-        raise UsageError(f"--batch must be at least 1, got {arguments.batch}")
     rng = np.random.default_rng(here.rank)
     images = rng.standard_normal((arguments.batch, 1, 28, 28)).astype(np.float32)
     batch = Batch(images, rng.integers(0, 10, arguments.batch))

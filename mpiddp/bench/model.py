@@ -1,7 +1,8 @@
 """What an all-reduce costs, as a sum of messages, bytes and additions: the formulas, and their fit to measured times.
 
-The time of a message is ``alpha + bytes * beta`` [1]_, that of a reduction ``bytes * gamma``. With n bytes on p ranks,
-all in one place, where lg is the logarithm to base 2, rounded up:
+The time of a message is ``alpha + bytes * beta`` [1]_, that of a reduction ``bytes * gamma``. Where caches hold a part
+of an array only, beta grows by ``spill`` for the rest of it. With n bytes on p ranks, all in one place, where lg is the
+logarithm to base 2, rounded up:
 
 ==================  ======================================================================  ==================
 ring                2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma                      [2]_, [3]_
@@ -32,12 +33,12 @@ References
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 ALGORITHMS = ("ring", "rabenseifner", "tree", "reduce_broadcast", "central", "hierarchical")
 
@@ -52,18 +53,34 @@ class Cost(NamedTuple):
     reduced_bytes: float
 
 
-class Machine(NamedTuple):
-    """Seconds for a message, for a byte sent, and for a byte reduced."""
+class Constants(NamedTuple):
+    """Seconds for a message, for a byte sent, for a byte reduced; and for a byte of what the caches do not hold."""
 
-    near_alpha: float
-    near_beta: float
-    far_alpha: float
-    far_beta: float
+    alpha: float
+    beta: float
     gamma: float
+    spill: float = 0.0
+    """On top of beta, for the share of an array that is beyond `cache_bytes`."""
+    cache_bytes: float = math.inf
 
-    def time(self, cost: Cost) -> float:
-        """Return the seconds that something costs."""
-        return sum(price * amount for price, amount in zip(self, cost, strict=True))
+    def spilled(self, size_bytes: float) -> float:
+        """Return the share of an array that the caches do not hold."""
+        return max(1 - self.cache_bytes / size_bytes, 0.0)
+
+
+class Machine(NamedTuple):
+    """What messages cost in a node and between nodes, and additions in a node."""
+
+    near: Constants
+    far: Constants
+
+    def time(self, cost: Cost, size_bytes: float) -> float:
+        """Return the seconds that the reduction of an array takes."""
+        near, far = self
+        seconds = near.alpha * cost.near_messages + far.alpha * cost.far_messages + near.gamma * cost.reduced_bytes
+        for place, sent in ((near, cost.near_bytes), (far, cost.far_bytes)):
+            seconds += (place.beta + place.spill * place.spilled(size_bytes)) * sent
+        return seconds
 
 
 class Sample(NamedTuple):
@@ -120,14 +137,15 @@ def cost(algorithm: str, size_bytes: float, ranks: int, per_node: int) -> Cost:
     raise ValueError(f"there is no formula for {algorithm!r}; there are {', '.join(ALGORITHMS)}")
 
 
-def _unknowns(sample: Sample) -> list[float]:
-    """Return what alpha, beta and gamma are multiplied by."""
+def _unknowns(sample: Sample, cache_bytes: float) -> list[float]:
+    """Return what alpha, beta, gamma and spill are multiplied by."""
     found = cost(sample.algorithm, sample.size_bytes, sample.ranks, sample.ranks)
-    return [found.near_messages, found.near_bytes, found.reduced_bytes]
+    spilled = Constants(0, 0, 0, 0, cache_bytes).spilled(sample.size_bytes)
+    return [found.near_messages, found.near_bytes, found.reduced_bytes, found.near_bytes * spilled]
 
 
-def fit(samples: Sequence[Sample]) -> tuple[float, float, float]:
-    """Return alpha, beta and gamma that explain times with the least squares of relative errors; none is negative.
+def fit(samples: Sequence[Sample]) -> Constants:
+    """Return the constants that explain times with the least squares of relative errors; none is negative.
 
     Raises
     ------
@@ -137,27 +155,49 @@ def fit(samples: Sequence[Sample]) -> tuple[float, float, float]:
     Notes
     -----
     Beta and gamma come apart only where algorithms differ in their shares: a ring sends two bytes for each that it
-    reduces, recursive doubling one.
+    reduces, recursive doubling one. What the caches hold is tried out among the sizes of the samples, where there are
+    enough of them.
     """
     if len(samples) < 3:
         raise ValueError(f"a fit of three constants needs three measured times or more, got {len(samples)}")
-    rows = np.array([_unknowns(sample) for sample in samples]) / [[sample.seconds] for sample in samples]
+    best, least = Constants(0, 0, 0), math.inf
+    measured = sorted({sample.size_bytes for sample in samples})
+    for cache_bytes in [math.inf, *(measured[1:-2] if len(samples) >= _ENOUGH else ())]:
+        rows = np.array([_unknowns(each, cache_bytes) for each in samples]) / [[each.seconds] for each in samples]
+        found, left = _nonnegative(rows)
+        if left < least * _BETTER:
+            best, least = Constants(*found, cache_bytes), left
+    return best
+
+
+_ENOUGH = 8
+_BETTER = 0.9
+"""A cache is assumed where it takes a tenth off the squares of the errors."""
+
+
+def _nonnegative(rows: npt.NDArray[np.float64]) -> tuple[list[float], float]:
+    """Return the constants, none negative, for which ``rows`` times them is nearest to one; and the squares left."""
     scale = np.abs(rows).max(axis=0) + np.finfo(float).tiny
-    best, least = np.zeros(3), math.inf
-    # With three unknowns one can try which of them are zero.
-    for kept in (list(each) for count in (1, 2, 3) for each in itertools.combinations(range(3), count)):
-        found = np.zeros(3)
+    count = rows.shape[1]
+    best, least = np.zeros(count), math.inf
+    # So few unknowns that one can try which of them are zero.
+    for chosen in range(1, 1 << count):
+        kept = [index for index in range(count) if chosen >> index & 1]
+        found = np.zeros(count)
         found[kept] = np.linalg.lstsq(rows[:, kept] / scale[kept], np.ones(len(rows)), rcond=None)[0] / scale[kept]
         left = float(np.square(rows @ found - 1).sum())
         if (found >= 0).all() and left < least:
             best, least = found, left
-    alpha, beta, gamma = (float(each) for each in best)
-    return alpha, beta, gamma
+    return [float(each) for each in best], least
 
 
-def relative_errors(samples: Sequence[Sample], constants: tuple[float, float, float]) -> list[float]:
+def relative_errors(samples: Sequence[Sample], constants: Constants) -> list[float]:
     """Return how far off the formulas are for each sample: 0.1 is a tenth too long, -0.1 a tenth too short."""
-    return [float(np.dot(_unknowns(sample), constants)) / sample.seconds - 1 for sample in samples]
+    machine = Machine(constants, constants)
+    return [
+        machine.time(cost(each.algorithm, each.size_bytes, each.ranks, each.ranks), each.size_bytes) / each.seconds - 1
+        for each in samples
+    ]
 
 
 def exposed(each_s: float, count: int, compute_s: float) -> float:
@@ -178,7 +218,7 @@ def exposed(each_s: float, count: int, compute_s: float) -> float:
 
 def fastest(machine: Machine, size_bytes: float, ranks: int, per_node: int) -> str:
     """Return the algorithm that takes least."""
-    return min(ALGORITHMS, key=lambda name: machine.time(cost(name, size_bytes, ranks, per_node)))
+    return min(ALGORITHMS, key=lambda name: machine.time(cost(name, size_bytes, ranks, per_node), size_bytes))
 
 
 def best_bucket(
@@ -189,7 +229,7 @@ def best_bucket(
     for power in range(15):
         size = total_bytes / 2**power
         name = fastest(machine, size, ranks, per_node)
-        each_s = machine.time(cost(name, size, ranks, per_node))
+        each_s = machine.time(cost(name, size, ranks, per_node), size)
         found.append((exposed(each_s, 2**power, compute_s), -size, name))
     seconds, negative, name = min(found)
     return -negative, name, seconds

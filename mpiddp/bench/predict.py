@@ -20,14 +20,12 @@ from . import model, results, sizes
 from .buffers import Buffers
 from .contenders import Mpiddp, choosing
 from .job import Job, header, job, ordinary
-from .model import Machine, Sample
+from .model import Constants, Machine, Sample
 
 _MEASURED = ("ring", "tree", "rabenseifner")
 _UNSEEN = "rabenseifner"
-_SIZES = [1 << power for power in range(8, 24)]
+_SIZES = [1 << power for power in range(8, 26)]
 _ROUNDS, _ROUND_S, _FEWEST = 3, 0.01, 3
-
-Constants = tuple[float, float, float]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,10 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
         far = _fit(_read(arguments.across)[0], "across nodes")
     else:
         print("# across nodes: taken to be the same, for want of --across FILE; a network is slower than that")
-    machine = Machine(near[0], near[1], far[0], far[1], near[2])
+    machine = Machine(near, far)
     rows = _predict(machine, arguments)
     if arguments.json:
-        results.write(arguments.json, "model", environment, [], fitted=machine._asdict(), rows=rows)
+        results.write(
+            arguments.json, "model", environment, [], fitted={"near": near._asdict(), "far": far._asdict()}, rows=rows
+        )
     return 0
 
 
@@ -116,10 +116,9 @@ def _fit(samples: list[Sample], where: str) -> Constants:
         constants = model.fit(seen)
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from None
-    alpha, beta, gamma = constants
     print(
-        f"# {where}: alpha {alpha * 1e6:.2f} us, beta {beta * 1e9:.3f} ns/byte, gamma {gamma * 1e9:.3f} ns/byte,"
-        f" from {len(seen)} measured times"
+        f"# {where}: alpha {constants.alpha * 1e6:.2f} us, beta {constants.beta * 1e9:.3f} ns/byte, gamma"
+        f" {constants.gamma * 1e9:.3f} ns/byte{_spill(constants)}, from {len(seen)} measured times"
     )
     for name in dict.fromkeys(each.algorithm for each in unseen):
         mine = [each for each in unseen if each.algorithm == name]
@@ -130,6 +129,13 @@ def _fit(samples: list[Sample], where: str) -> Constants:
             f" {statistics.median(errors):.0%}, largest {errors[-1]:.0%}{whole}"
         )
     return constants
+
+
+def _spill(constants: Constants) -> str:
+    """Return what is said of the caches, where they were seen."""
+    if not constants.spill:
+        return ""
+    return f", spill {constants.spill * 1e9:.3f} ns/byte beyond a cache of {sizes.text(constants.cache_bytes)}"
 
 
 def _predict(machine: Machine, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -148,7 +154,7 @@ def _predict(machine: Machine, arguments: argparse.Namespace) -> list[dict[str, 
     )
     rows = []
     for ranks in arguments.ranks:
-        times = {name: machine.time(model.cost(name, total, ranks, per_node)) for name in names}
+        times = {name: machine.time(model.cost(name, total, ranks, per_node), total) for name in names}
         fastest = min(times, key=lambda name: times[name])
         compute_s = times[fastest] if arguments.compute is None else arguments.compute
         bucket, _, left = model.best_bucket(machine, total, ranks, per_node, compute_s)

@@ -13,7 +13,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import select, tuned
-from mpiddp.bench import overlap, results, sweep, tune
+from mpiddp.bench import overlap, predict, results, sweep, tune
 from mpiddp.bench.buffers import Buffers
 from mpiddp.bench.cli import OPERATIONS
 from mpiddp.bench.contenders import Mpi4py, Mpiddp, choosing
@@ -243,3 +243,21 @@ def test_a_table_that_cannot_be_written_is_a_usage_error(here, monkeypatch, caps
     monkeypatch.setenv("MPIDDP_CACHE", "/proc/nowhere")
     with pytest.raises(UsageError, match="MPIDDP_CACHE=DIR"):
         tune.run(options("tune", "-b", "1K", "-e", "2K", "--rounds", "1"))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_model_measures_where_it_has_no_files(here, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(predict, "_SIZES", [256, 4096, 1 << 15, 1 << 18])
+    file = here.comm.bcast(tmp_path) / "model.json"
+    assert predict.run(options("model", "--ranks", "2:8", "--json", str(file))) == 0
+    if here.rank == 0:
+        document = results.read(file)[0]
+        assert [row["ranks"] for row in document["rows"]] == [2, 4, 8]
+        assert all(seconds > 0 for row in document["rows"] for seconds in row["seconds"].values())
+        assert "of rabenseifner that the fit has not seen" in capsys.readouterr().out
+
+
+def test_model_needs_files_on_one_rank(here):
+    if here.size == 1:
+        with pytest.raises(UsageError, match="--from"):
+            predict.run(options("model"))

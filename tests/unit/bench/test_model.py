@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mpiddp.bench import model, predict, results
-from mpiddp.bench.model import Machine, Sample
+from mpiddp.bench.model import Constants, Machine, Sample
 from mpiddp.bench.results import Point, Series
 from mpiddp.cli import main
 from mpiddp.training.config import UsageError
 
 ALPHA, BETA, GAMMA = 3e-6, 2e-9, 0.5e-9
+TRUE = Constants(ALPHA, BETA, GAMMA)
 
 
 class Ranks:
@@ -61,8 +62,8 @@ def simulate(algorithm: str, n: float, p: int) -> float:
 @pytest.mark.parametrize("ranks", [2, 4, 16])
 @pytest.mark.parametrize("size_bytes", [64, 1 << 20])
 def test_formula_is_what_the_messages_take(algorithm, ranks, size_bytes):
-    machine = Machine(ALPHA, BETA, 1.0, 1.0, GAMMA)
-    found = machine.time(model.cost(algorithm, size_bytes, ranks, per_node=ranks))
+    machine = Machine(TRUE, Constants(1.0, 1.0, 1.0))
+    found = machine.time(model.cost(algorithm, size_bytes, ranks, per_node=ranks), size_bytes)
     assert found == pytest.approx(simulate(algorithm, size_bytes, ranks), rel=1e-9)
 
 
@@ -91,9 +92,21 @@ def test_fit_finds_the_constants_it_was_made_from():
     samples = [
         Sample(name, size, 4, simulate(name, size, 4)) for name in ("ring", "tree") for size in (64, 4096, 1 << 20)
     ]
-    assert model.fit(samples) == pytest.approx((ALPHA, BETA, GAMMA), rel=1e-6)
+    assert model.fit(samples)[:3] == pytest.approx((ALPHA, BETA, GAMMA), rel=1e-6)
     unseen = [Sample("rabenseifner", size, 8, 2 * simulate("rabenseifner", size, 8)) for size in (8, 1 << 22)]
-    assert model.relative_errors(unseen, (ALPHA, BETA, GAMMA)) == pytest.approx([-0.5, -0.5])
+    assert model.relative_errors(unseen, TRUE) == pytest.approx([-0.5, -0.5])
+
+
+def test_fit_finds_the_cache():
+    def beyond(size: int) -> float:
+        return 6e-9 * max(size - (1 << 18), 0)
+
+    samples = [
+        Sample(name, size, 4, simulate(name, size, 4) + sent * beyond(size))
+        for name, sent in (("ring", 1.5), ("tree", 2.0))
+        for size in (1 << power for power in range(8, 25, 2))
+    ]
+    assert model.fit(samples) == pytest.approx((ALPHA, BETA, GAMMA, 6e-9, 1 << 18), rel=1e-3)
 
 
 def test_fit_makes_no_constant_negative():
@@ -101,7 +114,7 @@ def test_fit_makes_no_constant_negative():
     samples = [Sample("ring", size, 2, 1e-3 / size**0.1) for size in (1 << 10, 1 << 14, 1 << 18, 1 << 22)]
     constants = model.fit(samples)
     assert min(constants) >= 0
-    assert constants[0] > 0
+    assert constants.alpha > 0
 
 
 def test_too_few_samples():
@@ -124,8 +137,8 @@ def test_exposed_is_what_a_queue_leaves(each_s, count, compute_s):
 
 
 def test_buckets_pay_when_there_is_something_to_hide_behind():
-    machine = Machine(1e-5, 1e-9, 1e-5, 1e-9, 0)
-    whole = machine.time(model.cost("ring", 1 << 27, 8, 8))
+    machine = Machine(Constants(1e-5, 1e-9, 0), Constants(1e-5, 1e-9, 0))
+    whole = machine.time(model.cost("ring", 1 << 27, 8, 8), 1 << 27)
     size, _, left = model.best_bucket(machine, 1 << 27, 8, 8, compute_s=whole)
     assert 1 << 17 < size < 1 << 26
     assert left < whole / 4
