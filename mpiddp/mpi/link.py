@@ -90,28 +90,47 @@ class Link(Channel):
         _created += 1
         self.world = world
         self.timeout_s = timeout_s
+        self.closed = False
+        self._comms: list[MPI.Comm] = [comm]
+        try:
+            self._connect(comm)
+        except BaseException:
+            self._free()
+            raise
+
+    def _connect(self, comm: MPI.Intracomm) -> None:
+        """Make the communicators, and what they are for."""
         # Ranks may have made different numbers of groups, so the first member names this one, for all.
-        made = comm.allgather((world.rank, _created))
-        super().__init__(tuple(rank for rank, _ in made), comm.rank, comm, comm.Dup())
+        made = comm.allgather((self.world.rank, _created))
+        super().__init__(tuple(rank for rank, _ in made), comm.rank, comm, self._own(comm.Dup()))
         self.id = (made[0][0] << 40) + made[0][1]
-        self.mailbox = Mailbox(comm.Dup())
+        self.mailbox = Mailbox(self._own(comm.Dup()))
         self.queue = Queue()
         self.sequence = 0
         """Collective operations begun on this rank."""
         self.scratch = Scratch()
-        self.nodes = tuple(world.nodes[rank] for rank in self.ranks)
+        self.nodes = tuple(self.world.nodes[rank] for rank in self.ranks)
         self.one_node = len(set(self.nodes)) == 1
         self.node: Channel = self if self.one_node else self._same_node()
         """The ranks of this node."""
         self.across: Channel | None = None if self.one_node else self._same_place()
         """The ranks with this one's place on their nodes; None where some node has nobody in that place."""
-        self.closed = False
+
+    def _own(self, comm: MPI.Comm) -> MPI.Intracomm:
+        """Keep a new communicator, to be freed with the link."""
+        self._comms.append(comm)
+        return MPI.Intracomm(comm)
+
+    def _free(self) -> None:
+        for comm in reversed(self._comms):
+            comm.Free()
+        self._comms.clear()
 
     def _same_node(self) -> Channel:
         mine = self.nodes[self.rank]
-        comm = MPI.Intracomm(self.now.Split(mine, self.rank))
+        comm = self._own(self.now.Split(mine, self.rank))
         ranks = tuple(rank for rank, node in zip(self.ranks, self.nodes, strict=True) if node == mine)
-        return Channel(ranks, comm.rank, comm, comm.Dup())
+        return Channel(ranks, comm.rank, comm, self._own(comm.Dup()))
 
     def _same_place(self) -> Channel | None:
         places = min(self.nodes.count(node) for node in self.nodes)
@@ -124,7 +143,8 @@ class Link(Channel):
             for each in sorted(set(self.nodes))
         ]
         # Only steps at the head of the queue use it, so one communicator is enough.
-        return Channel(tuple(ranks), comm.rank, MPI.Intracomm(comm), MPI.Intracomm(comm))
+        across = self._own(comm)
+        return Channel(tuple(ranks), across.rank, across, across)
 
     def __str__(self) -> str:
         if self.ranks == tuple(range(self.world.size)):
@@ -154,12 +174,5 @@ class Link(Channel):
             return
         self.expect_idle()
         self.closed = True
-        self.mailbox.close()
         self.scratch.close()
-        comms = [self.now, self.later]
-        if not self.one_node:
-            comms += [self.node.now, self.node.later]
-        if self.across is not None:
-            comms.append(self.across.now)
-        for comm in comms:
-            comm.Free()
+        self._free()

@@ -103,7 +103,7 @@ class Mailbox:
     Parameters
     ----------
     comm : MPI.Intracomm
-        A communicator of its own, which the mailbox takes over.
+        A communicator of its own.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -207,7 +207,3 @@ class Mailbox:
                 work.announce()
         if not self._works:
             deactivate(self)
-
-    def close(self) -> None:
-        """Free the communicator."""
-        self._comm.Free()

@@ -17,11 +17,6 @@ def dtype(request):
     return dtype_of(request.param)
 
 
-@pytest.fixture(params=OPS, ids=str)
-def op(request):
-    return request.param
-
-
 def test_all_reduce(world, dtype):
     for op, shape, how in itertools.product(OPS, SHAPES, both_ways()):
         xs = draw(world.rng, world.size, shape, dtype)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp.mpi.library import MPI
 
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 
@@ -357,8 +358,6 @@ def test_destroy_everything_and_begin_again(world):
 
 
 def test_init_with_a_communicator(world):
-    from mpi4py import MPI
-
     dist.destroy_process_group()
     part = MPI.COMM_WORLD.Split(world.rank % 2, -world.rank)
     dist.init_process_group(comm=part)
@@ -384,9 +383,33 @@ def test_init_with_a_communicator(world):
         dist.init_process_group()
 
 
+def test_the_librarys_limit_is_named(world):
+    if "MPICH" not in MPI.Get_library_version():
+        pytest.skip("only MPICH has a limit that can be reached")
+    fillers = []
+    with pytest.raises(MPI.Exception):
+        while True:
+            fillers.append(MPI.COMM_SELF.Dup())
+    for _ in range(8):  # room for two groups of three communicators, and not for a third
+        fillers.pop().Free()
+    count = dist.get_pg_count()
+    for _ in range(3):
+        groups = [dist.new_group(), dist.new_group()]
+        with pytest.raises(
+            dist.DistError, match=rf"communicators.* {count + 2} groups are alive .*destroy_process_group"
+        ):
+            dist.new_group()
+        assert dist.get_pg_count() == count + 2
+        assert total(groups[1], 1) == total(None, 1) == world.size
+        for group in groups:
+            dist.destroy_process_group(group)
+    for filler in fillers:
+        filler.Free()
+
+
 def test_many_groups_leak_nothing(world):
     # MPICH has 2,046 communicators, so that even one leaked by each group would show.
-    for number in range(1000 if world.size <= 2 else 50):
+    for number in range(1000 if world.size == 1 else 50):
         group = dist.new_group()
         if number % 100 == 0:
             assert total(group, 1) == world.size

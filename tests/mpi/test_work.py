@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from datetime import timedelta
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp.distributed import debug
 from mpiddp.mpi import work
 
 Op = dist.ReduceOp
@@ -186,8 +188,18 @@ def programs(world, rounds):
         )
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_program(world, seed):
+@pytest.fixture
+def level(request):
+    debug.configure(request.param)
+    debug.logger.setLevel(logging.WARNING)
+    yield
+    debug.configure("OFF")
+    debug.logger.handlers.clear()
+    debug.logger.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize(("seed", "level"), [(0, "OFF"), (1, "OFF"), (2, "OFF"), (3, "DETAIL")], indirect=["level"])
+def test_random_program(world, seed, level):
     """Operations in several groups, waited for at places that each rank chooses for itself."""
     lists = [
         list(range(world.size)),
