@@ -87,7 +87,7 @@ def init_process_group(
     debug_level = settings.debug_level()
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be an mpi4py intracommunicator such as MPI.COMM_WORLD, got {comm!r}")
-    world = runtime.start(rank, world_size)
+    world = runtime.start(rank, world_size, limit_s)
     select.forget()
     debug.configure(debug_level)
     own = (comm or world.comm).Dup()
