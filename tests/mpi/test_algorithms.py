@@ -138,7 +138,8 @@ def bits(x: Array) -> int:
 
 
 def algorithms(operation: str, link: Link) -> list[str]:
-    return [name for name in select.offering(operation) if name != "two_shot" or link.one_node]
+    """Return what is tested in a group: on several nodes only what knows of nodes, the others do the same as on one."""
+    return [name for name in select.offering(operation) if link.one_node or name == "hierarchical"]
 
 
 def reductions(name: str, dtype: np.dtype[Any]) -> Iterator[ReduceOp]:
@@ -169,7 +170,7 @@ def variants(name: str) -> Iterator[tuple[str, int, bool, int]]:
 @pytest.mark.parametrize("name", select.offering("all_reduce"))
 def test_all_reduce(case: Case, name: str) -> None:
     if name not in algorithms("all_reduce", case.link):
-        pytest.skip("for one node")
+        pytest.skip("the same on one node")
     ways, seen = variants(name), []
     for dtype in DTYPES:
         for op in reductions(name, dtype):
@@ -188,7 +189,7 @@ def test_all_reduce(case: Case, name: str) -> None:
 @pytest.mark.parametrize("name", select.offering("reduce"))
 def test_reduce(case: Case, name: str) -> None:
     if name not in algorithms("reduce", case.link):
-        pytest.skip("for one node")
+        pytest.skip("the same on one node")
     link, ways = case.link, variants(name)
     for dtype in DTYPES:
         for op in reductions(name, dtype):
@@ -208,7 +209,7 @@ def test_reduce(case: Case, name: str) -> None:
 @pytest.mark.parametrize("name", select.offering("reduce_scatter"))
 def test_reduce_scatter(case: Case, name: str) -> None:
     if name not in algorithms("reduce_scatter", case.link):
-        pytest.skip("for one node")
+        pytest.skip("the same on one node")
     link, ways = case.link, variants(name)
     for dtype in DTYPES:
         for op in reductions(name, dtype):
@@ -228,7 +229,7 @@ def test_reduce_scatter(case: Case, name: str) -> None:
 @pytest.mark.parametrize("name", select.offering("all_gather"))
 def test_all_gather(case: Case, name: str) -> None:
     if name not in algorithms("all_gather", case.link):
-        pytest.skip("for one node")
+        pytest.skip("the same on one node")
     ways = variants(name)
     for dtype in [*DTYPES, np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
         for count in sizes(case.link):
@@ -243,7 +244,7 @@ def test_all_gather(case: Case, name: str) -> None:
 @pytest.mark.parametrize("name", select.offering("broadcast"))
 def test_broadcast(case: Case, name: str) -> None:
     if name not in algorithms("broadcast", case.link):
-        pytest.skip("for one node")
+        pytest.skip("the same on one node")
     link, ways = case.link, variants(name)
     for dtype in [*DTYPES, np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
         for count in sizes(link):
@@ -271,7 +272,7 @@ def test_nan_reaches_every_rank(case: Case, kind: str) -> None:
 
 def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     if not case.link.one_node:
-        pytest.skip("for one node")
+        pytest.skip("the same on one node")
     monkeypatch.setattr(Scratch, "PIECE_BYTES", 4096)
     monkeypatch.setattr(Scratch, "REGION_BYTES", 4 * 4096)
     monkeypatch.setattr(folding, "CHUNK_BYTES", 256)
@@ -397,9 +398,8 @@ def test_interleaved_operations_on_several_groups(case: Case, world: Any) -> Non
     for index in range(200):
         link = links[int(rng.integers(2))]
         count = int(rng.integers(1, 3000))
-        name = str(rng.choice(algorithms("all_reduce", case.link)))
-        if name == "two_shot" and not link.one_node:
-            name = "ring"
+        names = ["ring", "tree", "native", "exchange", "two_shot" if link.one_node else "hierarchical"]
+        name = str(rng.choice(names))
         x = np.full(count, 1 + index % 5, np.float32)
         steps = select.ALGORITHMS[name].all_reduce(link, x, ReduceOp.SUM)
         pending.append((link.queue.submit(steps, Operation(name, link), [x]), x, (1 + index % 5) * link.size, index))

@@ -134,7 +134,7 @@ def test_all_reduce_of_views_at_any_offset(world: Any, offset_of_rank: Any) -> N
 
 
 def test_arrays_of_different_segments_give_the_right_sum(world: Any) -> None:
-    first, second = dist.symmetric_empty(50_000), dist.symmetric_empty(50_000)
+    first, second = dist.symmetric_empty(100_000), dist.symmetric_empty(100_000)
     x = (first, second)[world.rank % 2]
     x[...] = 1 + world.rank
     dist.all_reduce(x)
@@ -142,7 +142,7 @@ def test_arrays_of_different_segments_give_the_right_sum(world: Any) -> None:
 
 
 def test_an_array_of_all_ranks_serves_a_group_of_some(world: Any) -> None:
-    x = dist.symmetric_empty(50_000)
+    x = dist.symmetric_empty(100_000)
     x[...] = world.rank
     odd = [rank for rank in range(world.size) if rank % 2]
     some = dist.new_group(odd or [0])
@@ -235,7 +235,7 @@ def test_a_limit_on_file_sizes_is_no_end(world: Any) -> None:
 def test_files_in_shm_where_there_is_no_memfd(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     several(world)
     monkeypatch.delattr(os, "memfd_create")
-    x = dist.symmetric_empty(50_000)
+    x = dist.symmetric_empty(100_000)
     assert find(x) != NOWHERE
     assert not list(symmetric.FILES.glob("mpiddp-*")), "it is unlinked when all have opened it"
     x[...] = 1
@@ -248,7 +248,7 @@ def test_one_rank_that_cannot_open_makes_all_take_the_second_way(world: Any, mon
     if world.rank == 1:
         ways = (symmetric._WAYS[0]._replace(open=refuse), symmetric._WAYS[1])
         monkeypatch.setattr(symmetric, "_WAYS", ways)
-    x = dist.symmetric_empty(50_000)
+    x = dist.symmetric_empty(100_000)
     numbers = default_group().comm.allgather(find(x).segment)
     assert find(x) != NOWHERE and len(set(numbers)) == 1
 
@@ -263,7 +263,7 @@ def test_another_process_under_the_same_number_is_not_taken_for_the_maker(
         monkeypatch.setattr(os, "getpid", lambda: pid)
     elif world.rank == 1:
         default_group().comm.send(pid, 0)
-    x = dist.symmetric_empty(50_000)
+    x = dist.symmetric_empty(100_000)
     x[...] = 1
     dist.all_reduce(x)
     assert (x == world.size).all()
@@ -274,7 +274,7 @@ def test_ordinary_arrays_where_the_scratch_cannot_be_made(world: Any, monkeypatc
     group = dist.new_group()
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     for dtype in ("float32", "float16"):
-        x = np.full(100_000, 1, dtype)
+        x = np.full(200_000, 1, dtype)
         submitted = [dist.all_reduce(x, group=group, async_op=True) for _ in range(2)]
         for each in submitted:
             each.wait()
@@ -302,7 +302,7 @@ def test_making_and_freeing_does_not_grow(world: Any) -> None:
 
 
 def test_groups_give_their_scratch_back(world: Any) -> None:
-    x = np.ones(50_000, np.float32)
+    x = np.ones(100_000, np.float32)
 
     def cycle() -> None:
         group = dist.new_group()
