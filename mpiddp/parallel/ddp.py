@@ -20,6 +20,7 @@ from .plan import MIB
 from .reducer import CommHook, Reducer
 from .replicas import broadcast_arrays, check_equal_values, check_same_parameters
 from .shadow import Shadow, announce
+from .sync_batchnorm import SyncBatchNorm
 from .timeline import Timeline, asked_for
 
 BufferHook = Callable[[Any, dict[str, Array]], Any]
@@ -245,6 +246,9 @@ class DistributedDataParallel(Module, Joinable):
     def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
         """Average over samples instead of ranks, which is exact when ranks hold different numbers of them.
 
+        Concerns the backward that reduces; what was accumulated under `no_sync` before is weighted with it, so
+        ``n_samples`` is to be each microbatch's where all of a rank's are equally large.
+
         Parameters
         ----------
         n_samples : float
@@ -348,8 +352,13 @@ class DistributedDataParallel(Module, Joinable):
             raise RuntimeError(
                 "a rank without inputs cannot follow a hook on buffers: join() needs a model without one"
             )
+        if self._has_sync_batchnorm():
+            raise RuntimeError("a rank without inputs cannot follow SyncBatchNorm: use weighted() with empty batches")
         self._divide_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
         return Shadow(self)
+
+    def _has_sync_batchnorm(self) -> bool:
+        return any(isinstance(module, SyncBatchNorm) for module in self.module.modules())
 
     @property
     def join_process_group(self) -> ProcessGroup:
@@ -376,9 +385,14 @@ class DistributedDataParallel(Module, Joinable):
             "backend_name": "mpi",
             "broadcast_buffers": self._forward_sync_buffers,
             "gradient_as_bucket_view": True,
-            "has_sync_bn": any(type(module).__name__ == "SyncBatchNorm" for module in self.module.modules()),
+            "has_sync_bn": self._has_sync_batchnorm(),
             "join_uneven_inputs": self._join_config.enable,
         }
+
+    def detach(self) -> None:
+        """Let go of the model: its backward is a local matter again, and its gradients have no place in buckets."""
+        self._reduce = False
+        self._reducer.detach()
 
     def check_replicas(self) -> None:
         """Check that all ranks hold the same bits in every parameter.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import tracemalloc
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -151,6 +152,25 @@ def test_a_step_is_one_stretch_of_memory(world: World) -> None:
         step_of(ddp, *batch(world.rng, 4))
         optimizer.step()
     assert len(optimizer._layouts[0].stretches(list(ddp.parameters()))) == 1
+
+
+def test_a_step_makes_no_second_copy_of_the_gradients(world: World) -> None:
+    ddp = DDP(nn.Linear(1024, 1024), bucket_cap_mb=1)
+    optimizer = optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    x = np.ones((2, 1024), np.float32)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        ddp(x).sum().backward()
+        optimizer.step()
+
+    for _ in range(2):
+        step()
+    tracemalloc.start()
+    step()
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 0.1 * 4 * 1024 * 1024
 
 
 def test_a_gradient_that_the_program_replaces_still_arrives(world: World) -> None:
@@ -824,6 +844,20 @@ def test_the_wrapped_model_can_be_copied(world: World) -> None:
     step_of(average, *batch(world.rng, 3))  # a local matter
     assert ddp._reducer.backwards == 1
     assert not np.shares_memory(average[0].weight.data, ddp.module[0].weight.data)
+
+
+def test_a_model_that_is_let_go_is_local_again(world: World) -> None:
+    model, alone = mlp(), mlp()
+    first = DDP(model)
+    first.detach()
+    x, y = batch(np.random.default_rng(world.rank), 3)
+    step_of(first, x, y), step_of(alone, x, y)
+    assert_equal(gradients(model), gradients(alone))
+    assert all(p.grad_slot is None and not p.post_accumulate_grad_hooks for p in model.parameters())
+    second = DDP(model)
+    second.zero_grad()
+    step_of(second, x, y)
+    assert_same_bits_everywhere(gradients(model))
 
 
 # -- hooks on buffers, and what is to know ---------------------------------------------------------------------------

@@ -135,6 +135,16 @@ def test_weighted_and_join_exclude_each_other(world: World) -> None:
         pass
 
 
+def test_what_a_rank_without_inputs_cannot_follow_is_refused(world: World) -> None:
+    normed = DDP(nn.Sequential(nn.Linear(5, 3), dist.SyncBatchNorm(3)))
+    with pytest.raises(RuntimeError, match="SyncBatchNorm"):
+        normed.join()
+    hooked = DDP(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)))
+    hooked.register_buffer_comm_hook(None, lambda state, buffers: None)
+    with pytest.raises(RuntimeError, match="hook on buffers"):
+        hooked.join()
+
+
 class Counter(dist.Joinable):
     """Torch's tutorial: counts the inputs of all ranks."""
 
