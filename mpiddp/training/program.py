@@ -183,7 +183,7 @@ def _stop(stop: StopRequest, trainer: Trainer, keeper: Keeper | None) -> int:
     said = f"{signal.Signals(number).name} on rank {rank}: stopped after step {trainer.step}"
     if keeper is not None:
         keeper.save(trainer)
-        together(keeper.finish)
+        together(keeper.finish, RunError)
     if dist.get_rank() == 0:
         saved = "saved a checkpoint; go on with --resume auto" if keeper else "nothing saved: no --output DIR"
         print(f"{said}, {saved}", flush=True)
@@ -195,11 +195,11 @@ def _stop(stop: StopRequest, trainer: Trainer, keeper: Keeper | None) -> int:
 def _finish(config: Config, trainer: Trainer, keeper: Keeper | None) -> int:
     """Save the model, and say where and how good it is."""
     if keeper is not None:
-        together(keeper.finish)
+        together(keeper.finish, RunError)
     first = dist.get_rank() == 0
     if config.output is not None:
         path = config.output / "model.safetensors"
-        together(lambda: save_model(path, trainer.model.module) if first else None)
+        together(lambda: save_model(path, trainer.model.module) if first else None, RunError)
     if first:
         print(f"saved {path}" if config.output else "no --output DIR, so the model is not saved", flush=True)
     return 0

@@ -12,7 +12,7 @@ from .config import UsageError
 _Result = TypeVar("_Result")
 
 
-def together(action: Callable[[], _Result]) -> _Result:
+def together(action: Callable[[], _Result], error_class: type[UsageError] = UsageError) -> _Result:
     """Do something that may fail on some ranks only, such as reading a file; if it does, all ranks know.
 
     Raises
@@ -29,5 +29,5 @@ def together(action: Callable[[], _Result]) -> _Result:
     dist.all_gather_object(faults, fault)
     for rank, text in enumerate(faults):
         if text is not None:
-            raise UsageError(f"{text} (on rank {rank})" if rank else text)
+            raise error_class(f"{text} (on rank {rank})" if rank else text)
     return result  # type: ignore[return-value]
