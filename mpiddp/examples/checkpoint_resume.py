@@ -1,0 +1,96 @@
+"""``mpirun -np 4 python -m mpiddp.examples.checkpoint_resume``: stop in the middle of an epoch, go on to the same bits.
+
+What has to be saved is more than the model: the optimizer's momentum, how far the epoch has come, and where each rank's
+random numbers are. The Trainer knows all of it (``arrays`` and ``state_dict``); rank 0 writes it into a folder that is
+whole or not there, without pickle. To resume, rank 0 reads, all ranks get what it has read, and training goes on with
+the next batch. ``python -m mpiddp train --output DIR --resume auto`` does all this by itself.
+
+Output::
+
+    trained without a stop: 20 steps
+    trained until step 13 and saved step-0000000013
+    read step-0000000013 and trained on from step 13 to step 20
+    equal to the model that was never stopped, bit for bit: True
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import mpiddp as dist
+from mpiddp import nn, optim
+from mpiddp.data import ArrayDataset, DataLoader, GlobalBatchSampler
+from mpiddp.examples.printing import print_once
+from mpiddp.training import Trainer
+from mpiddp.training.checkpoint import Checkpoint
+from mpiddp.training.store import CheckpointStore
+
+
+def new_trainer() -> Trainer:
+    """Return a trainer at its beginning: the program that one starts, the first time and after each stop."""
+    random = np.random.default_rng(0)
+    data = ArrayDataset(random.standard_normal((80, 8), np.float32), random.integers(0, 4, 80))
+    nn.manual_seed(0)
+    nn.random.set_stream(dist.get_rank())  # ranks drop different units
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 4))
+    ddp = dist.DistributedDataParallel(model)
+    return Trainer(
+        ddp,
+        optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9),
+        nn.functional.cross_entropy,
+        DataLoader(data, batch_sampler=GlobalBatchSampler(data, batch_size=8)),
+        correct_fn=lambda output, labels: float((output.data.argmax(1) == labels).sum()),
+    )
+
+
+def train_and_stop(store: CheckpointStore, at_step: int) -> None:
+    """Train until a step, and save what there is then."""
+    trainer = new_trainer()
+    trainer.stop = lambda: trainer.step + 1 == at_step
+    trainer.fit(epochs=2)
+    state = trainer.state_dict()  # every rank: it collects what all ranks have
+    if dist.get_rank() == 0:
+        store.save(Checkpoint(trainer.arrays(), state))
+        store.finish()
+        print(f"trained until step {trainer.step} and saved {store.path(trainer.step).name}")
+
+
+def resume(store: CheckpointStore) -> Trainer:
+    """Go on from the newest checkpoint."""
+    trainer = new_trainer()
+    found = [store.newest()[0]] if dist.get_rank() == 0 else [None]
+    dist.broadcast_object_list(found, src=0)
+    (checkpoint,) = found
+    assert checkpoint is not None
+    trainer.load_state_dict(checkpoint.state, checkpoint.arrays)
+    began = trainer.step
+    trainer.fit(epochs=2)
+    print_once(f"read {store.path(began).name} and trained on from step {began} to step {trainer.step}")
+    return trainer
+
+
+def main() -> None:
+    """Run the example."""
+    dist.init_process_group()
+    never_stopped = new_trainer()
+    never_stopped.fit(epochs=2)
+    print_once(f"trained without a stop: {never_stopped.step} steps")
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = CheckpointStore(Path(folder))  # one that rank 0 uses; on the others it is idle
+        train_and_stop(store, at_step=13)
+        resumed = resume(store)
+        dist.barrier()
+
+    expected, found = never_stopped.model.module.state_dict(), resumed.model.module.state_dict()
+    equal = np.array([all(np.array_equal(expected[name], found[name]) for name in expected)])
+    dist.all_reduce(equal, op=dist.ReduceOp.MIN)
+    print_once(f"equal to the model that was never stopped, bit for bit: {bool(equal[0])}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

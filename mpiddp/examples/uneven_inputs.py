@@ -1,0 +1,56 @@
+"""``mpirun -np 4 python -m mpiddp.examples.uneven_inputs``: ranks with different numbers of batches, by join.
+
+Rank 0 has one batch, rank 3 has four. Every backward is an all_reduce of all ranks, so a rank that is done leaves the
+others waiting for it: without ``join`` this program ends with a timeout. Inside of ``join`` a rank that is done answers
+the others with gradients of zero, and at the end gets the model of the one that had most.
+
+Every gradient here is 1, and the learning rate 1: in the first step all four ranks have a batch and the average is
+4 / 4, then 3 / 4, 2 / 4, 1 / 4.
+
+Output::
+
+    rank 0: weight after each of its batches -1.00
+    rank 1: weight after each of its batches -1.00 -1.75
+    rank 2: weight after each of its batches -1.00 -1.75 -2.25
+    rank 3: weight after each of its batches -1.00 -1.75 -2.25 -2.50
+    after join
+    rank 0: weight -2.50
+    rank 1: weight -2.50
+    rank 2: weight -2.50
+    rank 3: weight -2.50
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import mpiddp as dist
+from mpiddp import nn, optim
+from mpiddp.examples.printing import print_in_order, print_once
+
+
+def main() -> None:
+    """Run the example."""
+    dist.init_process_group()
+    rank = dist.get_rank()
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data[...] = 0
+    ddp = dist.DistributedDataParallel(model)
+    optimizer = optim.SGD(ddp.parameters(), lr=1.0)
+    batches = [np.ones((1, 1), np.float32)] * (rank + 1)
+
+    weights = []
+    with dist.Join([ddp]):
+        for x in batches:
+            optimizer.zero_grad()
+            ddp(x).sum().backward()
+            optimizer.step()
+            weights.append(model.weight.item())
+    print_in_order(f"rank {rank}: weight after each of its batches {' '.join(f'{weight:.2f}' for weight in weights)}")
+    print_once("after join")
+    print_in_order(f"rank {rank}: weight {model.weight.item():.2f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""The examples: each prints what its docstring shows, and runs on every number of ranks that it can run on.
+
+Starting MPI takes longer than an example, so all examples of one command line run in one job, one after the other.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import shlex
+import socket
+import textwrap
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness import launcher
+
+from mpiddp.examples import collective_costs as costs
+from mpiddp.examples import torch_user
+
+EXAMPLES = Path(importlib.util.find_spec("mpiddp.examples").submodule_search_locations[0])
+HELPERS = {"__init__", "__main__", "printing"}
+ALONE = "ends here"
+"""Marks an example that has refused to run on so few ranks."""
+
+RUN_ALL = f"""
+import contextlib, importlib, io, json, sys, warnings
+from pathlib import Path
+import mpiddp as dist
+warnings.simplefilter("error")
+printed = {{}}
+for name in sys.argv[2:]:
+    print("example", name, file=sys.stderr, flush=True)
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        try:
+            importlib.import_module("mpiddp.examples." + name).main()
+        except SystemExit as end:
+            assert end.code == 2, end
+            print({ALONE!r})
+            dist.destroy_process_group()
+    assert not dist.is_initialized(), name
+    printed[name] = text.getvalue()
+dist.init_process_group()
+if dist.get_rank() == 0:
+    Path(sys.argv[1]).write_text(json.dumps(printed))
+else:
+    assert not any(text.replace({ALONE!r}, "").strip() for text in printed.values()), printed
+"""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What an example's docstring says of it."""
+
+    name: str
+    environment: tuple[tuple[str, str], ...]
+    ranks: int | None
+    output: str
+
+
+def read(path: Path) -> Example:
+    """Return what the docstring of an example says."""
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    command, _ = re.match(r"``(.+?)``: (.+\.)$", text, re.MULTILINE).groups()
+    words = shlex.split(command)
+    environment = []
+    while "=" in words[0]:
+        environment.append(tuple(words.pop(0).split("=", 1)))
+    ranks = None
+    if words[0] == "mpirun":
+        assert words[1] == "-np"
+        ranks, words = int(words[2]), words[3:]
+    assert words == ["python", "-m", f"mpiddp.examples.{path.stem}"], f"{path}: runs something else"
+    shown = text.split("\nOutput::\n\n")
+    assert len(shown) == 2, f"{path} does not show its output"
+    return Example(path.stem, tuple(environment), ranks, textwrap.dedent(shown[1]).strip())
+
+
+ALL = [read(path) for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in HELPERS]
+
+
+def run(ranks: int | None, names: list[str], folder: Path, env=None) -> dict[str, str]:
+    """Run examples one after the other in one job, and return what rank 0 printed."""
+    result = folder / "printed.json"
+    if ranks is None:
+        done = launcher.python(RUN_ALL, str(result), *names, env=env)
+    else:
+        done = launcher.mpirun(ranks, RUN_ALL, str(result), *names, env=env, timeout_s=120)
+    assert done.rc == 0, done
+    return json.loads(result.read_text())
+
+
+def same(shown: str, printed: str) -> bool:
+    """Compare texts; the last digit of a decimal fraction may be off by one, since BLAS libraries round differently."""
+    number = r"-?\d+\.\d+"
+    if re.sub(number, "#", shown) != re.sub(number, "#", printed):
+        return False
+    pairs = zip(re.findall(number, shown), re.findall(number, printed), strict=True)
+    return all(
+        len(a.split(".")[1]) == len(b.split(".")[1]) and abs(float(a) - float(b)) <= 1.001 * 10 ** -len(a.split(".")[1])
+        for a, b in pairs
+    )
+
+
+COMMANDS: dict[tuple[int | None, tuple[tuple[str, str], ...]], list[Example]] = defaultdict(list)
+for example in ALL:
+    COMMANDS[example.ranks, example.environment].append(example)
+for ranks in (2, 3, 4):
+    COMMANDS[ranks, ()] += []
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command[0] or 1}{'-env' * bool(command[1])}")
+def test_examples_print_what_they_show(command, tmp_path):
+    """Run what this command line is said to print, and with it all others that such a job can run."""
+    ranks, environment = command
+    shown = {example.name: example.output for example in COMMANDS[command]}
+    others = [] if environment else [example.name for example in ALL if ranks is None or example.ranks is not None]
+    printed = run(ranks, sorted({*shown, *others}), tmp_path, dict(environment))
+    wrong = [
+        f"--- {name} shows\n{text}\n--- and prints\n{printed[name]}"
+        for name, text in shown.items()
+        if not same(text, printed[name].strip())
+    ]
+    assert not wrong, "\n".join(wrong)
+    for name, text in printed.items():
+        assert text.strip(), f"{name} prints nothing"
+        assert ranks is None or ALONE not in text, f"{name} does not run on {ranks} ranks"
+        assert "False" not in text, f"on {ranks} ranks:\n{text}"
+
+
+def test_by_hand_and_ddp_show_the_same():
+    shown = {example.name: example.output for example in ALL}
+    assert shown["sgd_by_hand"] == shown["sgd_ddp"]
+
+
+def test_list_is_complete():
+    done = launcher.python(None, "-m", "mpiddp.examples")
+    assert done.rc == 0, done
+    listed = re.findall(r"^- ``(\w+)``: \S", done.stdout, re.MULTILINE)
+    assert sorted(listed) == [example.name for example in ALL], done
+
+
+def test_costs_are_those_of_schedules_that_work():
+    """Every rank begins with its own number in every part; a message adds, or copies, what its sender has."""
+    ranks, everybody = range(costs.RANKS), frozenset(range(costs.RANKS))
+    for name, rounds, ranks_per_machine in costs.table():
+        machine = {rank: [r for r in ranks if r // ranks_per_machine == rank // ranks_per_machine] for rank in ranks}
+        known = {(rank, part): {rank} for rank in ranks for part in ranks}
+        if ranks_per_machine > 1:  # each rank of a machine sums its slice in the machine's memory
+            slices = costs.RANKS // ranks_per_machine
+            known |= {(rank, part): set() for rank in ranks for part in ranks}
+            for rank in ranks:
+                first = rank % ranks_per_machine * slices
+                known |= {(rank, part): set(machine[rank]) for part in range(first, first + slices)}
+        if name.startswith("broadcast"):
+            known = {(rank, part): {0} if rank == 0 else set() for rank in ranks for part in ranks}
+        for messages in rounds:
+            assert len({m.src for m in messages}) == len({m.dst for m in messages}) == len(messages), name
+            arriving = [(m.dst, part, set(known[m.src, part])) for m in messages for part in m.parts]
+            for rank, part, news in arriving:
+                assert not name.startswith("reduce") or not known[rank, part] & news, f"{name} adds twice"
+                known[rank, part] |= news
+        for rank in ranks:
+            for part in ranks:
+                found = set().union(*(known[r, part] for r in machine[rank]))
+                if name.startswith("broadcast"):
+                    assert found == {0}, name
+                elif name.startswith("all_reduce") or rank == 0:
+                    assert found == everybody, (name, rank, part)
+
+
+def test_torch_runs_the_torch_script(monkeypatch, capsys):
+    """What the example says of torch: these imports, and the same text, learn with torch too."""
+    torch = pytest.importorskip("torch")
+    source = Path(torch_user.__file__).read_text()
+    (train,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "train")
+    program = f"import numpy as np\n{torch_user.TORCH_IMPORTS}\n{ast.get_source_segment(source, train)}\ntrain()\n"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    torch.manual_seed(0)
+    exec(program, {})
+    assert capsys.readouterr().out.strip() == "it has learnt: True"
+
+
+def test_our_imports_are_those_shown():
+    assert torch_user.OUR_IMPORTS in Path(torch_user.__file__).read_text().split("TORCH_IMPORTS")[0]
+
+
+def test_refusal_names_the_command():
+    done = launcher.python(None, "-m", "mpiddp.examples.model_parallel")
+    assert done.rc == 2 and "mpirun -np 2 python -m mpiddp.examples.model_parallel" in done.stderr, done
+    assert "Traceback" not in done.stderr, done
