@@ -19,7 +19,8 @@ from pathlib import Path
 from harness import launcher
 
 PACKAGES = "iproute2"
-# As ssh: options, host, and a command line for a shell there. The host has its own name, and names have addresses.
+# As ssh: options, host, and a command line for a shell there. The host has a name of its own, names have addresses, and
+# memory ends with the host.
 _AGENT = """\
 #!/bin/bash
 while [[ "$1" == -* ]]; do
@@ -29,6 +30,7 @@ host=${{1#*@}}
 shift
 exec ip netns exec "{prefix}$host" unshare --uts --mount sh -c '
 hostname "$1"
+mount -t tmpfs tmpfs /dev/shm
 mount --bind "$2" /etc/hosts
 exec sh -c "$3"
 ' sh "$host" {folder}/hosts "$*"

@@ -67,9 +67,11 @@ _NODE = (
     "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} Boards=1 SocketsPerBoard=1"
     " CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=1000 Gres=gpu:{gpus} State=UNKNOWN\n"
 )
-# Each node has a host name of its own, so that MPI takes the nodes for two; and the name has to have an address.
+# Each node has a host name of its own, so that MPI takes the nodes for two; and the name has to have an address. Shared
+# memory of its own too: MPICH names files there by job and step, alike on both nodes.
 _START_NODE = """\
 hostname "$1"
+mount -t tmpfs tmpfs /dev/shm
 mount --bind "$2/hosts" /etc/hosts
 if [ -d "$2/pmix" ]; then mount --bind "$2/pmix" "$3"; fi
 exec slurmd -D -N "$1" -f "$2/slurm.conf"
