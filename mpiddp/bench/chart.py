@@ -45,6 +45,41 @@ def draw(panels: dict[str, list[Series]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def draw_scaling(measured: dict[str, dict[int, float]], path: Path) -> None:
+    """Draw samples a second against ranks on the left, with ideal lines, and the share of the ideal on the right.
+
+    Parameters
+    ----------
+    measured : dict
+        Samples a second by ranks, for each line; the ideal begins at the fewest ranks.
+    path : Path
+        A file whose ending says what it is.
+    """
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    throughput, efficiency = figure.subplots(1, 2)
+    for (name, points), colour, marker in zip(measured.items(), _COLOURS * 9, _MARKERS * 9, strict=False):
+        ranks = list(points)
+        ideal = [points[ranks[0]] * each / ranks[0] for each in ranks]
+        throughput.plot(ranks, list(points.values()), color=colour, marker=marker)
+        throughput.plot(ranks, ideal, color=colour, linestyle=":", linewidth=0.9)
+        shares = [100 * found / best for found, best in zip(points.values(), ideal, strict=True)]
+        efficiency.plot(ranks, shares, color=colour, marker=marker, label=name)
+    for axes, title in ((throughput, "Training: samples a second (dotted: ideal)"), (efficiency, "Efficiency (%)")):
+        axes.set_title(title, fontsize="medium", loc="left")
+        axes.set_xlabel("ranks")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sorted({each for points in measured.values() for each in points}))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+        axes.grid(color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+    throughput.set_yscale("log")
+    throughput.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    efficiency.legend(loc="lower left", frameon=False, fontsize="small")
+    efficiency.set_ylim(bottom=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
 def _lines(latency: Axes, bandwidth: Axes, drawn: list[Series]) -> None:
     """Draw the series."""
     styles = iter(zip(_COLOURS * len(drawn), _MARKERS * len(drawn), strict=False))

@@ -160,6 +160,13 @@ def _ddp(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
+def _train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strong-batch", type=positive, default=256, metavar="N", help="samples of all ranks (256)")
+    parser.add_argument("--weak-batch", type=positive, default=64, metavar="N", help="samples of each rank (64)")
+    parser.add_argument("-n", "--iterations", type=positive, default=20, metavar="N", help="steps (20)")
+    _json(parser)
+
+
 def _plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="what a benchmark's --json wrote")
     parser.add_argument(
@@ -171,6 +178,7 @@ COMMANDS = (
     Command("compare", "compare", "mpiddp, plain mpi4py, one copy of the bytes and Gloo, taking turns", _compare),
     Command("overlap", "overlap", "how much of the communication hides behind computation", _overlap),
     Command("ddp", "ddp", "training steps, alone, with averaged gradients, and torch's on Gloo", _ddp),
+    Command("train", "train", "samples a second of the main job, for strong and weak scaling", _train),
     Command("tune", "tune", "find the best algorithms on this machine, for later runs", _tune),
     Command("model", "predict", "what all-reduce would cost on more ranks than there are here", _model),
 )

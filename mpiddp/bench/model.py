@@ -166,7 +166,7 @@ def fit(samples: Sequence[Sample]) -> Constants:
         rows = np.array([_unknowns(each, cache_bytes) for each in samples]) / [[each.seconds] for each in samples]
         found, left = _nonnegative(rows)
         if left < least * _BETTER:
-            best, least = Constants(*found, cache_bytes), left
+            best, least = Constants._make([*found, cache_bytes]), left
     return best
 
 

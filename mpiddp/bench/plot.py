@@ -30,13 +30,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Draw, say where crossovers are, and return the exit code."""
     if arguments.output.suffix not in (".png", ".svg"):
         raise UsageError(f"--output has to end with .png or .svg, got {arguments.output}")
-    panels = group_series(arguments.files)
+    scaling = scaling_rows(arguments.files)
+    panels = {} if scaling else group_series(arguments.files)
     try:
         chart = load("mpiddp.bench.chart")
     except ImportError as error:
         raise UsageError(f"plot needs matplotlib ({error}): pip install 'mpiddp[plot]'") from None
     try:
-        chart.draw(panels, arguments.output)
+        if scaling:
+            chart.draw_scaling(scaling, arguments.output)
+        else:
+            chart.draw(panels, arguments.output)
     except OSError as error:
         raise UsageError(f"cannot write {arguments.output}: {error.strerror}") from error
     for title, drawn in panels.items():
@@ -44,6 +48,24 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{title}: {each.after} overtakes {each.before} at {sizes.text(int(each.size_bytes))}")
     print(f"wrote {arguments.output}")
     return 0
+
+
+def scaling_rows(files: list[Path]) -> dict[str, dict[int, float]]:
+    """Return samples a second by ranks, for each network and kind of scaling, from files of `bench train`.
+
+    Raises
+    ------
+    UsageError
+        If only some of the files are of this kind.
+    """
+    documents = [results.read(file)[0] for file in files]
+    of_training = [each for each in documents if each["kind"] == "train"]
+    if of_training and len(of_training) < len(documents):
+        raise UsageError("files of `bench train` and of other benchmarks make no common picture: draw them apart")
+    found: dict[str, dict[int, float]] = {}
+    for row in (row for each in of_training for row in each["rows"]):
+        found.setdefault(f"{row['network']}, {row['scaling']}", {})[row["ranks"]] = row["samples_per_s"]
+    return {name: dict(sorted(points.items())) for name, points in found.items()}
 
 
 def group_series(files: list[Path]) -> dict[str, list[Series]]:

@@ -13,7 +13,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import select, tuned
-from mpiddp.bench import overlap, predict, results, sweep, tune
+from mpiddp.bench import overlap, predict, results, sweep, train, tune
 from mpiddp.bench.buffers import Buffers
 from mpiddp.bench.cli import OPERATIONS
 from mpiddp.bench.contenders import Mpi4py, Mpiddp, choosing
@@ -262,3 +262,21 @@ def test_model_needs_files_on_one_rank(here):
     if here.size == 1:
         with pytest.raises(UsageError, match="--from"):
             predict.run(options("model"))
+
+
+def test_train_shares_the_strong_batch_and_multiplies_the_weak_one(here, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(train, "NETWORKS", {"mlp": train.NETWORKS["mlp"]})
+    file = here.comm.bcast(tmp_path) / "train.json"
+    given = ("train", "--strong-batch", "9", "--weak-batch", "3", "-n", "2", "--json", str(file))
+    assert train.run(options(*given)) == 0
+    if here.rank == 0:
+        strong, weak = results.read(file)[0]["rows"]
+        assert (strong["batch"], weak["batch"]) == (9 // here.size, 3)
+        for row in (strong, weak):
+            assert row["samples_per_s"] == pytest.approx(row["batch"] * here.size / row["step_s"])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_train_needs_a_sample_for_each_rank(here):
+    with pytest.raises(UsageError, match="--strong-batch 1"):
+        train.run(options("train", "--strong-batch", "1"))

@@ -87,6 +87,25 @@ def test_picture(tmp_path, capsys, suffix):
             assert f"<!-- {text}" in drawn, text
 
 
+def train_file(path, ranks, samples_per_s):
+    row = {"network": "net", "scaling": "weak", "ranks": ranks, "batch": 64, "step_s": 1.0}
+    results.write(path, "train", {}, [], rows=[{**row, "samples_per_s": samples_per_s}])
+    return str(path)
+
+
+def test_scaling_of_training(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    files = [train_file(tmp_path / f"{ranks}.json", ranks, 90.0 * ranks) for ranks in (4, 1, 2)]
+    assert plot.scaling_rows([tmp_path / f"{ranks}.json" for ranks in (4, 1, 2)]) == {
+        "net, weak": {1: 90.0, 2: 180.0, 4: 360.0}
+    }
+    picture = tmp_path / "picture.svg"
+    assert main(["plot", *files, "-o", str(picture)]) == 0
+    assert "<!-- net, weak" in picture.read_text()
+    assert main(["plot", files[0], str(write(tmp_path / "other.json", QUICK_START))]) == 2
+    assert "draw them apart" in capsys.readouterr().err
+
+
 def test_series_of_one_name_get_their_files_names(tmp_path):
     files = [write(tmp_path / f"{name}.json", QUICK_START) for name in ("old", "new")]
     (drawn,) = plot.group_series(files).values()
