@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -156,8 +155,3 @@ def symmetric(largest_bytes: int) -> Allocate:
         return halves[0][: count * kind.itemsize].view(kind)
 
     return allocate
-
-
-def cache_folder() -> Path:
-    """Return the user's folder for what is only there to be faster."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
