@@ -109,13 +109,21 @@ class Buffers:
     def _pattern(self, rank: int) -> Array:
         return reference.pattern(rank, self.dtype, self.op)
 
-    def count_wrong(self) -> int:
-        """Return how many elements on this rank are not what the operation should have made of `fill`."""
+    def count_wrong(self, *, spoils_inputs: bool = False) -> int:
+        """Return how many elements on this rank are not what the operation should have made of `fill`.
+
+        Parameters
+        ----------
+        spoils_inputs : bool, default False
+            Whether a reduction may leave anything in the arrays of ranks that get no result, as Gloo's does.
+        """
         on_root = self.rank == self.root
         count, output = self.count, self.output
         match self.operation:
             case "all_reduce":
                 return reference.count_wrong(output, reference.reduced(self.size, self.dtype, self.op))
+            case "reduce" if spoils_inputs and not on_root:
+                return 0
             case "reduce":  # the other ranks' arrays stay as they are
                 total = reference.reduced(self.size, self.dtype, self.op)
                 return reference.count_wrong(output, total if on_root else self._pattern(self.rank))

@@ -135,6 +135,18 @@ def test_a_right_result_is_right_and_none_is_wrong(operation, size, size_bytes):
     assert [each.count_wrong() for each in ranks] == [1] + [0] * (size - 1)
 
 
+def test_partial_sums_on_other_ranks_are_wrong_unless_they_are_expected():
+    ranks = [Buffers("reduce", rank, 2, 4000, np.dtype("float32")) for rank in range(2)]
+    for each in ranks:
+        each.fill()
+    run_without_mpi(ranks)
+    ranks[1].x[...] = ranks[0].x
+    assert ranks[1].count_wrong() > 0
+    assert [each.count_wrong(spoils_inputs=True) for each in ranks] == [0, 0]
+    ranks[0].x[3] += 1
+    assert ranks[0].count_wrong(spoils_inputs=True) == 1
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_total_size_is_that_of_the_largest_array(operation):
     for size_bytes in (1, 100, 1000, 4096):
