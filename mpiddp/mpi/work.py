@@ -25,14 +25,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mpiddp.errors import DistTimeoutError
-from mpiddp.typing import Array
 
 from . import operation
 from .library import MPI
 from .operation import Operation
+
+if TYPE_CHECKING:
+    # The exception hook is installed before NumPy may be imported, and asks here whether anything is on its way.
+    from mpiddp.typing import Array
 
 T = TypeVar("T")
 
