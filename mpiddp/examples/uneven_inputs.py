@@ -1,8 +1,8 @@
 """``mpirun -np 4 python -m mpiddp.examples.uneven_inputs``: ranks with different numbers of batches, by join.
 
-Rank 0 has one batch, rank 3 has four. Every backward is an all_reduce of all ranks, so a rank that is done leaves the
-others waiting for it: without ``join`` this program ends with a timeout. Inside of ``join`` a rank that is done answers
-the others with gradients of zero, and at the end gets the model of the one that had most.
+Rank 0 has one batch, rank 3 has four. Every backward is an all_reduce of all ranks: the others would wait for a rank
+that is done, until a timeout ends the job. Inside of ``join`` a rank that is done answers them with gradients of zero,
+and at the end gets the model of the one that had most.
 
 Every gradient here is 1, and the learning rate 1: in the first step all four ranks have a batch and the average is
 4 / 4, then 3 / 4, 2 / 4, 1 / 4.
