@@ -13,6 +13,10 @@ DEFAULT_CAP_BYTES = 25 * MIB
 LAST_CAP_BYTES = 1 * MIB
 """Cap of the bucket that closes last: torch makes the one that leaves first small, which hides no communication."""
 
+LEAST_BYTES = MIB // 4
+"""What is left for the bucket that closes first joins the next one, where it is less than this: in each bucket ranks
+wait for each other twice, which took longer than what so little could hide (784-256-256-10: 10 KB of 1 MB)."""
+
 
 def _fill(order: Sequence[int], sizes_bytes: Sequence[int], caps_bytes: Sequence[int]) -> list[list[int]]:
     """Fill buckets in ``order``; a bucket closes when it reaches its cap, so the parameter that crosses it is in."""
@@ -46,7 +50,7 @@ def plan(
         Dtype (and device) of each parameter; kinds never share a bucket.
     caps_bytes : sequence of int, optional
         Caps of the first, second, ... bucket of each kind, the last one for all that follow. By default 25 MiB, and
-        1 MiB for the bucket that closes last.
+        1 MiB for the bucket that closes last; less than 256 KiB make no bucket of their own.
 
     Examples
     --------
@@ -60,6 +64,8 @@ def plan(
             buckets += _fill(mine, sizes_bytes, caps_bytes)
         else:
             from_behind = _fill(mine[::-1], sizes_bytes, [LAST_CAP_BYTES, DEFAULT_CAP_BYTES])
+            if len(from_behind) > 1 and sum(sizes_bytes[index] for index in from_behind[-1]) < LEAST_BYTES:
+                from_behind[-2:] = [from_behind[-2] + from_behind[-1]]
             buckets += [bucket[::-1] for bucket in from_behind[::-1]]
     place = {index: position for position, index in enumerate(order)}
     return sorted(buckets, key=lambda bucket: place[bucket[-1]])

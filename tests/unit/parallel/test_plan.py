@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpiddp.parallel.plan import DEFAULT_CAP_BYTES, LAST_CAP_BYTES, MIB, plan
+from mpiddp.parallel.plan import DEFAULT_CAP_BYTES, LAST_CAP_BYTES, LEAST_BYTES, MIB, plan
 
 
 def sizes_of(buckets: list[list[int]], sizes: list[int]) -> list[int]:
@@ -53,6 +53,14 @@ def test_by_default_the_bucket_that_closes_last_is_the_small_one() -> None:
     assert 0 in buckets[-1]
     assert all(size <= DEFAULT_CAP_BYTES for size in found)
     assert sum(found) == sum(sizes)
+
+
+def test_a_little_rest_makes_no_bucket_of_its_own() -> None:
+    # 784-256-256-10 in float32: the last layers would be 10 KB.
+    sizes = [4 * n for n in (784 * 256, 256, 256 * 256, 256, 2560, 10)]
+    assert plan(backwards(6), sizes, "f" * 6) == [[5, 4, 3, 2, 1, 0]]
+    assert len(plan(backwards(7), [*sizes, LEAST_BYTES], "f" * 7)) == 2
+    assert plan([1, 0], [4, 4], "ab") == [[1], [0]]
 
 
 def test_a_parameter_larger_than_every_cap_has_a_bucket() -> None:
