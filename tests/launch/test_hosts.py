@@ -136,6 +136,6 @@ def test_main_job(two, tmp_path):
 
 
 def test_suite_across_hosts(two):
-    tests = CHECKOUT / "tests" / "mpi" / "test_naive.py"
-    done = run(two, 4, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", "--rootdir", CHECKOUT, tests)
+    tests = [CHECKOUT / "tests" / "mpi" / f"test_{name}.py" for name in ("naive", "p2p")]
+    done = run(two, 4, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", "--rootdir", CHECKOUT, *tests)
     assert len(re.findall(r"\d+ passed", done.stdout)) == 1, f"one rank alone speaks: {done}"
