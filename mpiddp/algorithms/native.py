@@ -33,7 +33,11 @@ def _all(requests: list[MPI.Request]) -> MPI.Request | All:
 
 def broadcast(link: Channel, x: Array, root: int) -> Steps:
     """Copy root's ``x`` to all ranks."""
-    yield _all([link.now.Ibcast(piece, root) for piece in chunks(movable(x))])
+    sent = movable(x)
+    if countable(sent):
+        yield link.now.Ibcast(sent, root)
+    else:
+        yield All([link.now.Ibcast(piece, root) for piece in chunks(sent)])
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
@@ -41,7 +45,10 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     premultiply(op, x)
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
-    yield _all([link.now.Iallreduce(MPI.IN_PLACE, piece, reduction) for piece in chunks(x)])
+    if countable(x):
+        yield link.now.Iallreduce(MPI.IN_PLACE, x, reduction)
+    else:
+        yield All([link.now.Iallreduce(MPI.IN_PLACE, piece, reduction) for piece in chunks(x)])
     finish(op, x, link.size)
 
 

@@ -80,7 +80,7 @@ def _future(work: Work | None) -> Future | None:
 
 
 def all_reduce_coalesced(
-    tensors: list[ArrayLike], op: ReduceOp = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+    tensors: Sequence[ArrayLike], op: ReduceOp = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
 ) -> Future | None:
     """Reduce several arrays of all ranks elementwise, in place, by one all-reduce for each dtype.
 
@@ -98,8 +98,8 @@ def all_reduce_coalesced(
 
 
 def all_gather_coalesced(
-    output_tensor_lists: list[list[ArrayLike]],
-    input_tensor_list: list[ArrayLike],
+    output_tensor_lists: Sequence[Sequence[ArrayLike]],
+    input_tensor_list: Sequence[ArrayLike],
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Future | None:

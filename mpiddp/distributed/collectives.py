@@ -187,7 +187,7 @@ def reduce(
 
 
 def all_gather(
-    tensor_list: list[ArrayLike], tensor: ArrayLike, group: GroupLike = None, async_op: bool = False
+    tensor_list: Sequence[ArrayLike], tensor: ArrayLike, group: GroupLike = None, async_op: bool = False
 ) -> Work | None:
     """Copy every rank's array to all ranks, rank r's into ``tensor_list[r]``.
 
@@ -251,7 +251,7 @@ all_gather_into_tensor = all_gather_single
 
 def gather(
     tensor: ArrayLike,
-    gather_list: list[ArrayLike] | None = None,
+    gather_list: Sequence[ArrayLike] | None = None,
     dst: int | None = None,
     group: GroupLike = None,
     async_op: bool = False,
@@ -277,7 +277,7 @@ def gather(
 
 
 def _on_root(
-    given: list[ArrayLike] | None,
+    given: Sequence[ArrayLike] | None,
     group: ProcessGroup,
     root: int,
     operation: str,
@@ -297,7 +297,7 @@ def _on_root(
 
 def scatter(
     tensor: ArrayLike,
-    scatter_list: list[ArrayLike] | None = None,
+    scatter_list: Sequence[ArrayLike] | None = None,
     src: int | None = None,
     group: GroupLike = None,
     async_op: bool = False,
@@ -324,7 +324,7 @@ def scatter(
 
 def reduce_scatter(
     output: ArrayLike,
-    input_list: list[ArrayLike],
+    input_list: Sequence[ArrayLike],
     op: ReduceOp = ReduceOp.SUM,
     group: GroupLike = None,
     async_op: bool = False,
@@ -372,8 +372,8 @@ reduce_scatter_tensor = reduce_scatter_single
 
 
 def all_to_all(
-    output_tensor_list: list[ArrayLike],
-    input_tensor_list: list[ArrayLike],
+    output_tensor_list: Sequence[ArrayLike],
+    input_tensor_list: Sequence[ArrayLike],
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Work | None:

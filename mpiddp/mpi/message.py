@@ -85,6 +85,9 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
             f"Expected parameter `{name}` of {operation} to be a NumPy or CuPy array, got {type(x).__name__}; {hint}"
         )
     array: Array = held
+    if array is not x and not writable and not array.flags.c_contiguous:
+        # How a tensor lies in memory is autograd's business: a linear layer's output is a transposed view.
+        array = array.copy(order="C")
     if array.dtype.hasobject:
         raise TypeError(
             f"{operation} needs numbers, got an array of Python objects as `{name}`; use the object collectives"

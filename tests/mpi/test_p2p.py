@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp.autograd import Tensor
 from mpiddp.errors import ArrayError
 
 from .inputs import DTYPES, SHAPES, draw, dtype_of, same
@@ -273,3 +274,15 @@ def test_random_messages(world):
     for each in works:
         each.wait()
     dist.barrier()
+
+
+def test_a_tensor_that_lies_transposed_is_sent_in_order():
+    """A linear layer's output is a transposed view; where a tensor is only read, that is nobody's business."""
+    tensor = Tensor(np.arange(6.0).reshape(2, 3).T)
+    received = np.zeros((3, 2))
+    works = [dist.isend(tensor, dist.get_rank()), dist.irecv(received, dist.get_rank())]
+    for work in works:
+        work.wait()
+    np.testing.assert_array_equal(received, tensor.data)
+    with pytest.raises(ArrayError, match="C-contiguous"):
+        dist.all_reduce(tensor)
