@@ -91,8 +91,8 @@ class Mpiddp:
             "reduce": lambda: dist.reduce(x, root, op),
             "all_gather": lambda: dist.all_gather_single(output, x),
             "reduce_scatter": lambda: dist.reduce_scatter_single(output, x, op),
-            "gather": lambda: dist.gather(x, parts, root),  # type: ignore[arg-type]
-            "scatter": lambda: dist.scatter(output, parts, root),  # type: ignore[arg-type]
+            "gather": lambda: dist.gather(x, parts, root),
+            "scatter": lambda: dist.scatter(output, parts, root),
             "all_to_all": lambda: dist.all_to_all_single(output, x),
             "send_recv": lambda: _around(b),
             "barrier": dist.barrier,
