@@ -389,6 +389,30 @@ class DistributedDataParallel(Module, Joinable):
             "join_uneven_inputs": self._join_config.enable,
         }
 
+    def bucket_order(self) -> list[int] | None:
+        """Return the order of parameters' gradients that the buckets follow, or None before the first reduced backward.
+
+        Buckets decide how sums are formed, so a checkpoint that is to resume to the same bits carries it.
+
+        Returns
+        -------
+        list of int or None
+            Numbers of the parameters that are trained, in the order of registration; the same on every rank.
+        """
+        return self._reducer.bucket_order()
+
+    def install_bucket_order(self, order: Sequence[int]) -> None:
+        """Make the buckets those of a wrapper with this `bucket_order`; collective over the group.
+
+        Called before the first backward, of which they are then independent.
+
+        Raises
+        ------
+        ValueError
+            If it is not an order of this model's parameters.
+        """
+        self._reducer.install_bucket_order(order)
+
     def detach(self) -> None:
         """Let go of the model: its backward is a local matter again, and its gradients have no place in buckets."""
         self._reduce = False

@@ -83,6 +83,7 @@ class Reducer:
         """Backward passes that were reduced."""
         self._running = False
         self._armed = False
+        self._settled = False
         self._rebuilt = False
         self._unused_bytes = 0
         self._ready_order: list[int] = []
@@ -114,11 +115,34 @@ class Reducer:
             for index, slot in zip(bucket, grad_bucket.gradients(), strict=True)
         }
 
+    def bucket_order(self) -> list[int] | None:
+        """Return the order of gradients that the buckets follow for good, or None before the first backward."""
+        return list(self._order) if self._settled else None
+
+    def install_bucket_order(self, order: Sequence[int]) -> None:
+        """Follow a known order of gradients from the start; collective over the group.
+
+        Raises
+        ------
+        ValueError
+            If it does not name each parameter once.
+        """
+        if sorted(order) != list(range(len(self._parameters))):
+            raise ValueError(
+                f"the order of buckets has to name each of {len(self._parameters)} trained parameters once, got"
+                f" {len(order)} numbers: it is that of another model, or of one with other parameters frozen"
+            )
+        self._follow(list(order))
+        self._settled = True
+
     def _rearrange(self, order_here: list[int]) -> None:
         """Follow the order in which gradients came on the first rank, where it is not the expected one."""
         agreed = np.array(order_here, dtype=np.int64)
         broadcast(agreed, group=self._group, group_src=0)
-        order = agreed.tolist()
+        self._follow(agreed.tolist())
+
+    def _follow(self, order: list[int]) -> None:
+        """Make buckets for gradients that come in ``order``, where they are not those that there are."""
         if list(map(set, self._plan(order))) != list(map(set, self._plan(self._order))):
             self._arrange(order)
             self._rebuilt = True
@@ -304,10 +328,11 @@ class Reducer:
             raise RuntimeError(_UNUSED.format(rank=self._group.rank(), names=names))
 
     def _count_backward(self, order: list[int]) -> None:
-        """Count a reduced backward; after the first, follow the order in which gradients came."""
+        """Count a reduced backward; after the first, follow the order in which gradients came, unless it is known."""
         self.backwards += 1
-        if self.backwards == 1 and not self._find_unused:
+        if not self._settled and not self._find_unused:
             self._rearrange(order)
+        self._settled = True
 
     def _agree_on_use(self, unused: Sequence[int]) -> Array | None:
         """Return, for each parameter, whether any rank has a gradient for it; None where all ranks must."""

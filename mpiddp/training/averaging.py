@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -21,6 +21,12 @@ class AveragedModel(Protocol):
 
     def weighted(self, n_samples: float, total: float | None = None) -> AbstractContextManager[None]:
         """Wrap forward and backward on ``n_samples`` samples of ``total``: after it the gradients are averages."""
+
+    def bucket_order(self) -> list[int] | None:
+        """Return what decides how gradients share messages, or None where nothing does yet."""
+
+    def install_bucket_order(self, order: Sequence[int]) -> None:
+        """Let gradients share messages as they did where `bucket_order` returned ``order``."""
 
     @property
     def exposed_s(self) -> float:
@@ -51,3 +57,9 @@ class NaiveAveraging:
         began = time.perf_counter()
         average_gradients(self.module, weight=n_samples)
         self.exposed_s += time.perf_counter() - began
+
+    def bucket_order(self) -> None:
+        """Return None: each gradient is a message of its own."""
+
+    def install_bucket_order(self, order: Sequence[int]) -> None:
+        """Take no notice: there are no buckets."""

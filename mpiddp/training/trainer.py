@@ -167,6 +167,7 @@ class Trainer:
             "history": [dataclasses.asdict(metrics) for metrics in self.history],
             "param_groups": self.optimizer.state_dict()["param_groups"],
             "random": random_states,
+            "bucket_order": self.model.bucket_order(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -183,6 +184,8 @@ class Trainer:
         self.model.module.load_state_dict(
             {name.removeprefix("model."): x for name, x in arrays.items() if name.startswith("model.")}
         )
+        if (order := state.get("bucket_order")) is not None:
+            self.model.install_bucket_order(order)
         records: dict[int, dict[str, Array]] = {}
         for name, x in arrays.items():
             if name.startswith("optimizer."):

@@ -206,3 +206,76 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(world, tmp_path, capfd):
     assert resumed.step == 0
     said = capfd.readouterr().err
     assert (f"skipped a damaged checkpoint: {damaged}" in said) == (world.rank == 0)
+
+
+class Backwards(nn.Module):
+    """Uses its layers in another order than it registers them, so that its buckets are rearranged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.middle, self.first = nn.Linear(30, 10), nn.Linear(20, 30), nn.Linear(784, 20)
+
+    def forward(self, x):
+        x = self.middle(nn.functional.relu(self.first(x.reshape(len(x), -1))))
+        return nn.functional.log_softmax(self.last(nn.functional.relu(x)), dim=1)
+
+
+class Recorder:
+    """A hook that sums a bucket in an order that depends on where in it a gradient lies, as MPI's own sums may."""
+
+    def __init__(self) -> None:
+        self.sizes: list[list[int]] = []
+
+    def __call__(self, group, bucket):
+        if bucket.index() == 0:
+            self.sizes.append([])
+        self.sizes[-1].append(bucket.buffer().size)
+        buffer = bucket.buffer()
+        buffer *= np.float32(1 / 3) ** (np.arange(buffer.size, dtype=np.float32) % 3)
+        return dist.all_reduce(buffer, op=dist.ReduceOp.AVG, group=group, async_op=True)
+
+
+def several_buckets(stop_after: int | None = None) -> tuple[Trainer, Recorder]:
+    trainer, _ = make(stop_after)
+    nn.manual_seed(3)
+    trainer.model, recorder = dist.DistributedDataParallel(Backwards(), bucket_cap_mb=0.001), Recorder()
+    trainer.model.register_comm_hook(None, recorder)
+    trainer.optimizer = SGD(trainer.model.parameters(), lr=0.05, momentum=0.9)
+    return trainer, recorder
+
+
+@pytest.mark.parametrize("step", [1, 4, STEPS_AN_EPOCH + 1])
+def test_resumed_run_has_the_buckets_of_an_unbroken_one(world, tmp_path, step):
+    unbroken, its = several_buckets()
+    unbroken.fit(EPOCHS)
+    assert len(its.sizes[0]) > 1 and its.sizes[1] != its.sizes[0], "rearranged after the first backward"
+    stopped, _ = several_buckets(stop_after=step)
+    assert stopped.state_dict()["bucket_order"] is None
+    stopped.fit(EPOCHS)
+    Checkpoint(stopped.arrays(), stopped.state_dict()).frozen().write(tmp_path / "c")
+    read = read_checkpoint(tmp_path / "c")
+    resumed, then = several_buckets()
+    resumed.load_state_dict(read.state, read.arrays)
+    resumed.fit(EPOCHS)
+    assert then.sizes == its.sizes[step:]
+    assert bits(resumed) == bits(unbroken)
+    forgotten, _ = several_buckets()
+    forgotten.load_state_dict(read.state | {"bucket_order": None}, read.arrays)
+    forgotten.fit(EPOCHS)
+    assert bits(forgotten) != bits(unbroken), "or this test could not fail"
+
+
+def test_order_of_another_model_is_refused(world):
+    trainer, _ = several_buckets()
+    for order in ([0, 1], [0, 1, 2, 3, 4, 4], [1, 2, 3, 4, 5, 6]):
+        with pytest.raises(ValueError, match="each of 6 trained parameters"):
+            trainer.model.install_bucket_order(order)
+
+
+def test_state_of_buckets_is_ignored_by_a_model_without(world):
+    stopped, _ = make(stop_after=2)
+    stopped.fit(1)
+    resumed, _ = make(average="naive")
+    resumed.load_state_dict(stopped.state_dict(), stopped.arrays())
+    resumed.fit(1)
+    assert resumed.epoch == 1
