@@ -24,7 +24,7 @@ from mpiddp import settings
 from mpiddp.mpi import launch
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
@@ -56,6 +56,7 @@ ALGORITHMS: dict[str, ModuleType] = {
 }
 """All algorithms by name; each has a function for every operation that it is good for."""
 
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ANY_SIZE = float("inf")
 _KIB = 1 << 10
 
@@ -150,7 +151,13 @@ _MOST_PLANS = 4096
 
 
 def choose(operation: str, link: Link, x: Array, op: ReduceOp | None = None) -> Callable[..., Steps]:
-    """Return the steps of ``operation`` for arrays like ``x``, which is the largest of the call."""
+    """Return the steps of ``operation`` for arrays like ``x``, which is the largest of the call.
+
+    Raises
+    ------
+    TypeError
+        If ``op`` means nothing on the dtype of ``x``.
+    """
     size_bytes = x.nbytes
     key = (link.id, operation, x.dtype, op)
     for limit, steps in _plans.get(key) or _plan(key, link):
@@ -162,6 +169,8 @@ def choose(operation: str, link: Link, x: Array, op: ReduceOp | None = None) -> 
 def _plan(key: tuple[int, str, np.dtype[Any], ReduceOp | None], link: Link) -> Plan:
     """Return, and remember, the table's rows for a group, a dtype and a reduction, with the functions they name."""
     _, operation, dtype, op = key
+    if operation in _REDUCING:
+        check(dtype, op)  # also refuses None, as all that is no ReduceOp
     plan = []
     for limit, name in _names(operation, link):
         module = messages.reduction(dtype, op) if op is not None and name == "native" else ALGORITHMS[name]

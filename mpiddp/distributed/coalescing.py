@@ -151,7 +151,9 @@ class Coalescing:
         self._works: list[Any] = []
 
     def record(self, name: str, op: ReduceOp | None, arrays: tuple[Array, ...], async_op: bool) -> IllegalWork | None:
-        """Take a call note of, instead of making it."""
+        """Take note of a call, instead of making it."""
+        if op is not None:
+            check(arrays[0].dtype, op)
         if self._calls and self._calls[0][:2] != (name, op):
             was = " ".join(map(str, filter(None, self._calls[0][:2])))
             raise RuntimeError(

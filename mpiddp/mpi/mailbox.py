@@ -75,8 +75,7 @@ class Receive:
             )
         if self._fault is not None:
             memory = np.empty(arrival.size_bytes, np.uint8)
-        with as_message(memory, arrival.size_bytes) as received:
-            self._request = arrival.message.Irecv(received)
+        self._request = arrival.message.Irecv(as_message(memory, arrival.size_bytes))
 
     def _check(self) -> None:
         if self._fault is not None:
@@ -123,16 +122,13 @@ class Mailbox:
 
     def send(self, x: Array, to: int, tag: int) -> None:
         """Send ``x`` and block until its memory may be used again."""
-        with as_message(x, x.nbytes) as sent:
-            self._comm.Send(sent, to, tag * CODES + dtype_code(x.dtype))
+        self._comm.Send(as_message(x, x.nbytes), to, tag * CODES + dtype_code(x.dtype))
 
     def isend(self, x: Array, to: int, tag: int, what: Operation) -> Work:
         """Begin to send ``x``."""
 
         def steps() -> Steps:
-            with as_message(x, x.nbytes) as sent:
-                request = self._comm.Isend(sent, to, tag * CODES + dtype_code(x.dtype))
-            yield request
+            yield self._comm.Isend(as_message(x, x.nbytes), to, tag * CODES + dtype_code(x.dtype))
 
         return self._submit(Work(steps(), what, [x]))
 

@@ -6,8 +6,8 @@ meant (a strided view, swapped bytes, Python objects, a read-only result) is ref
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -168,22 +168,23 @@ def chunks(x: Array) -> Sequence[Array]:
     return [flat[start : start + MAX_COUNT] for start in range(0, x.size, MAX_COUNT)]
 
 
-@contextlib.contextmanager
-def as_message(x: Array, size_bytes: int) -> Iterator[list[Any]]:
-    """Give the first bytes of ``x`` as one message, to start one call with: memory, count, MPI's datatype."""
-    if size_bytes <= MAX_COUNT:
-        yield [movable(x), size_bytes, MPI.BYTE]
-        return
-    # One datatype of that size: as many bytes as MPI can count, several times, and the rest.
-    times, rest_bytes = divmod(size_bytes, MAX_COUNT)
-    largest, rest = MPI.BYTE.Create_contiguous(MAX_COUNT), MPI.BYTE.Create_contiguous(rest_bytes)
+@functools.cache
+def _long(size_bytes: int, max_count: int) -> MPI.Datatype:
+    """Return one datatype of more bytes than MPI can count: as many as it can, several times, and the rest."""
+    times, rest_bytes = divmod(size_bytes, max_count)
+    largest, rest = MPI.BYTE.Create_contiguous(max_count), MPI.BYTE.Create_contiguous(rest_bytes)
     body = largest.Create_contiguous(times)
-    whole = MPI.Datatype.Create_struct([1, 1], [0, times * MAX_COUNT], [body, rest]).Commit()
-    try:
-        yield [as_bytes(x), 1, whole]
-    finally:  # MPI keeps them until the call has ended
-        for each in (whole, body, rest, largest):
-            each.Free()
+    whole = MPI.Datatype.Create_struct([1, 1], [0, times * max_count], [body, rest]).Commit()
+    for part in (body, rest, largest):
+        part.Free()
+    return whole
+
+
+def as_message(x: Array, size_bytes: int) -> list[Any]:
+    """Return the first bytes of ``x`` as one message, however long: memory, count, MPI's datatype."""
+    if size_bytes <= MAX_COUNT:
+        return [movable(x), size_bytes, MPI.BYTE]
+    return [as_bytes(x), 1, _long(size_bytes, MAX_COUNT)]
 
 
 def size_of(status: MPI.Status) -> int:
