@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -58,6 +59,12 @@ def _announcing(output: Any, reducer: Reducer) -> Any:
         return type(output)(*(_announcing(value, reducer) for value in output))
     if isinstance(output, (list, tuple)):
         return type(output)(_announcing(value, reducer) for value in output)
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        record: Any = copy.copy(output)
+        for field in dataclasses.fields(output):
+            # Object's own, because a frozen one has no other.
+            object.__setattr__(record, field.name, _announcing(getattr(output, field.name), reducer))
+        return record
     if output is not None:
         reducer.arm()  # whatever hides in there, the first gradient tells
     return output
@@ -192,7 +199,8 @@ class DistributedDataParallel(Module, Joinable):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; the backward of what it returns reduces the gradients, unless under `no_sync`."""
         self._reducer.abandon()
-        self._reducer.arm(False)
+        if is_grad_enabled():  # else an earlier forward's backward may still be to come
+            self._reducer.arm(False)
         reduces = self._reduce and is_grad_enabled()
         syncs = self._will_sync_buffers()
         source, self._reducer.divisor = 0, None

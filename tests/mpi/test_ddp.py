@@ -618,6 +618,12 @@ class Record:
     note: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: Any
+    note: str
+
+
 class Opaque:
     __slots__ = ("hidden",)
 
@@ -634,23 +640,24 @@ PACK: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "namedtuple": (lambda t: Point(1, t), lambda o: o.y),
     "nested": (lambda t: {"deep": [(t,)]}, lambda o: o["deep"][0][0]),
     "dataclass": (lambda t: Record(t, "n"), lambda o: o.x),
+    "frozen": (lambda t: Frozen(t, "n"), lambda o: o.x),
     "opaque": (lambda t: Opaque(t), lambda o: o.hidden),
 }
+
+
+class Packing(nn.Module):
+    def __init__(self, pack: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.inner, self.pack = mlp(), pack
+
+    def forward(self, x: Any) -> Any:
+        return self.pack(self.inner(x))
 
 
 @pytest.mark.parametrize("kind", PACK)
 def test_outputs_of_every_kind_are_followed(world: World, kind: str) -> None:
     pack, unpack = PACK[kind]
-
-    class Packing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = mlp()
-
-        def forward(self, x: Any) -> Any:
-            return pack(self.inner(x))
-
-    ddp = DDP(Packing())
+    ddp = DDP(Packing(pack))
     x, y = mine(world, *batch(world.rng, 3 * world.size))
     output = ddp(x)
     assert type(output) is type(pack(None))
@@ -659,16 +666,32 @@ def test_outputs_of_every_kind_are_followed(world: World, kind: str) -> None:
     assert_same_bits_everywhere(gradients(ddp))
 
 
+@pytest.mark.parametrize("kind", PACK)
+def test_an_evaluation_between_forward_and_backward_changes_nothing(world: World, kind: str) -> None:
+    pack, unpack = PACK[kind]
+    ddp = DDP(Packing(pack))
+    x, y = mine(world, *batch(world.rng, 3 * world.size))
+    output = ddp(x)
+    with no_grad():
+        ddp(x)
+    F.cross_entropy(unpack(output), y).backward()
+    assert ddp._reducer.backwards == 1
+    assert_same_bits_everywhere(gradients(ddp))
+
+
+@pytest.mark.parametrize("kind", sorted(PACK.keys() - {"opaque"}))
+def test_each_of_two_outputs_has_its_reduced_backward(world: World, kind: str) -> None:
+    pack, unpack = PACK[kind]
+    ddp = DDP(Packing(pack))
+    x, y = mine(world, *batch(world.rng, 3 * world.size))
+    for output in [ddp(x), ddp(x)]:
+        F.cross_entropy(unpack(output), y).backward()
+    assert ddp._reducer.backwards == 2
+    assert_same_bits_everywhere(gradients(ddp))
+
+
 def test_an_output_that_hides_its_tensors_does_not_reduce_under_no_sync(world: World) -> None:
-    class Hiding(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = mlp()
-
-        def forward(self, x: Any) -> Any:
-            return Opaque(self.inner(x))
-
-    ddp = DDP(Hiding())
+    ddp = DDP(Packing(Opaque))
     x, y = batch(world.rng, 3)
     ddp(x)
     with ddp.no_sync():
