@@ -120,6 +120,8 @@ class DistributedDataParallel(Module, Joinable):
     ------
     RuntimeError
         On every rank, if ranks hold different parameters; if there is none that requires a gradient.
+    ValueError
+        If the module holds a wrapper that averages some of the parameters already; if an option is out of range.
 
     Notes
     -----
@@ -169,6 +171,13 @@ class DistributedDataParallel(Module, Joinable):
         self._ignored: frozenset[str] = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = [(name, p) for name, p in module.named_parameters() if name not in self._ignored]
         trained = [(name, p) for name, p in named if p.requires_grad]
+        wrapped = {id(p) for each in module.modules() if isinstance(each, type(self)) for p in each.parameters()}
+        twice = [name for name, p in trained if id(p) in wrapped]
+        if twice:
+            raise ValueError(
+                f"a DistributedDataParallel inside of the module averages {twice[0]} already: wrap the whole only, or"
+                " name what is wrapped to set_params_and_buffers_to_ignore_for_model"
+            )
         if not trained:
             raise RuntimeError(
                 "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a"
@@ -267,7 +276,7 @@ class DistributedDataParallel(Module, Joinable):
         """
         if self._join_config.enable:
             raise RuntimeError("weighted() averages uneven inputs by itself: use it or join(), not both")
-        self._reducer.share = sample_share(n_samples, total, self.process_group)
+        outer, self._reducer.share = self._reducer.share, sample_share(n_samples, total, self.process_group)
         token = current_share.set(self._reducer.share)
         reduced = self._reducer.backwards
         try:
@@ -275,7 +284,7 @@ class DistributedDataParallel(Module, Joinable):
             if n_samples == 0 and self._reduce and self._reducer.backwards == reduced:
                 self._reducer.contribute_nothing()
         finally:
-            self._reducer.share = None
+            self._reducer.share = outer
             current_share.reset(token)
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:

@@ -514,6 +514,20 @@ def test_weighted_with_an_empty_batch_that_is_run(world: World) -> None:
     assert_close(gradients(alone), gradients(ddp.module))
 
 
+def test_weighted_inside_of_weighted_leaves_the_outer_share(world: World) -> None:
+    alone = mlp()
+    ddp = DDP(twin(alone))
+    x, y = batch(world.rng, sum(range(1, world.size + 1)))
+    n = world.rank + 1
+    part = slice(sum(range(1, n)), sum(range(1, n)) + n)
+    with ddp.weighted(n):
+        with ddp.weighted(1), ddp.no_sync():
+            ddp(x)
+        step_of(ddp, x[part], y[part])
+    step_of(alone, x, y)
+    assert_close(gradients(alone), gradients(ddp.module))
+
+
 def test_weighted_accumulates_over_microbatches(world: World) -> None:
     alone = mlp()
     ddp = DDP(twin(alone))
@@ -818,6 +832,21 @@ def test_models_that_differ_are_an_error_on_every_rank(world: World, difference:
     with pytest.raises(RuntimeError, match="DDP expects same model across all ranks") as caught:
         DDP(model)
     assert f"{world.size - 1}" in str(caught.value)
+
+
+def test_a_wrapper_in_the_module_is_refused_unless_its_parameters_are_left_to_it(world: World) -> None:
+    inner = DDP(mlp())
+    model = nn.Sequential(nn.Linear(5, 5), inner)
+    with pytest.raises(ValueError, match=r"averages 1\.module\.0\.weight already"):
+        DDP(model)
+    with pytest.raises(ValueError, match="already"):
+        DDP(inner)
+    DDP.set_params_and_buffers_to_ignore_for_model(model, [f"1.{name}" for name, _ in inner.named_parameters()])
+    ddp, plain = DDP(model), nn.Sequential(twin(model[0]), twin(inner.module))
+    x, y = mine(world, *batch(world.rng, 2 * world.size))
+    step_of(ddp, x, y), step_of(plain, x, y)
+    dist.average_gradients(plain)
+    assert_close(gradients(plain), gradients(nn.Sequential(model[0], inner.module)))
 
 
 def test_wrong_arguments_are_refused(world: World) -> None:
