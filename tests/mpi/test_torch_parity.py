@@ -23,6 +23,8 @@ DTYPES = ["uint8", "int8", "int32", "int64", "float32", "float64"]
 @pytest.fixture(scope="module")
 def torch():
     found = pytest.importorskip("torch")
+    if found.distributed.is_initialized():  # by the tests of learning, with another timeout
+        found.distributed.destroy_process_group()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
