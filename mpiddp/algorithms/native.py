@@ -70,6 +70,11 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
+    if np.may_share_memory(output, x):  # in torch the output may be this rank's block; MPI calls that an error
+        result = np.empty_like(output)
+        yield from reduce_scatter(link, result, x, op)
+        output[...] = result
+        return
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
     if op.factor is not None:
@@ -91,6 +96,8 @@ def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Step
 
 def all_gather(link: Channel, output: Array, x: Array) -> Steps:
     """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+    if np.may_share_memory(output, x):  # as above
+        x = x.copy()
     if countable(movable(output)):
         yield link.now.Iallgather(movable(x), movable(output))
     else:

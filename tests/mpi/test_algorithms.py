@@ -241,6 +241,23 @@ def test_all_gather(case: Case, name: str) -> None:
             assert np.array_equal(output, np.stack(rows)), f"{name} {dtype} {count} {kind} {submitted}"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_block_may_be_input_and_output(case: Case, kind: str) -> None:
+    link = case.link
+    for count, submitted in itertools.product((0, 1, 1000), (False, True)):
+        rows = case.rows(count * link.size, np.dtype(np.float32))
+        for name in algorithms("reduce_scatter", link):
+            x = case.array(rows[link.rank], kind).reshape(link.size, count)
+            case.run(select.ALGORITHMS[name].reduce_scatter(link, x[link.rank], x, ReduceOp.SUM), submitted)
+            mine = slice(link.rank * count, (link.rank + 1) * count)
+            expect(x[link.rank], reduced(ReduceOp.SUM, rows)[mine], link.size, f"{name} {count}")
+        for name in algorithms("all_gather", link):
+            x = case.array(np.zeros((link.size, count), np.float32), kind)
+            x[link.rank] = link.rank + 1
+            case.run(select.ALGORITHMS[name].all_gather(link, x, x[link.rank]), submitted)
+            assert (x == np.arange(1, link.size + 1)[:, None]).all(), f"{name} {count}"
+
+
 @pytest.mark.parametrize("name", select.offering("broadcast"))
 def test_broadcast(case: Case, name: str) -> None:
     if name not in algorithms("broadcast", case.link):
