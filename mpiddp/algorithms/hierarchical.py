@@ -5,7 +5,8 @@ has: a ring over all ranks sends up to p times as much, depending on where they 
 the crossing, each with its slice; where nodes have different numbers of ranks, as many as the smallest one has.
 
 Symmetric arrays are reduced where they lie. Ordinary ones go by messages in the node. Rows are folded in rank order in
-the node and in node order across, so the bits are the same on every rank and in every run.
+the node and in node order across, so the bits are the same on every rank and in every run. ``AVG`` divides in the node,
+where half types are float32 still: a sum over all ranks need not fit into float16.
 
 References
 ----------
@@ -19,7 +20,7 @@ from mpiddp.mpi import symmetric
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
-from mpiddp.mpi.reduction import ReduceOp, finish
+from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
@@ -53,14 +54,13 @@ def _across(link: Link, mine: Array, op: ReduceOp) -> Steps:
     if link.across is not None:
         part = ReduceOp.SUM if op.name in ("AVG", "PREMUL_SUM") else op
         yield from exchange.all_reduce(link.across.after(), mine, part)
-    finish(op, mine, link.size)
 
 
 def _by_messages(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ordinary arrays."""
     places = min(_ranks_of_nodes(link))
     sizes = exchange.slice_sizes(x, places) + [0] * (link.node.size - places)
-    mine = yield from exchange.reduce_slices(link.node.after(), x, op, sizes, 1)
+    mine = yield from exchange.reduce_slices(link.node.after(), x, op, sizes, link.size)
     yield from _across(link, mine, op)
     yield link.node.later.Iallgatherv(as_bytes(mine), (as_bytes(x), sizes, None, MPI.BYTE))
 
@@ -73,9 +73,9 @@ def _in_place(link: Link, x: Array, op: ReduceOp, entries: list[Entry]) -> Steps
     edges = bounds(x.size, node.size, x.itemsize)
     rows = [array[edges[node.rank] : edges[node.rank + 1]] for array in arrays]
     if len(_ranks_of_nodes(link)) == 1:
-        fold_rows(op, rows, (rows[node.rank],), 1, factors)
+        fold_rows(op, rows, (rows[node.rank],), link.size, factors)
     else:  # the slices that go across are larger than those that were folded
-        fold_rows(op, rows, rows, 1, factors)
+        fold_rows(op, rows, rows, link.size, factors)
         yield node.later.Ibarrier()
         edges = bounds(x.size, min(_ranks_of_nodes(link)), x.itemsize)
         edges += [x.size] * (node.size + 1 - len(edges))

@@ -321,6 +321,16 @@ def test_half_types_are_accumulated_in_float32(case: Case) -> None:
         assert (x == np.float16(2048 + case.link.size - 1)).all(), name
 
 
+def test_an_average_of_large_half_numbers_is_no_infinity(case: Case) -> None:
+    for name in algorithms("all_reduce", case.link):
+        if name == "native":
+            continue
+        for kind in KINDS:
+            x = case.array(np.full(70, 40_000, np.float16), kind)
+            case.run(select.ALGORITHMS[name].all_reduce(case.link, x, ReduceOp.AVG))
+            assert (x == np.float16(40_000)).all(), f"{name} {kind}"
+
+
 def test_ranks_that_disagree_are_both_named(case: Case) -> None:
     if case.link.size < 2 or not case.link.one_node:
         pytest.skip("for several ranks on one node")
