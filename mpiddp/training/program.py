@@ -128,8 +128,9 @@ def run(config: Config, version: str) -> int:
         keeper = Keeper(config, first) if config.output else None
         if keeper is not None:
             surroundings = environment.collect(version)
-            together(lambda: keeper.prepare(surroundings))
             keeper.resume(trainer)
+            # Only now: a run that is refused leaves the folder's description as it was.
+            together(lambda: keeper.prepare(surroundings))
         lines = together(lambda: _metrics_files(config, trainer.history) if first else [])
         for event, callbacks in _callbacks(config, lines, keeper, first).items():
             trainer.callbacks[event] += callbacks

@@ -196,6 +196,16 @@ def test_another_number_of_ranks_goes_on(tmp_path):
     assert len(losses(tmp_path / "out")) == 4
 
 
+def test_a_run_that_is_refused_leaves_the_folder_as_it_was(tmp_path):
+    begun = run(2, "train", "--epochs", "1", "--model", "mlp", "--output", tmp_path)
+    assert begun.rc == 0, begun
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for options in (["--model", "net", "--resume", "auto"], ["--model", "mlp", "--lr", "0.5"]):
+        refused = run(2, "train", *options, "--output", tmp_path)
+        assert refused.rc == 2 and refused.stderr.count("mpiddp: error:") == 1, refused
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_ctrl_c_is_one_message(tmp_path):
     with start(2, "train", "--epochs", "500") as job:
         job.wait_for("epoch   2/500")
