@@ -41,6 +41,7 @@ class Console:
     def __init__(self, epochs: int) -> None:
         self._epochs = epochs
         self._bar: tqdm[None] | None = None
+        self._skipped = 0
 
     def epoch_begin(self, trainer: Trainer) -> None:
         """Show a bar, on a terminal."""
@@ -59,3 +60,7 @@ class Console:
             self._bar.close()
             self._bar = None
         print(epoch_line(trainer.history[-1], self._epochs), flush=True)
+        if trainer.skipped > self._skipped:
+            left_out, self._skipped = trainer.skipped - self._skipped, trainer.skipped
+            said = f"warning: {left_out} steps of epoch {trainer.epoch} left out: loss or gradients were not finite"
+            print(said, file=sys.stderr, flush=True)

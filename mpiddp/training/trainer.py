@@ -226,7 +226,7 @@ class Trainer:
             self._emit("step_end")
             if self.stopped:
                 return
-        if not self.running["samples"]:
+        if not self._epoch_s:  # samples may be none where every step was left out
             raise ValueError("train_loader gave no batch: there is nothing to train on")
 
     def _complete_epoch(self) -> None:
