@@ -146,6 +146,7 @@ class Timeline:
             return ""
         text = summary(everybody)
         trace = {"traceEvents": events(everybody), "displayTimeUnit": "ms", "otherData": {"summary": text}}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(trace))
         return text
 

@@ -93,6 +93,10 @@ class Config:
     metrics: Path | None = field(
         default=None, metadata=_option("write one JSON line per epoch to this file", metavar="FILE")
     )
+    timeline: Path | None = field(
+        default=None,
+        metadata=_option("write what every rank did when to this file, for ui.perfetto.dev", metavar="FILE"),
+    )
     output: Path | None = field(
         default=None,
         metadata=_option("save model, configuration, metrics and checkpoints in this folder", metavar="DIR"),
@@ -127,6 +131,8 @@ class Config:
                 )
         if self.resume != "no" and self.output is None:
             raise UsageError(f"--resume {self.resume} needs --output DIR, the folder of the run to go on with")
+        if self.timeline is not None and self.average != "ddp":
+            raise UsageError("--timeline FILE shows buckets, which --average naive has none of; leave one out")
         if self.data == "mnist" and self.data_dir is None:
             raise UsageError("--data mnist needs --data-dir DIR, the folder of MNIST's four IDX files")
 

@@ -16,7 +16,7 @@ from mpiddp.errors import EXIT_CHECKPOINTED
 from mpiddp.mpi import runtime
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.optim import SGD
-from mpiddp.parallel import DistributedDataParallel
+from mpiddp.parallel import DistributedDataParallel, Timeline
 
 from . import environment
 from .averaging import AveragedModel, NaiveAveraging
@@ -131,6 +131,7 @@ def run(config: Config, version: str) -> int:
             keeper.resume(trainer)
             # Only now: a run that is refused leaves the folder's description as it was.
             together(lambda: keeper.prepare(surroundings))
+        timeline = _watched(trainer, config.timeline) if config.timeline else None
         lines = together(lambda: _metrics_files(config, trainer.history) if first else [])
         for event, callbacks in _callbacks(config, lines, keeper, first).items():
             trainer.callbacks[event] += callbacks
@@ -141,8 +142,21 @@ def run(config: Config, version: str) -> int:
     for file in lines:
         file.close()
     code = _stop(stop, trainer, keeper) if trainer.stopped else _finish(config, trainer, keeper)
+    if timeline is not None:
+        summary = together(timeline.write, RunError)
+        if first:
+            print(f"{summary}\ntimeline written to {timeline.path}", flush=True)
     dist.destroy_process_group()
     return code
+
+
+def _watched(trainer: Trainer, path: Path) -> Timeline:
+    """Return a timeline on which the trainer's steps are noted from now on."""
+    assert isinstance(trainer.model, DistributedDataParallel), "Config has checked it"
+    timeline = Timeline(path)
+    timeline.watch(trainer.optimizer)
+    trainer.model.timeline = timeline
+    return timeline
 
 
 def _metrics_files(config: Config, history: Sequence[EpochMetrics]) -> list[JsonLines]:

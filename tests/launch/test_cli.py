@@ -196,6 +196,23 @@ def test_another_number_of_ranks_goes_on(tmp_path):
     assert len(losses(tmp_path / "out")) == 4
 
 
+def test_steps_that_are_left_out_are_said(tmp_path):
+    options = ("--model", "mlp", "--epochs", "2", "--lr", "1e30", "--on-nan", "skip", "--metrics", tmp_path / "m.jsonl")
+    done = run(2, "train", *options)
+    assert done.rc == 0, done
+    assert re.findall(r"warning: (\d+) steps of epoch (\d) left out", done.stderr) == [("22", "1"), ("23", "2")], done
+    assert [json.loads(line)["samples_per_s"] for line in (tmp_path / "m.jsonl").read_text().splitlines()][1] == 0
+
+
+def test_timeline_is_written_with_a_summary(tmp_path):
+    path = tmp_path / "new" / "trace.json"
+    done = run(2, "train", "--epochs", "1", "--model", "mlp", "--timeline", path)
+    assert done.rc == 0, done
+    assert done.stdout.count(f"timeline written to {path}") == 1 and "exposed ms" in done.stdout, done
+    names = {(event["pid"], event["name"]) for event in json.loads(path.read_text())["traceEvents"]}
+    assert {(rank, name) for rank in range(2) for name in ("forward", "backward", "wait", "step")} <= names
+
+
 def test_a_run_that_is_refused_leaves_the_folder_as_it_was(tmp_path):
     begun = run(2, "train", "--epochs", "1", "--model", "mlp", "--output", tmp_path)
     assert begun.rc == 0, begun
