@@ -284,13 +284,13 @@ def _make(comm: MPI.Intracomm, timeout: timedelta | float | None, description: s
     return register(ProcessGroup(link, str(_made), description or "undefined", ranks, comm))
 
 
-def _without_waiting(make: Callable[[], T], what: str, parent: ProcessGroup) -> T:
+def _without_waiting(make: Callable[[], T], what: Operation) -> T:
     """Return what ``make`` makes by calls that block in MPI, or say that there are too many communicators."""
     try:
-        return work.aside(make, Operation(what, parent.link))
+        return work.aside(make, what)
     except MPI.Exception as error:
         raise DistError(
-            f"{what}: MPI could not make the communicators of another group ({error}); {len(_groups)} groups are alive"
+            f"{what.name}: MPI could not make the communicators of another group ({error}); {len(_groups)} groups are alive"
             " in this process and each has several communicators: free those that are not needed any more with"
             " destroy_process_group(group)"
         ) from error
@@ -314,7 +314,8 @@ def _split(
         comm = parent.link.now.Split(color, key)
         return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout, description)
 
-    return mine, _without_waiting(make, what, parent)
+    parent.link.begin()
+    return mine, _without_waiting(make, Operation(what, parent.link))
 
 
 def new_group(
@@ -381,7 +382,8 @@ def new_group(
         whole.Free()
         return _make(MPI.Intracomm(comm), timeout, group_desc)
 
-    return _without_waiting(make, "new_group", parent)
+    others = tuple(parent.link.ranks[rank] for rank in chosen if rank != parent.rank())
+    return _without_waiting(make, Operation("new_group", parent.link, peers=others))
 
 
 def new_subgroups(

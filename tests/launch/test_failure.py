@@ -18,6 +18,7 @@ WAITS = {
     "recv": "dist.recv(np.ones(3), src=1)",
     "irecv": "dist.irecv(np.ones(3), src=1).wait()",
     "send": "dist.send(np.ones(1_000_000), dst=1)",
+    "new_group": "dist.new_group([0, 2])",
 }
 
 PROGRAM = """
@@ -105,6 +106,7 @@ LEFT = {
     "raise SystemExit": "send",
     "threading.Thread(target=time.sleep, args=(60,)).start(); sys.exit()": "barrier",
     "from mpi4py import MPI; MPI.Finalize(); sys.exit()": "all_reduce",
+    "threading.Timer(1, print).start(); sys.exit()": "new_group",
 }
 
 
