@@ -290,8 +290,8 @@ def _without_waiting(make: Callable[[], T], what: Operation) -> T:
         return work.aside(make, what)
     except MPI.Exception as error:
         raise DistError(
-            f"{what.name}: MPI could not make the communicators of another group ({error}); {len(_groups)} groups are alive"
-            " in this process and each has several communicators: free those that are not needed any more with"
+            f"{what.name}: MPI could not make the communicators of another group ({error}); {len(_groups)} groups are"
+            " alive in this process and each has several communicators: free those that are not needed any more with"
             " destroy_process_group(group)"
         ) from error
 
