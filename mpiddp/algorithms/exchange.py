@@ -57,7 +57,7 @@ def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], d
     return mine
 
 
-def _in_turn(steps: Callable[[Channel, Array], Steps], link: Channel, x: Array) -> Steps:
+def in_turn(steps: Callable[[Channel, Array], Steps], link: Channel, x: Array) -> Steps:
     """Run steps on pieces of ``x``, one after the other, whose bytes MPI can count."""
     flat, step = x.reshape(-1), max(message.MAX_COUNT // x.itemsize, 1)
     for start in range(0, x.size, step):
@@ -68,7 +68,7 @@ def _in_turn(steps: Callable[[Channel, Array], Steps], link: Channel, x: Array) 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     if x.nbytes > message.MAX_COUNT and x.size > 1:
-        yield from _in_turn(lambda link, piece: all_reduce(link, piece, op), link, x)
+        yield from in_turn(lambda link, piece: all_reduce(link, piece, op), link, x)
         return
     sizes = slice_sizes(x, link.size)
     mine = yield from reduce_slices(link, x, op, sizes, link.size)
@@ -78,7 +78,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
     if x.nbytes > message.MAX_COUNT and x.size > 1:
-        yield from _in_turn(lambda link, piece: reduce(link, piece, root, op), link, x)
+        yield from in_turn(lambda link, piece: reduce(link, piece, root, op), link, x)
         return
     sizes = slice_sizes(x, link.size)
     mine = yield from reduce_slices(link, x, op, sizes, link.size)

@@ -16,7 +16,7 @@ workloads on dense-GPU clusters", and Open MPI's coll/han.
 
 from __future__ import annotations
 
-from mpiddp.mpi import symmetric
+from mpiddp.mpi import message, symmetric
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
@@ -58,6 +58,9 @@ def _across(link: Link, mine: Array, op: ReduceOp) -> Steps:
 
 def _by_messages(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ordinary arrays."""
+    if x.nbytes > message.MAX_COUNT and x.size > 1:
+        yield from exchange.in_turn(lambda link, piece: _by_messages(link, piece, op), link, x)
+        return
     places = min(_ranks_of_nodes(link))
     sizes = exchange.slice_sizes(x, places) + [0] * (link.node.size - places)
     mine = yield from exchange.reduce_slices(link.node.after(), x, op, sizes, link.size)

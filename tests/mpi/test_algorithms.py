@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import folding, select
+from mpiddp.algorithms import exchange, folding, select
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import symmetric, work
+from mpiddp.mpi import message, symmetric, work
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op
@@ -329,6 +329,19 @@ def test_an_average_of_large_half_numbers_is_no_infinity(case: Case) -> None:
             x = case.array(np.full(70, 40_000, np.float16), kind)
             case.run(select.ALGORITHMS[name].all_reduce(case.link, x, ReduceOp.AVG))
             assert (x == np.float16(40_000)).all(), f"{name} {kind}"
+
+
+def test_arrays_between_nodes_longer_than_mpi_can_count(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message, "MAX_COUNT", 40)
+    counted: list[int] = []
+    cut = exchange.slice_sizes
+    monkeypatch.setattr(exchange, "slice_sizes", lambda *args: counted.extend(sizes := cut(*args)) or sizes)
+    for count, submitted in itertools.product((10, 11, 105), (False, True)):
+        rows = case.rows(count, np.dtype(np.int64))
+        x = rows[case.link.rank].copy()
+        case.run(select.ALGORITHMS["hierarchical"].all_reduce(case.link, x, ReduceOp.SUM), submitted)
+        expect(x, reduced(ReduceOp.SUM, rows), case.link.size, f"{count} {submitted}")
+    assert max(counted) <= message.MAX_COUNT
 
 
 def test_ranks_that_disagree_are_both_named(case: Case) -> None:
