@@ -261,6 +261,11 @@ class Reducer:
     def _keep(self, index: int, parameter: Parameter) -> None:
         """Move a gradient that the program put elsewhere into its bucket."""
         slot = self._slot_of[index]
+        if slot.dtype != parameter.data.dtype:
+            raise RuntimeError(
+                f"{self._names[index]} was {slot.dtype} when DistributedDataParallel wrapped the model and is"
+                f" {parameter.dtype} now: convert a model first, then wrap it"
+            )
         if parameter.grad is not slot and parameter.grad is not None:
             slot[...] = parameter.grad
             parameter.grad = slot

@@ -849,6 +849,19 @@ def test_a_wrapper_in_the_module_is_refused_unless_its_parameters_are_left_to_it
     assert_close(gradients(plain), gradients(nn.Sequential(model[0], inner.module)))
 
 
+def test_a_model_that_is_converted_after_wrapping_is_refused(world: World) -> None:
+    ddp = DDP(mlp())
+    ddp.module.convert(lambda array: array.astype(np.float64))
+    with pytest.raises(RuntimeError, match=r"was float32 when .* is float64 now"):
+        step_of(ddp, *batch(world.rng, 2))
+    ddp.module.convert(lambda array: array.astype(np.float32)).zero_grad()
+    for _ in range(2):
+        ddp.zero_grad()
+        step_of(ddp, *mine(world, *batch(world.rng, 2 * world.size)))
+        assert_same_bits_everywhere(gradients(ddp))
+        assert all(np.isfinite(p.grad).all() for p in ddp.parameters())
+
+
 def test_wrong_arguments_are_refused(world: World) -> None:
     with pytest.raises(TypeError, match=r"mpiddp\.nn\.Module"):
         DDP(lambda x: x)  # type: ignore[arg-type]
