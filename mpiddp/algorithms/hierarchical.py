@@ -59,7 +59,7 @@ def _across(link: Link, mine: Array, op: ReduceOp) -> Steps:
 def _by_messages(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ordinary arrays."""
     if x.nbytes > message.MAX_COUNT and x.size > 1:
-        yield from exchange.in_turn(lambda link, piece: _by_messages(link, piece, op), link, x)
+        yield from exchange.in_turn(lambda _, piece: _by_messages(link, piece, op), link, x)
         return
     places = min(_ranks_of_nodes(link))
     sizes = exchange.slice_sizes(x, places) + [0] * (link.node.size - places)
