@@ -128,6 +128,9 @@ class DistributedDataParallel(Module, Joinable):
     Default scaling as torch's, bit for bit: each gradient times ``fl(1/N)``, then summed, in rank order. Sends every
     gradient once per backward. The memory of the gradients is the memory that is sent.
 
+    What is averaged are the parameters that require a gradient at construction: to train others later, `detach`, and
+    wrap the model again.
+
     References
     ----------
     S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
