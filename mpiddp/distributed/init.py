@@ -70,7 +70,7 @@ def init_process_group(
     world_size, rank : int, default -1
         What the program believes; a contradiction to MPI is an error.
     comm : mpi4py intracommunicator, optional
-        The ranks to work with instead of all; every rank of it calls.
+        The ranks to work with instead of all. Every rank of the world calls, each with the communicator that it is in.
 
     Raises
     ------

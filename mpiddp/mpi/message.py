@@ -108,7 +108,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
     if writable and isinstance(array, np.ndarray) and not array.flags.writeable:
         _refuse(operation, name, f"a writable array, {found} that is read-only", "x.copy()")
     dtype_code(array.dtype)
-    return array
+    return np.asarray(array) if isinstance(array, np.ndarray) else array  # subclasses such as matrix reshape otherwise
 
 
 def _refuse(operation: str, name: str, what: str, cure: str) -> NoReturn:

@@ -230,3 +230,11 @@ def test_zero_sizes_are_right(world):
     dist.all_gather([np.zeros(0, np.float32) for _ in range(world.size)], empty)
     dist.all_to_all_single(np.zeros(0), np.zeros(0))
     goes_on(world)
+
+
+def test_subclasses_of_arrays_are_arrays(world):
+    """A matrix stays two-dimensional whatever one does to it, which an algorithm does not expect."""
+    for length in (3, 300_000):
+        x = np.ones((1, length), np.float32).view(np.matrix)
+        dist.all_reduce(x)
+        assert (np.asarray(x) == world.size).all()
