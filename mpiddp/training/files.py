@@ -32,7 +32,8 @@ def write_whole(path: Path, content: bytes) -> None:
 def write_whole_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Write a folder of files such that its name never shows a part of them.
 
-    A folder that has the name already is replaced; between the two the name may, for a moment, show nothing.
+    A folder that has the name already is replaced. A writer that dies in the moment between the two leaves the name
+    empty; `put_back` mends that.
 
     Raises
     ------
@@ -57,10 +58,18 @@ def write_whole_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 def remove_folders(folders: Iterable[Path]) -> None:
     """Remove folders, each in one move: one that is half removed no longer has its name."""
     for folder in folders:
-        doomed = folder if is_temporary(folder) else _temporary(folder, "old")
+        doomed = folder if is_temporary(folder) else _temporary(folder)
         if folder.exists():
             folder.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def put_back(parent: Path) -> None:
+    """Give folders their names back that a writer moved aside before it died, where nothing has the name."""
+    for entry in sorted(parent.glob(".*.old")):
+        name = entry.with_name(entry.name[1:].rsplit(".", 2)[0])
+        if not name.exists():
+            entry.rename(name)
 
 
 def is_temporary(path: Path) -> bool:

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from .checkpoint import Checkpoint, DamagedError, read_checkpoint, read_score
-from .files import is_temporary, remove_folders
+from .files import is_temporary, put_back, remove_folders
 
 _NAME = re.compile(r"step-(\d+)")
 
@@ -66,6 +66,7 @@ class CheckpointStore:
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest checkpoint that is whole, or None, and what is wrong with each newer one."""
+        put_back(self.folder)
         faults: list[str] = []
         for step in reversed(self.steps()):
             try:

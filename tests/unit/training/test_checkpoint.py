@@ -190,6 +190,29 @@ def test_newest_skips_the_damaged_and_names_them(tmp_path):
     assert len(faults) == 2 and str(store.path(3)) in faults[0] and str(store.path(2)) in faults[1]
 
 
+def test_a_writer_that_dies_while_it_replaces_loses_nothing(tmp_path, monkeypatch):
+    """A step is saved twice when it ends an epoch: after the first move its name shows nothing for a moment."""
+    store = CheckpointStore(tmp_path, keep=1)
+    made = checkpoint(5)
+    store.save(made)
+    store.finish()
+    rename = Path.rename
+
+    def die_between_the_moves(self, target):
+        rename(self, target)
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", die_between_the_moves)
+        patch.setattr(files, "remove_folders", lambda folders: None)
+        with pytest.raises(SystemExit):
+            checkpoint(5).write(store.path(5))
+    assert not store.path(5).exists()
+    found, faults = CheckpointStore(tmp_path, keep=1).newest()
+    assert found is not None and faults == []
+    assert np.array_equal(found.arrays["model.w"], made.arrays["model.w"])
+
+
 def test_newest_of_nothing(tmp_path):
     assert CheckpointStore(tmp_path / "none").newest() == (None, [])
     (tmp_path / "step-x").mkdir()
