@@ -37,10 +37,6 @@ from .groups import (
     get_rank,
     get_world_size,
     group,
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    split_group,
 )
 from .init import (
     destroy_process_group,
@@ -53,6 +49,7 @@ from .init import (
 )
 from .memory import symmetric_empty
 from .monitored import monitored_barrier
+from .new_groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
 from .objects import (
     all_gather_object,
     broadcast_object_list,

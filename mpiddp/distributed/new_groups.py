@@ -1,0 +1,295 @@
+"""Making groups: by splits of communicators, in which all ranks concerned take part.
+
+Ranks that give different lists all get the same error, and nobody waits in MPI while something else is on its way.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from mpiddp.errors import DistError, MismatchError
+from mpiddp.mpi import work
+from mpiddp.mpi.library import MPI
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.operation import Operation
+
+from .backends import check_backend
+from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_count, member, next_name, register
+
+T = TypeVar("T")
+
+
+def _checked_ranks(ranks: object, world_size: int) -> list[int]:
+    """Return a list of distinct ranks of the world, or say what is wrong with it."""
+    if not isinstance(ranks, (list, tuple, range)) or not ranks:
+        raise TypeError(f"a group needs a non-empty list of ranks, got {ranks!r}")
+    found = [as_rank(rank) for rank in ranks]
+    for rank in found:
+        if not 0 <= rank < world_size:
+            raise ValueError(
+                "The new group's rank should be within the world_size set by init_process_group:"
+                f" got {rank}, the world has ranks 0 to {world_size - 1}"
+            )
+    if len(set(found)) != len(found):
+        raise ValueError(f"The new group's ranks must be distinct, got {found}")
+    return found
+
+
+def _agree(parent: Link, what: str, value: object) -> None:
+    """Raise on every rank where the ranks of ``parent`` gave different values."""
+    # Fixed-size fingerprints first: a list of ten thousand ranks from each of ten thousand ranks would not fit.
+    text = repr(value)
+    fingerprints = parent.now.allgather(zlib.crc32(text.encode()))
+    if len(set(fingerprints)) > 1:
+        odd = next(rank for rank, found in enumerate(fingerprints) if found != fingerprints[0])
+        first, other = parent.now.bcast(text, 0), parent.now.bcast(text, odd)
+        raise MismatchError(
+            f"{what} was called with {first} on rank {parent.ranks[0]} and with {other} on rank {parent.ranks[odd]};"
+            " all ranks must make the same groups in the same order, members or not"
+        )
+
+
+def _make(comm: MPI.Intracomm, timeout: timedelta | float | None, description: str | None) -> ProcessGroup:
+    """Make the group of the ranks of a new communicator, which is the group's from now on."""
+    parent = default_group()
+    timeout_s = work.seconds(timeout)
+    link = Link(parent.link.world, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
+    # Global ranks are those of the default group, which need not have all ranks of the world.
+    global_rank_of = {rank: index for index, rank in enumerate(parent.link.ranks)}
+    ranks = tuple(global_rank_of[rank] for rank in link.ranks)
+    return register(ProcessGroup(link, next_name(), description or "undefined", ranks, comm))
+
+
+def _without_waiting(make: Callable[[], T], what: Operation) -> T:
+    """Return what ``make`` makes by calls that block in MPI, or say that there are too many communicators."""
+    try:
+        return work.aside(make, what)
+    except MPI.Exception as error:
+        raise DistError(
+            f"{what.name}: MPI could not make the communicators of another group ({error}); {get_pg_count()} groups are"
+            " alive in this process and each has several communicators: free those that are not needed any more with"
+            " destroy_process_group(group)"
+        ) from error
+
+
+def _split(
+    parent: ProcessGroup,
+    parts: Sequence[Sequence[int]],
+    what: str,
+    timeout: timedelta | float | None,
+    description: str | None,
+) -> tuple[int | None, ProcessGroup | None]:
+    """Split ``parent`` into parts, lists of its ranks that share none; return this rank's part, and its group."""
+    work.seconds(timeout)
+    me = parent.rank()
+    mine = next((index for index, part in enumerate(parts) if me in part), None)
+
+    def make() -> ProcessGroup | None:
+        _agree(parent.link, what, parts)
+        color, key = (MPI.UNDEFINED, 0) if mine is None else (mine, parts[mine].index(me))
+        comm = parent.link.now.Split(color, key)
+        return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout, description)
+
+    parent.link.begin()
+    return mine, _without_waiting(make, Operation(what, parent.link))
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,
+    sort_ranks: bool = True,
+) -> ProcessGroup | int | None:
+    """Make a group of some of the ranks (``torch.distributed.new_group``), by a split of the world's communicator.
+
+    Every rank of the world calls it, members or not, in the same order.
+
+    Parameters
+    ----------
+    ranks : sequence of int, optional
+        Global ranks of the members; all ranks by default.
+    timeout : timedelta or float, optional
+        How long an operation of the group may take; the world's by default; a number is seconds.
+    backend : str, optional
+        Checked as in `init_process_group`.
+    use_local_synchronization : bool, default False
+        Only the members call it; ranks may make any groups in any order in which nobody waits in a circle.
+    group_desc : str, optional
+        A description.
+    sort_ranks : bool, default True
+        Number the members in the order of their global ranks; False keeps the order given.
+    pg_options, device_id
+        Accepted for compatibility.
+
+    Returns
+    -------
+    ProcessGroup, or ``GroupMember.NON_GROUP_MEMBER`` on a rank that is not a member (None with
+    ``use_local_synchronization``).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the ranks are not distinct ranks of the world.
+    MismatchError
+        On every rank, if ranks gave different lists.
+    """
+    parent = default_group()
+    check_backend(backend)
+    chosen = list(range(parent.size())) if ranks is None else _checked_ranks(ranks, parent.size())
+    if sort_ranks:
+        chosen.sort()
+    if not use_local_synchronization:
+        _, made = _split(parent, [chosen], "new_group", timeout, group_desc)
+        return GroupMember.NON_GROUP_MEMBER if made is None else made
+    work.seconds(timeout)
+    if parent.rank() not in chosen:
+        return None
+
+    def make() -> ProcessGroup:
+        whole = parent.link.now.Get_group()
+        members = whole.Incl(chosen)
+        # The tag, equal on all members and on nobody's mind elsewhere, keeps groups apart that are made at once.
+        comm = parent.link.now.Create_group(members, zlib.crc32(repr(chosen).encode()) % 30_000)
+        members.Free()
+        whole.Free()
+        return _make(MPI.Intracomm(comm), timeout, group_desc)
+
+    others = tuple(parent.link.ranks[rank] for rank in chosen if rank != parent.rank())
+    return _without_waiting(make, Operation("new_group", parent.link, peers=others))
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: ProcessGroup | None = None,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
+    """Cut a group into groups of equal size of consecutive ranks (``torch.distributed.new_subgroups``).
+
+    Parameters
+    ----------
+    group_size : int, optional
+        Ranks in each group; by default the number of ranks on a node, which must be the same on all nodes.
+    group : ProcessGroup, optional
+        What is cut, and who calls; all ranks by default.
+
+    Returns
+    -------
+    tuple of this rank's group and the list of all, in which groups of others are ``NON_GROUP_MEMBER``.
+
+    Raises
+    ------
+    ValueError
+        If the size does not divide the number of ranks.
+    """
+    whole = member(group, "new_subgroups")
+    if whole is None:
+        return None, []
+    check_backend(backend)
+    if group_size is None:
+        counts = {whole.link.nodes.count(node) for node in whole.link.nodes}
+        if len(counts) > 1:
+            raise ValueError(f"nodes hold different numbers of ranks ({sorted(counts)}): give group_size")
+        group_size = counts.pop()
+    if not isinstance(group_size, int) or group_size < 1:
+        raise ValueError(f"group_size must be a positive integer, got {group_size!r}")
+    if group_size > whole.size():
+        raise ValueError(f"The arg group_size ({group_size}) must not exceed the world size ({whole.size()})")
+    if whole.size() % group_size:
+        raise ValueError(f"The world size ({whole.size()}) must be divisible by group_size={group_size}")
+    parts = [list(range(start, start + group_size)) for start in range(0, whole.size(), group_size)]
+    return _all_parts(whole, parts, "new_subgroups", timeout, group_desc)
+
+
+def _all_parts(
+    parent: ProcessGroup,
+    parts: Sequence[Sequence[int]],
+    what: str,
+    timeout: timedelta | float | None,
+    description: str | None,
+) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
+    """Split ``parent`` and return this rank's group and the list of all."""
+    mine, made = _split(parent, parts, what, timeout, description)
+    return made, [made if index == mine else GroupMember.NON_GROUP_MEMBER for index in range(len(parts))]
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
+    """Make several groups that share no rank (``torch.distributed.new_subgroups_by_enumeration``), by one split.
+
+    Returns
+    -------
+    tuple of this rank's group, None if it is in none, and the list of all.
+
+    Raises
+    ------
+    ValueError
+        If a rank appears twice; before any group is made, unlike torch.
+    """
+    parent = default_group()
+    check_backend(backend)
+    if not ranks_per_subgroup_list:
+        raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
+    parts = [sorted(_checked_ranks(given, parent.size())) for given in ranks_per_subgroup_list]
+    seen: dict[int, list[int]] = {}
+    for part in parts:
+        for rank in part:
+            if rank in seen:
+                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {part}")
+            seen[rank] = part
+    return _all_parts(parent, parts, "new_subgroups_by_enumeration", timeout, group_desc)
+
+
+def split_group(
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: timedelta | float | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: str | None = None,
+) -> ProcessGroup | None:
+    """Split a group into groups that share no rank (``torch.distributed.split_group``), by one communicator split.
+
+    Parameters
+    ----------
+    parent_pg : ProcessGroup, optional
+        What is split; all its ranks call, and nobody else.
+    split_ranks : sequence of sequences of int
+        Ranks *of the parent group* that form each part.
+
+    Returns
+    -------
+    ProcessGroup, or None on a rank that is in no part.
+
+    Raises
+    ------
+    ValueError
+        If a rank is in two parts, or there are none.
+    MismatchError
+        On every rank, if ranks gave different parts.
+    """
+    parent = member(parent_pg, "split_group")
+    if parent is None:
+        return None
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be empty: give the ranks of each part")
+    check_backend(backend)
+    parts = [sorted(_checked_ranks(part, parent.size())) for part in split_ranks]
+    flat = [rank for part in parts for rank in part]
+    if len(set(flat)) != len(flat):
+        raise ValueError(f"the split groups must share no rank, got {parts}")
+    return _split(parent, parts, "split_group", timeout, group_desc)[1]
