@@ -189,6 +189,7 @@ def cache(here, tmp_path, monkeypatch):
     """Return the folder in which tables are kept, and begin and end without any."""
     folder = here.comm.bcast(tmp_path)
     monkeypatch.setenv("MPIDDP_CACHE", str(folder) if here.rank == 0 else "/nowhere")
+    monkeypatch.setenv("MPIDDP_TUNED", "1")
     yield folder
     monkeypatch.setenv("MPIDDP_TUNED", "0")
     select.learn(here.comm)
