@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from harness import launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from _pytest._io import TerminalWriter
 
 LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
 """The ranks' own limit for a test; they end themselves with stacks, so this process waits a little longer."""
@@ -196,8 +199,21 @@ def _from_data(config: pytest.Config, data: dict[str, Any]) -> Any:
     return config.hook.pytest_report_from_serializable(config=config, data=data)
 
 
+class _Text(TerminalRepr):
+    """A failure of which there is only text; as a plain str, pytest would print all of it in its summary too, on CI."""
+
+    def __init__(self, item: MpiItem, text: str) -> None:
+        self._text = text
+        path, line, _ = item.origin_location
+        self.reprcrash = ReprFileLocation(path, (line or 0) + 1, text.partition("\n")[0])
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        """Write the text."""
+        tw.line(self._text)
+
+
 def _failure(item: MpiItem, text: str, when: Literal["call", "teardown"] = "call") -> pytest.TestReport:
-    return pytest.TestReport(item.origin, item.origin_location, {}, "failed", text, when)
+    return pytest.TestReport(item.origin, item.origin_location, {}, "failed", _Text(item, text), when)
 
 
 class MpiItem(pytest.Item):
