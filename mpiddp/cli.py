@@ -63,6 +63,11 @@ def build_parser() -> argparse.ArgumentParser:
         description="Print versions, MPI library, ranks and their places. Works alone and under mpirun or srun.",
     )
     info.add_argument("--json", action="store_true", help="print one JSON object")
+    info.add_argument(
+        "--probe-gpu",
+        action="store_true",
+        help="try in a job of 2 ranks, which may crash, whether MPI takes addresses of GPU memory, and remember it",
+    )
     info.set_defaults(run=run_info)
     bench.add_parser(commands)
     return parser
@@ -79,7 +84,8 @@ def run_train(arguments: argparse.Namespace) -> int:
 def run_info(arguments: argparse.Namespace) -> int:
     """Describe the environment."""
     _limit_threads()
-    code: int = mpiddp.training.environment.run(mpiddp.__version__, as_json=arguments.json)
+    environment = mpiddp.training.environment
+    code: int = environment.run(mpiddp.__version__, as_json=arguments.json, probe_gpu=arguments.probe_gpu)
     return code
 
 

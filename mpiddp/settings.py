@@ -124,6 +124,24 @@ def correct_ranks(rank: int, world_size: int, local_rank: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
 
 
+# Beginnings of the variables by which launchers tell a process which rank of which job it is. Those that describe an
+# allocation of Slurm's rather than a step in it stay: they say where a new job may run.
+_OF_A_JOB = ("PMI_", "PMI2_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_")
+_OF_A_JOB += ("MV2_COMM_WORLD_", "PALS_", "FLUX_TASK_", "SLURM_STEP_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS")
+
+
+def outside_of_jobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment for a launcher that starts a job of its own, also from within a rank of one.
+
+    Examples
+    --------
+    >>> outside_of_jobs({"PMI_RANK": "0", "RANK": "0", "SLURM_JOB_ID": "7", "HOME": "/home/me"})
+    {'SLURM_JOB_ID': '7', 'HOME': '/home/me'}
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    return {name: value for name, value in environ.items() if name not in names and not name.startswith(_OF_A_JOB)}
+
+
 def pretended_nodes() -> tuple[int, ...] | None:
     """Return ``MPIDDP_NODES`` (e.g. ``0,0,1,1``: the node of every rank of the world), a pretence for tests."""
     text = os.environ.get("MPIDDP_NODES")

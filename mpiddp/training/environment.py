@@ -20,7 +20,10 @@ import numpy as np
 import mpiddp.distributed as dist
 from mpiddp import settings
 from mpiddp.device import cuda_fault, device_count
-from mpiddp.mpi import capability, runtime, symmetric
+from mpiddp.mpi import capability, probe, runtime, symmetric
+from mpiddp.mpi.verdict import KINDS
+
+from .config import UsageError
 
 _PACKAGES = ("mpi4py", "numpy", "safetensors")
 # CuPy's wheels have other names than its module.
@@ -49,7 +52,7 @@ def collect(version: str) -> dict[str, Any]:
         "mpi": {
             **mpi._asdict(),
             "launcher_fits": mpi.launcher_fits._asdict(),
-            "device_pointers": mpi.device_pointers._asdict(),
+            "device_pointers": {kind: answer._asdict() for kind, answer in mpi.device_pointers._asdict().items()},
         },
         "watchdog": "on" if world.thread_multiple and world.size > 1 else _why_no_watchdog(world),
         "shared_memory": _shared_memory(),
@@ -97,21 +100,49 @@ def text(found: dict[str, Any]) -> str:
         ("shared memory", found["shared_memory"]),
         ("BLAS", f"{blas['name']}, threads a rank: {blas['threads']}"),
         ("CUDA", found["cuda"]),
-        ("GPU pointers", f"{_to_mpi(mpi['device_pointers']['yes'])}: {mpi['device_pointers']['reason']}"),
+        *(("GPU pointers", _device_pointers(kind, mpi["device_pointers"][kind])) for kind in KINDS),
     ]
     lines = [f"{name:<14} {value}" for name, value in rows]
     lines += ["", *_table(found["ranks"])]
     return "\n".join([*lines, *(f"warning: {complaint}" for complaint in complaints(found))])
 
 
-def run(version: str, as_json: bool) -> int:
-    """Print the description on rank 0, and return the exit code. Starts MPI."""
+def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
+    """Print the description on rank 0, and return the exit code. Starts MPI.
+
+    Parameters
+    ----------
+    version : str
+        Of mpiddp.
+    as_json : bool
+        Print one JSON object.
+    probe_gpu : bool, default False
+        First let a job of its own try whether MPI takes device pointers.
+
+    Raises
+    ------
+    UsageError
+        If that cannot be tried.
+    """
+    if probe_gpu:
+        _probe()
     dist.init_process_group()
     found = collect(version)
     if dist.get_rank() == 0:
         print(json.dumps(found | {"warnings": complaints(found)}, indent=2) if as_json else text(found), flush=True)
     dist.destroy_process_group()
     return 0
+
+
+def _probe() -> None:
+    """Try whether MPI takes device pointers; before MPI runs here, for a launcher starts the job."""
+    announced = settings.launch()
+    if announced is not None and announced.size > 1:
+        raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
+    try:
+        probe.run()
+    except probe.ProbeError as error:
+        raise UsageError(f"--probe-gpu: {error}") from error
 
 
 def _place(world: runtime.World) -> dict[str, Any]:
@@ -167,8 +198,9 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _to_mpi(device_pointers: bool) -> str:
-    return "go to MPI as they are" if device_pointers else "never reach MPI, arrays are staged through the host"
+def _device_pointers(kind: str, answer: dict[str, Any]) -> str:
+    name = kind.replace("_", " ")
+    return f"{name}: {'taken as they are' if answer['yes'] else 'staged through the host'}; {answer['reason']}"
 
 
 def _why_no_watchdog(world: runtime.World) -> str:

@@ -15,6 +15,98 @@ def library(**functions):
     return types.SimpleNamespace(**functions)
 
 
+YES, NO = Verdict(True, "says so"), Verdict(False, "says no")
+TRIED, FAILED = Verdict(True, "tried"), Verdict(False, "crashed")
+
+
+@pytest.mark.parametrize(
+    ("declared", "tried", "expected"),
+    [
+        (YES, None, YES),
+        (NO, None, NO),
+        (YES, TRIED, YES),
+        (YES, FAILED, FAILED),  # a library that says more than it can
+        (NO, TRIED, TRIED),
+        (NO, FAILED, FAILED),
+        (None, TRIED, TRIED),
+    ],
+)
+def test_weighing(declared, tried, expected):
+    assert capability._weighed(declared, tried) == expected
+
+
+def test_nothing_is_known(monkeypatch):
+    monkeypatch.setattr(capability, "library_name", lambda: "MPICH 3.4")
+    assert capability._weighed(None, None) == (
+        False,
+        "MPICH 3.4 does not tell; `python -m mpiddp info --probe-gpu` tries it",
+    )
+
+
+class World:
+    """COMM_WORLD, as far as it is asked for its memory kinds."""
+
+    def __init__(self, kinds):
+        self.kinds = kinds
+
+    def Get_info(self):  # noqa: N802 (mpi4py's name)
+        return types.SimpleNamespace(Get=lambda name: self.kinds)
+
+
+@pytest.fixture
+def chain(monkeypatch):
+    """Set what each link of the chain says; return the evidence."""
+
+    def evidence(override=None, kinds=None, says=None, cray=False, gtl=False, tried=(), library="MPICH 5.0.2"):
+        monkeypatch.setattr(capability.settings, "takes_device_pointers", lambda: override)
+        monkeypatch.setattr(capability.settings, "cray_gpu_support", lambda: cray)
+        monkeypatch.setattr(capability, "MPI", types.SimpleNamespace(COMM_WORLD=World(kinds), __file__=None))
+        monkeypatch.setattr(capability, "_answer", lambda library: says)
+        monkeypatch.setattr(capability, "mapped_libraries", lambda name: ["/opt/cray/libmpi_gtl_cuda.so"] * gtl)
+        monkeypatch.setattr(capability.probe, "known", lambda: dict(tried))
+        monkeypatch.setattr(capability, "library_name", lambda: library)
+        return capability._evidence()
+
+    return evidence
+
+
+def test_override_comes_first(chain):
+    found = chain(override=False, kinds="mpi,system,cuda", says=YES, tried={"collectives": TRIED})
+    assert found.point_to_point == found.collectives == (False, "MPIDDP_CUDA_AWARE=0")
+    assert chain(override=True, says=NO, tried={"collectives": FAILED}).collectives.yes
+
+
+@pytest.mark.parametrize(
+    ("links", "reason"),
+    [
+        ({"kinds": "mpi,system,cuda:device", "says": NO}, "mpi_memory_alloc_kinds=mpi,system,cuda:device"),
+        ({"kinds": "mpi,system", "says": YES}, "says so"),
+        ({"says": NO, "cray": True, "gtl": True}, "MPICH_GPU_SUPPORT_ENABLED=1, and libmpi_gtl_cuda is loaded"),
+        ({"says": NO, "cray": True}, "says no"),
+        ({"says": None, "cray": True, "gtl": True}, "MPICH_GPU_SUPPORT_ENABLED=1, and libmpi_gtl_cuda is loaded"),
+        ({"says": NO, "gtl": True}, "says no"),
+        ({"kinds": "mpi,cudaish"}, "MPICH 5.0.2 does not tell; `python -m mpiddp info --probe-gpu` tries it"),
+    ],
+)
+def test_chain(chain, links, reason):
+    found = chain(**links)
+    assert found.point_to_point == found.collectives
+    assert found.collectives.reason == reason
+    assert found.collectives.yes == (reason.startswith(("mpi_memory", "MPICH_GPU")) or reason == "says so")
+
+
+def test_kinds_are_known_apart(chain):
+    found = chain(tried={"point_to_point": TRIED, "collectives": FAILED})
+    assert found == (TRIED, FAILED)
+
+
+@pytest.mark.parametrize("links", [{"override": True}, {"says": YES}, {"tried": {"collectives": TRIED}}])
+def test_open_mpi_never_gets_device_pointers_in_collectives(chain, links):
+    found = chain(**links, library="Open MPI v5.0.11")
+    assert found.collectives == (False, "Open MPI v5.0.11 has no non-blocking collectives for GPU memory")
+    assert found.point_to_point.yes == ("tried" not in links)
+
+
 def test_answer_of_open_mpi():
     assert capability._answer(library(MPIX_Query_cuda_support=lambda: 1)) == (True, "MPIX_Query_cuda_support() says 1")
     assert capability._answer(library(MPIX_Query_cuda_support=lambda: 0)) == (False, "MPIX_Query_cuda_support() says 0")
@@ -32,21 +124,6 @@ def test_answer_of_mpich(failed, value, yes):
 
 def test_no_answer():
     assert capability._answer(library()) is None
-
-
-def test_mapped(tmp_path):
-    maps = tmp_path / "maps"
-    maps.write_text(
-        "7f00-7f01 r-xp 00000000 08:01 12 /opt/mpi/lib/libmpi.so.12.5\n"
-        "7f01-7f02 rw-p 00000000 08:01 12 /opt/mpi/lib/libmpi.so.12.5\n"
-        "7f02-7f03 r-xp 00000000 08:01 13 /opt/with space/libmpi_gtl_cuda.so.0\n"
-        "7f03-7f04 rw-p 00000000 00:00 0\n"
-        "7f04-7f05 rw-p 00000000 00:00 0 [heap]\n"
-    )
-    assert capability._mapped("libmpi.so", maps=maps) == ["/opt/mpi/lib/libmpi.so.12.5"]
-    assert capability._mapped("libmpi_gtl_cuda", maps=maps) == ["/opt/with space/libmpi_gtl_cuda.so.0"]
-    assert capability._mapped("libcuda", maps=maps) == []
-    assert capability._mapped("libmpi", maps=tmp_path / "none") == []
 
 
 @pytest.mark.parametrize(

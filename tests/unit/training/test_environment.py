@@ -20,7 +20,7 @@ def found(*masks: list[int], nodes=None, threads: int = 1, wheels=("mpich 5.0.2"
             "wheels": wheels,
             "launcher": None,
             "launcher_fits": {"yes": fits, "reason": "mpirun (Open MPI) does not start MPICH 5.0.2"},
-            "device_pointers": {"yes": False, "reason": "asked"},
+            "device_pointers": {kind: {"yes": False, "reason": "asked"} for kind in ("point_to_point", "collectives")},
         },
         "watchdog": "on",
         "shared_memory": "memfd",
