@@ -101,6 +101,7 @@ class Config:
         default=None,
         metadata=_option("save model, configuration, metrics and checkpoints in this folder", metavar="DIR"),
     )
+    log_ranks: bool = field(default=False, metadata=_option("write a log file for every rank in --output"))
     resume: str = field(
         default="no",
         metadata=_option("auto goes on from the newest whole checkpoint in --output, if there is one", "no", "auto"),
@@ -131,6 +132,8 @@ class Config:
                 )
         if self.resume != "no" and self.output is None:
             raise UsageError(f"--resume {self.resume} needs --output DIR, the folder of the run to go on with")
+        if self.log_ranks and self.output is None:
+            raise UsageError("--log-ranks needs --output DIR, the folder to write the files in")
         if self.timeline is not None and self.average != "ddp":
             raise UsageError("--timeline FILE shows buckets, which --average naive has none of; leave one out")
         if self.data == "mnist" and self.data_dir is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
-import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from mpiddp.typing import Array
 from .checkpoint import Checkpoint
 from .config import Config, UsageError
 from .files import write_whole
+from .revision import commit_of
 from .store import CheckpointStore
 from .together import together
 from .trainer import Trainer
@@ -26,6 +29,8 @@ _MUST_AGREE = ("model", "data", "seed")
 """Options without which a checkpoint means nothing."""
 _GROUP_OPTIONS = ("lr", "momentum")
 """Options of the optimizer: where they differ from the checkpoint's, the new ones hold."""
+
+_logger = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -67,7 +72,9 @@ class Keeper:
                 " --output (or removing that folder) begins anew"
             )
         write_whole(self._output / "config.json", self._config.as_json().encode())
-        write_whole(self._output / "run.json", (json.dumps(dict(surroundings), indent=1) + "\n").encode())
+        commits = {"mpiddp": commit_of(Path(__file__)), "working directory": commit_of(Path.cwd())}
+        described = {**surroundings, "commits": commits, "started": datetime.now(UTC).isoformat(timespec="seconds")}
+        write_whole(self._output / "run.json", (json.dumps(described, indent=1) + "\n").encode())
 
     def step_end(self, trainer: Trainer) -> None:
         """Save after every so many steps."""
@@ -89,7 +96,7 @@ class Keeper:
         try:
             self._store.save(Checkpoint(trainer.arrays(), state))
         except OSError as error:
-            _warn(f"the previous checkpoint could not be written ({error}); training goes on")
+            _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written.
@@ -130,7 +137,8 @@ class Keeper:
             )
             for name, then in state["bits"].items():
                 if (now := _what_decides_bits()[name]) != then:
-                    _warn(f"{name} was {then} and is {now}: the last bits of results may differ from an unbroken run's")
+                    said = "%s was %s and is %s: the last bits of results may differ from an unbroken run's"
+                    _logger.warning(said, name, then, now)
 
     def _newest(self) -> Checkpoint | None:
         """Return the newest whole checkpoint on rank 0, and warn of damaged ones."""
@@ -138,12 +146,8 @@ class Keeper:
             return None
         checkpoint, faults = self._store.newest()
         for fault in faults:
-            _warn(f"skipped a damaged checkpoint: {fault}")
+            _logger.warning("skipped a damaged checkpoint: %s", fault)
         return checkpoint
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _check(then: Mapping[str, Any], config: Config) -> None:

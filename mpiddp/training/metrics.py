@@ -1,11 +1,10 @@
-"""What is counted while training: sums over samples and ranks, and a line of JSON for every epoch."""
+"""What is counted while training: sums over samples and ranks, and what is known after an epoch."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 
@@ -92,28 +91,3 @@ class EpochMetrics:
         values = dataclasses.asdict(self)
         finite = {key: value if value is None or math.isfinite(value) else None for key, value in values.items()}
         return json.dumps(finite, allow_nan=False)
-
-
-class JsonLines:
-    """A file of one JSON object per line, complete after every line.
-
-    Parameters
-    ----------
-    path : Path
-        The file; its folder is made where it is missing.
-    append : bool, default False
-        Go on with a file that is there, instead of beginning it anew.
-    """
-
-    def __init__(self, path: Path, append: bool = False) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a" if append else "w")
-
-    def write(self, metrics: EpochMetrics) -> None:
-        """Write one line and hand it to the system."""
-        self._file.write(metrics.as_json() + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()

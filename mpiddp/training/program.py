@@ -23,8 +23,9 @@ from .averaging import AveragedModel, NaiveAveraging
 from .checkpoint import save_model
 from .config import Config, RunError, UsageError
 from .keeper import Keeper
-from .metrics import EpochMetrics, JsonLines
 from .models import MODELS
+from .outputs import Outputs
+from .rank_log import RankLog
 from .report import Console, configuration_lines
 from .signals import StopRequest
 from .together import together
@@ -123,7 +124,9 @@ def run(config: Config, version: str) -> int:
         print(configuration_lines(config, world.size, len(set(world.nodes))), flush=True)
     together(lambda: check_request(config))
     data = together(lambda: load_data(config))
-    with StopRequest() as stop:
+    logs = config.output / "logs" if config.log_ranks and config.output else None
+    log = together(lambda: RankLog(world.rank, world.size, logs))
+    with log, StopRequest() as stop:
         trainer = build_trainer(config, data, stop=stop)
         keeper = Keeper(config, first) if config.output else None
         if keeper is not None:
@@ -132,15 +135,16 @@ def run(config: Config, version: str) -> int:
             # Only now: a run that is refused leaves the folder's description as it was.
             together(lambda: keeper.prepare(surroundings))
         timeline = _watched(trainer, config.timeline) if config.timeline else None
-        lines = together(lambda: _metrics_files(config, trainer.history) if first else [])
-        for event, callbacks in _callbacks(config, lines, keeper, first).items():
+        outputs = together(lambda: Outputs(config.metrics, config.output, trainer.history) if first else None)
+        for event, callbacks in _callbacks(config, outputs, keeper, first).items():
             trainer.callbacks[event] += callbacks
+        trainer.callbacks["epoch_end"].append(log.epoch_end)
         try:
             trainer.fit(config.epochs)
         except FloatingPointError as error:
             raise RunError(str(error)) from error
-    for file in lines:
-        file.close()
+    if outputs is not None:
+        outputs.close()
     code = _stop(stop, trainer, keeper) if trainer.stopped else _finish(config, trainer, keeper)
     if timeline is not None:
         summary = together(timeline.write, RunError)
@@ -159,35 +163,16 @@ def _watched(trainer: Trainer, path: Path) -> Timeline:
     return timeline
 
 
-def _metrics_files(config: Config, history: Sequence[EpochMetrics]) -> list[JsonLines]:
-    """Open the files that take a line per epoch, with the lines of the epochs before a checkpoint."""
-    paths = [config.metrics, config.output and config.output / "metrics.jsonl"]
-    files = [JsonLines(path) for path in paths if path is not None]
-    for file in files:
-        for metrics in history:
-            file.write(metrics)
-    return files
-
-
 def _callbacks(
-    config: Config, lines: Sequence[JsonLines], keeper: Keeper | None, first: bool
+    config: Config, outputs: Outputs | None, keeper: Keeper | None, first: bool
 ) -> dict[str, list[Callback]]:
     """Return what is done besides training: say, write, save, in this order."""
     console = Console(config.epochs) if first else None
     return {
         "epoch_begin": [console.epoch_begin] if console else [],
         "step_end": [who.step_end for who in (console, keeper) if who],
-        "epoch_end": [
-            *([console.epoch_end] if console else []),
-            *(_line_writer(file) for file in lines),
-            *([keeper.epoch_end] if keeper else []),
-        ],
+        "epoch_end": [who.epoch_end for who in (console, outputs, keeper) if who],
     }
-
-
-def _line_writer(file: JsonLines) -> Callback:
-    """Return a callback that writes the metrics of the epoch that has ended."""
-    return lambda trainer: file.write(trainer.history[-1])
 
 
 def _stop(stop: StopRequest, trainer: Trainer, keeper: Keeper | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from tqdm import tqdm
@@ -9,6 +10,8 @@ from tqdm import tqdm
 from .config import Config
 from .metrics import EpochMetrics
 from .trainer import Trainer
+
+_logger = logging.getLogger(__name__)
 
 
 def configuration_lines(config: Config, ranks: int, nodes: int) -> str:
@@ -62,5 +65,4 @@ class Console:
         print(epoch_line(trainer.history[-1], self._epochs), flush=True)
         if trainer.skipped > self._skipped:
             left_out, self._skipped = trainer.skipped - self._skipped, trainer.skipped
-            said = f"warning: {left_out} steps of epoch {trainer.epoch} left out: loss or gradients were not finite"
-            print(said, file=sys.stderr, flush=True)
+            _logger.warning("%d steps of epoch %d left out: loss or gradients were not finite", left_out, trainer.epoch)

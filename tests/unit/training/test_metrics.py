@@ -1,4 +1,4 @@
-"""Counting: sums, means, and the file of JSON lines."""
+"""Counting: sums and means, and how they are written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpiddp.autograd import Tensor
-from mpiddp.training.metrics import EpochMetrics, JsonLines, Tally, count_correct
+from mpiddp.training.metrics import EpochMetrics, Tally, count_correct
 
 
 def metrics(epoch: int = 1, loss: float = 0.5) -> EpochMetrics:
@@ -60,27 +60,6 @@ def test_mean_of_nothing_is_nan():
 def test_unknown_name_is_an_error():
     with pytest.raises(KeyError):
         Tally("loss").add(losses=1.0)
-
-
-def test_json_lines_are_complete_after_every_line(tmp_path):
-    path = tmp_path / "new" / "m.jsonl"
-    file = JsonLines(path)
-    file.write(metrics(1))
-    first = json.loads(path.read_text())
-    assert (first["epoch"], first["loss"], first["accuracy"]) == (1, 0.5, 0.25)
-    assert {"samples_per_s", "comm_exposed", "epoch_s", "lr", "test_loss"} <= set(first)
-    file.write(metrics(2))
-    file.close()
-    assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 2]
-
-
-def test_json_lines_begin_anew_or_go_on(tmp_path):
-    path = tmp_path / "m.jsonl"
-    for append, expected in ((False, [1]), (True, [1, 2]), (False, [3])):
-        file = JsonLines(path, append)
-        file.write(metrics(expected[-1]))
-        file.close()
-        assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == expected
 
 
 def test_no_number_is_null_in_json(tmp_path):
