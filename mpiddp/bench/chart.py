@@ -1,4 +1,4 @@
-"""The drawing of `plot`: the one module that imports matplotlib."""
+"""The drawing of `plot`: what benchmarks have measured. Imports matplotlib."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .plot import crossovers
 from .results import Series
 
 # Okabe and Ito's colours, which colour-blind people tell apart too; black and dashed is what does no operation.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 _MARKERS = "osD^vPX*"
-_WIDTH, _HEIGHT = 12.0, 4.4
+WIDTH, HEIGHT = 12.0, 4.4
 """Of a row, in inches."""
 
 
@@ -30,7 +30,7 @@ def draw(panels: dict[str, list[Series]], path: Path) -> None:
     path : Path
         A file whose ending says what it is.
     """
-    figure = Figure(figsize=(_WIDTH, _HEIGHT * len(panels)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, HEIGHT * len(panels)), layout="constrained")
     rows = figure.subplots(len(panels), 2, squeeze=False)
     for (latency, bandwidth), (title, drawn) in zip(rows, panels.items(), strict=True):
         _lines(latency, bandwidth, drawn)
@@ -46,18 +46,32 @@ def draw(panels: dict[str, list[Series]], path: Path) -> None:
 
 
 def draw_scaling(measured: dict[str, dict[int, float]], path: Path) -> None:
-    """Draw samples a second against ranks on the left, with ideal lines, and the share of the ideal on the right.
+    """Draw how training scales; see `draw_scaling_axes`.
 
     Parameters
     ----------
     measured : dict
-        Samples a second by ranks, for each line; the ideal begins at the fewest ranks.
+        Samples a second by ranks, for each line.
     path : Path
         A file whose ending says what it is.
     """
-    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-    throughput, efficiency = figure.subplots(1, 2)
-    for (name, points), colour, marker in zip(measured.items(), _COLOURS * 9, _MARKERS * 9, strict=False):
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    draw_scaling_axes(*figure.subplots(1, 2), measured)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def draw_scaling_axes(throughput: Axes, efficiency: Axes, measured: dict[str, dict[int, float]]) -> None:
+    """Draw samples a second against ranks, with ideal lines, and the share of the ideal.
+
+    Parameters
+    ----------
+    throughput, efficiency : Axes
+        Where to draw them.
+    measured : dict
+        Samples a second by ranks, for each line; the ideal begins at the fewest ranks.
+    """
+    for (name, points), colour, marker in zip(measured.items(), COLOURS * 9, _MARKERS * 9, strict=False):
         ranks = list(points)
         ideal = [points[ranks[0]] * each / ranks[0] for each in ranks]
         throughput.plot(ranks, list(points.values()), color=colour, marker=marker)
@@ -76,13 +90,11 @@ def draw_scaling(measured: dict[str, dict[int, float]], path: Path) -> None:
     throughput.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     efficiency.legend(loc="lower left", frameon=False, fontsize="small")
     efficiency.set_ylim(bottom=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
 
 
 def _lines(latency: Axes, bandwidth: Axes, drawn: list[Series]) -> None:
     """Draw the series."""
-    styles = iter(zip(_COLOURS * len(drawn), _MARKERS * len(drawn), strict=False))
+    styles = iter(zip(COLOURS * len(drawn), _MARKERS * len(drawn), strict=False))
     for each in drawn:
         x = [point.size_bytes for point in each.points]
         is_copy = each.name.startswith("memcpy")

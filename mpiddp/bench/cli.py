@@ -168,9 +168,15 @@ def _train(parser: argparse.ArgumentParser) -> None:
 
 
 def _plot(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="what a benchmark's --json wrote")
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("bench.png"), metavar="PICTURE", help="a .png or .svg (bench.png)"
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="what a benchmark's --json wrote; or folders of `train --output`, which are compared",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("plot.png"), metavar="PICTURE", help="a .png or .svg (plot.png)"
     )
 
 
@@ -212,8 +218,9 @@ def add_parser(commands: Any) -> None:
         found.set_defaults(run=_run, module=command.module)
     plot = commands.add_parser(
         "plot",
-        help="draw what benchmarks have written",
-        description="Draw latency and bus bandwidth against size, from files that benchmarks wrote with --json.",
+        help="draw what benchmarks and training runs have left",
+        description="Draw latency and bus bandwidth against size, or how training scales, from files that benchmarks"
+        " wrote with --json; or loss, accuracy and throughput from folders of training runs.",
     )
     _plot(plot)
     plot.set_defaults(run=_run, module="plot")

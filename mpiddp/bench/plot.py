@@ -1,4 +1,4 @@
-"""``plot``: pictures of what benchmarks have written. Needs no MPI, and matplotlib for the drawing itself."""
+"""``plot``: pictures of what benchmarks and training runs have left. Needs no MPI, and matplotlib for the drawing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import itertools
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpiddp.training.config import UsageError
 
-from . import load, results, sizes
+from . import load, results, runs, sizes
 from .results import Series
 
 _LEAD = 1.05
@@ -30,24 +30,33 @@ def run(arguments: argparse.Namespace) -> int:
     """Draw, say where crossovers are, and return the exit code."""
     if arguments.output.suffix not in (".png", ".svg"):
         raise UsageError(f"--output has to end with .png or .svg, got {arguments.output}")
-    scaling = scaling_rows(arguments.files)
-    panels = {} if scaling else group_series(arguments.files)
-    try:
-        chart = load("mpiddp.bench.chart")
-    except ImportError as error:
-        raise UsageError(f"plot needs matplotlib ({error}): pip install 'mpiddp[plot]'") from None
-    try:
-        if scaling:
-            chart.draw_scaling(scaling, arguments.output)
-        else:
-            chart.draw(panels, arguments.output)
-    except OSError as error:
-        raise UsageError(f"cannot write {arguments.output}: {error.strerror}") from error
+    panels: dict[str, list[Series]] = {}
+    if any(path.is_dir() for path in arguments.files):
+        trained = runs.read_runs(arguments.files)
+        print(runs.table(trained))
+        _draw("run_chart", "draw_runs", trained, arguments.output)
+    elif scaling := scaling_rows(arguments.files):
+        _draw("chart", "draw_scaling", scaling, arguments.output)
+    else:
+        panels = group_series(arguments.files)
+        _draw("chart", "draw", panels, arguments.output)
     for title, drawn in panels.items():
         for each in crossovers(drawn):
             print(f"{title}: {each.after} overtakes {each.before} at {sizes.text(int(each.size_bytes))}")
     print(f"wrote {arguments.output}")
     return 0
+
+
+def _draw(module: str, function: str, what: Any, path: Path) -> None:
+    """Call a function of a module that needs matplotlib."""
+    try:
+        chart = load(f"mpiddp.bench.{module}")
+    except ImportError as error:
+        raise UsageError(f"plot needs matplotlib ({error}): pip install 'mpiddp[plot]'") from None
+    try:
+        getattr(chart, function)(what, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def scaling_rows(files: list[Path]) -> dict[str, dict[int, float]]:
