@@ -3,7 +3,27 @@
 The only package that imports cupy. It may import ``errors``, ``settings`` and ``typing``.
 """
 
+from . import choice, copies, pinned, stream
 from .choice import cuda_fault, current_device, device_count, set_device
 from .namespace import array_namespace, is_device_array
 
-__all__ = ["array_namespace", "cuda_fault", "current_device", "device_count", "is_device_array", "set_device"]
+
+def forget() -> None:
+    """Forget everything about devices: for tests, which put a fake one in the place of CuPy."""
+    choice.forget()
+    stream.forget()
+    pinned.forget()
+
+
+__all__ = [
+    "array_namespace",
+    "copies",
+    "cuda_fault",
+    "current_device",
+    "device_count",
+    "forget",
+    "is_device_array",
+    "pinned",
+    "set_device",
+    "stream",
+]

@@ -64,3 +64,16 @@ def set_device(index: int) -> None:
 def current_device() -> int:
     """Return the number of the device that was chosen, 0 at first (``torch.cuda.current_device``)."""
     return _index
+
+
+def device_uuid() -> bytes:
+    """Return the bytes by which the current device is known on all nodes and in every container."""
+    runtime = importlib.import_module("cupy").cuda.runtime
+    return bytes(runtime.getDeviceProperties(runtime.getDevice())["uuid"])
+
+
+def forget() -> None:
+    """Forget what was found: for tests."""
+    global _index
+    _index = 0
+    cuda_fault.cache_clear()

@@ -1,0 +1,102 @@
+"""Streams and the points in them that one waits for.
+
+An operation on arrays of a device waits for what was queued before it by an event, never by synchronising the device:
+`mark` puts one on a stream, and the `Mark` it returns answers ``Test()`` and ``Wait()`` as MPI's requests do, so that
+the steps of an algorithm can yield it. What an operation does by itself it does on streams of its own (`side`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Generator
+from typing import Any
+
+from mpiddp.typing import Array
+
+_sides: dict[tuple[str, int], Any] = {}
+
+
+def _cuda() -> Any:
+    return importlib.import_module("cupy").cuda
+
+
+class Mark:
+    """A point in a stream: reached when everything before it has been done.
+
+    Parameters
+    ----------
+    event : cupy.cuda.Event
+        Recorded at that point.
+    """
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        """Tell whether it has been reached."""
+        return bool(self.event.done)
+
+    def Wait(self) -> None:  # noqa: N802
+        """Block until it has been reached.
+
+        Asks again and again and gives the core away in between: CUDA's own wait spins on a core that another rank may
+        need.
+        """
+        while not self.event.done:
+            os.sched_yield()
+
+
+def current(x: Array) -> Any:
+    """Return the stream that is current on the device of ``x``: where its last values were computed."""
+    return _cuda().get_current_stream(x.device.id)  # type: ignore[attr-defined]
+
+
+def side(role: str, x: Array) -> Any:
+    """Return a stream of the package's own on the device of ``x``: the same for the same ``role``.
+
+    It does not wait for the default stream, nor that for it.
+    """
+    number = x.device.id  # type: ignore[attr-defined]
+    made = _sides.get((role, number))
+    if made is None:
+        cuda = _cuda()
+        with cuda.Device(number):
+            made = _sides[role, number] = cuda.Stream(non_blocking=True)
+    return made
+
+
+def mark(stream: Any) -> Mark:
+    """Return the point that ``stream`` has been given work up to."""
+    return Mark(stream.record(_cuda().Event(disable_timing=True)))
+
+
+def follow(stream: Any, reached: Mark) -> None:
+    """Let what ``stream`` is given from now on wait for a mark of another stream; the host goes on."""
+    stream.wait_event(reached.event)
+
+
+def after(role: str, x: Array) -> Any:
+    """Return the `side` stream for ``role``, which does what it is given now after the work that ``x`` comes from."""
+    stream = side(role, x)
+    follow(stream, mark(current(x)))
+    return stream
+
+
+def under(stream: Any, steps: Generator[Any, None, Any]) -> Generator[Any, None, Any]:
+    """Run steps with ``stream`` as the current one, which it is not between them."""
+    device = _cuda().Device(stream.device_id)
+    while True:
+        with device, stream:
+            try:
+                awaited = next(steps)
+            except StopIteration as end:
+                return end.value
+        yield awaited
+
+
+def forget() -> None:
+    """Forget all streams."""
+    _sides.clear()

@@ -1,0 +1,86 @@
+"""A fake of CuPy: host memory behind CuPy's names, with work that is done late (see ``_late``).
+
+For tests of the code that works on devices, where there is none. It knows what mpiddp uses of CuPy and is strict where
+CuPy is: no NumPy array among its arrays, none of its arrays as a NumPy array, asynchronous copies from pinned memory
+only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import cuda
+from ._array import array, call, ndarray
+from ._kernel import ElementwiseKernel
+
+__version__ = "0.fake"
+_CREATING = ("zeros", "ones", "full", "arange", "eye", "linspace", "identity", "tri")
+_LIKE = ("zeros_like", "ones_like", "full_like")
+
+
+def is_available() -> bool:
+    """Say that there is a device."""
+    return True
+
+
+def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
+    """Return memory with holes in it."""
+    return ndarray(shape, dtype)
+
+
+def empty_like(prototype: ndarray, dtype: Any = None, shape: Any = None, **_: Any) -> ndarray:
+    """Return memory for an array like another."""
+    return ndarray(prototype.shape if shape is None else shape, dtype or prototype.dtype)
+
+
+def asarray(a: Any, dtype: Any = None, order: str | None = None) -> ndarray:
+    """Return an array on the device."""
+    return array(a, dtype, copy=False)
+
+
+def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
+    """Return an array that lies in one piece."""
+    a = asarray(a, dtype)
+    return a if a.flags.c_contiguous else a.copy()
+
+
+def asnumpy(a: Any, *_: Any, **__: Any) -> np.ndarray:
+    """Return an array on the host, after waiting for it."""
+    return a.get() if isinstance(a, ndarray) else np.asarray(a)
+
+
+def get_array_module(*args: Any) -> Any:
+    """Return the module that works on arrays."""
+    import cupy
+
+    return cupy if any(isinstance(each, ndarray) for each in args) else np
+
+
+def may_share_memory(a: ndarray, b: ndarray) -> bool:
+    """Tell whether two arrays' memory may overlap."""
+    return bool(np.may_share_memory(a._host, b._host))
+
+
+shares_memory = may_share_memory
+
+
+def __getattr__(name: str) -> Any:
+    """Return what NumPy calls so: types and numbers as they are, functions for arrays on the device."""
+    found = getattr(np, name)
+    if isinstance(found, type) or not callable(found):
+        return found
+    if name in _CREATING:
+        return lambda *args, **kwargs: array(found(*args, **kwargs))
+    if name in ("dtype", "result_type", "promote_types", "can_cast", "issubdtype", "isscalar", "ndim", "shape", "size"):
+        return found
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return call(found, *args, **kwargs)
+
+    function.__name__ = name
+    return function
+
+
+__all__ = ["ElementwiseKernel", "array", "cuda", "ndarray"]

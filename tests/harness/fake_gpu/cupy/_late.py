@@ -1,0 +1,171 @@
+"""Streams and events whose work is done as late as CUDA allows, and in any order that it allows.
+
+What a stream is given is queued. It is done when an event is asked about often enough, or something is synchronised:
+then only what that needs. So a program that forgets to wait reads what was there before, in a test as on a device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import weakref
+from collections import deque
+from typing import Any, ClassVar
+
+_random = random.Random(0)
+_streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+_busy: dict[int, Stream] = {}  # streams with work; a stream that the program has dropped still does it
+_pointers = itertools.count(0x1000, 0x10)
+_current: list[Stream] = []
+_after_idle: list[Any] = []  # memory that queued work may still point to
+
+
+class Stream:
+    """A queue of work (``cupy.cuda.Stream``)."""
+
+    null: ClassVar[Stream]
+
+    def __init__(
+        self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None
+    ) -> None:
+        self.ptr = 0 if null else next(_pointers)
+        self.device_id = 0
+        self.work: deque[tuple[str, Any]] = deque()
+        _streams.setdefault(self.ptr, self)
+
+    def put(self, kind: str, what: Any) -> None:
+        """Queue work: ``run`` a function, ``record`` an event, ``wait`` for one."""
+        self.work.append((kind, what))
+        _busy[self.ptr] = self
+
+    def __enter__(self) -> Stream:
+        _current.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.pop()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and self.ptr == other.ptr
+
+    def __hash__(self) -> int:
+        return self.ptr
+
+    def use(self) -> Stream:
+        """Make it the current stream."""
+        _current[-1] = self
+        return self
+
+    @property
+    def done(self) -> bool:
+        """Whether all its work is done; help on a little."""
+        nudge()
+        return not self.work
+
+    def record(self, event: Event | None = None) -> Event:
+        """Record an event behind what is queued."""
+        event = event or Event()
+        event.recorded += 1
+        event.places[event.recorded] = self
+        self.put("record", (event, event.recorded))
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        """Let later work wait for an event as it is recorded now."""
+        if event.recorded:
+            self.put("wait", (event, event.recorded))
+
+    def synchronize(self) -> None:
+        """Do all its work."""
+        while self.work:
+            _do_first(self)
+
+
+class Event:
+    """A point in a stream (``cupy.cuda.Event``)."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
+        self.recorded = self.reached = 0
+        self.places: dict[int, Stream] = {}
+        self.ptr = next(_pointers)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has been reached; help on a little."""
+        nudge()
+        return self.reached >= self.recorded
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Record it in a stream, by default the current one."""
+        (stream or get_current_stream()).record(self)
+
+    def synchronize(self) -> None:
+        """Do what is before it."""
+        _reach(self, self.recorded)
+
+
+def _reach(event: Event, generation: int) -> None:
+    while event.reached < generation:
+        _do_first(event.places[generation])
+
+
+def _do_first(stream: Stream) -> None:
+    """Do the first piece of a stream's work, and before it whatever that waits for."""
+    kind, what = stream.work[0]
+    if kind == "wait":
+        _reach(*what)
+    if stream.work and stream.work[0] == (kind, what):
+        _done(stream)
+
+
+def _done(stream: Stream) -> None:
+    kind, what = stream.work.popleft()
+    if not stream.work:
+        _busy.pop(stream.ptr, None)
+    if kind == "run":
+        what()
+    elif kind == "record":
+        event, generation = what
+        event.reached = max(event.reached, generation)
+        event.places.pop(generation, None)
+    if not _busy:
+        _after_idle.clear()
+
+
+def nudge() -> None:
+    """Perhaps do one piece of work of some stream that can."""
+    if _random.random() < 0.4:
+        return
+    able = [
+        stream
+        for stream in _busy.values()
+        if stream.work[0][0] != "wait" or stream.work[0][1][0].reached >= stream.work[0][1][1]
+    ]
+    if able:
+        _done(_random.choice(able))
+
+
+def keep_until_idle(memory: object) -> None:
+    """Keep memory that work may point to, which on a device would merely be somebody else's by then."""
+    if _busy:
+        _after_idle.append(memory)
+
+
+def synchronize_all() -> None:
+    """Do everything."""
+    while _busy:
+        next(iter(_busy.values())).synchronize()
+
+
+def get_current_stream(device_id: int = -1) -> Stream:
+    """Return the stream that is current."""
+    return _current[-1]
+
+
+def stream_at(pointer: int) -> Stream:
+    """Return the stream with an address."""
+    return _streams[pointer]
+
+
+Stream.null = Stream(null=True)
+_current.append(Stream.null)

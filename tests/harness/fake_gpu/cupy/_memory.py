@@ -1,0 +1,152 @@
+"""Memory of the fake device, which is memory of the host: pooled, plain, pinned, registered, and shared by handle.
+
+What is freed into the pool is overwritten in the order of its stream, as the next owner would do: work of other streams
+that still needs it comes out wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+import weakref
+from typing import Any
+
+from . import _late
+
+MALLOCED: dict[int, Memory] = {}
+"""Plain allocations by address."""
+OPENED: dict[int, mmap.mmap] = {}
+"""Other processes' allocations, mapped here, by address."""
+PINNED: dict[int, int] = {}
+"""Pinned and registered host memory: where it begins and ends."""
+_HANDLE = struct.Struct("<qqq40x")
+_HOLES = b"\xa5"
+
+
+def address_of(buffer: Any) -> int:
+    """Return where a writable buffer begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+class BaseMemory:
+    """Memory on the device."""
+
+    def __init__(self, ptr: int, size: int) -> None:
+        self.ptr, self.size, self.device_id = ptr, size, 0
+
+
+class Pooled(BaseMemory):
+    """Memory of the pool, of the stream that was current."""
+
+    def __init__(self, size: int) -> None:
+        self._buffer = ctypes.create_string_buffer(size or 1)
+        super().__init__(ctypes.addressof(self._buffer), size)
+        ctypes.memset(self.ptr, _HOLES[0], size)
+        self._stream = _late.get_current_stream()
+
+    def __del__(self) -> None:
+        if not _late._busy:
+            return
+        buffer, ptr, size = self._buffer, self.ptr, self.size
+        _late.keep_until_idle(buffer)
+        self._stream.put("run", lambda: ctypes.memset(ptr, _HOLES[0], size))
+
+
+class Memory(BaseMemory):
+    """A plain allocation (cudaMalloc), whose handle other processes can open."""
+
+    def __init__(self, size: int) -> None:
+        self._file = os.memfd_create("fake-gpu")
+        length = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        os.ftruncate(self._file, length)
+        self._map = mmap.mmap(self._file, length)
+        super().__init__(address_of(self._map), size)
+        ctypes.memset(self.ptr, _HOLES[0], length)
+        self.handle = _HANDLE.pack(os.getpid(), self._file, length)
+        MALLOCED[self.ptr] = self
+
+    def free(self) -> None:
+        """Do what its end does."""
+        if MALLOCED.pop(self.ptr, None) is not None:
+            os.close(self._file)
+            _late.keep_until_idle(self._map)
+
+    __del__ = free
+
+
+class UnownedMemory(BaseMemory):
+    """Memory that somebody else owns."""
+
+    def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
+        super().__init__(ptr, size)
+        self._owner = owner
+
+
+class MemoryPointer:
+    """A place in memory, which it keeps."""
+
+    def __init__(self, mem: BaseMemory, offset: int) -> None:
+        self.mem, self.ptr = mem, mem.ptr + offset
+        self.device_id = mem.device_id
+
+
+def ipc_get(pointer: int) -> bytes:
+    """Return the handle of the allocation that begins at an address (cudaIpcGetMemHandle)."""
+    for start, memory in list(MALLOCED.items()):
+        if start <= pointer < start + memory.size:
+            return memory.handle
+    raise RuntimeError("cudaErrorInvalidValue: invalid argument")
+
+
+def ipc_open(handle: bytes, flags: int = 1) -> int:
+    """Map another process's allocation (cudaIpcOpenMemHandle)."""
+    pid, file, length = _HANDLE.unpack(handle)
+    if pid == os.getpid():
+        raise RuntimeError("cudaErrorDeviceUninitialized: invalid device context")  # as CUDA: not in its own process
+    try:
+        descriptor = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
+        mapped = mmap.mmap(descriptor, length)
+        os.close(descriptor)
+    except OSError as error:
+        raise RuntimeError(f"cudaErrorInvalidResourceHandle: {error}") from error
+    OPENED[address_of(mapped)] = mapped
+    return address_of(mapped)
+
+
+def ipc_close(pointer: int) -> None:
+    """Unmap another process's allocation (cudaIpcCloseMemHandle)."""
+    if pointer not in OPENED:
+        raise RuntimeError("cudaErrorInvalidValue: invalid argument")
+    _late.keep_until_idle(OPENED.pop(pointer))
+
+
+def alloc_pinned_memory(size: int) -> Any:
+    """Return pinned host memory, an object with the buffer protocol."""
+
+    class PinnedMemoryPointer(ctypes.c_char * max(size, 1)):  # type: ignore[misc]
+        pass
+
+    made = PinnedMemoryPointer()
+    start = ctypes.addressof(made)
+    PINNED[start] = start + size
+    weakref.finalize(made, PINNED.pop, start, None).atexit = False
+    return made
+
+
+def register(pointer: int, size: int, flags: int) -> None:
+    """Pin memory of the host (cudaHostRegister)."""
+    if pointer in PINNED:
+        raise RuntimeError("cudaErrorHostMemoryAlreadyRegistered: part or all of the memory is registered already")
+    PINNED[pointer] = pointer + size
+
+
+def unregister(pointer: int) -> None:
+    """Undo `register` (cudaHostUnregister)."""
+    del PINNED[pointer]
+
+
+def is_pinned(pointer: int, size: int) -> bool:
+    """Tell whether host memory can be copied without the host."""
+    return any(start <= pointer and pointer + size <= end for start, end in PINNED.items())

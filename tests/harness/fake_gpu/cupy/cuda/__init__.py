@@ -1,0 +1,68 @@
+"""``cupy.cuda`` of the fake device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._late import Event, Stream, get_current_stream, synchronize_all
+from .._memory import BaseMemory, Memory, MemoryPointer, UnownedMemory, alloc_pinned_memory
+from . import runtime
+
+
+class Device:
+    """A device by its number; there is one."""
+
+    def __init__(self, device: int | None = None) -> None:
+        self.id = runtime.getDevice() if device is None else int(device)
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __int__(self) -> int:
+        return self.id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return self.id
+
+    def use(self) -> None:
+        """Make it the current device."""
+        runtime.setDevice(self.id)
+
+    def synchronize(self) -> None:
+        """Do all work."""
+        runtime.deviceSynchronize()
+
+
+def is_available() -> bool:
+    """Say that there is a device."""
+    return True
+
+
+def alloc(size: int) -> Any:
+    """Return memory of the pool."""
+    from .._memory import Pooled
+
+    return MemoryPointer(Pooled(size), 0)
+
+
+__all__ = [
+    "BaseMemory",
+    "Device",
+    "Event",
+    "Memory",
+    "MemoryPointer",
+    "Stream",
+    "UnownedMemory",
+    "alloc",
+    "alloc_pinned_memory",
+    "get_current_stream",
+    "is_available",
+    "runtime",
+    "synchronize_all",
+]

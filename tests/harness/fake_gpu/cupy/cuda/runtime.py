@@ -1,0 +1,70 @@
+# ruff: noqa: N802, N812, N816 - CUDA's names
+"""``cupy.cuda.runtime`` of the fake device: the calls that mpiddp makes, by CUDA's names."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from .. import _late, _memory
+from .._memory import ipc_close as ipcCloseMemHandle
+from .._memory import ipc_get as ipcGetMemHandle
+from .._memory import ipc_open as ipcOpenMemHandle
+from .._memory import register as hostRegister
+from .._memory import unregister as hostUnregister
+
+memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = range(5)
+cudaIpcMemLazyEnablePeerAccess = 1
+
+COUNT = 2
+"""Devices that a process sees."""
+synchronised = 0
+"""How often a whole device was synchronised."""
+_device = 0
+
+
+class CUDARuntimeError(RuntimeError):
+    """What CUDA answers."""
+
+
+def getDeviceCount() -> int:
+    """Return how many devices there are."""
+    return COUNT
+
+
+def getDevice() -> int:
+    """Return the number of the current device."""
+    return _device
+
+
+def setDevice(device: int) -> None:
+    """Make a device current."""
+    global _device
+    if not 0 <= device < COUNT:
+        raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+    _device = device
+
+
+def getDeviceProperties(device: int) -> dict[str, object]:
+    """Return what is known of a device; ``FAKE_GPU_UUID`` makes that of a process its own."""
+    name = os.environ.get("FAKE_GPU_UUID", "0")
+    return {"name": b"fake", "uuid": f"fake-{name}-{device}".encode().ljust(16, b"\0"), "major": 9, "minor": 0}
+
+
+def deviceSynchronize() -> None:
+    """Do all work."""
+    global synchronised
+    synchronised += 1
+    _late.synchronize_all()
+
+
+def memcpyAsync(dst: int, src: int, size: int, kind: int, stream: int) -> None:
+    """Queue a copy; from and to host memory that is pinned, or it would not be asynchronous."""
+    if kind == memcpyDeviceToHost:
+        assert _memory.is_pinned(dst, size), "a copy to host memory that is not pinned blocks"
+    if kind == memcpyHostToDevice:
+        assert _memory.is_pinned(src, size), "a copy from host memory that is not pinned blocks"
+    _late.stream_at(stream).put("run", lambda: ctypes.memmove(dst, src, size))
+
+
+__all__ = ["hostRegister", "hostUnregister", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle"]
