@@ -13,6 +13,7 @@ from mpiddp import settings
 from mpiddp.bench import cli as bench
 from mpiddp.training import config
 from mpiddp.training.config import UsageError
+from mpiddp.training.options import flag
 
 # A launcher kills the other ranks when the first one ends: rank 0 needs the time to print.
 _HEAD_START_S = 0.5
@@ -22,20 +23,16 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises `UsageError` instead of ending the process, and names the nearest option."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._options: list[str] = []
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
-
-    def add_argument(self, *names: Any, **kwargs: Any) -> argparse.Action:
-        """Add an argument, and remember its name."""
-        self._options += [name for name in names if name.startswith("--")]
-        return super().add_argument(*names, **kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; what is left over is an error here, where the options are known."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             option = unknown[0].split("=")[0]
-            self.error(f"unknown argument {unknown[0]}{config.nearest(option, self._options)}")
+            also = {flag(word): flag(name) for word, name in config.OTHER_WORDS.items()}
+            known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            self.error(f"unknown argument {unknown[0]}{config.nearest(option, known, also)}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -175,6 +175,11 @@ def timeline() -> str | None:
     return os.environ.get("MPIDDP_TIMELINE") or None
 
 
+def job_end_s() -> int | None:
+    """Return when Slurm will end this job, in seconds since 1970, or None where it does not say."""
+    return _integer(os.environ, "SLURM_JOB_END_TIME")
+
+
 def deterministic() -> bool:
     """Tell whether ``MPIDDP_DETERMINISTIC=1`` keeps MPI's own reductions out."""
     return os.environ.get("MPIDDP_DETERMINISTIC", "0") == "1"

@@ -7,38 +7,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
-import tomllib
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from . import options
+from .deadline import parse_duration
+from .options import AT_LEAST_0, AT_LEAST_1, POSITIVE, SHARE, option
+from .options import RunError as RunError
+from .options import UsageError as UsageError
+from .options import nearest as nearest
 
-class UsageError(Exception):
-    """What the user has asked for cannot be done; the text says it in one line, and rank 0 alone prints it."""
-
-    exit_code = 2
-
-
-class RunError(UsageError):
-    """A run has failed in a way that all ranks know of and that needs no traceback."""
-
-    exit_code = 1
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean X?"`` where one of the known names is near, else nothing."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
-def _option(text: str, *choices: str, metavar: str | None = None) -> dict[str, Any]:
-    """Describe a field as an option of the command line."""
-    return {"help": text, "choices": choices, "metavar": metavar}
+MODELS = ("net", "mlp", "resnet", "transformer")
+DATA = ("digits", "mnist", "synthetic")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,12 +29,12 @@ class Config:
     """The configuration of a training run.
 
     Every field is an option of ``python -m mpiddp train`` (``batch_size`` is ``--batch-size``) and a key of a TOML file
-    given by ``--config``, whose values the command line overrides.
+    given by ``--config``, at its top or in the table that the field names; the command line overrides the file.
 
     Raises
     ------
     UsageError
-        If a value is outside of its range.
+        If a value is outside of its range, or two of them contradict each other.
 
     Examples
     --------
@@ -59,85 +42,384 @@ class Config:
     64
     """
 
-    model: str = field(default="net", metadata=_option("the tutorial's network, or a perceptron", "net", "mlp"))
+    # -- network: what is trained ----------------------------------------------------------------------------------
+    model: str = field(
+        default="net",
+        metadata=option(
+            "the tutorial's network (net), a perceptron (mlp), a residual network with batch norm (resnet), a"
+            " transformer for text, or MODULE:CALLABLE, which returns a Module when called without arguments",
+            table="network",
+            metavar="NAME",
+            also=("network", "arch"),
+        ),
+    )
+    dropout: float = field(
+        default=0.5,
+        metadata=option(
+            "probability with which a unit is left out in training", table="network", within=SHARE, also=("drop_rate",)
+        ),
+    )
+    sync_batchnorm: bool = field(
+        default=False,
+        metadata=option(
+            "batch norms take mean and variance over the batches of all ranks", table="network", also=("sync_bn",)
+        ),
+    )
+
+    # -- input: what it is trained on ------------------------------------------------------------------------------
     data: str = field(
         default="digits",
-        metadata=_option(
-            "1,797 digits that come with the package, MNIST from --data-dir, or made-up images",
-            *("digits", "mnist", "synthetic"),
+        metadata=option(
+            "1,797 digits that come with the package (digits), MNIST from --data-dir (mnist), made-up"
+            " images (synthetic), text:FILE, npy:, npz: or idx:FILE[,FILE], or MODULE:CALLABLE, called with"
+            " train=True and train=False",
+            table="input",
+            metavar="NAME",
+            also=("dataset",),
         ),
     )
     data_dir: Path | None = field(
-        default=None, metadata=_option("folder of MNIST's four IDX files, gzipped or not", metavar="DIR")
+        default=None,
+        metadata=option("folder of MNIST's four IDX files, gzipped or not", table="input", metavar="DIR"),
     )
     download: bool = field(
-        default=False, metadata=_option("fetch MNIST's files into --data-dir where they are missing (needs pooch)")
+        default=False,
+        metadata=option("fetch MNIST's files into --data-dir where they are missing (needs pooch)", table="input"),
     )
-    epochs: int = field(default=20, metadata=_option("passes over the training data"))
-    batch_size: int = field(default=64, metadata=_option("samples a step, over all ranks together"))
-    lr: float = field(default=0.01, metadata=_option("learning rate"))
-    momentum: float = field(default=0.9, metadata=_option("share of the previous update that goes on"))
-    dropout: float = field(default=0.5, metadata=_option("probability with which a unit is left out in training"))
-    seed: int = field(default=0, metadata=_option("fixes initial values, split, order of samples and dropout"))
-    device: str = field(
-        default="auto",
-        metadata=_option("where arrays live; this version trains on the host only", "auto", "cpu", "cuda"),
+    window: int = field(
+        default=64,
+        metadata=option(
+            "bytes of text in a sample",
+            table="input",
+            within=AT_LEAST_1,
+            also=("context", "block_size", "sequence_length"),
+        ),
     )
+    batch_size: int = field(
+        default=64,
+        metadata=option("samples a batch, over all ranks together", table="input", within=AT_LEAST_1, also=("bs",)),
+    )
+    workers: int = field(
+        default=0,
+        metadata=option(
+            "threads of each rank that fetch batches ahead; 0: none",
+            table="input",
+            within=AT_LEAST_0,
+            also=("num_workers",),
+        ),
+    )
+
+    # -- optimization: how a step is made --------------------------------------------------------------------------
+    optimizer: str = field(
+        default="sgd",
+        metadata=option(
+            "what makes a step of gradients", "sgd", "adam", "adamw", table="optimization", also=("optim",)
+        ),
+    )
+    lr: float = field(
+        default=0.01,
+        metadata=option("learning rate", table="optimization", within=POSITIVE, also=("learning_rate", "rate")),
+    )
+    momentum: float = field(
+        default=0.9,
+        metadata=option(
+            "share of the previous update that goes on; Adam's first beta",
+            table="optimization",
+            within=SHARE,
+            also=("beta1",),
+        ),
+    )
+    beta2: float = field(
+        default=0.999,
+        metadata=option(
+            "Adam's second beta: share of the previous mean square that goes on", table="optimization", within=SHARE
+        ),
+    )
+    weight_decay: float = field(
+        default=0.0,
+        metadata=option(
+            "times each parameter, added to its gradient; with adamw: taken off the parameter itself",
+            table="optimization",
+            within=AT_LEAST_0,
+            also=("wd", "l2"),
+        ),
+    )
+    zero: bool = field(
+        default=False,
+        metadata=option(
+            "each rank holds the optimizer state of, and updates, its share of the parameters",
+            table="optimization",
+            also=("zero_redundancy",),
+        ),
+    )
+    accumulate: int = field(
+        default=1,
+        metadata=option(
+            "batches whose gradients make one step",
+            table="optimization",
+            within=AT_LEAST_1,
+            also=("gradient_accumulation_steps", "accumulation_steps", "accumulate_grad_batches"),
+        ),
+    )
+    clip_norm: float | None = field(
+        default=None,
+        metadata=option(
+            "limit of the norm of all gradients together",
+            table="optimization",
+            within=POSITIVE,
+            also=("max_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping"),
+        ),
+    )
+    label_smoothing: float = field(
+        default=0.0,
+        metadata=option("share of the target that is spread over all classes", table="optimization", within=SHARE),
+    )
+    schedule: str = field(
+        default="constant",
+        metadata=option(
+            "how the learning rate goes on after the warm-up: half a cosine to --lr-min at the end, or times --decay"
+            " every --decay-epochs",
+            *("constant", "cosine", "step"),
+            table="optimization",
+            also=("scheduler", "lr_schedule"),
+        ),
+    )
+    warmup_steps: int = field(
+        default=0,
+        metadata=option(
+            "steps in which the learning rate grows to --lr", table="optimization", within=AT_LEAST_0, also=("warmup",)
+        ),
+    )
+    lr_min: float = field(
+        default=0.0,
+        metadata=option("where the cosine ends", table="optimization", within=AT_LEAST_0, also=("eta_min", "min_lr")),
+    )
+    decay: float = field(
+        default=0.1,
+        metadata=option("factor of --schedule step", table="optimization", within=POSITIVE, also=("gamma",)),
+    )
+    decay_epochs: int = field(
+        default=10,
+        metadata=option(
+            "epochs between two changes of --schedule step",
+            table="optimization",
+            within=AT_LEAST_1,
+            also=("step_size",),
+        ),
+    )
+
+    # -- precision -------------------------------------------------------------------------------------------------
+    dtype: str = field(
+        default="float32",
+        metadata=option(
+            "of matrix products and convolutions; parameters, their gradients and losses stay float32",
+            *("float32", "float16", "bfloat16"),
+            table="precision",
+            also=("precision", "amp", "fp16", "bf16", "mixed_precision"),
+        ),
+    )
+    loss_scale: float = field(
+        default=65536.0,
+        metadata=option(
+            "first factor of float16's losses; halved when a gradient overflows", table="precision", within=POSITIVE
+        ),
+    )
+    loss_scale_steps: int = field(
+        default=2000,
+        metadata=option(
+            "steps without overflow after which that factor is doubled",
+            table="precision",
+            within=AT_LEAST_1,
+            also=("growth_interval",),
+        ),
+    )
+
+    # -- ddp: how gradients are averaged ---------------------------------------------------------------------------
     average: str = field(
         default="ddp",
-        metadata=_option("average gradients in buckets during backward, or one by one after it", "ddp", "naive"),
+        metadata=option(
+            "average gradients in buckets during backward, or one by one after it", "ddp", "naive", table="ddp"
+        ),
+    )
+    compress: str = field(
+        default="none",
+        metadata=option(
+            "send gradients in half precision, or as matrices of low rank",
+            *("none", "fp16", "bf16", "powersgd", "batched-powersgd"),
+            table="ddp",
+            also=("compression", "comm_hook"),
+        ),
+    )
+    powersgd_rank: int = field(
+        default=1, metadata=option("rank of PowerSGD's matrices", table="ddp", within=AT_LEAST_1)
+    )
+    powersgd_start: int = field(
+        default=1000,
+        metadata=option(
+            "steps before PowerSGD compresses", table="ddp", within=options.Range("at least 2", lambda n: n >= 2)
+        ),
+    )
+    bucket_cap_mb: float | None = field(
+        default=None,
+        metadata=option("MiB at which a bucket of gradients is closed", table="ddp", within=POSITIVE),
+    )
+    bucket_cap_mb_list: tuple[float, ...] | None = field(
+        default=None,
+        metadata=option("the same for the first, second, ... bucket", table="ddp", within=POSITIVE, metavar="MIB"),
+    )
+    find_unused_parameters: bool = field(
+        default=False, metadata=option("allow parameters that get no gradient in a step", table="ddp")
+    )
+    static_graph: bool = field(
+        default=False, metadata=option("the same parameters get no gradient in every step", table="ddp")
+    )
+    gradient_as_bucket_view: bool = field(
+        default=True, metadata=option("gradients are views of their bucket: always so here", table="ddp")
+    )
+    broadcast_buffers: bool = field(
+        default=True,
+        metadata=option("copy running statistics of the first rank to all, at the start and in steps", table="ddp"),
+    )
+    forward_sync_buffers: bool = field(default=True, metadata=option("copy them in steps, too", table="ddp"))
+    init_sync: bool = field(
+        default=True, metadata=option("check at the start that all ranks hold the first one's model", table="ddp")
+    )
+
+    # -- run -------------------------------------------------------------------------------------------------------
+    epochs: int = field(
+        default=20,
+        metadata=option(
+            "passes over the training data", table="run", within=AT_LEAST_1, also=("num_epochs", "n_epochs")
+        ),
+    )
+    seed: int = field(
+        default=0,
+        metadata=option(
+            "fixes initial values, split, order of samples and dropout",
+            table="run",
+            within=AT_LEAST_0,
+            also=("random_seed", "manual_seed"),
+        ),
+    )
+    device: str = field(
+        default="auto",
+        metadata=option("where arrays live; this version trains on the host only", "auto", "cpu", "cuda", table="run"),
     )
     on_nan: str = field(
-        default="stop", metadata=_option("what to do in a step whose loss or gradients are not finite", "stop", "skip")
+        default="stop",
+        metadata=option("what to do in a step whose loss or gradients are not finite", "stop", "skip", table="run"),
     )
+    max_time: str | None = field(
+        default=None,
+        metadata=option(
+            "stop with a checkpoint and exit code 75 before this time since the start is over, in seconds or H:MM:SS;"
+            " slurm: before the end of the Slurm job",
+            table="run",
+            metavar="TIME",
+            also=("time_limit", "deadline"),
+        ),
+    )
+    margin: float = field(
+        default=30.0,
+        metadata=option("seconds before the end of --max-time to leave for that", table="run", within=AT_LEAST_0),
+    )
+
+    # -- files -----------------------------------------------------------------------------------------------------
     metrics: Path | None = field(
-        default=None, metadata=_option("write one JSON line per epoch to this file", metavar="FILE")
+        default=None, metadata=option("write one JSON line per epoch to this file", table="files", metavar="FILE")
     )
     timeline: Path | None = field(
         default=None,
-        metadata=_option("write what every rank did when to this file, for ui.perfetto.dev", metavar="FILE"),
+        metadata=option(
+            "write what every rank did when to this file, for ui.perfetto.dev", table="files", metavar="FILE"
+        ),
     )
     output: Path | None = field(
         default=None,
-        metadata=_option("save model, configuration, metrics and checkpoints in this folder", metavar="DIR"),
+        metadata=option(
+            "save model, configuration, metrics and checkpoints in this folder",
+            table="files",
+            metavar="DIR",
+            also=("output_dir", "out_dir", "save_dir"),
+        ),
     )
-    log_ranks: bool = field(default=False, metadata=_option("write a log file for every rank in --output"))
+    log_ranks: bool = field(
+        default=False, metadata=option("write a log file for every rank in --output", table="files")
+    )
     resume: str = field(
         default="no",
-        metadata=_option("auto goes on from the newest whole checkpoint in --output, if there is one", "no", "auto"),
+        metadata=option(
+            "auto goes on from the newest whole checkpoint in --output, if there is one", "no", "auto", table="files"
+        ),
     )
     checkpoint_steps: int = field(
-        default=0, metadata=_option("steps between checkpoints, besides those after every epoch; 0 is none")
+        default=0,
+        metadata=option(
+            "steps between checkpoints, besides those after every epoch; 0 is none",
+            table="files",
+            within=AT_LEAST_0,
+            also=("save_steps",),
+        ),
     )
-    keep: int = field(default=3, metadata=_option("newest checkpoints to keep; the most accurate one stays besides"))
+    keep: int = field(
+        default=3,
+        metadata=option(
+            "newest checkpoints to keep; the most accurate one stays besides", table="files", within=AT_LEAST_1
+        ),
+    )
 
     def __post_init__(self) -> None:
-        for name, fine, expected in (
-            ("epochs", self.epochs >= 1, "at least 1"),
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("lr", 0 < self.lr < float("inf"), "positive"),
-            ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
-            ("dropout", 0 <= self.dropout < 1, "at least 0 and below 1"),
-            ("seed", self.seed >= 0, "at least 0"),
-            ("checkpoint_steps", self.checkpoint_steps >= 0, "at least 0"),
-            ("keep", self.keep >= 1, "at least 1"),
-        ):
-            if not fine:
-                raise UsageError(f"{_flag(name)} has to be {expected}, got {getattr(self, name)}")
+        options.check(self)
+        _check_name("--model", self.model, MODELS, "MODULE:CALLABLE")
+        _check_name("--data", self.data, DATA, "text:FILE, npy:, npz: or idx:FILE[,FILE] or MODULE:CALLABLE")
+        if self.max_time is not None:
+            parse_duration(self.max_time)
+        for wrong, said in self._contradictions():
+            if wrong:
+                raise UsageError(said)
+
+    def _contradictions(self) -> Iterable[tuple[bool, str]]:
+        """Yield what does not go together, and whether it is asked for."""
+        files = self.output is None
+        yield files and self.resume != "no", f"--resume {self.resume} needs --output DIR, the folder of the run"
+        yield files and self.log_ranks, "--log-ranks needs --output DIR, the folder to write the files in"
+        yield files and self.max_time is not None, "--max-time stops with a checkpoint: give --output DIR, its place"
+        yield (
+            self.data == "mnist" and self.data_dir is None,
+            ("--data mnist needs --data-dir DIR, the folder of MNIST's four IDX files"),
+        )
+        text = self.data.startswith("text:")
+        yield (
+            text and self.model in ("net", "mlp", "resnet"),
+            (f"--data {self.data} is text, which --model {self.model} cannot read: take --model transformer"),
+        )
+        yield (
+            self.data in DATA and self.model == "transformer",
+            (f"--model transformer reads text, and --data {self.data} is images: give --data text:FILE"),
+        )
+        naive = self.average == "naive"
         for each in dataclasses.fields(self):
-            choices = each.metadata["choices"]
-            if choices and getattr(self, each.name) not in choices:
-                raise UsageError(
-                    f"{_flag(each.name)} has to be one of {', '.join(choices)}, got {getattr(self, each.name)!r}"
-                )
-        if self.resume != "no" and self.output is None:
-            raise UsageError(f"--resume {self.resume} needs --output DIR, the folder of the run to go on with")
-        if self.log_ranks and self.output is None:
-            raise UsageError("--log-ranks needs --output DIR, the folder to write the files in")
-        if self.timeline is not None and self.average != "ddp":
-            raise UsageError("--timeline FILE shows buckets, which --average naive has none of; leave one out")
-        if self.data == "mnist" and self.data_dir is None:
-            raise UsageError("--data mnist needs --data-dir DIR, the folder of MNIST's four IDX files")
+            changed = each.metadata["table"] == "ddp" and getattr(self, each.name) not in (each.default, "naive")
+            yield naive and changed, f"{options.flag(each.name)} is an option of --average ddp, not of naive"
+        yield (
+            naive and self.timeline is not None,
+            ("--timeline FILE shows buckets, which --average naive has none of; leave one out"),
+        )
+        yield (
+            self.bucket_cap_mb is not None and self.bucket_cap_mb_list is not None,
+            ("give --bucket-cap-mb or --bucket-cap-mb-list, not both"),
+        )
+        yield (
+            not self.gradient_as_bucket_view,
+            ("--no-gradient-as-bucket-view: gradients are always views of their bucket here; leave it out"),
+        )
+        yield (
+            "powersgd" in self.compress and self.dtype == "float16",
+            (
+                f"--compress {self.compress} adds what it has lost to the next gradient, which --dtype float16 scales"
+                " otherwise; take --dtype bfloat16, or --compress fp16"
+            ),
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Config:
@@ -148,75 +430,37 @@ class Config:
         UsageError
             If a key is unknown (the text names the nearest one that is), or a value is of another type.
         """
-        kinds = _kinds()
-        for key in values:
-            if key not in kinds:
-                raise UsageError(f"unknown configuration key {key!r}{nearest(key, kinds)}")
-        return cls(**{key: _converted(key, value, kinds[key]) for key, value in values.items()})
+        return cls(**options.from_mapping(cls, values))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as values that JSON and TOML know; those that are not set as None."""
-        return {key: str(value) if isinstance(value, Path) else value for key, value in vars(self).items()}
+        return {key: _plain(value) for key, value in vars(self).items()}
 
     def as_json(self) -> str:
         """Return `as_dict` as the text of a JSON file."""
         return json.dumps(self.as_dict(), indent=1) + "\n"
 
 
-def _flag(name: str) -> str:
-    """Return the command-line option of a field."""
-    return "--" + name.replace("_", "-")
+def _plain(value: Any) -> Any:
+    """Return a field's value as JSON has it."""
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
-def _kinds() -> dict[str, tuple[type, bool]]:
-    """Return the type of every field, and whether it may be None."""
-    kinds = {}
-    for name, hint in typing.get_type_hints(Config).items():
-        parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        kinds[name] = (parts[0], type(None) in parts)
-    return kinds
+def _check_name(flag: str, value: str, names: Iterable[str], form: str) -> None:
+    """Refuse a name that is none, and has no colon either."""
+    if value not in names and ":" not in value:
+        raise UsageError(f"{flag} has to be {', '.join(names)}, {form}, got {value!r}{nearest(value, names)}")
 
 
-def _converted(key: str, value: Any, kind: tuple[type, bool]) -> Any:
-    """Return a plain value as a field's type: an int serves as a float, a string as a path."""
-    wanted, optional = kind
-    if value is None and optional:
-        return None
-    if wanted is Path and isinstance(value, str):
-        return Path(value)
-    if wanted is float and type(value) is int:
-        return float(value)
-    if type(value) is not wanted and not (wanted is Path and isinstance(value, Path)):
-        raise UsageError(f"configuration key {key!r} has to be a {wanted.__name__}, got {value!r}")
-    return value
+OTHER_WORDS = options.other_words(Config)
+"""What others call the options, with their names here."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--config`` and an option for every field; what is not given stays out of the parsed namespace."""
-    parser.add_argument(
-        "--config",
-        type=Path,
-        default=argparse.SUPPRESS,
-        metavar="FILE",
-        help="TOML file of the names below (batch_size = 128); the command line overrides it",
-    )
-    kinds = _kinds()
-    for each in dataclasses.fields(Config):
-        kind, _ = kinds[each.name]
-        if kind is bool:
-            parser.add_argument(
-                _flag(each.name), action="store_true", default=argparse.SUPPRESS, help=each.metadata["help"]
-            )
-            continue
-        default = "" if each.default is None else f" (default: {each.default})"
-        parser.add_argument(
-            _flag(each.name),
-            type=kind,
-            default=argparse.SUPPRESS,
-            choices=each.metadata["choices"] or None,
-            metavar=each.metadata["metavar"] or (None if each.metadata["choices"] else kind.__name__.upper()),
-            help=each.metadata["help"] + default,
-        )
+    options.add_options(parser, Config)
 
 
 def read_options(arguments: argparse.Namespace) -> Config:
@@ -227,12 +471,4 @@ def read_options(arguments: argparse.Namespace) -> Config:
     UsageError
         If the file cannot be read, or a key or a value is wrong.
     """
-    given = vars(arguments)
-    values: dict[str, Any] = {}
-    if "config" in given:
-        try:
-            values = tomllib.loads(given["config"].read_text())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--config {given['config']}: {error}") from error
-    values |= {name: given[name] for name in _kinds() if name in given}
-    return Config.from_mapping(values)
+    return Config(**options.read_options(arguments, Config))

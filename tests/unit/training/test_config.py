@@ -33,12 +33,20 @@ def test_nothing_given_is_the_defaults():
         (["--output", "a/b"], "output", Path("a/b")),
         (["--download"], "download", True),
         (["--seed", "0"], "seed", 0),
+        (["--bucket-cap-mb-list", "1", "25"], "bucket_cap_mb_list", (1.0, 25.0)),
+        (["--clip-norm", "1"], "clip_norm", 1.0),
+        (["--no-broadcast-buffers"], "broadcast_buffers", False),
+        (["--model", "package.module:Model"], "model", "package.module:Model"),
+        (["--data", "text:a b.txt", "--model", "transformer"], "data", "text:a b.txt"),
     ],
 )
 def test_option_becomes_field(arguments, name, value):
     config = parse(*arguments)
     assert getattr(config, name) == value and type(getattr(config, name)) is type(value)
-    assert config == dataclasses.replace(Config(), **{name: value})
+    others = {"model": "transformer"} if name == "data" else {}
+    assert (
+        config == dataclasses.replace(Config(**others), **{name: value}) if not others else Config(**others, data=value)
+    )
 
 
 def test_every_field_is_an_option_with_help():
@@ -70,13 +78,26 @@ def test_a_default_on_the_command_line_overrides_the_file_too(tmp_path):
         ("epoch = 3", "unknown configuration key 'epoch'; did you mean epochs?"),
         ("batchsize = 3", "did you mean batch_size?"),
         ("zzz = 3", "unknown configuration key 'zzz'"),
-        ('epochs = "3"', "'epochs' has to be a int, got '3'"),
-        ("epochs = 3.0", "'epochs' has to be a int, got 3.0"),
-        ("epochs = true", "'epochs' has to be a int, got True"),
-        ("download = 1", "'download' has to be a bool, got 1"),
-        ("lr = true", "'lr' has to be a float, got True"),
+        ("lerning_rate = 3", "unknown configuration key 'lerning_rate'; did you mean lr?"),
+        ("gradient_acumulation_steps = 3", "did you mean accumulate?"),
+        ("[dpp]\nstatic_graph = true", r"unknown configuration table \[dpp\]; did you mean ddp?"),
+        ("[ddp]\nstatic = true", "unknown configuration key 'static'"),
+        ("[ddp]\nlr = 0.1", r"'lr' belongs to \[optimization\], not to \[ddp\]"),
+        ("lr = 0.1\n[optimization]\nlr = 0.2", r"'lr' is there twice, at the top and in \[optimization\]"),
+        ('bucket_cap_mb_list = [1, "2"]', "'bucket_cap_mb_list' has to be a number, got '2'"),
+        ("bucket_cap_mb_list = 1", "'bucket_cap_mb_list' has to be a list of numbers, got 1"),
+        ("output = 3", "'output' has to be a path, got 3"),
+        ('schedule = "cosin"', "--schedule has to be one of constant, cosine, step, got 'cosin'; did you mean cosine?"),
+        ('epochs = "3"', "'epochs' has to be a whole number, got '3'"),
+        ("epochs = 3.0", "'epochs' has to be a whole number, got 3.0"),
+        ("epochs = true", "'epochs' has to be a whole number, got True"),
+        ("download = 1", "'download' has to be true or false, got 1"),
+        ("lr = true", "'lr' has to be a number, got True"),
         ("epochs = ", "run.toml"),
-        ('model = "nte"', "--model has to be one of net, mlp, got 'nte'"),
+        (
+            'model = "nte"',
+            "--model has to be net, mlp, resnet, transformer, MODULE:CALLABLE, got 'nte'; did you mean net?",
+        ),
     ],
 )
 def test_wrong_file_is_refused(tmp_path, content, said):
@@ -84,6 +105,17 @@ def test_wrong_file_is_refused(tmp_path, content, said):
     file.write_text(content)
     with pytest.raises(UsageError, match=said.replace("?", r"\?")):
         parse("--config", str(file))
+
+
+def test_tables_and_the_top_say_the_same(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'epochs = 3\n[network]\nmodel = "mlp"\n[optimization]\nlr = 1\n[ddp]\nbucket_cap_mb_list = [1, 25]\n'
+        "broadcast_buffers = false\n"
+    )
+    expected = Config(epochs=3, model="mlp", lr=1.0, bucket_cap_mb_list=(1.0, 25.0), broadcast_buffers=False)
+    assert parse("--config", str(file)) == expected
+    assert parse("--config", str(file), "--broadcast-buffers").broadcast_buffers, "the command line overrides the file"
 
 
 def test_missing_file_is_named(tmp_path):

@@ -1,0 +1,271 @@
+"""Options: the fields of a dataclass as options of a command line and as keys of a TOML file.
+
+Knows no particular dataclass. Imports the standard library only: it is read before NumPy may be imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class UsageError(Exception):
+    """What the user has asked for cannot be done; the text says it in one line, and rank 0 alone prints it."""
+
+    exit_code = 2
+
+
+class RunError(UsageError):
+    """A run has failed in a way that all ranks know of and that needs no traceback."""
+
+    exit_code = 1
+
+
+class Range(NamedTuple):
+    """Which values an option may have."""
+
+    expected: str
+    """In words, after "has to be"."""
+    holds: Callable[[Any], bool]
+
+
+AT_LEAST_0 = Range("at least 0", lambda value: 0 <= value < math.inf)
+AT_LEAST_1 = Range("at least 1", lambda value: 1 <= value < math.inf)
+POSITIVE = Range("positive", lambda value: 0 < value < math.inf)
+SHARE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
+
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Path: "a path",
+    tuple: "a list of numbers",
+}
+
+
+class Kind(NamedTuple):
+    """The type of an option."""
+
+    wanted: type
+    optional: bool
+    """Whether it may be None."""
+
+
+def option(
+    text: str,
+    *choices: str,
+    table: str,
+    metavar: str | None = None,
+    within: Range | None = None,
+    also: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Describe a field of a dataclass; the result is its metadata.
+
+    Parameters
+    ----------
+    text : str
+        The help.
+    *choices : str
+        The values that it may have; none: any.
+    table : str
+        Where it may stand in a TOML file, besides the top, and the group in which ``--help`` shows it.
+    metavar : str, optional
+        What stands for the value in ``--help``.
+    within : Range, optional
+        The values that it may have.
+    also : iterable of str
+        What others call it: for suggestions.
+    """
+    return {
+        "help": text,
+        "choices": choices,
+        "table": table,
+        "metavar": metavar,
+        "within": within,
+        "also": tuple(also),
+    }
+
+
+def nearest(name: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
+    """Return ``"; did you mean X?"`` where one of the known names is near, or another word for one; else nothing.
+
+    Examples
+    --------
+    >>> nearest("lerning_rate", ["lr", "epochs"], {"learning_rate": "lr"})
+    '; did you mean lr?'
+    """
+    names = {word: word for word in known}
+    names = {word: meant for word, meant in (also or {}).items() if meant in names} | names
+    found = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {names[found[0]]}?" if found else ""
+
+
+def flag(name: str) -> str:
+    """Return the command-line option of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def kinds(cls: type) -> dict[str, Kind]:
+    """Return the types of a dataclass's fields."""
+    found = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        found[name] = Kind(typing.get_origin(parts[0]) or parts[0], type(None) in parts)
+    return found
+
+
+def other_words(cls: Any) -> dict[str, str]:
+    """Return what others call the fields, with the names that they have here."""
+    return {word: each.name for each in dataclasses.fields(cls) for word in each.metadata["also"]}
+
+
+def check(values: Any) -> None:
+    """Check an instance's choices and ranges.
+
+    Raises
+    ------
+    UsageError
+        If a value is not among them; the text names the option.
+    """
+    for each in dataclasses.fields(values):
+        value, within, choices = getattr(values, each.name), each.metadata["within"], each.metadata["choices"]
+        if choices and value not in choices:
+            raise UsageError(
+                f"{flag(each.name)} has to be one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}"
+            )
+        for number in (value if isinstance(value, tuple) else (value,)) if within and value is not None else ():
+            if not within.holds(number):
+                raise UsageError(f"{flag(each.name)} has to be {within.expected}, got {number}")
+
+
+def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a dataclass from plain values, such as those of a TOML or JSON file.
+
+    Parameters
+    ----------
+    cls : dataclass
+        Whose fields are described by `option`.
+    values : mapping
+        By name; a value that is a mapping is a table of such values.
+
+    Raises
+    ------
+    UsageError
+        If a key is unknown (the text names the nearest one that is), stands in another table than its own or is given
+        twice, or a value is of another type.
+    """
+    tables = {each.name: each.metadata["table"] for each in dataclasses.fields(cls)}
+    found: dict[str, Any] = {}
+    for place, key, value in _flattened(values):
+        if place not in {"", *tables.values()}:
+            raise UsageError(f"unknown configuration table [{place}]{nearest(place, tables.values())}")
+        if key not in tables:
+            raise UsageError(f"unknown configuration key {key!r}{nearest(key, tables, other_words(cls))}")
+        if place not in ("", tables[key]):
+            raise UsageError(f"configuration key {key!r} belongs to [{tables[key]}], not to [{place}]")
+        if key in found:
+            raise UsageError(f"configuration key {key!r} is there twice, at the top and in [{tables[key]}]")
+        found[key] = _converted(key, value, kinds(cls)[key])
+    return found
+
+
+def _flattened(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
+    """Yield (table, key, value) for everything; the table of what stands at the top is empty."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((key, inner, content) for inner, content in value.items())
+        else:
+            yield "", key, value
+
+
+def _converted(key: str, value: Any, kind: Kind) -> Any:
+    """Return a plain value as a field's type: an int serves as a float, a string as a path, a list as a tuple."""
+    if value is None and kind.optional:
+        return None
+    if kind.wanted is Path and isinstance(value, str | Path):
+        return Path(value)
+    if kind.wanted is float and type(value) is int:
+        return float(value)
+    if kind.wanted is tuple and isinstance(value, list | tuple):
+        return tuple(_converted(key, each, Kind(float, False)) for each in value)
+    if type(value) is not kind.wanted:
+        raise UsageError(f"configuration key {key!r} has to be {_KINDS[kind.wanted]}, got {value!r}")
+    return value
+
+
+def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
+    """Add ``--config`` and an option for every field; what is not given stays out of the parsed namespace."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="TOML file of the names below (batch_size = 128), at the top or in the tables that the headings name; the"
+        " command line overrides it",
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for each in dataclasses.fields(cls):
+        wanted, _ = kinds(cls)[each.name]
+        metadata, choices = each.metadata, each.metadata["choices"]
+        table = metadata["table"]
+        if table not in groups:
+            groups[table] = parser.add_argument_group(f"[{table}]")
+        group = groups[table]
+        common: dict[str, Any] = {"default": argparse.SUPPRESS}
+        if wanted is bool:
+            state = " (default: yes)" if each.default else ""
+            group.add_argument(
+                flag(each.name), action=argparse.BooleanOptionalAction, help=metadata["help"] + state, **common
+            )
+            continue
+        if wanted is tuple:
+            common |= {"nargs": "+", "metavar": metadata["metavar"] or "NUMBER"}
+        elif not choices:
+            common["metavar"] = metadata["metavar"] or wanted.__name__.upper()
+        state = "" if each.default is None else f" (default: {each.default})"
+        group.add_argument(
+            flag(each.name),
+            type=_reader(float if wanted is tuple else wanted),
+            choices=choices or None,
+            help=(metadata["help"] + state).replace("%", "%%"),
+            **common,
+        )
+
+
+def _reader(wanted: type) -> Callable[[str], Any]:
+    """Return what makes a value of a word of the command line, and says in words what it should have been."""
+
+    def read(word: str) -> Any:
+        try:
+            return wanted(word)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"has to be {_KINDS[wanted]}, got {word!r}") from None
+
+    return read
+
+
+def read_options(arguments: argparse.Namespace, cls: Any) -> dict[str, Any]:
+    """Return the arguments of a dataclass from a parsed command line (see `add_options`).
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read, or a key or a value is wrong.
+    """
+    given = vars(arguments)
+    values: dict[str, Any] = {}
+    if "config" in given:
+        try:
+            values = from_mapping(cls, tomllib.loads(given["config"].read_text()))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--config {given['config']}: {error}") from error
+    return values | from_mapping(cls, {name: given[name] for name in kinds(cls) if name in given})
