@@ -17,6 +17,7 @@ workloads on dense-GPU clusters", and Open MPI's coll/han.
 from __future__ import annotations
 
 from mpiddp.mpi import message, symmetric
+from mpiddp.mpi.board import comparing
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
@@ -29,6 +30,7 @@ from .agreement import Entry, meet, views
 from .folding import bounds, fold_rows
 
 
+@comparing
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     entries = yield from meet(link, "all_reduce", x, op)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mpiddp.mpi.board import comparing
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.reduction import ReduceOp
@@ -62,6 +63,7 @@ def _in_pieces(
         collect(*before)
 
 
+@comparing
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     entries = yield from meet(link, "all_reduce", x, op)
@@ -110,6 +112,7 @@ def _all_reduce_in_pieces(link: Link, x: Array, root: int | None, op: ReduceOp, 
     yield from _in_pieces(link, x, x.size, 1, put, fold, collect)
 
 
+@comparing
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
     entries = yield from meet(link, "reduce", x, op, root)
@@ -127,6 +130,7 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
         yield from messages.reduction(x.dtype, op).reduce(link.after(), x, root, op)
 
 
+@comparing
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
     entries = yield from meet(link, "reduce_scatter", x, op)
@@ -159,6 +163,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     yield from _in_pieces(link, x, length, link.size, put, fold)
 
 
+@comparing
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
     """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
     entries = yield from meet(link, "all_gather", x)
@@ -184,6 +189,7 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
     yield from _in_pieces(link, source, source.size, 1, put, take)
 
 
+@comparing
 def broadcast(link: Link, x: Array, root: int) -> Steps:
     """Copy root's ``x`` to all ranks.
 

@@ -17,8 +17,10 @@ import numpy as np
 
 from mpiddp.algorithms import native, select
 from mpiddp.errors import ArrayError
-from mpiddp.mpi import operation, work
-from mpiddp.mpi.message import as_array, as_arrays, expect_like
+from mpiddp.mpi import board, operation, work
+from mpiddp.mpi.board import ANY_COUNT, NO_ROOT
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.message import as_array, as_arrays, dtype_code, expect_like
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Steps, Work
@@ -37,30 +39,84 @@ def perform(
     outputs: Sequence[Array],
     algorithm: Callable[..., Steps],
     *args: Any,
+    like: Array | None = None,
+    count: int = ANY_COUNT,
+    op: ReduceOp | None = None,
+    root: int = NO_ROOT,
+    layout: str = "",
     timeout: timedelta | float | None = None,
 ) -> Any:
-    """Run an algorithm on a group, or submit it; return its Work, or what its steps return."""
+    """Run an algorithm on a group, or submit it; return its Work, or what its steps return.
+
+    Parameters
+    ----------
+    like : array, optional
+        One with the dtype that all ranks must give.
+    count : int, optional
+        The number of elements that all ranks must give.
+    op, root : optional
+        The reduction and the group rank of the root, which must be equal on all ranks.
+    layout : str, optional
+        Whatever else must be.
+
+    Raises
+    ------
+    MismatchError
+        If ranks of the node call something else.
+    """
     link = group.link
-    link.begin()
-    # Half the time of Operation(...), which is more than the rest of this function takes.
-    what = _new_tuple(Operation, (name, link, outputs[0] if outputs else None, None, False))
+    key = (name, algorithm, None if like is None else like.dtype, op, layout)
+    kind = _kinds.get(key) or _kind(*key)
     if debug.on:
-        return _perform_observed(what, async_op, outputs, algorithm, args, timeout)
+        return _perform_observed(name, link, kind, count, root, async_op, outputs, algorithm, args, timeout)
+    same = link.begin(kind, count, root)
+    # Half the time of Operation(...), which is more than the rest of this function takes.
+    what = _new_tuple(Operation, (name, link, outputs[0] if outputs else None, None, False, link.sequence))
     if not async_op and not work.unfinished and timeout is None:
-        operation.running = what
+        outer, operation.running = operation.running, what
         try:
-            return work.drive(algorithm(link, *args))
+            value = work.drive(algorithm(link, *args))
         finally:
-            operation.running = None
-    submitted = link.queue.submit(algorithm(link, *args), what, list(outputs))
+            operation.running = outer
+        if not same:
+            link.confirm(what.number)
+        return value
+    steps = algorithm(link, *args)
+    submitted = link.queue.submit(steps if same else link.confirming(steps), what, list(outputs))
     if async_op:
         return submitted
     submitted.wait(timeout)
     return submitted.value
 
 
+_Key = tuple[str, Callable[..., Steps], np.dtype[Any] | None, ReduceOp | None, str]
+_kinds: dict[_Key, int] = {}
+_MOST_KINDS = 4096
+
+
+def _kind(
+    name: str, algorithm: Callable[..., Steps], dtype: np.dtype[Any] | None, op: ReduceOp | None, layout: str
+) -> int:
+    """Return, and remember, by what number the ranks know such calls."""
+    number = board.kind(
+        name,
+        board.NO_DTYPE if dtype is None else dtype_code(dtype),
+        board.NO_REDUCTION if op is None else op.value,
+        layout,
+        board.compares(algorithm),
+    )
+    if len(_kinds) >= _MOST_KINDS:  # layouts come and go
+        _kinds.clear()
+    _kinds[name, algorithm, dtype, op, layout] = number
+    return number
+
+
 def _perform_observed(
-    what: Operation,
+    name: str,
+    link: Link,
+    kind: int,
+    count: int,
+    root: int,
     async_op: bool,
     outputs: Sequence[Array],
     algorithm: Callable[..., Steps],
@@ -68,9 +124,12 @@ def _perform_observed(
     timeout: timedelta | float | None,
 ) -> Any:
     """Do what `perform` does, under the eyes of `debug`."""
+    same = link.begin(kind | board.AGREES if debug.detail else kind, count, root)
+    what = Operation(name, link, outputs[0] if outputs else None, number=link.sequence)
     debug.log(what)
-    observed = debug.Observed(what.name, algorithm, outputs) if debug.detail else None
-    submitted = what.link.queue.submit((observed or algorithm)(what.link, *args), what, list(outputs))
+    observed = debug.Observed(name, algorithm, outputs) if debug.detail else None
+    steps = (observed or algorithm)(link, *args)
+    submitted = link.queue.submit(steps if same else link.confirming(steps), what, list(outputs))
     if observed is not None and observed.watched is not None:
         submitted.verify(observed.watched.check)
     if async_op:
@@ -138,7 +197,9 @@ def broadcast(
     root = root_rank(found, src, group_src)
     x = as_array(tensor, "broadcast", writable=found.link.rank != root)
     algorithm = select.choose("broadcast", found.link, x)
-    return perform("broadcast", found, async_op, (x,), algorithm, x, root)  # type: ignore[no-any-return]
+    return perform(  # type: ignore[no-any-return]
+        "broadcast", found, async_op, (x,), algorithm, x, root, like=x, count=x.size, root=root
+    )
 
 
 def all_reduce(
@@ -164,7 +225,7 @@ def all_reduce(
     if found.coalescing is not None:
         return found.coalescing.record("all_reduce", op, (x,), async_op)  # type: ignore[no-any-return]
     algorithm = select.choose("all_reduce", found.link, x, op)
-    return perform("all_reduce", found, async_op, (x,), algorithm, x, op)  # type: ignore[no-any-return]
+    return perform("all_reduce", found, async_op, (x,), algorithm, x, op, like=x, count=x.size, op=op)  # type: ignore[no-any-return]
 
 
 def reduce(
@@ -184,7 +245,10 @@ def reduce(
         return None
     root = root_rank(found, dst, group_dst)
     x = as_array(tensor, "reduce", writable=found.link.rank == root)
-    return perform("reduce", found, async_op, (x,), select.choose("reduce", found.link, x, op), x, root, op)  # type: ignore[no-any-return]
+    algorithm = select.choose("reduce", found.link, x, op)
+    return perform(  # type: ignore[no-any-return]
+        "reduce", found, async_op, (x,), algorithm, x, root, op, like=x, count=x.size, op=op, root=root
+    )
 
 
 def all_gather(
@@ -208,7 +272,7 @@ def all_gather(
     for index, output in enumerate(outputs):
         mine = index == found.link.rank
         expect_like(output, x.shape if mine else None, x.dtype, "all_gather", f"tensor_list[{index}]")
-    return perform("all_gather", found, async_op, outputs, native.all_gather_list, outputs, x)  # type: ignore[no-any-return]
+    return perform("all_gather", found, async_op, outputs, native.all_gather_list, outputs, x, like=x)  # type: ignore[no-any-return]
 
 
 def _expect_blocks(whole: Array, part: Array, size: int, operation: str, whole_name: str, part_name: str) -> None:
@@ -244,7 +308,9 @@ def all_gather_single(
     if found.coalescing is not None:
         return found.coalescing.record("all_gather_single", None, (output, x), async_op)  # type: ignore[no-any-return]
     algorithm = select.choose("all_gather", found.link, output)
-    return perform("all_gather_single", found, async_op, (output,), algorithm, output, x)  # type: ignore[no-any-return]
+    return perform(  # type: ignore[no-any-return]
+        "all_gather_single", found, async_op, (output,), algorithm, output, x, like=x, count=x.size
+    )
 
 
 all_gather_into_tensor = all_gather_single
@@ -274,7 +340,9 @@ def gather(
     for index, output in enumerate(outputs or ()):
         mine = index == found.link.rank
         expect_like(output, x.shape if mine else None, x.dtype, "gather", f"gather_list[{index}]")
-    return perform("gather", found, async_op, outputs or (), native.gather, outputs, x, root)  # type: ignore[no-any-return]
+    return perform(  # type: ignore[no-any-return]
+        "gather", found, async_op, outputs or (), native.gather, outputs, x, root, like=x, root=root
+    )
 
 
 def _on_root(
@@ -320,7 +388,9 @@ def scatter(
     for index, given in enumerate(inputs or ()):
         mine = index == found.link.rank
         expect_like(given, x.shape if mine else None, x.dtype, "scatter", f"scatter_list[{index}]")
-    return perform("scatter", found, async_op, (x,), native.scatter, x, inputs, root)  # type: ignore[no-any-return]
+    return perform(  # type: ignore[no-any-return]
+        "scatter", found, async_op, (x,), native.scatter, x, inputs, root, like=x, root=root
+    )
 
 
 def reduce_scatter(
@@ -340,7 +410,19 @@ def reduce_scatter(
         expect_like(given, result.shape, result.dtype, "reduce_scatter", f"input_list[{index}]")
     joined = np.concatenate([given.reshape(-1) for given in inputs])
     algorithm = select.choose("reduce_scatter", found.link, joined, op)
-    return perform("reduce_scatter", found, async_op, (result,), algorithm, result, joined, op)  # type: ignore[no-any-return]
+    return perform(  # type: ignore[no-any-return]
+        "reduce_scatter",
+        found,
+        async_op,
+        (result,),
+        algorithm,
+        result,
+        joined,
+        op,
+        like=result,
+        count=result.size,
+        op=op,
+    )
 
 
 def reduce_scatter_single(
@@ -364,7 +446,9 @@ def reduce_scatter_single(
     if found.coalescing is not None:
         return found.coalescing.record("reduce_scatter_single", op, (result, x), async_op)  # type: ignore[no-any-return]
     algorithm = select.choose("reduce_scatter", found.link, x, op)
-    return perform("reduce_scatter_single", found, async_op, (result,), algorithm, result, x, op)  # type: ignore[no-any-return]
+    return perform(  # type: ignore[no-any-return]
+        "reduce_scatter_single", found, async_op, (result,), algorithm, result, x, op, like=x, count=x.size, op=op
+    )
 
 
 reduce_scatter_tensor = reduce_scatter_single
@@ -387,7 +471,9 @@ def all_to_all(
             expect_like(x, None, outputs[0].dtype, "all_to_all", f"{name}[{index}]")
     mine = found.link.rank
     expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
-    return perform("all_to_all", found, async_op, outputs, native.all_to_all, outputs, inputs)  # type: ignore[no-any-return]
+    return perform(  # type: ignore[no-any-return]
+        "all_to_all", found, async_op, outputs, native.all_to_all, outputs, inputs, like=outputs[0]
+    )
 
 
 def _byte_counts(x: Array, splits: Sequence[int] | None, size: int, name: str) -> list[int]:
@@ -438,5 +524,5 @@ def all_to_all_single(
             f"all_to_all_single: this rank sends itself {sent[mine]} bytes and expects {received[mine]} from itself"
         )
     return perform(  # type: ignore[no-any-return]
-        "all_to_all_single", found, async_op, (result,), native.all_to_all_single, result, x, received, sent
+        "all_to_all_single", found, async_op, (result,), native.all_to_all_single, result, x, received, sent, like=x
     )

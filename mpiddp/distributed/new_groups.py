@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from mpiddp.errors import DistError, MismatchError
-from mpiddp.mpi import work
+from mpiddp.mpi import board, work
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
@@ -20,6 +20,8 @@ from .backends import check_backend
 from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_count, member, next_name, register
 
 T = TypeVar("T")
+
+_NEW_GROUP = board.kind("new_group")
 
 
 def _checked_ranks(ranks: object, world_size: int) -> list[int]:
@@ -93,8 +95,8 @@ def _split(
         comm = parent.link.now.Split(color, key)
         return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout, description)
 
-    parent.link.begin()
-    return mine, _without_waiting(make, Operation(what, parent.link))
+    parent.link.begin(_NEW_GROUP)
+    return mine, _without_waiting(make, Operation(what, parent.link, number=parent.link.sequence))
 
 
 def new_group(
@@ -162,7 +164,8 @@ def new_group(
         return _make(MPI.Intracomm(comm), timeout, group_desc)
 
     others = tuple(parent.link.ranks[rank] for rank in chosen if rank != parent.rank())
-    return _without_waiting(make, Operation("new_group", parent.link, peers=others))
+    parent.link.messages += 1
+    return _without_waiting(make, Operation("new_group", parent.link, peers=others, number=parent.link.messages))
 
 
 def new_subgroups(

@@ -51,17 +51,18 @@ def send(
     x = as_array(tensor, "send", writable=False)
     _checked_tag(found, tag, "send")
     link = found.link
-    what = Operation("send", link, x, (link.ranks[to],))
+    link.messages += 1
+    what = Operation("send", link, x, (link.ranks[to],), number=link.messages)
     if debug.on:
         debug.log(what)
     if work.unfinished:
         link.mailbox.isend(x, to, tag, what).wait()
         return
-    operation.running = what
+    outer, operation.running = operation.running, what
     try:
         link.mailbox.send(x, to, tag)
     finally:
-        operation.running = None
+        operation.running = outer
 
 
 def isend(
@@ -78,11 +79,13 @@ def isend(
     to = root_rank(found, dst, group_dst)
     x = as_array(tensor, "isend", writable=False)
     _checked_tag(found, tag, "isend")
-    what = Operation("isend", found.link, x, (found.link.ranks[to],))
+    link = found.link
+    link.messages += 1
+    what = Operation("isend", link, x, (link.ranks[to],), number=link.messages)
     if not debug.on:
-        return found.link.mailbox.isend(x, to, tag, what)
+        return link.mailbox.isend(x, to, tag, what)
     debug.log(what)
-    submitted = found.link.mailbox.isend(x, to, tag, what)
+    submitted = link.mailbox.isend(x, to, tag, what)
     if debug.detail:
         submitted.verify(debug.Watched("isend", (x,)).check)
     return submitted
@@ -130,18 +133,19 @@ def recv(
     source, peers = _sources(found, src, group_src)
     x = as_array(tensor, "recv")
     _checked_tag(found, tag, "recv")
-    what = Operation("recv", link, x, peers)
+    link.messages += 1
+    what = Operation("recv", link, x, peers, number=link.messages)
     if debug.on:
         debug.log(what)
     if work.unfinished:
         receive, posted = link.mailbox.irecv(x, source, tag, what)
         posted.wait()
     else:
-        operation.running = what
+        outer, operation.running = operation.running, what
         try:
             receive = link.mailbox.recv(x, source, tag)
         finally:
-            operation.running = None
+            operation.running = outer
     return found.ranks[receive.sender]
 
 
@@ -163,7 +167,8 @@ def irecv(
     source, peers = _sources(found, src, group_src)
     x = as_array(tensor, "irecv")
     _checked_tag(found, tag, "irecv")
-    what = Operation("irecv", link, x, peers)
+    link.messages += 1
+    what = Operation("irecv", link, x, peers, number=link.messages)
     if debug.on:
         debug.log(what)
     receive, posted = link.mailbox.irecv(x, source, tag, what)

@@ -13,16 +13,17 @@ other (tried: both libraries hang), and whether another rank may block depends o
 from __future__ import annotations
 
 import copy
-from typing import Self
+from typing import Any, NoReturn, Self
 
-from mpiddp.errors import DistError
+from mpiddp.errors import DistError, MismatchError
 
-from . import work
+from . import board, symmetric, work
+from .board import Board
 from .library import MPI
 from .mailbox import Mailbox
 from .runtime import World
 from .symmetric import Scratch
-from .work import Queue
+from .work import Queue, Steps
 
 
 class _Ready:
@@ -37,6 +38,16 @@ class _Ready:
 
 READY = _Ready()
 """What an algorithm waits for first that does everything at the head of the queue."""
+
+
+class _Spoilt:
+    """In the place of communicators on which ranks have sent what does not fit together."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise MismatchError(f"{self._text}. The group cannot be used any more: destroy it and make another")
 
 
 class Channel:
@@ -106,8 +117,8 @@ class Link(Channel):
         self.id = (made[0][0] << 40) + made[0][1]
         self.mailbox = Mailbox(self._own(comm.Dup()))
         self.queue = Queue()
-        self.sequence = 0
-        """Collective operations begun on this rank."""
+        self.sequence = self.messages = 0
+        """Collective operations, and messages, begun on this rank."""
         self.scratch = Scratch()
         self.nodes = tuple(self.world.nodes[rank] for rank in self.ranks)
         self.one_node = len(set(self.nodes)) == 1
@@ -115,6 +126,18 @@ class Link(Channel):
         """The ranks of this node."""
         self.across: Channel | None = None if self.one_node else self._same_place()
         """The ranks with this one's place on their nodes; None where some node has nobody in that place."""
+        self.board: Board | None = self._make_board() if self.size > 1 else None
+        """What the ranks are calling; None where they share no memory."""
+
+    def _make_board(self) -> Board | None:
+        """Make the board in memory of the node; in this rank's own, where all others are on other nodes."""
+        node, name, memory = self.node, str(self), None
+        if len(set(self.nodes)) < self.size:
+            memory = work.drive(symmetric.allocate(node, self, board.REGION_BYTES)).memory
+        if memory is not None:
+            return Board(memory, node.ranks, node.rank, name, not self.one_node)
+        alone = self.ranks[self.rank : self.rank + 1]
+        return None if self.one_node else Board(bytearray(board.REGION_BYTES), alone, 0, name, True)
 
     def _own(self, comm: MPI.Comm) -> MPI.Intracomm:
         """Keep a new communicator, to be freed with the link."""
@@ -151,10 +174,63 @@ class Link(Channel):
             return f"the group of all {self.size} ranks"
         return f"the group of ranks {', '.join(map(str, self.ranks))}"
 
-    def begin(self) -> None:
-        """Count a collective operation, for peers that ask how far this rank has come."""
-        self.sequence += 1
-        self.world.presence.sequences[self.id] = self.sequence
+    def begin(self, kind: int, count: int = board.ANY_COUNT, root: int = board.NO_ROOT) -> bool:
+        """Count a collective operation, and tell whether the ranks of the node are known to make the same call.
+
+        Parameters
+        ----------
+        kind, count, root : int
+            What is called; see `board`.
+
+        Raises
+        ------
+        MismatchError
+            If one has made another call.
+        """
+        self.sequence = sequence = self.sequence + 1
+        if self.board is None:
+            return True
+        try:
+            return self.board.post(sequence, kind, count, root)
+        except MismatchError as error:
+            self.spoil(error)
+            raise
+
+    def confirm(self, sequence: int) -> None:
+        """Compare a call that has come to its end with those of the other ranks of the node; raises as `begin`."""
+        if self.board is None:
+            return
+        try:
+            self.board.compare(sequence)
+        except MismatchError as error:
+            self.spoil(error)
+            raise
+
+    def confirming(self, steps: Steps) -> Steps:
+        """Return the same steps, of the operation begun last, which end with a comparison of the calls."""
+        sequence, calls = self.sequence, self.board
+        assert calls is not None
+        calls.open.add(sequence)
+        try:
+            value = yield from steps
+        finally:
+            calls.open.discard(sequence)
+        self.confirm(sequence)
+        return value
+
+    def look(self) -> None:
+        """Compare the calls that are on their way with those of the other ranks of the node; raises as `begin`."""
+        if self.board is not None:
+            for sequence in tuple(self.board.open):
+                self.confirm(sequence)
+
+    def spoil(self, error: MismatchError) -> None:
+        """Give the group up: what its ranks have sent would meet what it was not meant for."""
+        spoilt: Any = _Spoilt(str(error))
+        for channel in (self, self.node, self.across):
+            if channel is not None:
+                channel.now = channel.later = spoilt
+        self.queue.fail(error)
 
     def expect_idle(self) -> None:
         """Raise `DistError` if operations of the group are on their way."""
@@ -175,4 +251,5 @@ class Link(Channel):
         self.expect_idle()
         self.closed = True
         self.scratch.close()
+        self.board = None
         self._free()

@@ -123,7 +123,7 @@ class Presence:
             answer = self._answers.get((rank, operation.link.id))
             if answer is None or not answer.ended:
                 continue
-            if answer.idle if operation.peers is not None else answer.sequence < operation.link.sequence:
+            if answer.idle if operation.peers is not None else answer.sequence < operation.number:
                 gone.append(rank)
         if operation.peers is not None and len(gone) < len(operation.peers):
             return []
@@ -152,7 +152,7 @@ class Presence:
                     if self._watched
                     else "(no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE)"
                 )
-            elif operation.peers is None and answer.sequence < operation.link.sequence:
+            elif operation.peers is None and answer.sequence < operation.number:
                 missing[rank] = f"has begun {answer.sequence} operations of this group; {answer.doing}"
             else:
                 found[rank] = answer.doing

@@ -8,6 +8,7 @@ PRODUCT. They know no float16 or bfloat16, and MIN and MAX over a NaN give on on
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +32,7 @@ class ReduceOp:
     0.5
     """
 
-    __slots__ = ("factor", "name", "value")
+    __slots__ = ("__weakref__", "factor", "name", "value")
 
     SUM: ClassVar[ReduceOp]
     AVG: ClassVar[ReduceOp]
@@ -49,10 +50,11 @@ class ReduceOp:
         self.factor = factor
 
     def __call__(self, factor: float) -> ReduceOp:
-        """Return ``PREMUL_SUM`` with its factor."""
+        """Return ``PREMUL_SUM`` with its factor: the same object for the same factor, as long as somebody has it."""
         if self.name != "PREMUL_SUM" or self.factor is not None:
             raise RuntimeError(f"only ReduceOp.PREMUL_SUM takes a factor, not {self}")
-        return ReduceOp(self.name, self.value, factor)
+        # By what is printed, because 0.0 equals -0.0.
+        return _with_factor.setdefault((type(factor), repr(factor)), ReduceOp(self.name, self.value, factor))
 
     def __repr__(self) -> str:
         return f"ReduceOp.{self.name}" + (f"({self.factor})" if self.factor is not None else "")
@@ -61,12 +63,17 @@ class ReduceOp:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.factor is None:
             return getattr, (ReduceOp, self.name)
-        return ReduceOp, (self.name, self.value, self.factor)
+        return ReduceOp.PREMUL_SUM, (self.factor,)
+
+
+_with_factor: weakref.WeakValueDictionary[tuple[type, str], ReduceOp] = weakref.WeakValueDictionary()
 
 
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-for _value, _name in enumerate(_NAMES):
-    setattr(ReduceOp, _name, ReduceOp(_name, _value))
+REDUCTIONS = tuple(ReduceOp(_name, _value) for _value, _name in enumerate(_NAMES))
+"""All reductions, each at the place that its ``value`` names."""
+for _op in REDUCTIONS:
+    setattr(ReduceOp, _op.name, _op)
 
 _COMBINE = {
     "SUM": "add",

@@ -29,6 +29,7 @@ import numpy as np
 from mpiddp.errors import MismatchError
 from mpiddp.typing import Array
 
+from .board import comparing
 from .library import MPI
 from .work import Steps
 
@@ -234,6 +235,7 @@ def _open(way: _Way, told: Array) -> int:
     return descriptor
 
 
+@comparing
 def empty(link: Link, nbytes: int) -> Steps:
     """Make symmetric memory of ``nbytes`` for each rank of a group.
 

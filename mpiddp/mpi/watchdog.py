@@ -1,8 +1,9 @@
 """The watchdog: a thread that ends the job when this rank waits for what can no longer come, and says why.
 
-It looks twice a second, answers the questions of other ranks, and notices by identity that the process is still in the
-same wait: the program pays nothing for being watched. It also sees a Ctrl-C that Python cannot, because it waits in
-MPI. It needs MPI_THREAD_MULTIPLE; where the library does not offer that, nobody watches, and ``info`` says so.
+It looks twice a second, answers the questions of other ranks, and notices by its number that the process is still in
+the same wait: the program pays nothing for being watched, and no array lives longer for it. It also sees a Ctrl-C that
+Python cannot, because it waits in MPI. It needs MPI_THREAD_MULTIPLE; where the library does not offer that, nobody
+watches, and ``info`` says so.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ class Watchdog:
     def __init__(self, presence: Presence, abort: Abort) -> None:
         self._presence = presence
         self._abort = abort
+        # The wait that was seen last (see `Operation.identity`), since when, and when others were asked about it.
+        self._seen: tuple[object, ...] | None = None
+        self._since = self._asked = 0.0
+        self._interrupted: tuple[object, ...] | None = None
+        self._interrupted_at = 0.0
         # Python's C-level signal handler writes the numbers of signals here, whatever the main thread does.
         self._signals, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -83,32 +89,35 @@ class Watchdog:
                 signal.set_wakeup_fd(heard)
 
     def _watch(self) -> None:
-        seen: Operation | None = None
-        since = asked = 0.0
-        interrupted, interrupted_at = None, 0.0
         while True:
             ready, _, _ = select.select([self._signals], [], [], LOOK_S)
             numbers = os.read(self._signals, 64) if ready else b""
             if _STOP in numbers:
                 return
             self._presence.pump()
-            current, now = operation.running, time.monotonic()
-            # A wait that was seen before the signal has not seen it; one that was not may have begun in answer to it.
-            if signal.SIGINT in numbers and current is seen and _python_handles_interrupts():
-                interrupted, interrupted_at = current, now
-            if current is None or current is not seen:
-                seen, since, asked = current, now, 0.0
-                continue
-            if current is interrupted and now - interrupted_at > INTERRUPT_S:
-                self._abort(f"interrupted (Ctrl-C) in {current}", _EXIT_INTERRUPTED)
-            if now - since > PATIENCE_S and self._presence.departed(current) and current is operation.running:
-                self._abort(functools.partial(self._desertion, current), 1)
-            if not current.limited and now - since > current.link.timeout_s:
-                self._abort(functools.partial(self._timeout, current), EXIT_TIMEOUT)
-            # The first question leaves before patience ends, so that its answer is there when it is wanted.
-            if now - since > PATIENCE_S - 3 * LOOK_S and now - asked > PATIENCE_S:
-                self._presence.ask(current, self._presence.suspects(current))
-                asked = now
+            self._look(signal.SIGINT in numbers)
+
+    def _look(self, interrupted: bool) -> None:
+        """Look at what the process waits in; nothing of it is kept when this returns."""
+        current, now = operation.running, time.monotonic()
+        identity = None if current is None else current.identity
+        # A wait that was seen before the signal has not seen it; one that was not may have begun in answer to it.
+        if interrupted and identity == self._seen and _python_handles_interrupts():
+            self._interrupted, self._interrupted_at = identity, now
+        if current is None or identity != self._seen:
+            self._seen, self._since, self._asked = identity, now, 0.0
+            return
+        waited_s = now - self._since
+        if identity == self._interrupted and now - self._interrupted_at > INTERRUPT_S:
+            self._abort(f"interrupted (Ctrl-C) in {current}", _EXIT_INTERRUPTED)
+        if waited_s > PATIENCE_S and self._presence.departed(current) and current is operation.running:
+            self._abort(functools.partial(self._desertion, current), 1)
+        if not current.limited and waited_s > current.link.timeout_s:
+            self._abort(functools.partial(self._timeout, current), EXIT_TIMEOUT)
+        # The first question leaves before patience ends, so that its answer is there when it is wanted.
+        if waited_s > PATIENCE_S - 3 * LOOK_S and now - self._asked > PATIENCE_S:
+            self._presence.ask(current, self._presence.suspects(current))
+            self._asked = now
 
     def _desertion(self, waiting: Operation) -> str:
         self._presence.explain(waiting)  # asks everybody, not the suspects only

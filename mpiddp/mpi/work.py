@@ -82,6 +82,9 @@ unfinished = 0
 
 _active: dict[Progress, None] = {}
 
+_given_up: list[tuple[Steps, Awaited | None]] = []
+"""Operations that will never end, whose requests and memory MPI still has."""
+
 
 def activate(source: Progress) -> None:
     """Let `poll` drive ``source`` until it says that it is idle."""
@@ -148,8 +151,10 @@ def poll_until(done: Callable[[], bool], waiting: Operation, limit_s: float) -> 
                 time.sleep(_SLEEP_S)
             else:
                 os.sched_yield()
-            if polls % 64 == 0 and time.monotonic() > deadline:
-                return done()
+            if polls % 64 == 0:
+                waiting.link.look()
+                if time.monotonic() > deadline:
+                    return done()
         return True
     finally:
         operation.running = outer
@@ -162,6 +167,8 @@ def wait_for(done: Callable[[], bool], waiting: Operation, timeout_s: float | No
     ------
     DistTimeoutError
         If that takes longer than ``timeout_s`` seconds (default: the group's timeout).
+    MismatchError
+        If ranks are found to wait in different operations.
     """
     limit_s = waiting.link.timeout_s if timeout_s is None else timeout_s
     if not poll_until(done, waiting, limit_s):
@@ -176,11 +183,11 @@ def aside(call: Callable[[], T], what: Operation) -> T:
     way: other ranks may have to finish that before they come to their call.
     """
     if not unfinished or MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-        operation.running = what
+        outer, operation.running = operation.running, what
         try:
             return call()
         finally:
-            operation.running = None
+            operation.running = outer
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
@@ -318,6 +325,12 @@ class Work:
         self._steps.close()
         self._finish(None)
 
+    def fail(self, error: BaseException) -> None:
+        """Finish an operation that will never be, with an error; MPI may still write to its memory, which is kept."""
+        if not self._finished:
+            _given_up.append((self._steps, self._awaited))
+            self._finish(error)
+
     def is_completed(self) -> bool:
         """Tell whether the operation has finished, and help it on."""
         if not self._finished:
@@ -445,6 +458,13 @@ class Queue:
         self._works.append(work)
         activate(self)
         return work
+
+    def fail(self, error: BaseException) -> None:
+        """End everything that is on its way with an error."""
+        works, self._works = self._works, deque()
+        for work in works:
+            work.fail(error)
+            work.announce()
 
     def progress(self) -> None:
         """Drive the head of the queue, and what follows when it has finished."""
