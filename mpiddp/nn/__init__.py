@@ -5,6 +5,7 @@ Imports ``autograd`` and what is below it, and knows nothing of MPI: gradients l
 
 from . import functional, init, random, utils
 from .activation import GELU, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
+from .attention import MultiheadAttention
 from .container import Flatten, Identity, ModuleList, Sequential
 from .conv import Conv2d
 from .dropout import Dropout, Dropout2d
@@ -37,6 +38,7 @@ __all__ = [
     "MaxPool2d",
     "Module",
     "ModuleList",
+    "MultiheadAttention",
     "NLLLoss",
     "Parameter",
     "ReLU",

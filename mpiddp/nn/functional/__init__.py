@@ -4,6 +4,7 @@ Imports ``autograd`` and ``nn.random``; one noun a file.
 """
 
 from .activation import log_softmax, relu, sigmoid, softmax, tanh
+from .attention import scaled_dot_product_attention
 from .conv import conv2d
 from .dropout import dropout, dropout2d
 from .embedding import embedding
@@ -33,6 +34,7 @@ __all__ = [
     "nll_loss",
     "pad",
     "relu",
+    "scaled_dot_product_attention",
     "sigmoid",
     "softmax",
     "stack",
