@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -155,34 +153,6 @@ def test_sigusr1_checkpoints_exits_with_75_and_resumes_to_the_same_bits(tmp_path
     assert losses(tmp_path / "out") == losses(tmp_path / "unbroken")
     again = run(2, *RUN, "--output", tmp_path / "out", "--resume", "auto")
     assert again.rc == 0 and "epoch" not in again.stdout.split("resumed")[1].split("from")[1], again
-
-
-def ranks_of(job: Program) -> list[int]:
-    """Return the processes that are ranks, not launchers."""
-    interpreter = Path(sys.executable).resolve()
-    return [pid for pid in job.members() if Path(f"/proc/{pid}/exe").resolve() == interpreter]
-
-
-def test_kill_9_at_random_moments_changes_nothing(tmp_path):
-    assert run(2, *RUN, "--output", tmp_path / "unbroken").rc == 0
-    rng = np.random.default_rng(time.time_ns())
-    kills = 0
-    for _ in range(4):
-        before = {path.name for path in tmp_path.glob("out/checkpoints/step-*")}
-        with start(2, *RUN, "--output", tmp_path / "out", "--resume", "auto") as job:
-            while job.poll() is None and {path.name for path in tmp_path.glob("out/checkpoints/step-*")} <= before:
-                time.sleep(0.01)
-            time.sleep(float(rng.uniform(0, 0.2)))
-            for rank in ranks_of(job):
-                os.kill(rank, signal.SIGKILL)
-                kills += 1
-            done = job.wait(30)
-            assert done.rc != 0 or "saved" in done.stdout, done
-    assert kills >= 4, "the job was never killed: no test"
-    done = run(2, *RUN, "--output", tmp_path / "out", "--resume", "auto")
-    assert done.rc == 0, done
-    assert parameters(tmp_path / "out") == parameters(tmp_path / "unbroken")
-    assert losses(tmp_path / "out") == losses(tmp_path / "unbroken")
 
 
 def test_another_number_of_ranks_goes_on(tmp_path):

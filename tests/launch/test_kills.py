@@ -1,0 +1,132 @@
+"""``kill -9`` at random moments, again and again: the run that goes on from what is left ends with the same bits.
+
+``MPIDDP_TEST_KILLS=20 python -m pytest tests/launch/test_kills.py -s`` kills twenty times, and says what it has hit;
+``MPIDDP_TEST_SEED`` repeats a choice of victims and moments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from harness import launcher
+from harness.launcher import Program
+
+KILLS = int(os.environ.get("MPIDDP_TEST_KILLS", "4"))
+SEED = int(os.environ.get("MPIDDP_TEST_SEED", time.time_ns() % 2**32))
+RANKS = 3
+VICTIMS = ("one rank", "rank 0", "all ranks", "the launcher")
+MOMENTS = ("any", "while a checkpoint is written")
+
+
+def train(output: Path) -> Program:
+    options = ["--epochs", 2 + KILLS, "--checkpoint-steps", 2, "--batch-size", 128, "--output", output]
+    command = [sys.executable, "-m", "mpiddp", "train", *options, "--resume", "auto"]
+    return Program([*launcher.launch(RANKS), *map(str, command)])
+
+
+def ranks_of(job: Program) -> list[int]:
+    """Return the processes that are ranks, not launchers, in the order of their start."""
+    interpreter = Path(sys.executable).resolve()
+    found = []
+    for pid in job.members():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/exe").resolve() == interpreter:
+                found.append(pid)
+    return sorted(found)
+
+
+def rank_0_of(job: Program, ranks: list[int]) -> int:
+    for pid in ranks:
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if {b"PMI_RANK=0", b"OMPI_COMM_WORLD_RANK=0"} & set(environment):
+                return pid
+    raise AssertionError(f"none of {ranks} is rank 0: {job.output}")
+
+
+def kill(job: Program, victim: str, rng: np.random.Generator) -> None:
+    ranks = ranks_of(job)
+    match victim:
+        case "one rank":
+            chosen = [int(rng.choice(ranks))]
+        case "rank 0":
+            chosen = [rank_0_of(job, ranks)]
+        case "all ranks":
+            chosen = ranks
+        case _:
+            chosen = [job.pid]
+    for pid in chosen:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def being_written(output: Path) -> list[str]:
+    return [path.name for path in output.glob("checkpoints/.step-*.tmp")]
+
+
+def newest_step(output: Path) -> int:
+    return max((int(path.name.split("-")[1]) for path in output.glob("checkpoints/step-*")), default=0)
+
+
+def wait_for_moment(job: Program, output: Path, step: int, moment: str) -> None:
+    """Return when a step has been saved, or the job has ended."""
+    while job.poll() is None and newest_step(output) < step:
+        time.sleep(0.005)
+    while moment != "any" and job.poll() is None and not being_written(output):
+        time.sleep(0.0002)
+
+
+def parameters(output: Path) -> dict[str, bytes]:
+    return {n: x.tobytes() for n, x in safetensors.numpy.load_file(output / "model.safetensors").items()}
+
+
+def epochs(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def finish(output: Path) -> str:
+    with train(output) as job:
+        done = job.wait(180)
+    assert done.rc == 0, done
+    return done.stdout
+
+
+def test_killed_runs_end_with_the_bits_of_an_undisturbed_one(tmp_path):
+    undisturbed, output = tmp_path / "undisturbed", tmp_path / "killed"
+    finish(undisturbed)
+    last_step = newest_step(undisturbed)
+    rng = np.random.default_rng(SEED)
+    victims = rng.permutation(np.resize(VICTIMS, KILLS)).tolist()
+    moments = rng.permutation(np.resize(MOMENTS, KILLS)).tolist()
+    hits: Counter[str] = Counter()
+    steps = [0]
+    for victim, moment in zip(victims, moments, strict=True):
+        # Such that the steps which are left are shared out among the kills which are left.
+        furthest = 2 * (last_step - steps[-1]) // (KILLS - len(steps) + 3)
+        with train(output) as job:
+            wait_for_moment(job, output, steps[-1] + 1 + int(rng.integers(furthest)), moment)
+            if moment == "any":
+                time.sleep(float(rng.uniform(0, 0.02)))
+            assert job.poll() is None, (f"seed {SEED}: ended before it was killed", job.output)
+            kill(job, victim, rng)
+            done = job.wait(60)
+        assert done.rc != 0, (f"seed {SEED}: {victim} was killed", done)
+        hits[victim] += 1
+        hits["left half a checkpoint"] += bool(being_written(output))
+        steps.append(newest_step(output))
+    said = finish(output)
+    print(f"\nseed {SEED}: {KILLS} kills, {dict(hits)}, newest checkpoints {steps[1:]} of {last_step} steps")
+    assert f"resumed after step {steps[-1]}, " in said
+    assert parameters(output) == parameters(undisturbed), f"seed {SEED}"
+    losses, expected = ([each["loss"] for each in epochs(folder)] for folder in (output, undisturbed))
+    assert losses == expected, f"seed {SEED}"
+    assert not being_written(output), "what dead writers have left is removed"
