@@ -143,6 +143,11 @@ def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
     }[_COMBINE[op.name]]
 
 
+def combining(op: ReduceOp) -> str:
+    """Return the name of NumPy's function that combines two elements."""
+    return _COMBINE[op.name]
+
+
 def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
     """Combine ``a`` and ``b`` elementwise into ``out``, which may be one of them; MIN and MAX propagate NaN."""
     getattr(array_namespace(a), _COMBINE[op.name])(a, b, out=out)
