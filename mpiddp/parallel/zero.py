@@ -140,6 +140,23 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         numbers = self._numbers()
         return [numbers[id(p)] for group in self.optim.param_groups for p in group["params"]]
 
+    def owned(self) -> list[int]:
+        """Return which parameters this rank updates, by their numbers in the whole optimizer."""
+        numbers = self._numbers()
+        rank = self.process_group.rank()
+        return sorted(
+            numbers[id(p)] for group in self.param_groups for p in group["params"] if self._owners[id(p)] == rank
+        )
+
+    def shard(self) -> dict[int, Any]:
+        """Return the state of the parameters that this rank updates, by their numbers in the whole optimizer.
+
+        The shards of all ranks together are the ``state`` of `state_dict`, which no rank has to hold: `load_state_dict`
+        takes a state in which this rank's `owned` parameters are, with any number of ranks.
+        """
+        numbers = self._global_numbers()
+        return {numbers[local]: record for local, record in self._local().state_dict()["state"].items()}
+
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect the state of all ranks on one; all call it before that one's `state_dict`.
 
@@ -148,9 +165,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         to : int, default 0
             The global rank that gets it.
         """
-        mine = self._local().state_dict()["state"]
-        numbers = self._global_numbers()
-        shard = {numbers[local]: record for local, record in mine.items()}
+        shard = self.shard()
         receives = self.process_group.group_rank(to) == self.process_group.rank()
         shards: list[Any] | None = [None] * self.process_group.size() if receives else None
         gather_object(shard, shards, dst=to, group=self.process_group)
@@ -174,7 +189,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return {"state": dict(sorted(self._consolidated.items())), "param_groups": whole["param_groups"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over this rank's share of a whole state, which may be that of an optimizer that is not shared out."""
+        """Take over this rank's share of a whole state, which may be that of an optimizer that is not shared out.
+
+        Of the state only what belongs to `owned` parameters is looked at.
+        """
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         local = self._local()
         order = [number for group in state_dict["param_groups"] for number in group["params"]]

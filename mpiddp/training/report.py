@@ -48,6 +48,7 @@ class Console:
 
     def epoch_begin(self, trainer: Trainer) -> None:
         """Show a bar, on a terminal."""
+        self._skipped = trainer.skipped
         # Not stdout: Open MPI gives every rank a terminal there, also where its own output goes to a file.
         if sys.stderr.isatty():
             self._bar = tqdm(total=len(trainer.train_loader), desc=f"epoch {trainer.epoch + 1}", leave=False)
@@ -64,5 +65,5 @@ class Console:
             self._bar = None
         print(epoch_line(trainer.history[-1], self._epochs), flush=True)
         if trainer.skipped > self._skipped:
-            left_out, self._skipped = trainer.skipped - self._skipped, trainer.skipped
+            left_out = trainer.skipped - self._skipped
             _logger.warning("%d steps of epoch %d left out: loss or gradients were not finite", left_out, trainer.epoch)

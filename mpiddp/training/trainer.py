@@ -17,10 +17,12 @@ from mpiddp.autograd import Tensor, no_grad
 from mpiddp.data import DataLoader
 from mpiddp.distributed import all_gather_object, get_rank, get_world_size
 from mpiddp.optim import Optimizer
+from mpiddp.parallel import ZeroRedundancyOptimizer
 from mpiddp.typing import Array
 
 from .averaging import AveragedModel
 from .metrics import EpochMetrics, Tally, count_correct
+from .state import Stateful, put_together, take_apart
 
 Callback = Callable[["Trainer"], object]
 EVENTS = ("epoch_begin", "step_end", "epoch_end")
@@ -56,6 +58,8 @@ class Trainer:
         What to do in a step whose loss or gradients are not finite: raise, or leave the step out.
     callbacks : mapping of str to sequence of callable, optional
         Lists by event: ``epoch_begin``, ``step_end``, ``epoch_end``. Callbacks may communicate, if all ranks do.
+    stateful : mapping of str to Stateful, optional
+        By names, what else has a state that a checkpoint has to carry; the state may differ from rank to rank.
 
     Attributes
     ----------
@@ -101,6 +105,7 @@ class Trainer:
         stop: Callable[[], bool] = lambda: False,
         on_nan: Literal["stop", "skip"] = "stop",
         callbacks: Mapping[str, Sequence[Callback]] | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
     ) -> None:
         unknown = set(callbacks or ()) - set(EVENTS)
         if unknown:
@@ -114,6 +119,7 @@ class Trainer:
         self.stop = stop
         self.on_nan = on_nan
         self.callbacks: dict[str, list[Callback]] = {event: list((callbacks or {}).get(event, ())) for event in EVENTS}
+        self.stateful = dict(stateful or {})
         self.epoch = 0
         self.step = 0
         self.running = _tally()
@@ -149,14 +155,27 @@ class Trainer:
     def arrays(self) -> dict[str, Array]:
         """Return the live arrays of model and optimizer, the same on every rank, by names for a checkpoint."""
         found = {f"model.{name}": x for name, x in self.model.module.state_dict().items()}
-        for number, record in self.optimizer.state_dict()["state"].items():
-            found |= {f"optimizer.{number}.{name}": x for name, x in record.items()}
+        if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            found |= _by_names(self.optimizer.state_dict()["state"])
         return found
+
+    def own_arrays(self) -> dict[str, Array]:
+        """Return the live arrays that only this rank has: its share of an optimizer's state, and that of `stateful`."""
+        found = _by_names(self.optimizer.shard()) if isinstance(self.optimizer, ZeroRedundancyOptimizer) else {}
+        return found | take_apart(self._states(), "stateful")[1]
+
+    def wants(self, name: str, rank: int, ranks: int) -> bool:
+        """Tell whether this rank goes on with an array that ``rank`` of ``ranks`` alone had (see `own_arrays`)."""
+        if name.startswith("optimizer."):
+            sharded = isinstance(self.optimizer, ZeroRedundancyOptimizer)
+            return not sharded or int(name.split(".")[1]) in self.optimizer.owned()
+        return get_rank() % ranks == rank
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything else that decides how training goes on, as JSON knows it. Every rank calls it."""
-        random_states: list[Any] = [None] * get_world_size()
-        all_gather_object(random_states, nn.random.get_state())
+        own: list[Any] = [None] * get_world_size()
+        all_gather_object(own, (nn.random.get_state(), take_apart(self._states(), "stateful")[0]))
+        random_states, states = (list(each) for each in zip(*own, strict=True))
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -165,8 +184,11 @@ class Trainer:
             "epoch_s": self._epoch_s,
             "epoch_exposed_s": self._epoch_exposed_s,
             "history": [dataclasses.asdict(metrics) for metrics in self.history],
-            "param_groups": self.optimizer.state_dict()["param_groups"],
+            "skipped": self.skipped,
+            # Not its own method: that of a sharded optimizer wants the whole state collected first.
+            "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
             "random": random_states,
+            "stateful": states,
             "bucket_order": self.model.bucket_order(),
         }
 
@@ -174,7 +196,8 @@ class Trainer:
         """Go on where `state_dict` and `arrays` were taken, in the middle of an epoch too.
 
         With as many ranks as then, training goes on to the same bits. With another number no sample of the epoch is
-        lost or repeated; a rank that was not there begins its own stream of dropout.
+        lost or repeated; a rank that was not there begins its own stream of dropout, and goes on with what of
+        `stateful` another rank had. Of `own_arrays` each rank needs those that it `wants`.
 
         Raises
         ------
@@ -197,7 +220,11 @@ class Trainer:
             nn.random.set_state(state["random"][get_rank()])
         self.running = _tally()
         self.running.sums[:] = state["running"]
-        self.epoch, self.step = state["epoch"], state["step"]
+        if (states := state.get("stateful")) is not None:
+            for name, mine in put_together(states[get_rank() % len(states)], arrays).items():
+                if name in self.stateful:
+                    self.stateful[name].load_state_dict(mine)
+        self.epoch, self.step, self.skipped = state["epoch"], state["step"], state.get("skipped", 0)
         self._epoch_s, self._epoch_exposed_s = state["epoch_s"], state["epoch_exposed_s"]
         self.history = [EpochMetrics(**metrics) for metrics in state["history"]]
 
@@ -205,6 +232,9 @@ class Trainer:
     def comm_exposed_s(self) -> float:
         """Seconds for which this rank has waited for communication in steps, in all."""
         return self.model.exposed_s + self._waited_s
+
+    def _states(self) -> dict[str, Any]:
+        return {name: each.state_dict() for name, each in self.stateful.items()}
 
     def _emit(self, event: str) -> None:
         for callback in self.callbacks[event]:
@@ -302,6 +332,11 @@ class Trainer:
         if spoilt:
             cause = f"parameters that are not finite: {', '.join(spoilt)}"
         raise FloatingPointError(f"{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
+
+
+def _by_names(state: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:
+    """Return an optimizer's state as arrays by names."""
+    return {f"optimizer.{number}.{name}": x for number, record in state.items() for name, x in record.items()}
 
 
 def _is_finite(x: Array | None) -> bool:
