@@ -40,10 +40,10 @@ LAZY = {
     "mpiddp": "a name at the top level brings its part in when it is first used",
     "mpiddp.device.*": "CuPy takes seconds, and is imported when a GPU or its arrays are asked for",
     "mpiddp.mpi.library": "MPI starts with the first use of it, not with the import of mpiddp",
+    "mpiddp.mpi.foreign": "ml_dtypes is an extra, which only bfloat16 arrays of other libraries need",
     "mpiddp.training": "the command line reads the configuration before NumPy, and with it BLAS, is there",
     "mpiddp.training.outputs": "tensorboard is an extra and takes most of a second",
     "mpiddp.bench": "the command line reads the options before NumPy is there; torch and matplotlib are extras",
-    "mpiddp.data.mnist_idx": "pooch is an extra, which only a download needs",
 }
 """Modules that may import inside a function (``.*``: all of a package), and why."""
 

@@ -3,9 +3,10 @@
 The only package that imports cupy. It may import ``errors``, ``settings`` and ``typing``.
 """
 
-from . import choice, copies, pinned, stream
+from . import choice, copies, foreign, kernels, pinned, stream
 from .choice import cuda_fault, current_device, device_count, set_device
 from .namespace import array_namespace, is_device_array
+from .transfer import download, synchronize, upload
 
 
 def forget() -> None:
@@ -13,6 +14,7 @@ def forget() -> None:
     choice.forget()
     stream.forget()
     pinned.forget()
+    kernels.forget()
 
 
 __all__ = [
@@ -21,9 +23,14 @@ __all__ = [
     "cuda_fault",
     "current_device",
     "device_count",
+    "download",
+    "foreign",
     "forget",
     "is_device_array",
+    "kernels",
     "pinned",
     "set_device",
     "stream",
+    "synchronize",
+    "upload",
 ]

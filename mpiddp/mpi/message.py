@@ -16,6 +16,7 @@ from mpiddp.device import is_device_array
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 
+from . import foreign
 from .library import MPI
 
 # MPI counts in a C int where the library is older than MPI-4 (Open MPI 5).
@@ -56,7 +57,7 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
     Parameters
     ----------
     x : array or object with ``__mpiddp_array__``
-        What the caller gave.
+        What the caller gave; also an array of another library, which is seen through without a copy (see `foreign`).
     operation, name : str
         The operation and its parameter, for the error.
     writable : bool, default True
@@ -65,9 +66,10 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
     Raises
     ------
     TypeError
-        If ``x`` is neither, or holds Python objects.
+        If ``x`` is none of these, or holds Python objects.
     ArrayError
-        If it is not C-contiguous, not in native byte order, or read-only where it is written to.
+        If it is not C-contiguous, not in native byte order, or read-only where it is written to; or if its library
+        does not give its memory away.
     """
     if type(x) is np.ndarray and x.dtype in _codes:
         flags = x.flags
@@ -78,14 +80,10 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
 
 def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
     """Do what `as_array` does, the long way: look through a tensor, or name what is wrong."""
-    held: Any = getattr(x, "__mpiddp_array__", x)
-    if not isinstance(held, np.ndarray) and not is_device_array(held):
-        hint = "pass numpy.array(x)" if isinstance(x, (list, tuple, int, float)) else "or a Tensor that holds one"
-        raise TypeError(
-            f"Expected parameter `{name}` of {operation} to be a NumPy or CuPy array, got {type(x).__name__}; {hint}"
-        )
-    array: Array = held
-    if array is not x and not writable and not array.flags.c_contiguous:
+    held: Array | None = getattr(x, "__mpiddp_array__", None)
+    ours = held is not None or isinstance(x, np.ndarray) or is_device_array(x)
+    array: Array = held if held is not None else x if ours else _adopted(x, operation, name)  # type: ignore[assignment]
+    if held is not None and not writable and not array.flags.c_contiguous:
         # How a tensor lies in memory is autograd's business: a linear layer's output is a transposed view.
         array = array.copy(order="C")
     if array.dtype.hasobject:
@@ -97,7 +95,8 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
         raise TypeError(f"{operation} got a masked array as `{name}`, whose mask would be lost; pass x.filled(value)")
     found = f"got {array.dtype} {array.shape}"
     if not array.flags.c_contiguous:
-        _refuse(operation, name, f"a C-contiguous array, {found} with strides {array.strides}", "ascontiguousarray(x)")
+        cure = "numpy.ascontiguousarray(x)" if ours else "a contiguous copy of it, such as torch's x.contiguous()"
+        _refuse(operation, name, f"a C-contiguous array, {found} with strides {array.strides}", cure)
     if not array.dtype.isnative:
         _refuse(
             operation,
@@ -106,13 +105,29 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
             "x.astype(x.dtype.newbyteorder('='))",
         )
     if writable and isinstance(array, np.ndarray) and not array.flags.writeable:
-        _refuse(operation, name, f"a writable array, {found} that is read-only", "x.copy()")
+        cure = "x.copy()" if ours else "a copy of it that may be written to"
+        _refuse(operation, name, f"a writable array, {found} that is read-only", cure)
     dtype_code(array.dtype)
     return np.asarray(array) if isinstance(array, np.ndarray) else array  # subclasses such as matrix reshape otherwise
 
 
+def _adopted(x: object, operation: str, name: str) -> Array:
+    """Return another library's array as one of ours."""
+    try:
+        found = foreign.adopt(x)
+    except Exception as error:  # each library has errors of its own
+        raise ArrayError(
+            f"{operation} cannot take this {type(x).__name__} as `{name}` without a copy: {error}"
+        ) from error
+    if found is None:
+        hint = "pass numpy.array(x)" if isinstance(x, (list, tuple, int, float)) else "or a Tensor that holds one"
+        raise TypeError(
+            f"Expected parameter `{name}` of {operation} to be a NumPy or CuPy array, got {type(x).__name__}; {hint}"
+        )
+    return found
+
+
 def _refuse(operation: str, name: str, what: str, cure: str) -> NoReturn:
-    cure = f"numpy.{cure}" if cure.startswith("asc") else cure
     raise ArrayError(f"{operation} needs {what} as `{name}`; pass {cure}")
 
 

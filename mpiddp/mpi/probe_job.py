@@ -66,9 +66,9 @@ def collectives(comm: MPI.Intracomm, array: Callable[[Any], Array]) -> Check:
             comm.Iallreduce(MPI.IN_PLACE, x, op=MPI.SUM).Wait()
             yield f"Iallreduce {what}", x, rows.sum(axis=0)
 
-            part = array(np.zeros(length, kind))
+            x, part = array(rows), array(np.zeros(length, kind))
             device.synchronize()
-            comm.Ireduce_scatter_block(array(rows), part, op=MPI.MAX).Wait()
+            comm.Ireduce_scatter_block(x, part, op=MPI.MAX).Wait()
             yield f"Ireduce_scatter_block {what}", part, rows[comm.rank]
 
 
@@ -89,8 +89,8 @@ def main(kind: str) -> int:
         return 1
     check = {"point_to_point": point_to_point, "collectives": collectives}[kind]
     wrong = None
-    for what, found, expected in check(comm, device.array):
-        if wrong is None and not np.array_equal(device.as_numpy(found), expected):
+    for what, found, expected in check(comm, device.upload):
+        if wrong is None and not np.array_equal(device.download(found), expected):
             wrong = f"{what} on rank {comm.rank}"
     texts = [text for text in comm.allgather(wrong) if text]
     _say(comm, **({"wrong": texts[0]} if texts else {"right": kind}))

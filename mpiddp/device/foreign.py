@@ -1,0 +1,35 @@
+"""GPU arrays of other libraries as CuPy arrays, without a copy."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from mpiddp.typing import Array
+
+from .choice import cuda_fault
+
+
+def adopt(x: Any) -> Array:
+    """Return a CuPy array over the GPU memory of ``x``.
+
+    Kernels of its library that are queued on its current stream come before CuPy's on CuPy's current stream, as both
+    protocols promise. The other way round nobody promises anything: what writes to the array on CuPy's stream is seen
+    by kernels of the other library on the same stream, such as the default one, and on others after a synchronisation.
+
+    Parameters
+    ----------
+    x : object
+        With ``__dlpack__``, or with ``__cuda_array_interface__``.
+
+    Raises
+    ------
+    TypeError
+        If CuPy cannot be used in this process.
+    """
+    fault = cuda_fault()
+    if fault is not None:
+        raise TypeError(f"its memory is on a GPU, and arrays there are CuPy's to communicate: {fault}")
+    cupy = importlib.import_module("cupy")
+    found: Array = cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
+    return found

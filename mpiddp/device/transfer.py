@@ -1,0 +1,35 @@
+"""Arrays from the host to the current device and back, and the wait for everything that is queued there."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from mpiddp.typing import Array
+
+from .namespace import is_device_array
+
+
+def upload(x: Array) -> Array:
+    """Return a copy of a host array on the current device; an array of a device as it is.
+
+    The host may write to ``x`` after the call: CuPy copies it to pinned memory first, and from there while the host
+    goes on.
+    """
+    if is_device_array(x):
+        return x
+    copy: Array = importlib.import_module("cupy").asarray(x)
+    return copy
+
+
+def download(x: Array) -> np.ndarray[Any, Any]:
+    """Return a copy of a device's array on the host, once what computes it is done; a host array as it is."""
+    found: np.ndarray[Any, Any] = x.get() if is_device_array(x) else x  # type: ignore[attr-defined]
+    return found
+
+
+def synchronize() -> None:
+    """Wait until the current device has done all its work (``torch.cuda.synchronize``)."""
+    importlib.import_module("cupy").cuda.Device().synchronize()
