@@ -1,0 +1,215 @@
+"""``shared_on_node``: one copy of a data set on each node, for all ranks there.
+
+Imports ``distributed`` and ``mpi``: of all that lives in ``data``, this alone communicates.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import pickle
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddp import distributed as dist
+from mpiddp.distributed.collectives import perform
+from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
+from mpiddp.errors import MismatchError
+from mpiddp.mpi import symmetric
+from mpiddp.mpi.link import READY, Link
+from mpiddp.mpi.work import Steps
+from mpiddp.typing import Array
+
+ALIGNMENT_BYTES = 64
+"""At multiples of this an array begins in the shared memory: a line of the cache."""
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """What the other ranks have to know of an array: its shape and type, and for a mapped file, what to map."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    file: str | None = None
+    offset: int = 0
+    fortran: bool = False
+
+    @classmethod
+    def of(cls, x: Array) -> _Outline:
+        # Of a part of a mapped array NumPy does not tell the offset: it counts as an ordinary one.
+        if isinstance(x, np.memmap) and isinstance(x.base, mmap.mmap) and x.filename is not None:
+            return cls(x.shape, x.dtype, str(x.filename), x.offset, not x.flags.c_contiguous)
+        return cls(x.shape, x.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in shared memory, up to where the next one begins."""
+        exact = 0 if self.file else math.prod(self.shape) * self.dtype.itemsize
+        return -(-exact // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    def place(self, memory: Array, start: int) -> Array:
+        """Return the array: the mapped file, or what lies in shared memory from byte ``start`` on."""
+        if self.file:
+            order = "F" if self.fortran else "C"
+            mapped: Array = np.memmap(self.file, self.dtype, "r", self.offset, self.shape, order)  # type: ignore[call-overload]
+            return mapped
+        end = start + math.prod(self.shape) * self.dtype.itemsize
+        return memory[start:end].view(self.dtype).reshape(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name} {self.shape}"
+
+
+def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None) -> tuple[Array, ...]:
+    """Let one rank of each node load arrays, and give all ranks there the same memory to read.
+
+    All ranks of the group call this. The first rank of each node calls ``load``, while the others wait; so what it
+    fetches is fetched once a node.
+
+    Parameters
+    ----------
+    load : callable
+        Returns NumPy arrays, of the same shapes and dtypes on every node. Files that it has mapped as a whole
+        (``numpy.memmap``) are not copied: the other ranks of the node map them as well.
+    group : ProcessGroup, optional
+        The ranks that call; all by default.
+
+    Returns
+    -------
+    tuple of ndarray
+        As many as ``load`` returned, read-only. The memory lives as long as any view of it. Where the system gives no
+        shared memory every rank loads its own, with one warning that says why. Empty on a rank outside of the group.
+
+    Raises
+    ------
+    Exception
+        What ``load`` has raised on any node, on every rank, with a note that names the rank.
+    MismatchError
+        On every rank, if nodes have loaded arrays of different shapes or dtypes.
+    TypeError
+        On every rank, if ``load`` gave something else than NumPy arrays of numbers.
+
+    Notes
+    -----
+    Sends a few small objects; the arrays are written once, by the rank that has loaded them. Until that rank has
+    dropped its own, they exist twice on the node.
+
+    Examples
+    --------
+    >>> data = ArrayDataset(*shared_on_node(lambda: digits().arrays))  # doctest: +SKIP
+    """
+    found = member(group, "shared_on_node")
+    if found is None:
+        return ()
+    link = found.link
+    first = link.node.rank == 0
+    arrays, fault = _attempt(lambda: _loaded(load)) if first else ([], None)
+    # Without a timeout, a rank that waits for a download would keep a core busy inside of MPI instead of polling.
+    dist.barrier(found, timeout=link.timeout_s)
+    told = _exchange(found, fault or (list(map(_Outline.of, arrays)) if first else None))
+    outlines = _agreed(found, told)
+    if len(set(link.nodes)) == link.size:
+        return tuple(map(_read_only, arrays))
+    total = sum(each.nbytes for each in outlines)
+    memory, reason = np.empty(0, np.uint8), ""
+    if any(each.nbytes for said in told if said for each in said):
+        memory, reason = perform("shared_on_node", found, False, (), _allocate, total)
+    if reason and link.rank == 0:
+        warnings.warn(
+            f"no shared memory for a data set of {total:,} bytes ({reason}): every rank keeps a copy of its own; free "
+            "memory, or raise the limits of /dev/shm and of the job",
+            stacklevel=2,
+        )
+    if reason:
+        shared, fault = (arrays, None) if first else _attempt(lambda: _loaded(load))
+    else:
+        shared, fault = _attempt(lambda: _placed(outlines, memory))
+        for mine, x in zip(shared, arrays, strict=False):
+            if not isinstance(mine, np.memmap):
+                mine[...] = x
+    _exchange(found, fault)  # and from here on, what the first rank has written is there
+    return tuple(map(_read_only, shared))
+
+
+def _attempt(action: Callable[[], list[Array]]) -> tuple[list[Array], Exception | None]:
+    """Return what an action gives and None, or nothing and its exception, in a form that others can be sent."""
+    try:
+        return action(), None
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return [], RuntimeError(f"{type(error).__name__}: {error}")
+        return [], error
+
+
+def _loaded(load: Callable[[], Sequence[Array]]) -> list[Array]:
+    """Call ``load``, and check what it gives."""
+    arrays = list(load())
+    for x in arrays:
+        if not isinstance(x, np.ndarray) or x.dtype.hasobject:
+            what = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
+            raise TypeError(f"shared_on_node needs a function that returns NumPy arrays of numbers, got {what}")
+    return arrays
+
+
+def _exchange(group: ProcessGroup, said: Any) -> list[Any]:
+    """Return what every rank says; if it is an exception, raise that of the first rank that has one, on all ranks."""
+    told: list[Any] = [None] * group.size()
+    dist.all_gather_object(told, said, group)
+    for rank, each in enumerate(told):
+        if isinstance(each, Exception):
+            error = said if rank == group.rank() else each
+            if rank:
+                world = group.link.world
+                error.add_note(f"on rank {group.ranks[rank]}, host {world.hosts[group.link.ranks[rank]]}")
+            raise error
+    return told
+
+
+def _agreed(group: ProcessGroup, told: Sequence[list[_Outline] | None]) -> list[_Outline]:
+    """Return what this rank's node has loaded, after a look at whether all nodes have the same."""
+    loaded = {rank: said for rank, said in enumerate(told) if said is not None}
+    one = min(loaded)
+    for rank, said in loaded.items():
+        if list(map(str, said)) != list(map(str, loaded[one])):
+            sides = [f"{', '.join(map(str, loaded[each]))} on rank {group.ranks[each]}" for each in (one, rank)]
+            raise MismatchError(
+                f"nodes have loaded different data, {' and '.join(sides)}; give every node the same files"
+            )
+    nodes = group.link.nodes
+    return loaded[nodes.index(nodes[group.rank()])]
+
+
+def _allocate(link: Link, nbytes: int) -> Steps:
+    """Return ``nbytes`` of memory that the ranks of each node share, or none and why."""
+    yield READY
+    # Every rank allocates a part near itself, and the parts lie one behind the other.
+    page = symmetric.ALIGNMENT_BYTES
+    part = max(-(-nbytes // (link.node.size * page)), 1) * page
+    found: symmetric.Allocation = yield from symmetric.allocate(link.node, link, part)
+    memory = np.empty(0, np.uint8) if found.memory is None else np.frombuffer(found.memory, np.uint8)
+    return memory, found.fault
+
+
+def _placed(outlines: Sequence[_Outline], memory: Array) -> list[Array]:
+    """Return the arrays that the outlines describe; in memory they lie one behind the other."""
+    arrays, start = [], 0
+    for each in outlines:
+        arrays.append(each.place(memory, start))
+        start += each.nbytes
+    return arrays
+
+
+def _read_only(x: Array) -> Array:
+    """Return a plain view through which nothing can be written."""
+    seen: Array = x.view(np.ndarray)
+    seen.flags.writeable = False
+    return seen
+
+
+__all__ = ["shared_on_node"]
