@@ -1,12 +1,12 @@
-"""The matrix product, for vectors, matrices and stacks of matrices. Imports ``function``."""
+"""The matrix product, for vectors, matrices and stacks of matrices. Imports ``function`` and ``half``."""
 # ruff: noqa: D102 (forward and backward are Function's)
 
 from __future__ import annotations
 
-from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
 from .function import Function, unbroadcast
+from .half import product
 
 
 class MatMul(Function):
@@ -14,14 +14,14 @@ class MatMul(Function):
 
     def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b = a, b
-        return array_namespace(a).matmul(a, b)  # type: ignore[no-any-return]
+        return product(a, b)
 
     def backward(self, grad: Array) -> tuple[Array | None, Array | None]:
-        a, b, xp = self.a, self.b, array_namespace(grad)
+        a, b = self.a, self.b
         if a.ndim == 2 and b.ndim == 2:
             return (
-                xp.matmul(grad, b.T, out=self.out(0)) if self.needs(0) else None,
-                xp.matmul(a.T, grad, out=self.out(1)) if self.needs(1) else None,
+                product(grad, b.T, out=self.out(0)) if self.needs(0) else None,
+                product(a.T, grad, out=self.out(1)) if self.needs(1) else None,
             )
         left = a[None, :] if a.ndim == 1 else a  # (..., n, k)
         right = b[:, None] if b.ndim == 1 else b  # (..., k, m)
@@ -31,11 +31,11 @@ class MatMul(Function):
             grad = grad[..., None, :]
         for_a = for_b = None
         if self.needs(0):
-            for_a = unbroadcast(xp.matmul(grad, right.swapaxes(-1, -2)), left.shape).reshape(a.shape)
+            for_a = unbroadcast(product(grad, right.swapaxes(-1, -2)), left.shape).reshape(a.shape)
         if self.needs(1):
             if right.ndim == 2:
                 # One matrix under a stack: the sum over the stack is part of the product.
-                for_b = xp.matmul(left.reshape(-1, left.shape[-1]).T, grad.reshape(-1, grad.shape[-1])).reshape(b.shape)
+                for_b = product(left.reshape(-1, left.shape[-1]).T, grad.reshape(-1, grad.shape[-1])).reshape(b.shape)
             else:
-                for_b = unbroadcast(xp.matmul(left.swapaxes(-1, -2), grad), right.shape).reshape(b.shape)
+                for_b = unbroadcast(product(left.swapaxes(-1, -2), grad), right.shape).reshape(b.shape)
         return for_a, for_b

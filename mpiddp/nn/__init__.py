@@ -16,6 +16,7 @@ from .module import Module
 from .normalization import BatchNorm1d, BatchNorm2d, LayerNorm
 from .parameter import Parameter
 from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from .precision import GradScaler, MixedPrecision
 from .random import manual_seed
 
 __all__ = [
@@ -30,12 +31,14 @@ __all__ = [
     "Dropout2d",
     "Embedding",
     "Flatten",
+    "GradScaler",
     "Identity",
     "LayerNorm",
     "Linear",
     "LogSoftmax",
     "MSELoss",
     "MaxPool2d",
+    "MixedPrecision",
     "Module",
     "ModuleList",
     "MultiheadAttention",

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.arithmetic import Sigmoid, Tanh
+from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
@@ -28,13 +29,14 @@ class LogSoftmax(Function):
 
     def forward(self, x: Array, dim: int) -> Array:
         xp = array_namespace(x)
-        self.dim = dim
+        self.dim, dtype = dim, x.dtype
+        x = widened(x)
         result = x - x.max(axis=dim, keepdims=True)
         self.exponentials = xp.exp(result)
         total = self.exponentials.sum(axis=dim, keepdims=True)
         result -= xp.log(total)
         self.exponentials /= total  # the softmax
-        return result
+        return result.astype(dtype, copy=False)
 
     def backward(self, grad: Array) -> Array:
         return grad - self.exponentials * grad.sum(axis=self.dim, keepdims=True)
@@ -44,12 +46,13 @@ class Softmax(Function):
     """``exp(x) / sum(exp(x))`` along an axis."""
 
     def forward(self, x: Array, dim: int) -> Array:
-        self.dim = dim
+        self.dim, dtype = dim, x.dtype
+        x = widened(x)
         result = x - x.max(axis=dim, keepdims=True)
         array_namespace(x).exp(result, out=result)
         result /= result.sum(axis=dim, keepdims=True)
         self.result = result
-        return result
+        return result.astype(dtype, copy=False)
 
     def backward(self, grad: Array) -> Array:
         weighted = grad * self.result

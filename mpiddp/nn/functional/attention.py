@@ -11,6 +11,7 @@ import numpy as np
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.function import unbroadcast
+from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
@@ -27,7 +28,7 @@ class Attention(Function):
         xp = array_namespace(q)
         self.q, self.k, self.v, self.scale = q, k, v, scale
         self.dtype = q.dtype
-        scores = xp.matmul(_wide(q), _wide(k).swapaxes(-1, -2))  # (..., L, S)
+        scores = xp.matmul(widened(q), widened(k).swapaxes(-1, -2))  # (..., L, S)
         scores *= scores.dtype.type(scale)
         if bias is not None:
             scores = scores + bias
@@ -39,11 +40,11 @@ class Attention(Function):
         self.weights = scores
         self.mask = keep_mask(scores, dropout_p) if dropout_p else None
         kept = scores if self.mask is None else scores * self.mask
-        return xp.matmul(kept, _wide(v)).astype(self.dtype, copy=False)
+        return xp.matmul(kept, widened(v)).astype(self.dtype, copy=False)
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
         xp, weights, mask = array_namespace(grad), self.weights, self.mask
-        grad, q, k, v = (_wide(x) for x in (grad, self.q, self.k, self.v))
+        grad, q, k, v = (widened(x) for x in (grad, self.q, self.k, self.v))
         for_q = for_k = for_v = None
         if self.needs(2):
             kept = weights if mask is None else weights * mask
@@ -59,11 +60,6 @@ class Attention(Function):
         if self.needs(1):
             for_k = unbroadcast(xp.matmul(for_scores.swapaxes(-1, -2), q), k.shape)
         return tuple(None if x is None else x.astype(self.dtype, copy=False) for x in (for_q, for_k, for_v))
-
-
-def _wide(x: Array) -> Array:
-    """Return float32 for half precision, in which sums of exponentials would lose too much."""
-    return x.astype(np.float32) if x.dtype.itemsize == 2 else x
 
 
 def causal_mask(length: int, source: int) -> Array:
@@ -133,6 +129,6 @@ def scaled_dot_product_attention(
     array = query.data if isinstance(query, Tensor) else query
     if mask is not None and mask.dtype == bool:
         xp = array_namespace(array)
-        mask = xp.where(xp.asarray(mask), _wide(array).dtype.type(0), _wide(array).dtype.type(-np.inf))
+        mask = xp.where(xp.asarray(mask), widened(array).dtype.type(0), widened(array).dtype.type(-np.inf))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     return Attention.apply(query, key, value, mask, factor, dropout_p)

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.half import product, total
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
@@ -34,7 +35,7 @@ class Conv2d(Function):
             columns[:, i, j] = image[seen]
         self.matrix = groups, out // groups, weight[0].size  # (G, O / G, K)
         self.columns = columns.reshape(groups, weight[0].size, math.prod(window.output) * n)  # (G, K, P)
-        y = xp.matmul(weight.reshape(self.matrix), self.columns)  # (G, O / G, P)
+        y = product(weight.reshape(self.matrix), self.columns)  # (G, O / G, P)
         if bias is not None:
             y += bias.reshape(groups, -1, 1)
         return batch_first(y.reshape(out, *window.output, n))
@@ -50,12 +51,12 @@ class Conv2d(Function):
             if for_weight is None:
                 for_weight = xp.empty(self.weight.shape, dtype=flat.dtype)
             # A matrix product likes the longer side in front; the copy that turns it round is small.
-            for_weight.reshape(self.matrix)[...] = xp.matmul(columns, flat.swapaxes(1, 2)).swapaxes(1, 2)
+            for_weight.reshape(self.matrix)[...] = product(columns, flat.swapaxes(1, 2)).swapaxes(1, 2)
         if self.needs(2):
-            for_bias = xp.add.reduce(flat.reshape(groups * out, flat.shape[2]), axis=1, out=self.out(2))
+            for_bias = total(flat.reshape(groups * out, flat.shape[2]), axis=1, out=self.out(2))
         if self.needs(0):
             c, n = self.weight.shape[1] * groups, len(grad)
-            spread = xp.matmul(weight.swapaxes(1, 2), flat).reshape(c, *window.kernel, *window.output, n)
+            spread = product(weight.swapaxes(1, 2), flat).reshape(c, *window.kernel, *window.output, n)
             image = xp.zeros((c, *window.padded, n), dtype=flat.dtype)
             for i, j, seen in window.offsets():
                 image[seen] += spread[:, i, j]

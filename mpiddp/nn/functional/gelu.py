@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
@@ -57,9 +58,10 @@ class GELU(Function):
     """``x`` times the probability that a normal variable is below ``x``."""
 
     def forward(self, x: Array) -> Any:
-        self.x = x
+        dtype = x.dtype
+        self.x = x = widened(x)
         self.below = 0.5 * (1 + erf(x * (1 / math.sqrt(2))))
-        return x * self.below
+        return (x * self.below).astype(dtype, copy=False)
 
     def backward(self, grad: Array) -> Any:
         x = self.x
@@ -71,9 +73,10 @@ class TanhGELU(Function):
     """The approximation ``x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2``."""
 
     def forward(self, x: Array) -> Any:
-        self.x = x
+        dtype = x.dtype
+        self.x = x = widened(x)
         self.tanh = array_namespace(x).tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
-        return 0.5 * x * (1 + self.tanh)
+        return (0.5 * x * (1 + self.tanh)).astype(dtype, copy=False)
 
     def backward(self, grad: Array) -> Any:
         x, tanh = self.x, self.tanh

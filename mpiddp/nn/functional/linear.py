@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.device import array_namespace
+from mpiddp.autograd.half import product, total
 from mpiddp.typing import Array
 
 
@@ -20,31 +20,30 @@ class Linear(Function):
     """
 
     def forward(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        xp = array_namespace(x)
         self.shape, self.weight = x.shape, weight
         if x.ndim == 2:
             self.rows = x
-            y = xp.matmul(weight, x.T)  # (out, N)
+            y = product(weight, x.T)  # (out, N)
             if bias is not None:
                 y += bias[:, None]
             return y.T
         self.rows = x.reshape(-1, x.shape[-1])  # (N, in)
-        y = xp.matmul(self.rows, weight.T)
+        y = product(self.rows, weight.T)
         if bias is not None:
             y += bias
         return y.reshape(*x.shape[:-1], len(weight))
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        xp, weight, x = array_namespace(grad), self.weight, self.rows
+        weight, x = self.weight, self.rows
         rows = grad if grad.ndim == 2 else grad.reshape(-1, grad.shape[-1])  # (N, out)
         for_x = None
         if self.needs(0):
-            for_x = xp.matmul(rows, weight) if x.flags.c_contiguous else xp.matmul(weight.T, rows.T).T
+            for_x = product(rows, weight) if x.flags.c_contiguous else product(weight.T, rows.T).T
             for_x = for_x.reshape(self.shape)
         return (
             for_x,
-            xp.matmul(rows.T, x, out=self.out(1)) if self.needs(1) else None,
-            xp.add.reduce(rows, axis=0, out=self.out(2)) if self.needs(2) else None,
+            product(rows.T, x, out=self.out(1)) if self.needs(1) else None,
+            total(rows, axis=0, out=self.out(2)) if self.needs(2) else None,
         )
 
 

@@ -1,0 +1,50 @@
+"""Half precision on the host, where NumPy has no arithmetic worth the name: computed in float32, rounded once.
+
+That is what a GPU's tensor cores do too. float16 is NumPy's, bfloat16 (kind ``V``) that of the package ml_dtypes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpiddp.device import array_namespace, is_device_array
+from mpiddp.typing import Array
+
+
+def is_half(x: Array) -> bool:
+    """Tell whether an array is float16 or bfloat16."""
+    return x.dtype.itemsize == 2 and x.dtype.kind in "fV"
+
+
+def widened(x: Array) -> Array:
+    """Return an array of half precision as float32, and any other as it is."""
+    return x.astype(np.float32) if is_half(x) else x
+
+
+def product(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return ``a @ b``.
+
+    Parameters
+    ----------
+    a, b : array
+        As ``numpy.matmul`` takes them.
+    out : array, optional
+        Where to put the result.
+
+    Notes
+    -----
+    NumPy's own product of float16 arrays is a plain loop, and that of bfloat16 arrays is a float32.
+    """
+    if not (is_half(a) or is_half(b)) or is_device_array(a):
+        return array_namespace(a).matmul(a, b, out=out)  # type: ignore[no-any-return]
+    wide = np.matmul(widened(a), widened(b))
+    if out is None:
+        return wide.astype(a.dtype, copy=False) if a.dtype == b.dtype else wide
+    out[...] = wide
+    return out
+
+
+def total(a: Array, axis: int, out: Array | None = None) -> Array:
+    """Return the sum of ``a`` along an axis; of half precision it is a float32, because 256 + 1 is 256 in bfloat16."""
+    dtype = np.float32 if is_half(a) else None
+    return array_namespace(a).add.reduce(a, axis=axis, dtype=dtype, out=out)  # type: ignore[no-any-return]

@@ -1,0 +1,194 @@
+"""Half precision: layers in it, float32 master weights, and the scale of the loss."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpiddp.nn.functional as F  # noqa: N812
+from mpiddp import nn
+from mpiddp.autograd import Tensor, gradcheck
+from mpiddp.autograd.half import product, total
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+HALVES = pytest.mark.parametrize("dtype", [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)], ids=str)
+
+
+@HALVES
+@pytest.mark.parametrize(
+    "shapes", [((3, 300), (300, 4)), ((2, 3, 5), (5, 4)), ((2, 1, 3, 5), (7, 5, 2)), ((5,), (5, 2))]
+)
+def test_product_is_float32s_rounded_once(dtype: Any, shapes: Any) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+    exact = a.astype(np.float32) @ b.astype(np.float32)
+    assert product(a, b).dtype == dtype
+    assert np.array_equal(product(a, b), exact.astype(dtype))
+    out = np.empty(exact.shape, dtype)
+    assert product(a, b, out=out) is out and np.array_equal(out, exact.astype(dtype))
+    assert product(a, b.astype(np.float32)).dtype == np.float32
+
+
+def test_product_of_short_integers_stays_exact() -> None:
+    a = np.array([[30_001, 1]], np.int16)
+    assert np.array_equal(product(a, a.T), a @ a.T)
+
+
+@HALVES
+def test_total_does_not_stop_growing(dtype: Any) -> None:
+    assert total(np.ones((5000, 1), dtype), axis=0) == 5000
+    assert total(np.ones((3, 2)), axis=0).dtype == np.float64
+
+
+class Everything(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 6)
+        self.attend = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.norm = nn.LayerNorm(6)
+        self.conv = nn.Conv2d(1, 3, 3, padding=1)
+        self.batch = nn.BatchNorm2d(3)
+        self.head = nn.Linear(6, 5, bias=False)
+        self.head.weight = self.table.weight  # shared, in half here and in single there
+        self.seen: dict[str, np.dtype[Any]] = {}
+
+    def forward(self, x: Any) -> Tensor:
+        x = self.norm(self.table(x))  # (N, T, 6)
+        x = x + self.attend(x, x, x, need_weights=False, is_causal=True)[0]
+        y = self.batch(self.conv(x.unsqueeze(1)))  # (N, 3, T, 6)
+        for name, value in (("attend", x), ("norm", self.norm(x)), ("conv", self.conv(x.unsqueeze(1))), ("batch", y)):
+            self.seen[name] = value.dtype
+        return self.head(F.gelu(y.mean(1)))  # type: ignore[no-any-return]
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    tokens = np.random.default_rng(0).integers(0, 5, (4, 7))
+    return F.cross_entropy(model(tokens).to(np.float32).reshape(-1, 5), tokens.ravel())
+
+
+@HALVES
+def test_gradients_are_float32s_to_half_precision(dtype: Any) -> None:
+    nn.manual_seed(0)
+    model = Everything()
+    expected = loss_of(model)
+    expected.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    largest = max(np.linalg.norm(grad) for grad in gradients.values())
+    model.zero_grad()
+    precision = nn.MixedPrecision(model, dtype)
+    before = {name: p.data.copy() for name, p in model.named_parameters()}
+    with precision.autocast():
+        assert model.conv.weight.dtype == dtype
+        loss = loss_of(model)
+    loss.backward()
+    assert model.seen["conv"] == dtype and model.seen["norm"] == model.seen["batch"] == np.float32
+    epsilon = float(ml_dtypes.finfo(dtype).eps)
+    assert 0 < abs(loss.item() - expected.item()) < 4 * epsilon * expected.item()
+    for name, p in model.named_parameters():
+        assert p.dtype == p.grad.dtype == np.float32 and np.array_equal(p.data, before[name])
+        # A bias before batch norm has no gradient but rounding, so: or small against the others.
+        bound = 12 * epsilon * max(np.linalg.norm(gradients[name]), 0.1 * largest)
+        assert 0 < np.linalg.norm(p.grad - gradients[name]) < bound, name
+
+
+@HALVES
+def test_against_torchs_autocast(dtype: Any) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = getattr(torch, str(dtype))
+    nn.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 3))
+    others = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.ReLU(), torch.nn.Linear(30, 3))
+    others.load_state_dict({name: torch.tensor(x) for name, x in layers.state_dict().items()})
+    x = np.random.default_rng(0).standard_normal((16, 40)).astype(np.float32)
+    with nn.MixedPrecision(layers, dtype).autocast():
+        out = layers(x)
+    with torch.autocast("cpu", dtype=theirs):
+        expected = others(torch.from_numpy(x))
+    assert str(expected.dtype) == f"torch.{out.dtype}"
+    epsilon = float(ml_dtypes.finfo(dtype).eps)
+    np.testing.assert_allclose(
+        out.data.astype(float), expected.detach().double().numpy(), rtol=2 * epsilon, atol=epsilon
+    )
+    out.to(np.float32).sum().backward()
+    expected.float().sum().backward()
+    for (name, p), q in zip(layers.named_parameters(), others.parameters(), strict=True):
+        np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=0.1, atol=8 * epsilon, err_msg=name)
+
+
+def test_outside_of_the_block_and_after_an_error_the_model_is_what_it_was() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    parameters = list(model.parameters())
+    precision = nn.MixedPrecision(model, np.float16)
+    x = np.ones((2, 2), np.float32)
+    assert model(x).dtype == np.float32
+    with pytest.raises(RuntimeError), precision.autocast():
+        model(np.ones((2, 3), np.float32))
+    assert all(one is two for one, two in zip(model.parameters(), parameters, strict=True))
+    assert model(x).dtype == np.float32
+
+
+@HALVES
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "gelu"])
+def test_functions_compute_in_float32(dtype: Any, name: str) -> None:
+    x = (np.random.default_rng(0).standard_normal((3, 2000)) * 3).astype(dtype)
+    options = {"dim": 1} if "softmax" in name else {}
+    half, single = getattr(F, name)(x, **options), getattr(F, name)(x.astype(np.float32), **options)
+    assert half.dtype == dtype
+    assert np.array_equal(half.data, single.data.astype(dtype))
+
+
+def test_a_cast_on_the_tape_has_the_right_gradient() -> None:
+    (x,) = [np.random.default_rng(0).standard_normal((3, 2))]
+    assert gradcheck(lambda x: x.to(np.float64) * 2, [x])
+
+
+def test_small_gradients_vanish_without_a_scale_and_not_with_one() -> None:
+    weight = nn.Linear(1, 1, bias=False)
+    precision = nn.MixedPrecision(weight, np.float16)
+    x = np.ones((1, 1), np.float32)
+    with precision.autocast():
+        small = weight(x).to(np.float32) * 1e-9
+    small.backward(np.ones((1, 1), np.float32))
+    assert weight.weight.grad == 0
+    weight.zero_grad()
+    with precision.autocast():
+        small = weight(x).to(np.float32) * 1e-9
+    small.backward(np.full((1, 1), 65536, np.float32))
+    np.testing.assert_allclose(weight.weight.grad / 65536, 1e-9, rtol=1e-3)
+
+
+def test_scaler_follows_torchs() -> None:
+    torch = pytest.importorskip("torch")
+    theirs = torch.amp.GradScaler("cpu", init_scale=32.0, growth_interval=3)
+    ours = nn.GradScaler(32.0, growth_interval=3)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    for overflow in np.random.default_rng(0).random(40) < 0.2:
+        theirs.scale(torch.zeros(1))
+        parameter.grad = torch.full((1,), float("inf") if overflow else 1.0)
+        theirs.step(optimizer)
+        theirs.update()
+        ours.update(bool(overflow))
+        assert ours.scale == theirs.get_scale()
+
+
+def test_scaler_goes_on_from_its_state() -> None:
+    first = nn.GradScaler(8.0, growth_interval=3)
+    first.update(True)
+    first.update(False)
+    first.update(False)
+    second = nn.GradScaler(growth_interval=3)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.update(False)
+    assert second.scale == 8.0
+
+
+@pytest.mark.parametrize(
+    "options", [{"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"init_scale": 0.0}, {"growth_interval": 0}], ids=str
+)
+def test_scaler_refuses(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="GradScaler needs"):
+        nn.GradScaler(**options)
