@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mpiddp.algorithms import native, select
+from mpiddp.algorithms import select
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_array, as_bytes, expect_like
 from mpiddp.mpi.reduction import ReduceOp, check
@@ -54,7 +54,7 @@ def _reduce_scatter(link: Link, outputs: Sequence[Array], inputs: Sequence[Array
         part = [outputs[place] for place in places]
         # (size, sum of the outputs' sizes): block r of every input, for every rank r
         blocks = np.concatenate([inputs[place].reshape(link.size, -1) for place in places], axis=1)
-        flat = np.empty(blocks.shape[1], blocks.dtype)
+        flat = np.empty_like(blocks, shape=blocks.shape[1])
         yield from select.choose("reduce_scatter", link, blocks, op)(link, flat, blocks, op)
         _cut(flat, part)
         link = link.after()
@@ -63,8 +63,8 @@ def _reduce_scatter(link: Link, outputs: Sequence[Array], inputs: Sequence[Array
 def _all_gather(link: Link, outputs: Sequence[Sequence[Array]], inputs: Sequence[Array]) -> Steps:
     """Copy every rank's ``inputs`` to all ranks, into that rank's list of ``outputs``; through one piece of memory."""
     joined = np.concatenate([as_bytes(x) for x in inputs])
-    received = [np.empty(sum(x.nbytes for x in each), np.uint8) for each in outputs]
-    yield from native.all_gather_list(link, received, joined)
+    received = [np.empty_like(joined, shape=sum(x.nbytes for x in each)) for each in outputs]
+    yield from select.moving("all_gather_list", link, joined)(link, received, joined)
     for memory, arrays in zip(received, outputs, strict=True):
         _cut(memory, [as_bytes(x) for x in arrays])
 

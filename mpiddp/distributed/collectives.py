@@ -100,7 +100,7 @@ def _kind(
     """Return, and remember, by what number the ranks know such calls."""
     number = board.kind(
         name,
-        board.NO_DTYPE if dtype is None else dtype_code(dtype),
+        board.NO_DTYPE if dtype is None else dtype_code(dtype) | board.ON_DEVICE * select.is_for_devices(algorithm),
         board.NO_REDUCTION if op is None else op.value,
         layout,
         board.compares(algorithm),
@@ -272,7 +272,8 @@ def all_gather(
     for index, output in enumerate(outputs):
         mine = index == found.link.rank
         expect_like(output, x.shape if mine else None, x.dtype, "all_gather", f"tensor_list[{index}]")
-    return perform("all_gather", found, async_op, outputs, native.all_gather_list, outputs, x, like=x)  # type: ignore[no-any-return]
+    algorithm = select.moving("all_gather_list", found.link, *outputs, x)
+    return perform("all_gather", found, async_op, outputs, algorithm, outputs, x, like=x)  # type: ignore[no-any-return]
 
 
 def _expect_blocks(whole: Array, part: Array, size: int, operation: str, whole_name: str, part_name: str) -> None:
@@ -340,8 +341,9 @@ def gather(
     for index, output in enumerate(outputs or ()):
         mine = index == found.link.rank
         expect_like(output, x.shape if mine else None, x.dtype, "gather", f"gather_list[{index}]")
+    algorithm = select.moving("gather", found.link, *(outputs or ()), x)
     return perform(  # type: ignore[no-any-return]
-        "gather", found, async_op, outputs or (), native.gather, outputs, x, root, like=x, root=root
+        "gather", found, async_op, outputs or (), algorithm, outputs, x, root, like=x, root=root
     )
 
 
@@ -388,8 +390,9 @@ def scatter(
     for index, given in enumerate(inputs or ()):
         mine = index == found.link.rank
         expect_like(given, x.shape if mine else None, x.dtype, "scatter", f"scatter_list[{index}]")
+    algorithm = select.moving("scatter", found.link, x, *(inputs or ()))
     return perform(  # type: ignore[no-any-return]
-        "scatter", found, async_op, (x,), native.scatter, x, inputs, root, like=x, root=root
+        "scatter", found, async_op, (x,), algorithm, x, inputs, root, like=x, root=root
     )
 
 
@@ -471,8 +474,9 @@ def all_to_all(
             expect_like(x, None, outputs[0].dtype, "all_to_all", f"{name}[{index}]")
     mine = found.link.rank
     expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
+    algorithm = select.moving("all_to_all", found.link, *outputs, *inputs)
     return perform(  # type: ignore[no-any-return]
-        "all_to_all", found, async_op, outputs, native.all_to_all, outputs, inputs, like=outputs[0]
+        "all_to_all", found, async_op, outputs, algorithm, outputs, inputs, like=outputs[0]
     )
 
 
@@ -523,6 +527,7 @@ def all_to_all_single(
         raise ArrayError(
             f"all_to_all_single: this rank sends itself {sent[mine]} bytes and expects {received[mine]} from itself"
         )
+    algorithm = select.moving("all_to_all_single", found.link, result, x)
     return perform(  # type: ignore[no-any-return]
-        "all_to_all_single", found, async_op, (result,), native.all_to_all_single, result, x, received, sent, like=x
+        "all_to_all_single", found, async_op, (result,), algorithm, result, x, received, sent, like=x
     )

@@ -29,6 +29,7 @@ ANY_COUNT = -1
 """The count of an operation whose arrays may differ in it from rank to rank."""
 NO_ROOT = -1
 NO_REDUCTION = NO_DTYPE = 255
+ON_DEVICE = 64  # beside the code of a dtype
 
 AGREES = 1
 """What is added to the kind of an operation that compares the ranks' calls itself."""
@@ -90,7 +91,9 @@ def describe(dtype: int, count: int, reduction: int, root: int, layout: int = 0)
     """Return what follows the name of an operation when a person names a call."""
     text = ""
     if dtype != NO_DTYPE:
-        text += f" of {code_name(dtype)}" if count == ANY_COUNT else f" of {count} {code_name(dtype)} elements"
+        name = code_name(dtype & ~ON_DEVICE)
+        text += f" of {name}" if count == ANY_COUNT else f" of {count} {name} elements"
+        text += " on a device" if dtype & ON_DEVICE else ""
     if layout:
         text += f" (sizes of its arrays: {layout:x})"
     if reduction != NO_REDUCTION:
