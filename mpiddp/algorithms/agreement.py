@@ -57,7 +57,14 @@ class Entry(NamedTuple):
         return f"{_OPERATIONS[self.operation]} {' '.join(details)}"
 
 
-def meet(link: Link, operation: str, x: Array, op: ReduceOp | None = None, root: int = _NO_ROOT) -> Steps:
+def meet(
+    link: Link,
+    operation: str,
+    x: Array,
+    op: ReduceOp | None = None,
+    root: int = _NO_ROOT,
+    place: symmetric.Place | None = None,
+) -> Steps:
     """Wait until every rank has come to this operation, and learn what all of them gave.
 
     Parameters
@@ -72,6 +79,8 @@ def meet(link: Link, operation: str, x: Array, op: ReduceOp | None = None, root:
         The reduction, equal on all ranks but for its factor.
     root : int, optional
         Group rank of the root.
+    place : Place, optional
+        What the others shall know of where ``x`` lies; by default its place in symmetric memory.
 
     Returns
     -------
@@ -83,7 +92,7 @@ def meet(link: Link, operation: str, x: Array, op: ReduceOp | None = None, root:
     MismatchError
         On every rank, if their calls differ.
     """
-    segment, offset = symmetric.find(x)
+    segment, offset = place or symmetric.find(x)
     mine = _FORMAT.pack(
         _OPERATIONS.index(operation),
         _NO_REDUCTION if op is None else op.value,
