@@ -30,6 +30,7 @@ from mpiddp.typing import Array
 
 from . import (
     central,
+    device_table,
     exchange,
     hierarchical,
     messages,
@@ -85,8 +86,10 @@ def offering(operation: str) -> list[str]:
 
 def _checked(operation: str, name: str) -> str:
     """Return the name of an algorithm that was asked for, if it can do ``operation``."""
-    if operation not in ONE_NODE or name not in offering(operation):
+    on_device = list(device_table.ALGORITHMS) if operation == "all_reduce" else []
+    if operation not in ONE_NODE or name not in offering(operation) + on_device:
         known = ", ".join(f"{each}:{'|'.join(offering(each))}" for each in ONE_NODE)
+        known += f", and on CuPy arrays all_reduce:{'|'.join(device_table.ALGORITHMS)}"
         raise ValueError(f"there is no algorithm {operation}:{name}; MPIDDP_ALGORITHM may choose {known}")
     return name
 
@@ -101,7 +104,7 @@ def _names(operation: str, link: Link) -> Rows:
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
     chosen = _overrides().get(operation)
-    if chosen is None:
+    if chosen is None or chosen in device_table.ALGORITHMS:
         return _rows(operation, link.nodes)
     if chosen == "two_shot" and not link.one_node:
         raise ValueError(f"{operation}:two_shot works in the memory of one node, and {link} is on several")
@@ -126,14 +129,33 @@ def learn(comm: MPI.Intracomm) -> None:
         except ValueError as error:
             warnings.warn(str(error), stacklevel=3)
     for shape, table in comm.bcast(found).items():
-        usable = [name for name in ALGORITHMS if name != ("two_shot" if "+" in shape else "hierarchical")]
-        _measured[shape] = {
-            operation: rows
-            for operation, rows in table.items()
-            if rows
-            and rows[-1][0] == ANY_SIZE
-            and all(name in usable and name in offering(operation) for _, name in rows)
-        }
+        _measured[shape] = _usable(shape, table)
+    _rows.cache_clear()
+    _plans.clear()
+
+
+def _usable(shape: str, table: tuned.Table) -> tuned.Table:
+    """Return what of a table can be followed in a group of this shape."""
+    usable = [name for name in ALGORITHMS if name != ("two_shot" if "+" in shape else "hierarchical")]
+    return {
+        operation: rows
+        for operation, rows in table.items()
+        if rows and rows[-1][0] == ANY_SIZE and all(name in usable and name in offering(operation) for _, name in rows)
+    }
+
+
+def table_of(link: Link) -> tuned.Table:
+    """Return the rows by which a group chooses; they decide in which order sums are formed."""
+    return {operation: _names(operation, link) for operation in ONE_NODE}
+
+
+def install(table: tuned.Table, link: Link) -> None:
+    """Choose by a table from now on in groups of the shape of ``link``'s; all ranks call with the same.
+
+    It takes the place of what was measured on this machine; what ``MPIDDP_ALGORITHM`` asks for goes before.
+    """
+    shape = tuned.shape(link.nodes)
+    _measured[shape] = _usable(shape, table)
     _rows.cache_clear()
     _plans.clear()
 
@@ -146,7 +168,8 @@ def _rows(operation: str, nodes: tuple[int, ...]) -> Rows:
 
 
 Plan = list[tuple[float, Callable[..., Steps]]]
-_plans: dict[tuple[int, str, np.dtype[Any], ReduceOp | None], Plan] = {}
+_Key = tuple[int, str, "np.dtype[Any]", ReduceOp | None, type]
+_plans: dict[_Key, Plan] = {}
 _MOST_PLANS = 4096
 
 
@@ -159,26 +182,45 @@ def choose(operation: str, link: Link, x: Array, op: ReduceOp | None = None) -> 
         If ``op`` means nothing on the dtype of ``x``.
     """
     size_bytes = x.nbytes
-    key = (link.id, operation, x.dtype, op)
+    key = (link.id, operation, x.dtype, op, type(x))
     for limit, steps in _plans.get(key) or _plan(key, link):
         if size_bytes <= limit:
             return steps
     raise AssertionError("the last row is for any size")
 
 
-def _plan(key: tuple[int, str, np.dtype[Any], ReduceOp | None], link: Link) -> Plan:
+def _plan(key: _Key, link: Link) -> Plan:
     """Return, and remember, the table's rows for a group, a dtype and a reduction, with the functions they name."""
-    _, operation, dtype, op = key
+    _, operation, dtype, op, kind = key
     if operation in _REDUCING:
         check(dtype, op)  # also refuses None, as all that is no ReduceOp
-    plan = []
+    plan: Plan = []
     for limit, name in _names(operation, link):
         module = messages.reduction(dtype, op) if op is not None and name == "native" else ALGORITHMS[name]
         plan.append((limit, getattr(module, operation)))
+    if kind is not np.ndarray:
+        plan = device_table.plan(operation, link, dtype, op, plan, _overrides().get(operation))
     if len(_plans) >= _MOST_PLANS:  # groups come and go
         _plans.clear()
     _plans[key] = plan
     return plan
+
+
+def moving(operation: str, link: Link, *arrays: Array) -> Callable[..., Steps]:
+    """Return the steps of an operation that only moves data between ``arrays``, for which there is no table."""
+    steps: Callable[..., Steps] = getattr(native, operation)
+    for x in arrays:
+        if type(x) is not np.ndarray:
+            key = (link.id, operation, x.dtype, None, type(x))
+            if key not in _plans:
+                _plans[key] = device_table.plan(operation, link, x.dtype, None, [(ANY_SIZE, steps)], None)
+            return _plans[key][0][1]
+    return steps
+
+
+def is_for_devices(algorithm: Callable[..., Steps]) -> bool:
+    """Tell whether steps are for arrays of a device: what such ranks send does not meet what others do."""
+    return getattr(algorithm, "func", algorithm).__module__ in device_table.MODULES
 
 
 def forget() -> None:

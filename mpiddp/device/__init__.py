@@ -3,10 +3,10 @@
 The only package that imports cupy. It may import ``errors``, ``settings`` and ``typing``.
 """
 
-from . import choice, copies, foreign, kernels, pinned, stream
-from .choice import cuda_fault, current_device, device_count, set_device
+from . import choice, copies, foreign, ipc, kernels, pinned, stream
+from .choice import cuda_fault, current_device, device_count, in_use, set_device
 from .namespace import array_namespace, is_device_array
-from .transfer import download, synchronize, upload
+from .transfer import download, placed, synchronize, upload
 
 
 def forget() -> None:
@@ -26,9 +26,12 @@ __all__ = [
     "download",
     "foreign",
     "forget",
+    "in_use",
+    "ipc",
     "is_device_array",
     "kernels",
     "pinned",
+    "placed",
     "set_device",
     "stream",
     "synchronize",

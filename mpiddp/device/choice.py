@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import sys
 
 _index = 0
 
@@ -64,6 +65,11 @@ def set_device(index: int) -> None:
 def current_device() -> int:
     """Return the number of the device that was chosen, 0 at first (``torch.cuda.current_device``)."""
     return _index
+
+
+def in_use() -> bool:
+    """Tell whether this process works with a GPU: whether somebody has imported CuPy, and it finds one."""
+    return "cupy" in sys.modules and cuda_fault() is None
 
 
 def device_uuid() -> bytes:

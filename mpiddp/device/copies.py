@@ -25,5 +25,5 @@ def up(x: Array, host: Array, stream: Any) -> None:
 
 
 def across(target: Array, source: Array, stream: Any) -> None:
-    """Copy bytes between contiguous arrays of one device."""
-    _copy(target.data.ptr, source.data.ptr, source.nbytes, "DeviceToDevice", stream)  # type: ignore[attr-defined]
+    """Copy bytes between contiguous arrays; each may be memory of a peer, or of the host that kernels can use."""
+    _copy(target.data.ptr, source.data.ptr, source.nbytes, "Default", stream)  # type: ignore[attr-defined]

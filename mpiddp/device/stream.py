@@ -7,9 +7,10 @@ the steps of an algorithm can yield it. What an operation does by itself it does
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from mpiddp.typing import Array
@@ -85,11 +86,17 @@ def after(role: str, x: Array) -> Any:
     return stream
 
 
+@contextlib.contextmanager
+def on(stream: Any) -> Iterator[None]:
+    """Make ``stream``, a `side` one, and its device the current ones."""
+    with _cuda().Device(stream.device_id), stream:
+        yield
+
+
 def under(stream: Any, steps: Generator[Any, None, Any]) -> Generator[Any, None, Any]:
     """Run steps with ``stream`` as the current one, which it is not between them."""
-    device = _cuda().Device(stream.device_id)
     while True:
-        with device, stream:
+        with on(stream):
             try:
                 awaited = next(steps)
             except StopIteration as end:

@@ -16,8 +16,8 @@ _FUNCTIONS: dict[str, Any] = {
     for name in ("add", "multiply", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "divide")
 }
 _FUNCTIONS |= {
-    "from_float16": lambda x: x.astype(np.float32),
-    "to_float16": lambda x: np.asarray(x).astype(np.float16),
+    "from_float16": lambda x: x.view(np.float16).astype(np.float32),
+    "to_float16": lambda x: np.asarray(x).astype(np.float16).view(np.uint16),
     "from_bfloat16": lambda x: x.view(ml_dtypes.bfloat16).astype(np.float32),
     "to_bfloat16": lambda x: np.asarray(x).astype(ml_dtypes.bfloat16).view(np.uint16),
 }

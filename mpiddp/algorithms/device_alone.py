@@ -1,0 +1,67 @@
+"""Collectives of a group of one rank on a device: kernels on the program's own stream, and nobody waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpiddp.mpi.link import READY, Link
+from mpiddp.mpi.message import as_bytes
+from mpiddp.mpi.reduction import ReduceOp, premultiply
+from mpiddp.mpi.work import Steps
+from mpiddp.typing import Array
+
+
+def broadcast(link: Link, x: Array, root: int) -> Steps:
+    """Do nothing."""
+    yield READY
+
+
+def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
+    """Multiply ``x`` with its factor, if ``op`` has one."""
+    premultiply(op, x)
+    yield READY
+
+
+def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
+    """Do what `all_reduce` does."""
+    return all_reduce(link, x, op)
+
+
+def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
+    """Copy ``x`` to ``output``."""
+    as_bytes(output)[...] = as_bytes(x)
+    return all_reduce(link, output, op)
+
+
+def all_gather(link: Link, output: Array, x: Array) -> Steps:
+    """Copy ``x`` to ``output``."""
+    return all_to_all(link, [output], [x])
+
+
+def all_gather_list(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
+    """Copy ``x`` to the one of ``outputs``."""
+    return all_to_all(link, outputs, [x])
+
+
+def gather(link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
+    """Copy ``x`` to the one of ``outputs``."""
+    return all_to_all(link, outputs or (), [x])
+
+
+def scatter(link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
+    """Copy the one of ``inputs`` to ``x``."""
+    return all_to_all(link, [x], inputs or ())
+
+
+def all_to_all(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
+    """Copy the one of ``inputs`` to the one of ``outputs``."""
+    for output, x in zip(outputs, inputs, strict=True):
+        as_bytes(output)[...] = as_bytes(x)
+    yield READY
+
+
+def all_to_all_single(
+    link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
+) -> Steps:
+    """Copy ``x`` to ``output``."""
+    return all_to_all(link, [output], [x])

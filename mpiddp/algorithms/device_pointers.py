@@ -1,0 +1,138 @@
+"""Collectives for which MPI is given addresses of GPU memory, where it is known to take them.
+
+MPI knows nothing of streams: it may see the bytes once what was queued before has ended, and what it has written is
+there when its request is complete. So each begins with an event, and ends when kernels of its own have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpiddp.device import array_namespace, stream
+from mpiddp.mpi.library import MPI
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.message import chunks, movable
+from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
+from mpiddp.mpi.work import All, Steps
+from mpiddp.typing import Array
+
+from . import native
+
+
+def _ready(x: Array) -> stream.Mark:
+    """Return the point up to which the program's kernels have been queued."""
+    return stream.mark(stream.current(x))
+
+
+def broadcast(link: Link, x: Array, root: int) -> Steps:
+    """Copy root's ``x`` to all ranks."""
+    yield _ready(x)
+    yield from native.broadcast(link.after(), x, root)
+
+
+def _moved(link: Link, x: Array, steps: Steps) -> Steps:
+    """Run steps that send messages, and copy this rank's own block themselves."""
+    yield _ready(x)
+    side = stream.side("add", x)
+    yield from stream.under(side, steps)
+    yield stream.mark(side)
+
+
+def all_gather(link: Link, output: Array, x: Array) -> Steps:
+    """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+    return all_gather_list(link, list(output.reshape(link.size, *x.shape)), x)
+
+
+def all_gather_list(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
+    """Copy every rank's ``x``, whose sizes may differ, to all ranks, each into an array of its own."""
+    return _moved(link, x, native.all_to_all(link.after(), outputs, [x] * link.size))
+
+
+def gather(link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
+    """Copy every rank's ``x`` to root, each into an array of its own."""
+    return _moved(link, x, native.gather(link.after(), outputs, x, root))
+
+
+def scatter(link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
+    """Copy array r of root's ``inputs`` to rank r's ``x``."""
+    return _moved(link, x, native.scatter(link.after(), x, inputs, root))
+
+
+def all_to_all(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
+    """Copy array s of rank r's ``inputs`` to array r of rank s's ``outputs``, for all r and s."""
+    return _moved(link, outputs[0], native.all_to_all(link.after(), outputs, inputs))
+
+
+def all_to_all_single(
+    link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
+) -> Steps:
+    """Copy consecutive blocks of ``x``, of the given lengths in bytes, to the ranks, and theirs to ``output``."""
+    return _moved(link, x, native.all_to_all_single(link.after(), output, x, output_counts, input_counts))
+
+
+def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
+    """Reduce ``x`` over all ranks, in place, by MPI's own reduction.
+
+    Not for Open MPI: its non-blocking reductions read device memory on the host and crash (ompi#9845, #12045).
+    """
+    reduction = mpi_op(x.dtype, op)
+    assert reduction is not None
+    side = stream.after("add", x)
+    with stream.on(side):
+        premultiply(op, x)
+    yield stream.mark(side)
+    yield All([link.later.Iallreduce(MPI.IN_PLACE, movable(piece), reduction) for piece in chunks(x)])
+    with stream.on(side):
+        finish(op, x, link.size)
+    yield stream.mark(side)
+
+
+def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
+    """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
+    reduction = mpi_op(x.dtype, op)
+    assert reduction is not None
+    side = stream.after("add", x)
+    with stream.on(side):
+        sent = x
+        if op.factor is not None:
+            sent = x.copy()
+            premultiply(op, sent)
+    yield stream.mark(side)
+    source = MPI.IN_PLACE
+    if link.rank == root and sent is not x:
+        with stream.on(side):
+            x[...] = sent
+        yield stream.mark(side)
+    requests = []
+    for piece in chunks(x if link.rank == root else sent):
+        ends = (source, movable(piece)) if link.rank == root else (movable(piece), None)
+        requests.append(link.later.Ireduce(*ends, reduction, root))
+    yield All(requests)
+    if link.rank == root:
+        with stream.on(side):
+            finish(op, x, link.size)
+        yield stream.mark(side)
+
+
+def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
+    """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
+    reduction = mpi_op(x.dtype, op)
+    assert reduction is not None
+    side = stream.after("add", x)
+    with stream.on(side):
+        # The output may be this rank's block, which MPI calls an error; and what is sent may have a factor.
+        sent, result = x.copy(), array_namespace(x).empty_like(output)
+        premultiply(op, sent)
+    yield stream.mark(side)
+    requests = []
+    for root, block in enumerate(sent.reshape(link.size, -1)):
+        results = chunks(result.reshape(-1)) if root == link.rank else [None] * len(chunks(block))
+        requests += [
+            link.later.Ireduce(piece, target, reduction, root)
+            for piece, target in zip(chunks(block), results, strict=True)
+        ]
+    yield All(requests)
+    with stream.on(side):
+        finish(op, result, link.size)
+        output[...] = result
+    yield stream.mark(side)

@@ -1,0 +1,134 @@
+"""Which algorithm runs on arrays of a device: what `select` asks for them.
+
+As on the host all ranks decide alike, from what is alike: operation, dtype, reduction, bytes, nodes, and what MPI can
+do with addresses of GPU memory, on which all ranks agreed at the start. Whether memory of the node's GPUs can be shared
+is found out by the algorithm that wants it, on all ranks alike.
+
+=============  =======================================================================================================
+all-reduce     short: MPI's own where it takes the address, else through the host; long, on one node: `device_two_shot`;
+               on several: MPI's own, the ring by addresses (`device_ring`), the ring through the host (`staged_ring`)
+all others     MPI's own or by messages where it takes addresses, else through the host (`staged`)
+one rank       kernels on the program's own stream (`device_alone`)
+=============  =======================================================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from mpiddp import device, settings
+from mpiddp.mpi import capability
+from mpiddp.mpi.library import MPI
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.reduction import ReduceOp, mpi_op
+from mpiddp.mpi.verdict import DevicePointers, Verdict
+from mpiddp.mpi.work import Steps
+
+from . import device_alone, device_pointers, device_ring, device_two_shot, staged, staged_ring
+
+ALGORITHMS: dict[str, ModuleType] = {
+    "device_two_shot": device_two_shot,
+    "device_pointers": device_pointers,
+    "device_ring": device_ring,
+    "staged_ring": staged_ring,
+}
+"""The algorithms of an all-reduce that ``MPIDDP_ALGORITHM`` may choose for arrays of a device, by name."""
+
+MODULES = frozenset(each.__name__ for each in (device_alone, staged, *ALGORITHMS.values()))
+"""Where the steps for arrays of a device are defined."""
+
+SHORT_BYTES = 1 << 16
+"""Up to this size latency counts. A guess: no GPU has been measured yet."""
+ANY_SIZE = float("inf")
+
+_BY_MESSAGES = ("all_gather", "all_gather_list", "gather", "scatter", "all_to_all", "all_to_all_single")
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_UNKNOWN = Verdict(False, "not asked")
+
+Plan = list[tuple[float, Callable[..., Steps]]]
+
+addresses = DevicePointers(_UNKNOWN, _UNKNOWN)
+"""What MPI takes addresses of GPU memory in, on all ranks of the world."""
+
+
+def learn(comm: MPI.Intracomm, nodes: tuple[int, ...]) -> None:
+    """Agree on what MPI can do, and warn where ranks of a node share a GPU; all ranks of ``comm`` call.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    nodes : tuple of int
+        The node of each.
+    """
+    global addresses
+    addresses = capability.device_pointers(comm)
+    mine = device.choice.device_uuid() if device.in_use() else None
+    told = comm.allgather(mine)
+    same = [rank for rank, other in enumerate(told) if mine and other == mine and nodes[rank] == nodes[comm.rank]]
+    if len(same) > 1 and comm.rank == same[0]:
+        warnings.warn(
+            f"ranks {', '.join(map(str, same))} share one GPU, which runs the work of one of them at a time; for a GPU"
+            " each: mpiddp.set_device(mpiddp.get_node_local_rank() % number of GPUs) before init_process_group",
+            stacklevel=3,
+        )
+
+
+def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, host: Plan, chosen: str | None) -> Plan:
+    """Return the steps of ``operation`` on arrays of a device by growing size, each with the size that it ends at.
+
+    Parameters
+    ----------
+    host : Plan
+        What runs on arrays of the host.
+    chosen : str or None
+        The algorithm that ``MPIDDP_ALGORITHM`` names for this operation.
+    """
+    if link.size == 1:
+        return [(ANY_SIZE, getattr(device_alone, operation))]
+    through_host: Plan = [(limit, functools.partial(getattr(staged, operation), steps)) for limit, steps in host]
+    if chosen in ALGORITHMS:
+        _expect_possible(chosen, link)
+        return [(ANY_SIZE, getattr(ALGORITHMS[chosen], operation))]
+    if chosen is not None:
+        return through_host
+    by_address = _takes_addresses(operation, dtype, op)
+    if operation != "all_reduce":
+        return [(ANY_SIZE, getattr(device_pointers, operation))] if by_address else through_host
+    if link.one_node:
+        long: Callable[..., Steps] = device_two_shot.all_reduce
+    elif by_address:
+        long = device_pointers.all_reduce
+    else:
+        long = device_ring.all_reduce if addresses.point_to_point.yes else staged_ring.all_reduce
+    short = [(SHORT_BYTES, device_pointers.all_reduce)] if by_address else _until(SHORT_BYTES, through_host)
+    return [*short, (ANY_SIZE, long)]
+
+
+def _until(limit: float, rows: Plan) -> Plan:
+    """Return the rows for arrays of at most ``limit`` bytes."""
+    first = next(index for index, (end, _) in enumerate(rows) if end >= limit)
+    return [*rows[:first], (limit, rows[first][1])]
+
+
+def _takes_addresses(operation: str, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
+    """Tell whether MPI does ``operation`` itself on addresses of a device."""
+    if operation in _BY_MESSAGES:
+        return addresses.point_to_point.yes
+    if operation in _REDUCING and (op is None or mpi_op(dtype, op) is None or settings.deterministic()):
+        return False
+    return addresses.collectives.yes
+
+
+def _expect_possible(name: str, link: Link) -> None:
+    if name == "device_two_shot" and not link.one_node:
+        raise ValueError(f"all_reduce:device_two_shot works in the memory of one node, and {link} is on several")
+    needed = {"device_ring": addresses.point_to_point, "device_pointers": addresses.collectives}.get(name)
+    if needed is not None and not needed.yes:
+        raise ValueError(f"all_reduce:{name} needs an MPI that takes addresses of GPU memory: {needed.reason}")

@@ -1,0 +1,123 @@
+"""All-reduce in memory that the GPUs of a node share: each folds its slice over all ranks' arrays and writes it to all.
+
+As `two_shot` on the host. Between processes the order is: an event of the own device, which the host waits for, a
+barrier of MPI, kernels. No kernel ever waits for another process: a GPU that is shared would not let that one run.
+
+Symmetric arrays (see `cuda_ipc`) are reduced where they lie, with one kernel: each of p ranks reads S / p bytes of all
+p arrays of S bytes, and writes as many. Ordinary ones pass through a scratch in pieces: while one is folded the next is
+put there, and where the scratch is memory of the host, copies of both directions run at once. Rows are folded in rank
+order, half types in float32, so the bits are the same on every rank and in every run.
+"""
+
+from __future__ import annotations
+
+from mpiddp.device import copies, kernels, stream
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.reduction import ReduceOp, combining
+from mpiddp.mpi.work import Steps
+from mpiddp.typing import Array
+
+from . import cuda_ipc, device_scratch, staged_ring
+from .agreement import Entry, meet
+from .folding import bounds
+
+
+def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
+    """Reduce ``x`` over all ranks of a node, in place."""
+    ready = stream.mark(stream.current(x))
+    entries = yield from meet(link, "all_reduce", x, op, place=cuda_ipc.find(x))
+    factors = None if op.factor is None else [entry.factor for entry in entries]
+    segment = _common(entries)
+    yield ready
+    if link.size > kernels.MOST_ROWS:
+        yield from staged_ring.all_reduce(link, x, op)
+    elif segment is not None:
+        yield link.later.Ibarrier()
+        yield _in_place(link, x, op, segment, entries, factors)
+        yield link.later.Ibarrier()
+    elif (yield from device_scratch.of(link).prepare_on_device(link)):
+        yield from _in_pieces(link, x.reshape(-1), op, factors)
+    else:
+        yield from staged_ring.all_reduce(link, x, op)
+
+
+def _common(entries: list[Entry]) -> cuda_ipc.Segment | None:
+    """Return the segment in which all ranks' arrays lie, or None."""
+    number = entries[0].segment
+    if not number or any(entry.segment != number for entry in entries):
+        return None
+    return cuda_ipc.segment(number)
+
+
+def _in_place(
+    link: Link,
+    x: Array,
+    op: ReduceOp,
+    segment: cuda_ipc.Segment,
+    entries: list[Entry],
+    factors: list[float] | None,
+) -> stream.Mark:
+    """Fold this rank's slice of all ranks' arrays into all of them."""
+    edges = bounds(x.size, link.size, x.itemsize)
+    first, last = edges[link.rank], edges[link.rank + 1]
+    rows = [
+        segment.view(rank, entry.offset + first * x.itemsize, last - first, x.dtype)
+        for rank, entry in zip(link.ranks, entries, strict=True)
+    ]
+    side = stream.side("add", x)
+    kernels.fold(combining(op), rows, rows, side, _divisor(op, link), factors)
+    return stream.mark(side)
+
+
+def _divisor(op: ReduceOp, link: Link) -> int:
+    return link.size if op.name == "AVG" else 1
+
+
+def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
+    """Let ``x`` pass through the scratch.
+
+    What is queued after one barrier has ended before the next: so three turns are apart, as `Scratch` wants it.
+    """
+    scratch = device_scratch.of(link)
+    down, add = stream.side("down", x), stream.side("add", x)
+    step = max(scratch.PIECE_BYTES // x.itemsize, 1)
+    folded: tuple[int, int, list[Array]] | None = None
+
+    def others(start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Return the slices of the other ranks: who, and from where to where in the piece."""
+        edges = bounds(stop - start, link.size, x.itemsize)
+        return [(rank, edges[rank], edges[rank + 1]) for rank in range(link.size) if rank != link.rank]
+
+    def put(start: int, stop: int, slots: list[Array]) -> None:
+        for _, first, last in others(start, stop):
+            copies.across(slots[link.rank][first:last], x[start + first : start + last], down)
+
+    def fold(start: int, stop: int, slots: list[Array]) -> None:
+        edges = bounds(stop - start, link.size, x.itemsize)
+        first, last = edges[link.rank], edges[link.rank + 1]
+        rows = [slot[first:last] for slot in slots]
+        here, own = rows[link.rank], x[start + first : start + last]
+        rows[link.rank] = own
+        kernels.fold(combining(op), rows, (own, here), add, _divisor(op, link), factors)
+
+    def collect(start: int, stop: int, slots: list[Array]) -> None:
+        for rank, first, last in others(start, stop):
+            copies.across(x[start + first : start + last], slots[rank][first:last], add)
+
+    for start in range(0, x.size, step):
+        stop = min(start + step, x.size)
+        piece = (start, stop, scratch.turn(stop - start, x.dtype))
+        put(*piece)
+        yield stream.mark(down)
+        yield stream.mark(add)
+        yield link.later.Ibarrier()
+        if folded is not None:
+            collect(*folded)
+        fold(*piece)
+        folded = piece
+    if folded is not None:
+        scratch.turn(0, x.dtype)
+        yield stream.mark(add)
+        yield link.later.Ibarrier()
+        collect(*folded)
+        yield stream.mark(add)

@@ -1,0 +1,124 @@
+"""Any collective on arrays of a device, through host memory: copy down, an algorithm of the host, copy up.
+
+The twins of the arrays are pinned, so that a stream copies them while the host goes on. The copy down comes after the
+kernels that were queued when the operation was submitted, by an event, and the operation ends when the copy up has
+ended: then its result is there for every stream. The generator holds the arrays until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpiddp.device import copies, is_device_array, pinned, stream
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.mpi.work import Steps
+from mpiddp.typing import Array
+
+Algorithm = Callable[..., Steps]
+
+
+class Twins:
+    """Arrays on a device and their twins in pinned memory; those on the host are their own.
+
+    Parameters
+    ----------
+    reads, writes : sequence of arrays
+        What the operation reads and what it writes.
+    """
+
+    def __init__(self, reads: Sequence[Array], writes: Sequence[Array]) -> None:
+        self._reads = [x for x in reads if is_device_array(x)]
+        self._writes = [x for x in writes if is_device_array(x)]
+        arrays = {id(x): x for x in (*self._reads, *self._writes)}
+        self._memory = {key: pinned.take(x.nbytes) for key, x in arrays.items()}
+        self._twins = {key: self._memory[key][: x.nbytes].view(x.dtype).reshape(x.shape) for key, x in arrays.items()}
+        self._like: Array = next(iter(arrays.values()))
+        self._begin = stream.mark(stream.current(self._like))
+
+    def of(self, given: Any) -> Any:
+        """Return the twin of an array, those of a list, and anything else as it is."""
+        if isinstance(given, (list, tuple)):
+            return [self.of(each) for each in given]
+        return self._twins.get(id(given), given)
+
+    def down(self) -> Steps:
+        """Copy what is read to its twins."""
+        side = stream.side("down", self._like)
+        stream.follow(side, self._begin)
+        for x in self._reads:
+            copies.down(self._memory[id(x)], x, side)
+        yield stream.mark(side)
+
+    def up(self) -> Steps:
+        """Copy the twins of what is written back, and give their memory away."""
+        side = stream.side("up", self._like)
+        stream.follow(side, self._begin)
+        for x in self._writes:
+            copies.up(x, self._memory[id(x)], side)
+        yield stream.mark(side)
+        for memory in self._memory.values():
+            pinned.give(memory)
+
+
+def _through_host(
+    algorithm: Algorithm, link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
+) -> Steps:
+    twins = Twins(reads, writes)
+    yield from twins.down()
+    yield from algorithm(link.after(), *(twins.of(each) for each in args))
+    yield from twins.up()
+
+
+def broadcast(host: Algorithm, link: Link, x: Array, root: int) -> Steps:
+    """Copy root's ``x`` to all ranks."""
+    mine = link.rank == root
+    return _through_host(host, link, [x] if mine else [], [] if mine else [x], x, root)
+
+
+def all_reduce(host: Algorithm, link: Link, x: Array, op: ReduceOp) -> Steps:
+    """Reduce ``x`` over all ranks, in place."""
+    return _through_host(host, link, [x], [x], x, op)
+
+
+def reduce(host: Algorithm, link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
+    """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
+    return _through_host(host, link, [x], [x] if link.rank == root else [], x, root, op)
+
+
+def reduce_scatter(host: Algorithm, link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
+    """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
+    return _through_host(host, link, [x], [output], output, x, op)
+
+
+def all_gather(host: Algorithm, link: Link, output: Array, x: Array) -> Steps:
+    """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+    return _through_host(host, link, [x], [output], output, x)
+
+
+def all_gather_list(host: Algorithm, link: Link, outputs: Sequence[Array], x: Array) -> Steps:
+    """Copy every rank's ``x``, whose sizes may differ, to all ranks, each into an array of its own."""
+    return _through_host(host, link, [x], outputs, outputs, x)
+
+
+def gather(host: Algorithm, link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
+    """Copy every rank's ``x`` to root, each into an array of its own."""
+    return _through_host(host, link, [x], outputs or (), outputs, x, root)
+
+
+def scatter(host: Algorithm, link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
+    """Copy array r of root's ``inputs`` to rank r's ``x``."""
+    return _through_host(host, link, inputs or (), [x], x, inputs, root)
+
+
+def all_to_all(host: Algorithm, link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
+    """Copy array s of rank r's ``inputs`` to array r of rank s's ``outputs``, for all r and s."""
+    return _through_host(host, link, inputs, outputs, outputs, inputs)
+
+
+def all_to_all_single(
+    host: Algorithm, link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
+) -> Steps:
+    """Copy consecutive blocks of ``x``, of the given lengths in bytes, to the ranks, and theirs to ``output``."""
+    return _through_host(host, link, [x], [output], output, x, output_counts, input_counts)

@@ -1,0 +1,133 @@
+"""The kernel that folds the ranks' rows on a device: what `numpy` functions do chunk by chunk on the host, in one pass.
+
+Each thread reads its element of every row, combines them in the order of the rows, float16 and bfloat16 in float32, and
+writes the result to every output. Rows and outputs may be memory of other processes, mapped here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpiddp.typing import Array
+
+MOST_ROWS = 16
+"""More rows than these, and as many outputs, would not fit into a kernel's parameters together."""
+
+_HALVES = ("float16", "bfloat16")
+"""Types whose bits come to the kernel as uint16: which header defines them depends on CuPy's version."""
+
+# MIN and MAX give NaN where one is NaN. Sums of booleans are "or", products are "and".
+PREAMBLE = """
+template<typename T> __device__ T add(T a, T b) { return a + b; }
+template<> __device__ bool add(bool a, bool b) { return a || b; }
+template<typename T> __device__ T multiply(T a, T b) { return a * b; }
+template<> __device__ bool multiply(bool a, bool b) { return a && b; }
+template<typename T> __device__ T divide(T a, T b) { return a / b; }
+template<typename T> __device__ T minimum(T a, T b) { return a < b || a != a ? a : b; }
+template<typename T> __device__ T maximum(T a, T b) { return a > b || a != a ? a : b; }
+template<typename T> __device__ T bitwise_and(T a, T b) { return a & b; }
+template<typename T> __device__ T bitwise_or(T a, T b) { return a | b; }
+template<typename T> __device__ T bitwise_xor(T a, T b) { return a ^ b; }
+"""
+_FLOAT16 = """
+__device__ float from_float16(unsigned short x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
+__device__ unsigned short to_float16(float x) {
+    unsigned short y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+"""
+# Round to nearest, ties to even, by adding half a unit of the last place before the low bits are cut off.
+_BFLOAT16 = """
+__device__ float from_bfloat16(unsigned short x) { return __uint_as_float((unsigned int)x << 16); }
+__device__ unsigned short to_bfloat16(float x) {
+    unsigned int bits = __float_as_uint(x);
+    if (x != x) return (unsigned short)(bits >> 16 | 64);
+    return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+"""
+
+
+def source(name: str, combine: str, rows: int, outs: int, factored: bool, divided: bool) -> dict[str, str]:
+    """Return what a kernel is made of: the arguments of ``cupy.ElementwiseKernel``.
+
+    Parameters
+    ----------
+    name : str
+        The dtype.
+    combine : str
+        The function of two elements, by NumPy's name.
+    rows, outs : int
+        How many arrays it reads and writes.
+    factored, divided : bool
+        Whether each row has a factor, and whether the result is divided.
+    """
+    half = name in _HALVES
+    kind, wide = ("uint16", "float32") if half else (name, name)
+    inputs = [f"{kind} x{row}" for row in range(rows)]
+    inputs += [f"{wide} f{row}" for row in range(rows) if factored]
+    inputs += [f"{wide} n"] if divided else []
+    steps = []
+    for row in range(rows):
+        element = f"from_{name}(x{row})" if half else f"x{row}"
+        element = f"multiply({element}, f{row})" if factored else element
+        steps.append(f"a = {combine}(a, {element})" if row else f"auto a = {element}")
+    steps += ["a = divide(a, n)"] if divided else []
+    steps += [f"y{out} = to_{name}(a)" if half else f"y{out} = a" for out in range(outs)]
+    return {
+        "in_params": ", ".join(inputs),
+        "out_params": ", ".join(f"{kind} y{out}" for out in range(outs)),
+        "operation": "; ".join(steps) + ";",
+        "name": f"mpiddp_{combine}_{name}",
+        "preamble": PREAMBLE + {"float16": _FLOAT16, "bfloat16": _BFLOAT16}.get(name, ""),
+    }
+
+
+@functools.cache
+def _kernel(*what: Any) -> Any:
+    return importlib.import_module("cupy").ElementwiseKernel(**source(*what), no_return=True)
+
+
+def fold(
+    combine: str,
+    rows: Sequence[Array],
+    outs: Sequence[Array],
+    stream: Any,
+    divisor: int = 1,
+    factors: Sequence[float] | None = None,
+) -> None:
+    """Combine ``rows`` in their order and write the result to all ``outs``; ``stream`` does it, the host goes on.
+
+    Parameters
+    ----------
+    combine : str
+        ``"add"``, ``"multiply"``, ``"minimum"``, ``"maximum"``, ``"bitwise_and"``, ``"bitwise_or"``, ``"bitwise_xor"``.
+    rows, outs : sequences of arrays
+        At most `MOST_ROWS` of each; flat, of equal length and dtype. An output may be one of the rows.
+    stream : cupy.cuda.Stream
+        Who does it.
+    divisor : int, default 1
+        What the result is divided by.
+    factors : sequence of float, optional
+        What each row is multiplied with first.
+    """
+    dtype = rows[0].dtype
+    if not rows[0].size:
+        return
+    wide = np.dtype(np.float32) if dtype.name in _HALVES else dtype
+    numbers = [wide.type(factor) for factor in factors or ()]
+    numbers += [wide.type(divisor)] if divisor != 1 else []
+    kernel = _kernel(dtype.name, combine, len(rows), len(outs), factors is not None, divisor != 1)
+    arrays = [x.view(np.uint16) if dtype.name in _HALVES else x for x in (*rows, *outs)]
+    with importlib.import_module("cupy").cuda.Device(stream.device_id), stream:
+        kernel(*arrays[: len(rows)], *numbers, *arrays[len(rows) :])
+
+
+def forget() -> None:
+    """Forget the kernels that were made."""
+    _kernel.cache_clear()
