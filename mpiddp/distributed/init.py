@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from mpiddp import settings
-from mpiddp.algorithms import select
+from mpiddp.algorithms import device_table, select
 from mpiddp.mpi import runtime, work
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
@@ -93,6 +93,7 @@ def init_process_group(
     own = (comm or world.comm).Dup()
     select.learn(own)
     link = Link(world, own, settings.default_timeout_s() if limit_s is None else limit_s)
+    device_table.learn(own, link.nodes)
     whole = ProcessGroup(link, "0", "default_pg", tuple(range(link.size)), own if comm is None else comm)
     register(whole, default=True)
 
