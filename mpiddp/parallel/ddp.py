@@ -227,6 +227,12 @@ class DistributedDataParallel(Module, Joinable):
             self._sync_buffers(source, BufferCommHookLocation.POST_FORWARD)
         return _announcing(output, self._reducer) if reduces else output
 
+    def skip_forward(self) -> None:
+        """Take part in what a forward of the other ranks sends, on a rank that has no inputs for one."""
+        if self._will_sync_buffers():
+            self._sync_buffers(0, BufferCommHookLocation.PRE_FORWARD)
+            self._sync_buffers(0, BufferCommHookLocation.POST_FORWARD)
+
     def _will_sync_buffers(self) -> bool:
         """Tell whether this forward synchronises buffers: it trains, and a backward has been reduced since."""
         return (
@@ -272,8 +278,8 @@ class DistributedDataParallel(Module, Joinable):
         Parameters
         ----------
         n_samples : float
-            Samples that this rank's loss is the mean of. A rank with none runs no backward, and still gets the average:
-            ``with ddp.weighted(0, total): pass``.
+            Samples that this rank's loss is the mean of. A rank that runs no backward still gets the average, to which
+            it adds what it has accumulated, or nothing: ``with ddp.weighted(0, total): ddp.skip_forward()``.
         total : float, optional
             Samples of all ranks, where the loader knows it; else found by an all-reduce of 8 bytes.
         """
@@ -284,7 +290,7 @@ class DistributedDataParallel(Module, Joinable):
         reduced = self._reducer.backwards
         try:
             yield
-            if n_samples == 0 and self._reduce and self._reducer.backwards == reduced:
+            if self._reduce and self._reducer.backwards == reduced:
                 self._reducer.contribute_nothing()
         finally:
             self._reducer.share = outer

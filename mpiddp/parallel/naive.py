@@ -10,6 +10,7 @@ from contextvars import ContextVar
 
 import numpy as np
 
+from mpiddp.device import array_namespace
 from mpiddp.distributed import ReduceOp, all_reduce, get_world_size
 from mpiddp.distributed.groups import GroupLike
 from mpiddp.nn import Module
@@ -43,7 +44,9 @@ def sample_share(n_samples: float, total: float | None = None, group: GroupLike 
     return n_samples / total
 
 
-def average_gradients(model: Module, weight: float | None = None, group: GroupLike = None) -> None:
+def average_gradients(
+    model: Module, weight: float | None = None, group: GroupLike = None, *, total: float | None = None
+) -> None:
     """Replace every gradient of a model by its average over all ranks, after ``loss.backward()``.
 
     A parameter that has no gradient counts as one with a gradient of zeros, so that all ranks reduce the same ones.
@@ -57,6 +60,8 @@ def average_gradients(model: Module, weight: float | None = None, group: GroupLi
         different numbers. By default all ranks count alike.
     group : ProcessGroup, optional
         The ranks; all by default.
+    total : float, optional
+        Samples of all ranks, where the caller knows them; else found by an all-reduce of 8 bytes.
 
     Notes
     -----
@@ -67,12 +72,12 @@ def average_gradients(model: Module, weight: float | None = None, group: GroupLi
     "Writing Distributed Applications with PyTorch", ``average_gradients``.
     """
     size = get_world_size(group)
-    share = 1 / size if weight is None else sample_share(weight, group=group)
+    share = 1 / size if weight is None else sample_share(weight, total, group)
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
         if parameter.grad is None:
-            parameter.grad = np.zeros_like(parameter.data)
+            parameter.grad = array_namespace(parameter.data).zeros_like(parameter.data)
         if share == 0:
             parameter.grad[...] = 0  # the mean over no samples is no number, and zero times it is none either
         all_reduce(parameter.grad, ReduceOp.PREMUL_SUM(share), group)

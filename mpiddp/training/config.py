@@ -84,15 +84,15 @@ class Config:
     )
     download: bool = field(
         default=False,
-        metadata=option("fetch MNIST's files into --data-dir where they are missing (needs pooch)", table="input"),
+        metadata=option("fetch MNIST's files into --data-dir where they are missing", table="input"),
     )
-    window: int = field(
+    context: int = field(
         default=64,
         metadata=option(
             "bytes of text in a sample",
             table="input",
             within=AT_LEAST_1,
-            also=("context", "block_size", "sequence_length"),
+            also=("window", "block_size", "sequence_length"),
         ),
     )
     batch_size: int = field(

@@ -7,30 +7,28 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
-
-import numpy as np
 
 from mpiddp import nn
 from mpiddp.autograd import Tensor, no_grad
 from mpiddp.data import DataLoader
 from mpiddp.distributed import all_gather_object, get_rank, get_world_size
+from mpiddp.distributed.groups import default_group
 from mpiddp.optim import Optimizer
+from mpiddp.optim.lr_scheduler import LRScheduler
 from mpiddp.parallel import ZeroRedundancyOptimizer
+from mpiddp.parallel.replicas import broadcast_arrays
 from mpiddp.typing import Array
 
 from .averaging import AveragedModel
 from .metrics import EpochMetrics, Tally, count_correct
 from .state import Stateful, put_together, take_apart
+from .step import Batch, Stepper, new_tally
 
 Callback = Callable[["Trainer"], object]
-EVENTS = ("epoch_begin", "step_end", "epoch_end")
+EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
 """When callbacks are called: on every rank, in the order of the lists, with the trainer as the only argument."""
-
-
-def _tally() -> Tally:
-    return Tally("loss", "correct", "stop")
 
 
 class Trainer:
@@ -57,16 +55,28 @@ class Trainer:
     on_nan : {"stop", "skip"}, default "stop"
         What to do in a step whose loss or gradients are not finite: raise, or leave the step out.
     callbacks : mapping of str to sequence of callable, optional
-        Lists by event: ``epoch_begin``, ``step_end``, ``epoch_end``. Callbacks may communicate, if all ranks do.
+        Lists by event: ``epoch_begin``, ``step_end``, ``epoch_end``, and ``step_skip`` before the ``step_end`` of a
+        step that was left out. Callbacks may communicate, if all ranks do.
     stateful : mapping of str to Stateful, optional
         By names, what else has a state that a checkpoint has to carry; the state may differ from rank to rank.
+    accumulate : int, default 1
+        Batches whose gradients make one step; the last step of an epoch takes what there is. A step has the gradient of
+        the mean loss over all of its samples.
+    clip_norm : float, optional
+        Limit of the norm of all averaged gradients together.
+    scheduler : LRScheduler, optional
+        Of the optimizer; moves on after every step, also one that is left out, so it ends where it was planned to.
+    precision : MixedPrecision, optional
+        Of the model: forward runs in half precision.
+    scaler : GradScaler, optional
+        Scales the losses; a step whose scaled gradients overflow is left out.
 
     Attributes
     ----------
     epoch : int
         Epochs completed; while one runs, its number from 0.
     step : int
-        Steps made since the beginning.
+        Steps made since the beginning, those left out included.
     running : Tally
         Sums over the samples of all ranks in the epoch that runs.
     history : list of EpochMetrics
@@ -79,7 +89,7 @@ class Trainer:
     Raises
     ------
     ValueError
-        If ``callbacks`` names an event that does not exist.
+        If ``callbacks`` names an event that does not exist, or ``accumulate`` is below 1.
 
     Notes
     -----
@@ -106,10 +116,17 @@ class Trainer:
         on_nan: Literal["stop", "skip"] = "stop",
         callbacks: Mapping[str, Sequence[Callback]] | None = None,
         stateful: Mapping[str, Stateful] | None = None,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        scheduler: LRScheduler | None = None,
+        precision: nn.MixedPrecision | None = None,
+        scaler: nn.GradScaler | None = None,
     ) -> None:
         unknown = set(callbacks or ()) - set(EVENTS)
         if unknown:
             raise ValueError(f"callbacks are called at {', '.join(EVENTS)}, not at {', '.join(sorted(unknown))}")
+        if accumulate < 1:
+            raise ValueError(f"accumulate has to be at least 1 batch a step, got {accumulate}")
         self.model = model
         self.optimizer = optimizer
         self.loss_fn = loss_fn
@@ -119,14 +136,20 @@ class Trainer:
         self.stop = stop
         self.on_nan = on_nan
         self.callbacks: dict[str, list[Callback]] = {event: list((callbacks or {}).get(event, ())) for event in EVENTS}
-        self.stateful = dict(stateful or {})
+        self.stateful = dict(stateful or {}) | ({"scaler": scaler} if scaler is not None else {})
+        self.accumulate = accumulate
+        self.clip_norm = clip_norm
+        self.scheduler = scheduler
+        self.precision = precision
+        self.scaler = scaler
         self.epoch = 0
         self.step = 0
-        self.running = _tally()
+        self.running = new_tally()
         self.history: list[EpochMetrics] = []
         self.skipped = 0
         self.stopped = False
         self._waited_s = 0.0
+        self._last_lr = float(optimizer.param_groups[0]["lr"])
         # Of the epoch that runs, over all processes that have had a part in it.
         self._epoch_s = self._epoch_exposed_s = 0.0
 
@@ -139,12 +162,17 @@ class Trainer:
         return self.history
 
     def evaluate(self, loader: Iterable[Any]) -> Tally:
-        """Return ``loss`` and ``correct`` summed over the samples of all ranks, each counted once."""
-        tally = _tally()
+        """Return ``loss`` and ``correct`` summed over the samples of all ranks, each counted once.
+
+        All ranks test the first one's model: its running statistics are copied to all.
+        """
+        tally = new_tally()
+        stepper = self._stepper()
+        broadcast_arrays(list(self.model.module.buffers()), default_group())
         self.model.module.eval()
         with no_grad():
             for inputs, targets in loader:
-                output = self.model.module(inputs)
+                output = stepper.predict(inputs)
                 samples = len(targets)
                 loss = self.loss_fn(output, targets).item() * samples
                 tally.add(samples=samples, loss=loss, correct=self.correct_fn(output, targets))
@@ -185,6 +213,7 @@ class Trainer:
             "epoch_exposed_s": self._epoch_exposed_s,
             "history": [dataclasses.asdict(metrics) for metrics in self.history],
             "skipped": self.skipped,
+            "last_lr": self._last_lr,
             # Not its own method: that of a sharded optimizer wants the whole state collected first.
             "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
             "random": random_states,
@@ -218,13 +247,17 @@ class Trainer:
         self.train_loader.load_state_dict(state["loader"])
         if get_rank() < len(state["random"]):
             nn.random.set_state(state["random"][get_rank()])
-        self.running = _tally()
+        self.running = new_tally()
         self.running.sums[:] = state["running"]
         if (states := state.get("stateful")) is not None:
             for name, mine in put_together(states[get_rank() % len(states)], arrays).items():
                 if name in self.stateful:
                     self.stateful[name].load_state_dict(mine)
         self.epoch, self.step, self.skipped = state["epoch"], state["step"], state.get("skipped", 0)
+        self._last_lr = state.get("last_lr", self._last_lr)
+        if self.scheduler is not None:
+            # The plan is this run's, which may have been changed; how far it has come, the checkpoint's.
+            self.scheduler.step(self.step)
         self._epoch_s, self._epoch_exposed_s = state["epoch_s"], state["epoch_exposed_s"]
         self.history = [EpochMetrics(**metrics) for metrics in state["history"]]
 
@@ -246,9 +279,9 @@ class Trainer:
         self.train_loader.set_epoch(self.epoch)
         self._emit("epoch_begin")
         began, waited_before_s = time.perf_counter(), self.comm_exposed_s
-        for inputs, targets in self.train_loader:
-            self._train_step(inputs, targets)
-            self.step += 1
+        stepper, batches = self._stepper(), self._batches()
+        for batch in batches:
+            self._make_step(stepper, batch, batches)
             now, waited_s = time.perf_counter(), self.comm_exposed_s
             self._epoch_s += now - began
             self._epoch_exposed_s += waited_s - waited_before_s
@@ -277,73 +310,52 @@ class Trainer:
                 epoch_s=self._epoch_s,
                 test_loss=tested.mean("loss") if tested else None,
                 test_s=time.perf_counter() - began,
-                lr=float(self.optimizer.param_groups[0]["lr"]),
+                lr=self._last_lr,
             )
         )
-        self.running = _tally()
+        self.running = new_tally()
         self._epoch_s = self._epoch_exposed_s = 0.0
         self._emit("epoch_end")
 
-    def _train_step(self, inputs: Any, targets: Array) -> None:
-        """Make one step, the same on all ranks, from this rank's share of the batch."""
-        share = self.train_loader.current
-        samples, total = (share.samples, share.global_samples) if share else (len(targets), None)
-        tally = _tally()
-        tally.add(stop=self.stop())
-        loss: Tensor | None = None
-        with self.model.weighted(samples, total):
-            if samples:
-                output = self.model(inputs)
-                loss = self.loss_fn(output, targets)
-                mean = loss.item()
-                tally.add(samples=samples, loss=mean * samples, correct=self.correct_fn(output, targets))
-            finite = loss is None or bool(np.isfinite(mean))
-            # Sent before backward, so that it has come when backward is done.
-            summing = tally.all_reduce()
-            if loss is not None:
-                loss.backward()
-        began = time.perf_counter()
-        summing.wait()
-        self._waited_s += time.perf_counter() - began
-        self.stopped = tally["stop"] > 0
-        # Averaged gradients are the same on all ranks, so all of them see what one sees.
-        broken = [name for name, p in self.model.module.named_parameters() if not _is_finite(p.grad)]
-        if np.isfinite(tally["loss"]) and not broken:
-            self.optimizer.step()
-            self.running.merge(tally)
-        elif self.on_nan == "stop":
-            self._stop_on_nan(finite, broken)
+    def _stepper(self) -> Stepper:
+        return Stepper(
+            self.model,
+            self.optimizer,
+            self.loss_fn,
+            self.correct_fn,
+            self.accumulate,
+            self.clip_norm,
+            self.precision,
+            self.scaler,
+        )
+
+    def _batches(self) -> Iterator[Batch]:
+        """Yield this rank's shares of the batches that remain of the epoch."""
+        for inputs, targets in self.train_loader:
+            share = self.train_loader.current
+            samples, total = (share.samples, share.global_samples) if share else (len(targets), None)
+            yield Batch(inputs, targets, samples, total)
+
+    def _make_step(self, stepper: Stepper, batch: Batch, following: Iterator[Batch]) -> None:
+        """Make one step, the same on all ranks, that begins with ``batch``."""
+        self._last_lr = float(self.optimizer.param_groups[0]["lr"])
+        outcome = stepper.step(batch, following, self.stop)
+        self._waited_s += outcome.waited_s
+        self.stopped = outcome.tally["stop"] > 0
+        if outcome.updated:
+            self.running.merge(outcome.tally)
+        elif self.on_nan == "stop" and not outcome.overflowed:
+            what, cause = stepper.faults(outcome)
+            raise FloatingPointError(f"{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
         else:
             self.skipped += 1
-        self.optimizer.zero_grad()
-
-    def _stop_on_nan(self, finite: bool, broken: Sequence[str]) -> None:
-        """Raise on every rank, naming the ranks whose loss is no number, and what they computed it with."""
-        found = [True] * get_world_size()
-        all_gather_object(found, finite)
-        ranks = [str(rank) for rank, fine in enumerate(found) if not fine]
-        spoilt = [name for name, p in self.model.module.named_parameters() if not _is_finite(p.data)]
-        if not ranks:
-            what = f"the averaged gradient of {', '.join(broken)} is not finite"
-            cause = "finite losses; lower the learning rate, or look for a division by zero in a backward"
-        else:
-            what = f"the loss is not finite on rank {', '.join(ranks)}"
-            cause = "finite parameters; look at this batch's inputs and at what the loss takes the logarithm of"
-        if spoilt:
-            cause = f"parameters that are not finite: {', '.join(spoilt)}"
-        raise FloatingPointError(f"{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
+        self.step += 1
+        if self.scheduler is not None:
+            self.scheduler.step()
+        if not outcome.updated:
+            self._emit("step_skip")
 
 
 def _by_names(state: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:
     """Return an optimizer's state as arrays by names."""
     return {f"optimizer.{number}.{name}": x for number, record in state.items() for name, x in record.items()}
-
-
-def _is_finite(x: Array | None) -> bool:
-    """Tell whether all elements are finite; one pass, where they are."""
-    if x is None:
-        return True
-    flat = x.reshape(-1)
-    # A sum of squares is quick and never hides a NaN, but may overflow where no element is infinite.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(flat @ flat)) or bool(np.isfinite(flat).all())

@@ -62,9 +62,15 @@ class LRScheduler(ABC):
         """Return the learning rate that was set last, for each group."""
         return self._last_lr
 
-    def step(self) -> None:
-        """Go one step on; to be called after the optimizer's."""
-        self.last_epoch += 1
+    def step(self, epoch: int | None = None) -> None:
+        """Go one step on, or to a given one; to be called after the optimizer's step.
+
+        Parameters
+        ----------
+        epoch : int, optional
+            The number of steps made, for a schedule that goes on in the middle; by default one more than before.
+        """
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._apply()
 
     def _apply(self) -> None:

@@ -1,0 +1,247 @@
+"""``Stepper``: one step on all ranks, from the batches of a window to changed parameters, or to what is wrong.
+
+Knows no epoch, no file and no model. Imports ``parallel``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from mpiddp.autograd import Tensor
+from mpiddp.device import array_namespace
+from mpiddp.distributed import all_gather_object, all_reduce, get_world_size
+from mpiddp.nn import GradScaler, MixedPrecision
+from mpiddp.nn.utils import clip_grad_norm_
+from mpiddp.optim import Optimizer
+from mpiddp.parallel import SyncBatchNorm
+from mpiddp.typing import Array
+
+from .averaging import AveragedModel
+from .metrics import Tally
+
+_MOST_NAMES = 5
+"""Parameters that an error names; with one, most others are broken too."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    """What one rank has of a batch."""
+
+    inputs: Any
+    targets: Array
+    samples: int
+    """How many samples count here; 0: inputs and targets are a stand-in."""
+    total: int | None
+    """How many samples all ranks have, or None where this rank does not know."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What has become of a step; the same on all ranks but for ``finite`` and ``waited_s``."""
+
+    tally: Tally
+    """Sums over the samples of all ranks."""
+    updated: bool
+    """Whether the parameters were changed."""
+    overflowed: bool
+    """Whether it was left out because the scaled gradients were too large, which a smaller scale mends."""
+    broken: list[str]
+    """Names of the parameters whose averaged gradient is not finite."""
+    finite: bool
+    """Whether this rank's losses are."""
+    last: Batch
+    """The last batch."""
+    waited_s: float
+    """Seconds for which this rank has waited for the tally."""
+
+
+def new_tally() -> Tally:
+    """Return the sums that ranks exchange in a step."""
+    return Tally("loss", "correct", "stop")
+
+
+@dataclasses.dataclass
+class Stepper:
+    """Makes steps: forward, backward, average, clip, update.
+
+    See `Trainer` for what the attributes mean.
+
+    Notes
+    -----
+    A step has the gradient of the mean loss over all samples of its batches on all ranks, whatever their sizes: with
+    ``n`` samples in a batch here, ``n0`` in the window's first and ``T`` in all batches of all ranks, a batch's loss is
+    multiplied with ``n / n0``, and the sum of the gradients with ``n0 / T`` while it is reduced.
+    """
+
+    model: AveragedModel
+    optimizer: Optimizer
+    loss_fn: Callable[[Any, Array], Tensor]
+    correct_fn: Callable[[Any, Array], float]
+    accumulate: int = 1
+    clip_norm: float | None = None
+    precision: MixedPrecision | None = None
+    scaler: GradScaler | None = None
+
+    def __post_init__(self) -> None:
+        self._mixes_samples = any(isinstance(module, SyncBatchNorm) for module in self.model.module.modules())
+
+    def step(self, first: Batch, following: Iterator[Batch], stop: Callable[[], bool]) -> Outcome:
+        """Make a step of ``first`` and what comes after it, `accumulate` batches or what there is.
+
+        Parameters
+        ----------
+        first : Batch
+            The first batch of the window.
+        following : iterator of Batch
+            Those after it; not asked for more than the window has.
+        stop : callable
+            Whether this rank is to stop; asked when the last batch has come.
+        """
+        tally = new_tally()
+        reference = max(1, first.samples)
+        batch, samples, total = first, first.samples, first.total
+        for _ in range(self.accumulate - 1):
+            upcoming = next(following, None)
+            if upcoming is None:
+                break
+            with self.model.no_sync(), self._sharing(reference, first.total):
+                loss = self._forward(batch, tally)
+                if loss is not None:
+                    self._backward(loss, batch.samples / reference)
+            batch, samples = upcoming, samples + upcoming.samples
+            total = None if total is None or batch.total is None else total + batch.total
+        if total is None and batch is not first:
+            total = _sum_over_ranks(samples)
+        tally.add(stop=stop())
+        with self.model.weighted(reference if samples else 0, total):
+            loss = self._forward(batch, tally)
+            finite = bool(np.isfinite(tally["loss"]))
+            # Sent before backward, so that it has come when backward is done.
+            summing = tally.all_reduce()
+            if loss is not None:
+                self._backward(loss, batch.samples / reference)
+        began = time.perf_counter()
+        summing.wait()
+        waited_s = time.perf_counter() - began
+        updated, overflowed, broken = self._update(tally)
+        return Outcome(tally, updated, overflowed, broken, finite, batch, waited_s)
+
+    def predict(self, inputs: Any) -> Any:
+        """Return the output of the model itself, without any average, as the loss takes it."""
+        return self._call(self.model.module, inputs)
+
+    def faults(self, outcome: Outcome) -> tuple[str, str]:
+        """Return what is not finite in a step that was left out, with its ranks, and what may be the cause.
+
+        Every rank calls it; the gradients are gone afterwards.
+        """
+        spoilt = [name for name, p in self.model.module.named_parameters() if not is_finite(p.data)]
+        if ranks := _ranks_where(not outcome.finite):
+            what = f"the loss is not finite on rank {ranks}"
+            cause = "finite parameters; look at this batch's inputs and at what the loss takes the logarithm of"
+        else:
+            what = f"the averaged gradient of {_listed(outcome.broken)} is not finite"
+            guilty = _ranks_where(not self._own_gradient_is_finite(outcome.last))
+            whose = (
+                f"that of rank {guilty}, computed again, is not" if guilty else "computed again, no rank's own is so"
+            )
+            cause = f"finite losses; {whose}; lower the learning rate, or look for a division by zero in a backward"
+        if spoilt:
+            cause = f"parameters that are not finite: {_listed(spoilt)}"
+        return what, cause
+
+    def _sharing(self, samples: int, total: int | None) -> contextlib.AbstractContextManager[None]:
+        """Let layers that mix the gradients of several ranks know this rank's weight, where there are some."""
+        return self.model.weighted(samples, total) if self._mixes_samples else contextlib.nullcontext()
+
+    def _call(self, model: Callable[[Any], Any], inputs: Any) -> Any:
+        if self.precision is None:
+            return model(inputs)
+        with self.precision.autocast():
+            output = model(inputs)
+        return output.to(np.float32) if getattr(output, "dtype", None) == self.precision.dtype else output
+
+    def _forward(self, batch: Batch, tally: Tally) -> Tensor | None:
+        """Return a batch's mean loss and count it; None without samples."""
+        inputs, targets = batch.inputs, batch.targets
+        if not batch.samples:
+            if not self._mixes_samples:
+                self.model.skip_forward()
+                return None
+            # The other ranks' layers wait for this one's part of their sums: that of an empty batch.
+            inputs, targets = inputs[:0], targets[:0]
+        output = self._call(self.model, inputs)
+        loss = self.loss_fn(output, targets)
+        if batch.samples:
+            correct = self.correct_fn(output, targets)
+            tally.add(samples=batch.samples, loss=loss.item() * batch.samples, correct=correct)
+        return loss
+
+    def _backward(self, loss: Tensor, share: float) -> None:
+        factor = share if self.scaler is None else share * self.scaler.scale
+        loss.backward(None if factor == 1 else np.asarray(factor, loss.dtype))
+
+    def _update(self, tally: Tally) -> tuple[bool, bool, list[str]]:
+        """Change the parameters, if loss and gradients are finite; return whether, and what is not."""
+        # Averaged gradients are the same on all ranks, so all of them see what one sees.
+        broken = [name for name, p in self.model.module.named_parameters() if not is_finite(p.grad)]
+        sound = bool(np.isfinite(tally["loss"]))
+        overflowed = False
+        if self.scaler is not None and sound:
+            scale = self.scaler.scale
+            self.scaler.update(bool(broken))
+            # Below 1 it is not the scale that makes them overflow.
+            overflowed = bool(broken) and self.scaler.scale >= 1
+            if not broken:
+                for p in self.model.module.parameters():
+                    if p.grad is not None:
+                        p.grad *= p.grad.dtype.type(1 / scale)
+        if sound and not broken:
+            if self.clip_norm is not None:
+                clip_grad_norm_(self.model.module.parameters(), self.clip_norm)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return sound and not broken, overflowed, broken
+
+    def _own_gradient_is_finite(self, batch: Batch) -> bool:
+        """Compute this rank's gradient of a batch once more, without sending it, and tell whether it is finite."""
+        with self.model.no_sync(), self._sharing(max(1, batch.samples), batch.total):
+            loss = self._forward(batch, new_tally())
+            if loss is not None:
+                self._backward(loss, 1.0)
+        return all(is_finite(p.grad) for p in self.model.module.parameters())
+
+
+def is_finite(x: Array | None) -> bool:
+    """Tell whether all elements are finite; one pass, where they are."""
+    if x is None:
+        return True
+    flat = x.reshape(-1)
+    # A sum of squares is quick and never hides a NaN, but may overflow where no element is infinite.
+    with np.errstate(over="ignore", invalid="ignore"):
+        xp = array_namespace(flat)
+        return bool(xp.isfinite(flat @ flat)) or bool(xp.isfinite(flat).all())
+
+
+def _sum_over_ranks(number: int) -> int:
+    summed = np.array([number], np.int64)
+    all_reduce(summed)
+    return int(summed[0])
+
+
+def _ranks_where(here: bool) -> str:
+    """Return the ranks that say yes, as a list for a person; every rank calls it."""
+    found = [False] * get_world_size()
+    all_gather_object(found, here)
+    return ", ".join(str(rank) for rank, yes in enumerate(found) if yes)
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
