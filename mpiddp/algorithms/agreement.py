@@ -1,7 +1,8 @@
 """What the ranks tell each other before they touch each other's memory: what they call, and where their arrays lie.
 
 One all-gather of a few bytes is the barrier that such an algorithm needs anyway. After it every rank knows the same of
-all, so all choose the same way, and ranks that disagree all raise the same error.
+all, so all choose the same way, and ranks that disagree all raise the same error. Between nodes it also tells whether
+the ranks have made the same calls until now (see `mpi.board`).
 """
 
 from __future__ import annotations
@@ -14,25 +15,18 @@ import numpy as np
 
 from mpiddp.errors import MismatchError
 from mpiddp.mpi import symmetric
+from mpiddp.mpi.board import NO_REDUCTION, NO_ROOT, describe, disagreement, packed, unpacked
+from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.message import code_name, dtype_code
+from mpiddp.mpi.message import dtype_code
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
 _OPERATIONS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast")
-_REDUCTIONS = {
-    op.value: op
-    for op in (
-        *(ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX),
-        *(ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR, ReduceOp.PREMUL_SUM),
-    )
-}
-_NO_REDUCTION = 255
-_NO_ROOT = -1
 
-# Operation, reduction, dtype and root; elements; then what may differ: segment, offset, factor.
-_FORMAT = struct.Struct("<BBHiqqqd")
+# Operation, reduction, dtype and root; elements; then what may differ: segment, offset, factor; the calls until now.
+_FORMAT = struct.Struct("<BBHiqqqdq")
 
 
 class Entry(NamedTuple):
@@ -46,15 +40,11 @@ class Entry(NamedTuple):
     segment: int
     offset: int
     factor: float
+    history: int
 
     def __str__(self) -> str:
         """Return the call as a person would name it."""
-        details = [f"of {self.length} {code_name(self.dtype)} elements"]
-        if self.reduction != _NO_REDUCTION:
-            details.append(f"with {_REDUCTIONS[self.reduction].name}")
-        if self.root != _NO_ROOT:
-            details.append(f"and group rank {self.root} as root")
-        return f"{_OPERATIONS[self.operation]} {' '.join(details)}"
+        return _OPERATIONS[self.operation] + describe(self.dtype, self.length, self.reduction, self.root)
 
 
 def meet(
@@ -62,7 +52,7 @@ def meet(
     operation: str,
     x: Array,
     op: ReduceOp | None = None,
-    root: int = _NO_ROOT,
+    root: int = NO_ROOT,
     place: symmetric.Place | None = None,
 ) -> Steps:
     """Wait until every rank has come to this operation, and learn what all of them gave.
@@ -95,13 +85,14 @@ def meet(
     segment, offset = place or symmetric.find(x)
     mine = _FORMAT.pack(
         _OPERATIONS.index(operation),
-        _NO_REDUCTION if op is None else op.value,
+        NO_REDUCTION if op is None else op.value,
         dtype_code(x.dtype),
         root,
         x.size,
         segment,
         offset,
         1.0 if op is None or op.factor is None else op.factor,
+        _history(link),
     )
     told = bytearray(len(mine) * link.size)
     yield link.now.Iallgather(mine, told)
@@ -109,10 +100,9 @@ def meet(
     first = entries[0][:5]
     for rank, entry in enumerate(entries):
         if entry[:5] != first:
-            raise MismatchError(
-                f"ranks of {link} disagree: rank {link.ranks[0]} calls {entries[0]}, rank {link.ranks[rank]} calls"
-                f" {entry}; all ranks must call the same operations in the same order, on equal shapes and dtypes"
-            )
+            raise MismatchError(disagreement(str(link), link.ranks[0], entries[0], link.ranks[rank], entry))
+    if any(entry.history != entries[0].history for entry in entries):
+        yield from _find_disagreement(link)
     return entries
 
 
@@ -120,6 +110,44 @@ def meet(
 def _read(told: bytes) -> list[Entry]:
     """Return what all ranks have told; a training step tells the same again and again."""
     return [Entry(*fields) for fields in _FORMAT.iter_unpack(told)]
+
+
+def _history(link: Link) -> int:
+    """Return what stands for all calls until now, of a group whose ranks do not all see each other's."""
+    # A later step runs when this rank may have made other calls already.
+    return 0 if link.one_node or link.board is None or link.now is link.later else link.board.history
+
+
+def barrier(link: Link) -> Steps:
+    """Wait until every rank of a group on several nodes has come, and compare all calls that they have made.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if their calls differ.
+    """
+    history = _history(link)
+    bounds = np.array([history, ~history])
+    yield link.now.Iallreduce(MPI.IN_PLACE, bounds, MPI.MIN)
+    if bounds[0] != ~bounds[1]:
+        yield from _find_disagreement(link)
+
+
+def _find_disagreement(link: Link) -> Steps:
+    """Exchange the calls of all ranks, and raise on all of them, with the first on which they differ."""
+    calls = link.board
+    assert calls is not None
+    calls.history = 0
+    mine = packed(calls.recent())
+    told = bytearray(len(mine) * link.size)
+    yield link.later.Iallgather(mine, told)
+    rows = [unpacked(bytes(told[start : start + len(mine)])) for start in range(0, len(told), len(mine))]
+    for sequence in sorted(set.intersection(*map(set, rows))):
+        for rank, row in enumerate(rows):
+            if row[sequence].disagrees(rows[0][sequence]):
+                found = row[sequence], rows[0][sequence]
+                raise MismatchError(disagreement(str(link), link.ranks[0], found[1], link.ranks[rank], found[0]))
+    raise MismatchError(f"the ranks of {link} made different calls long ago: none of their last {len(rows[0])} differ")
 
 
 def common_segment(entries: list[Entry]) -> symmetric.Segment | None:

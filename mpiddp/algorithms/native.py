@@ -8,16 +8,18 @@ MPI 4.1, chapter 6, "Collective Communication".
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from mpiddp.errors import MismatchError
 from mpiddp.mpi import message
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, chunks, countable, movable
 from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
-from mpiddp.mpi.work import All, Steps
+from mpiddp.mpi.work import All, Awaited, Each, Steps
 from mpiddp.typing import Array
 
 
@@ -130,16 +132,78 @@ def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
 
     Messages of several operations keep their order, because all ranks submit these in one order.
     """
-    requests = []
-    for rank, output in _items(outputs):
-        if rank != link.rank:
-            requests += [link.now.Irecv([piece, MPI.BYTE], rank) for piece in chunks(as_bytes(output))]
+    requests: list[Awaited] = []
     for rank, x in _items(inputs):
         if rank != link.rank:
-            requests += [link.now.Isend([piece, MPI.BYTE], rank) for piece in chunks(as_bytes(x))]
+            requests += [link.now.Isend([piece, MPI.BYTE], rank, _TAG) for piece in chunks(as_bytes(x))]
         else:
             as_bytes(outputs[rank])[...] = as_bytes(x)
-    yield All(requests)
+    blocks = {rank: _Block(link, rank, output) for rank, output in _items(outputs) if rank != link.rank}
+    yield Each([*blocks.values(), *requests])
+    for block in blocks.values():
+        block.check()
+
+
+_TAG = 1
+"""Of blocks, which no receive that was posted before may take away."""
+
+
+class _Block:
+    """What a rank sends: received when it has come and its size is seen, because MPI may crash in too short a receive.
+
+    Parameters
+    ----------
+    link : Channel
+        Where it comes.
+    source : int
+        Who sends it.
+    x : array
+        Where it goes.
+    """
+
+    def __init__(self, link: Channel, source: int, x: Array) -> None:
+        self._comm, self._source = link.now, source
+        self._sender, self._receiver = link.ranks[source], link.ranks[link.rank]
+        self._pieces = deque(chunks(as_bytes(x)))
+        self._request: MPI.Request | None = None
+        self._fault = ""
+        self._status = MPI.Status()
+
+    def Test(self) -> bool:  # noqa: N802
+        """Tell whether all of it is there."""
+        while self._request is None or self._request.Test():
+            if not self._pieces:
+                return True
+            message = self._comm.Improbe(self._source, _TAG, self._status)
+            if message is None:
+                return False
+            self._accept(message)
+        return False
+
+    def Wait(self) -> None:  # noqa: N802
+        """Block until all of it is there."""
+        while True:
+            if self._request is not None:
+                self._request.Wait()
+            if not self._pieces:
+                return
+            self._accept(self._comm.Mprobe(self._source, _TAG, self._status))
+
+    def _accept(self, message: MPI.Message) -> None:
+        """Receive a piece where it belongs, or elsewhere, so that what is sent next is right, if it does not fit."""
+        piece, sent_bytes = self._pieces.popleft(), self._status.Get_count(MPI.BYTE)
+        if sent_bytes != piece.nbytes:
+            self._fault = (
+                f"rank {self._sender} sends {sent_bytes} bytes to rank {self._receiver}, which expects {piece.nbytes}"
+                " from it: what one rank sends must have the shape of what the other one has for it"
+            )
+            piece = np.empty(sent_bytes, np.uint8)
+        self._request = message.Irecv([piece, MPI.BYTE])
+
+    def check(self) -> None:
+        """Raise `MismatchError` if it was of another size than that of the array."""
+        if self._fault:
+            raise MismatchError(self._fault)
 
 
 def _items(blocks: Blocks) -> Iterable[tuple[int, Array]]:

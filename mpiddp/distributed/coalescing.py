@@ -75,6 +75,12 @@ def _arrays(given: object, name: str, operation: str, *, writable: bool) -> list
     return [as_array(x, operation, writable=writable, name=f"{name}[{index}]") for index, x in enumerate(given)]
 
 
+def _in_common(xs: Sequence[Array]) -> dict[str, Any]:
+    """Return what all ranks must give alike, for `perform`: how many elements, of which dtypes, in which arrays."""
+    layout = ",".join(f"{x.dtype.char}{x.size}" for x in xs) if len(xs) > 1 else ""
+    return {"like": xs[0], "count": sum(x.size for x in xs), "layout": layout}
+
+
 def _future(work: Work | None) -> Future | None:
     return None if work is None else work.get_future()
 
@@ -94,7 +100,7 @@ def all_reduce_coalesced(
     xs = _arrays(tensors, "tensors", "all_reduce_coalesced", writable=True)
     for x in xs:
         check(x.dtype, op)
-    return _future(perform("all_reduce_coalesced", found, async_op, xs, _all_reduce, xs, op))
+    return _future(perform("all_reduce_coalesced", found, async_op, xs, _all_reduce, xs, op, op=op, **_in_common(xs)))
 
 
 def all_gather_coalesced(
@@ -132,7 +138,7 @@ def all_gather_coalesced(
             expect_like(output, shape, x.dtype, name, f"{where}[{index}]")
         outputs.append(arrays)
     flat = [x for arrays in outputs for x in arrays]
-    return _future(perform(name, found, async_op, flat, _all_gather, outputs, inputs))
+    return _future(perform(name, found, async_op, flat, _all_gather, outputs, inputs, **_in_common(flat)))
 
 
 class IllegalWork:
@@ -190,7 +196,8 @@ class Coalescing:
             size = self._group.size()
             blocks = [list(blocks) for blocks in zip(*(x.reshape(size, -1) for x in columns[0]), strict=True)]
             steps, args = _all_gather, (blocks, columns[1])
-        self.append(perform(f"{name}_coalesced", self._group, async_op, columns[0], steps, *args))
+        same = _in_common([x for column in columns for x in column])
+        self.append(perform(f"{name}_coalesced", self._group, async_op, columns[0], steps, *args, op=op, **same))
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.algorithms import native, select
+from mpiddp.algorithms import agreement, native, select
 from mpiddp.errors import ArrayError
 from mpiddp.mpi import board, operation, work
 from mpiddp.mpi.board import ANY_COUNT, NO_ROOT
@@ -76,6 +76,9 @@ def perform(
         outer, operation.running = operation.running, what
         try:
             value = work.drive(algorithm(link, *args))
+        except Exception:
+            link.confirm(what.number)  # why it went wrong is the better error
+            raise
         finally:
             operation.running = outer
         if not same:
@@ -175,7 +178,8 @@ def barrier(
     found = member(group, "barrier")
     if found is None:
         return None
-    return perform("barrier", found, async_op, (), native.barrier, timeout=work.seconds(timeout))  # type: ignore[no-any-return]
+    algorithm = native.barrier if found.link.one_node else agreement.barrier
+    return perform("barrier", found, async_op, (), algorithm, timeout=work.seconds(timeout))  # type: ignore[no-any-return]
 
 
 def broadcast(
@@ -272,8 +276,21 @@ def all_gather(
     for index, output in enumerate(outputs):
         mine = index == found.link.rank
         expect_like(output, x.shape if mine else None, x.dtype, "all_gather", f"tensor_list[{index}]")
+    sizes = [output.size for output in outputs]
+    layout = "" if min(sizes) == max(sizes) else repr(sizes)
     algorithm = select.moving("all_gather_list", found.link, *outputs, x)
-    return perform("all_gather", found, async_op, outputs, algorithm, outputs, x, like=x)  # type: ignore[no-any-return]
+    return perform(  # type: ignore[no-any-return]
+        "all_gather",
+        found,
+        async_op,
+        outputs,
+        algorithm,
+        outputs,
+        x,
+        like=x,
+        count=sum(sizes),
+        layout=layout,
+    )
 
 
 def _expect_blocks(whole: Array, part: Array, size: int, operation: str, whole_name: str, part_name: str) -> None:

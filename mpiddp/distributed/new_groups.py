@@ -96,7 +96,10 @@ def _split(
         return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout, description)
 
     parent.link.begin(_NEW_GROUP)
-    return mine, _without_waiting(make, Operation(what, parent.link, number=parent.link.sequence))
+    number = parent.link.sequence
+    made = _without_waiting(make, Operation(what, parent.link, number=number))
+    parent.link.confirm(number)
+    return mine, made
 
 
 def new_group(

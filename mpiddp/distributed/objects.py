@@ -112,7 +112,7 @@ def gather_object(
     _expect_on_root(object_gather_list, found, root, "object_gather_list", "destination")
     if object_gather_list:
         _expect_room(object_gather_list, found, "gather_object", "object_gather_list")
-    gathered = perform("gather_object", found, False, (), _gather, obj, root)
+    gathered = perform("gather_object", found, False, (), _gather, obj, root, root=root)
     if object_gather_list:
         object_gather_list[: found.size()] = gathered
 
@@ -144,7 +144,7 @@ def broadcast_object_list(
     root = root_rank(found, src, group_src)
     if not isinstance(object_list, list) or not object_list:
         raise ValueError("object_list must be a list of at least one object")
-    received = perform("broadcast_object_list", found, False, (), _broadcast, object_list, root)
+    received = perform("broadcast_object_list", found, False, (), _broadcast, object_list, root, root=root)
     if len(received) != len(object_list):
         raise ValueError(
             f"broadcast_object_list: rank {found.ranks[root]} sent {len(received)} objects, but this rank's object_list"
@@ -172,7 +172,7 @@ def scatter_object_list(
         raise ValueError(
             f"scatter_object_list needs {found.size()} objects on the source rank, got {len(inputs or ())}"
         )
-    scatter_object_output_list[0] = perform("scatter_object_list", found, False, (), _scatter, inputs, root)
+    scatter_object_output_list[0] = perform("scatter_object_list", found, False, (), _scatter, inputs, root, root=root)
 
 
 def send_object_list(

@@ -95,7 +95,7 @@ def describe(dtype: int, count: int, reduction: int, root: int, layout: int = 0)
         text += f" of {name}" if count == ANY_COUNT else f" of {count} {name} elements"
         text += " on a device" if dtype & ON_DEVICE else ""
     if layout:
-        text += f" (sizes of its arrays: {layout:x})"
+        text += f" in arrays whose sizes come to 0x{layout:x}"
     if reduction != NO_REDUCTION:
         text += f" with {REDUCTIONS[reduction].name}"
     return text + (f" and group rank {root} as root" if root != NO_ROOT else "")
@@ -174,7 +174,7 @@ class Board:
         self._row_bytes = self._size * _CALL.size
         self._place = rank * _CALL.size
         self.history = 0
-        """Stands for all calls of this rank so far, the same on all ranks that have made the same ones."""
+        """Stands for this rank's calls that nobody has compared, the same on all ranks that have made the same ones."""
         self.open: set[int] = set()
         """Numbers of the calls that are on their way and that some rank of the node had not come to."""
 
@@ -187,14 +187,15 @@ class Board:
             If one has made another.
         """
         call = _pack(sequence, kind, count, root)
-        if self._distant:
-            self.history = hash((self.history, kind >> 1, count, root))
+        if self._distant and not kind & AGREES:
+            self.history = hash((self.history, kind, count, root))
         start = sequence % _ROWS * self._row_bytes
         mine = start + self._place
         self._memory[mine : mine + _CALL.size] = call
         if self._memory[start : start + self._row_bytes] == call * self._size:
             return True
         self.compare(sequence)
+        self.open.add(sequence)
         return False
 
     def compare(self, sequence: int) -> None:
@@ -222,10 +223,21 @@ class Board:
         return sorted(call for call in calls if call.sequence)
 
 
+def packed(calls: list[Call]) -> bytes:
+    """Return calls as bytes, of the same length on all ranks."""
+    return b"".join(_CALL.pack(*call) for call in calls).ljust(_ROWS * _CALL.size, b"\0")
+
+
+def unpacked(memory: bytes) -> dict[int, Call]:
+    """Return the calls of a rank by their numbers, from what `packed` has made of them."""
+    calls = [Call(*fields) for fields in _CALL.iter_unpack(memory)]
+    return {call.sequence: call for call in calls if call.sequence}
+
+
 def disagreement(group: str, rank: int, call: object, other_rank: int, other: object) -> str:
     """Return the text of the error of two ranks that disagree; the lower one is named first."""
     first, second = sorted([(rank, str(call)), (other_rank, str(other))])
     return (
-        f"the ranks of {group} disagree: rank {first[0]} called {first[1]}, rank {second[0]} called {second[1]}; all"
+        f"the ranks of {group} disagree: rank {first[0]} calls {first[1]}, rank {second[0]} calls {second[1]}; all"
         " ranks must call the same operations in the same order, with the same sizes, dtypes, reductions and roots"
     )

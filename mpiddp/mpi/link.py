@@ -77,6 +77,8 @@ class Channel:
 
 
 _created = 0
+_abandoned: list[MPI.Comm] = []
+"""Communicators of groups that were given up, never freed."""
 
 
 class Link(Channel):
@@ -120,6 +122,8 @@ class Link(Channel):
         self.sequence = self.messages = 0
         """Collective operations, and messages, begun on this rank."""
         self.scratch = Scratch()
+        """What ordinary arrays pass through on a node."""
+        """How a rank reaches those of the others on its node without."""
         self.nodes = tuple(self.world.nodes[rank] for rank in self.ranks)
         self.one_node = len(set(self.nodes)) == 1
         self.node: Channel = self if self.one_node else self._same_node()
@@ -198,23 +202,25 @@ class Link(Channel):
 
     def confirm(self, sequence: int) -> None:
         """Compare a call that has come to its end with those of the other ranks of the node; raises as `begin`."""
-        if self.board is None:
-            return
+        if self.board is not None:
+            self.board.open.discard(sequence)
+            self._compare(self.board, sequence)
+
+    def _compare(self, calls: Board, sequence: int) -> None:
         try:
-            self.board.compare(sequence)
+            calls.compare(sequence)
         except MismatchError as error:
             self.spoil(error)
             raise
 
     def confirming(self, steps: Steps) -> Steps:
         """Return the same steps, of the operation begun last, which end with a comparison of the calls."""
-        sequence, calls = self.sequence, self.board
-        assert calls is not None
-        calls.open.add(sequence)
+        sequence = self.sequence
         try:
             value = yield from steps
-        finally:
-            calls.open.discard(sequence)
+        except Exception:
+            self.confirm(sequence)  # why it went wrong is the better error
+            raise
         self.confirm(sequence)
         return value
 
@@ -222,7 +228,7 @@ class Link(Channel):
         """Compare the calls that are on their way with those of the other ranks of the node; raises as `begin`."""
         if self.board is not None:
             for sequence in tuple(self.board.open):
-                self.confirm(sequence)
+                self._compare(self.board, sequence)
 
     def spoil(self, error: MismatchError) -> None:
         """Give the group up: what its ranks have sent would meet what it was not meant for."""
@@ -231,6 +237,9 @@ class Link(Channel):
             if channel is not None:
                 channel.now = channel.later = spoilt
         self.queue.fail(error)
+        # What has been sent and not received would reach whoever gets the communicators' numbers next.
+        _abandoned.extend(self._comms)
+        self._comms.clear()
 
     def expect_idle(self) -> None:
         """Raise `DistError` if operations of the group are on their way."""

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol
 
-from mpiddp.errors import EXIT_TIMEOUT
+from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, MismatchError
 
 from . import operation
 from .operation import Operation
@@ -31,6 +31,7 @@ LOOK_S = 0.5
 PATIENCE_S = 3.0
 # Python handles a Ctrl-C within this time, unless it waits in MPI.
 INTERRUPT_S = 1.0
+_WRITTEN_S = 0.01
 _EXIT_INTERRUPTED = 130
 _STOP = b"\0"
 
@@ -110,6 +111,12 @@ class Watchdog:
         waited_s = now - self._since
         if identity == self._interrupted and now - self._interrupted_at > INTERRUPT_S:
             self._abort(f"interrupted (Ctrl-C) in {current}", _EXIT_INTERRUPTED)
+        if not current.limited and _disagreement(current):
+            # A call that another rank was writing just then is whole now.
+            time.sleep(_WRITTEN_S)
+            text = _disagreement(current)
+            if text and current is operation.running:
+                self._abort(f"{_stack()}{text}", EXIT_MISMATCH)
         if waited_s > PATIENCE_S and self._presence.departed(current) and current is operation.running:
             self._abort(functools.partial(self._desertion, current), 1)
         if not current.limited and waited_s > current.link.timeout_s:
@@ -136,6 +143,17 @@ class Watchdog:
     def _timeout(self, waiting: Operation) -> str:
         reason = self._presence.explain(waiting)
         return f"{_stack()}{waiting} did not finish in {waiting.link.timeout_s:g} s: {reason}"
+
+
+def _disagreement(waiting: Operation) -> str:
+    """Return what is wrong where ranks wait in different operations for each other; nothing where all is well."""
+    calls = waiting.link.board
+    try:
+        for sequence in () if calls is None else tuple(calls.open):
+            calls.compare(sequence)
+    except MismatchError as error:
+        return str(error)
+    return ""
 
 
 def _python_handles_interrupts() -> bool:

@@ -70,6 +70,26 @@ class All:
         MPI.Request.Waitall(self.requests)
 
 
+class Each:
+    """Several things that are waited for, of any kind, as one."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, awaited: list[Awaited]) -> None:
+        self._left = awaited
+
+    def Test(self) -> bool:  # noqa: N802
+        """Tell whether all of them have happened, and help each on."""
+        self._left = [each for each in self._left if not each.Test()]
+        return not self._left
+
+    def Wait(self) -> None:  # noqa: N802
+        """Block until all of them have happened."""
+        while self._left:
+            self._left[0].Wait()
+            del self._left[0]
+
+
 class Progress(Protocol):
     """Something with operations on their way: a group's queue, or its mailbox."""
 
