@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from mpiddp.device import is_device_array
 from mpiddp.nn import Module
 from mpiddp.typing import Array
 
-from .files import write_whole, write_whole_folder
+from .files import whole_folder, write_synced, write_whole
+from .parts import AwaitedParts, entry, part_name
 
 ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
-FORMAT = 1
-"""Raised when an older mpiddp could not read what a newer one writes."""
+FORMAT = 2
+"""Raised when an older mpiddp could not read what a newer one writes; format 1 had no parts."""
+
+_PART = re.compile(re.escape(part_name(0)).replace("00000", r"(\d+)"))
 
 
 class DamagedError(ValueError):
@@ -34,6 +37,8 @@ class Checkpoint:
     arrays: Mapping[str, Array]
     state: dict[str, Any]
     """What JSON knows; ``step`` (int) is always there, ``score`` (float or None) says how good it is."""
+    parts: Mapping[int, Mapping[str, Array]] = field(default_factory=dict)
+    """What single ranks had, by rank; of a checkpoint that was read."""
 
     @property
     def step(self) -> int:
@@ -47,17 +52,18 @@ class Checkpoint:
 
     def frozen(self) -> Checkpoint:
         """Return a copy, on the host, that further training does not change."""
-        arrays = {name: np.array(_on_host(x), order="C") for name, x in self.arrays.items()}
-        return Checkpoint(arrays, json.loads(json.dumps(self.state)))
+        return Checkpoint(frozen_arrays(self.arrays), json.loads(json.dumps(self.state)))
 
-    def write(self, folder: Path) -> None:
-        """Write it as a folder that is whole or absent."""
-        contents = {ARRAYS: encode_arrays(self.arrays), STATE: _json_bytes(self.state)}
-        files = {
-            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for name, content in contents.items()
-        }
-        write_whole_folder(folder, contents | {MANIFEST: _json_bytes({"format": FORMAT, "files": files})})
+    def write(self, folder: Path, awaited: AwaitedParts | None = None) -> None:
+        """Write it as a folder that is whole or absent, with the parts that other ranks put there."""
+        with whole_folder(folder) as pending:
+            contents = {ARRAYS: encode_arrays(self.arrays), STATE: _json_bytes(self.state)}
+            for name, content in contents.items():
+                write_synced(pending / name, content)
+            files = {name: entry(content) for name, content in contents.items()}
+            if awaited is not None:
+                files |= awaited.receive(pending)
+            write_synced(pending / MANIFEST, _json_bytes({"format": FORMAT, "files": files}))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -68,24 +74,28 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     DamagedError
         If a file is missing, has another length or other bytes than were written, or is of a newer format.
     """
-    contents = {name: _read(folder / name) for name in (MANIFEST, ARRAYS, STATE)}
     try:
-        manifest = json.loads(contents[MANIFEST])
+        manifest = json.loads(_read(folder / MANIFEST))
         written = manifest["format"]
-        expected = {
-            name: (manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]) for name in (ARRAYS, STATE)
-        }
-    except (ValueError, KeyError, TypeError) as error:
+        expected = {name: (each["bytes"], each["sha256"]) for name, each in manifest["files"].items()}
+        missing = {ARRAYS, STATE} - set(expected)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{folder / MANIFEST} is damaged ({error})") from error
-    if written != FORMAT:
+    if missing:
+        raise DamagedError(f"{folder / MANIFEST} is damaged (it does not name {', '.join(sorted(missing))})")
+    if written not in (1, FORMAT):
         raise DamagedError(f"{folder} has format {written}, this mpiddp reads {FORMAT}; use the mpiddp that wrote it")
+    contents = {name: _read(folder / name) for name in expected}
     for name, (size, digest) in expected.items():
-        found = contents[name]
-        if len(found) != size:
-            raise DamagedError(f"{folder / name} has {len(found)} bytes, {size} were written")
-        if hashlib.sha256(found).hexdigest() != digest:
+        found = entry(contents[name])
+        if found["bytes"] != size:
+            raise DamagedError(f"{folder / name} has {found['bytes']} bytes, {size} were written")
+        if found["sha256"] != digest:
             raise DamagedError(f"{folder / name} has other bytes than were written (SHA-256)")
-    return Checkpoint(safetensors.numpy.load(contents[ARRAYS]), json.loads(contents[STATE]))
+    parts = {
+        int(match[1]): safetensors.numpy.load(contents[name]) for name in expected if (match := _PART.fullmatch(name))
+    }
+    return Checkpoint(safetensors.numpy.load(contents[ARRAYS]), json.loads(contents[STATE]), parts)
 
 
 def read_score(folder: Path) -> float | None:
@@ -122,6 +132,11 @@ def encode_arrays(arrays: Mapping[str, Array]) -> bytes:
     ordered = {name: np.array(_on_host(x), order="C", copy=None) for name, x in arrays.items()}
     encoded: bytes = safetensors.numpy.save(ordered)
     return encoded
+
+
+def frozen_arrays(arrays: Mapping[str, Array]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return copies, on the host, in C order."""
+    return {name: np.array(_on_host(x), order="C") for name, x in arrays.items()}
 
 
 def _on_host(x: Any) -> np.ndarray[Any, Any]:

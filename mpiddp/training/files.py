@@ -6,9 +6,14 @@ Imports the standard library only.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+WRITER = f"{os.getpid()}-{secrets.token_hex(4)}"
+"""Who writes: a number of the process alone would come again, since containers count from 1."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -20,17 +25,18 @@ def write_whole(path: Path, content: bytes) -> None:
         If it cannot be written, as on a full disk; nothing of it is left then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
+    temporary = temporary_name(path)
     try:
-        _write_synced(temporary, content)
+        write_synced(temporary, content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
-def write_whole_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a folder of files such that its name never shows a part of them.
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder under its `temporary_name`; at the end of the block it gets its own, with all that is in it.
 
     A folder that has the name already is replaced. A writer that dies in the moment between the two leaves the name
     empty; `put_back` mends that.
@@ -38,14 +44,12 @@ def write_whole_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     Raises
     ------
     OSError
-        If it cannot be written, as on a full disk; nothing of it is left then.
+        If it cannot be written, as on a full disk; nothing of it is left then, as after an exception in the block.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary, replaced = _temporary(folder), _temporary(folder, "old")
+    temporary, replaced = temporary_name(folder), temporary_name(folder, kind="old")
     try:
-        temporary.mkdir()
-        for name, content in contents.items():
-            _write_synced(temporary / name, content)
+        temporary.mkdir(parents=True, exist_ok=True)  # others may have put their files there already
+        yield temporary
         _sync_folder(temporary)
         if folder.exists():
             folder.rename(replaced)
@@ -58,7 +62,7 @@ def write_whole_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 def remove_folders(folders: Iterable[Path]) -> None:
     """Remove folders, each in one move: one that is half removed no longer has its name."""
     for folder in folders:
-        doomed = folder if is_temporary(folder) else _temporary(folder)
+        doomed = folder if is_temporary(folder) else temporary_name(folder)
         if folder.exists():
             folder.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -72,17 +76,31 @@ def put_back(parent: Path) -> None:
             entry.rename(name)
 
 
+def sweep(folder: Path) -> None:
+    """Remove what writers that died have left behind in a folder."""
+    left = [entry for entry in folder.iterdir() if is_left_behind(entry)]
+    remove_folders(entry for entry in left if entry.is_dir())
+    for entry in left:
+        if not entry.is_dir():
+            entry.unlink(missing_ok=True)
+
+
 def is_temporary(path: Path) -> bool:
-    """Tell whether this is what a writer that died has left behind."""
+    """Tell whether this is what a writer is at, or one that died has left behind."""
     return path.name.startswith(".") and path.name.endswith((".tmp", ".old"))
 
 
-def _temporary(path: Path, kind: str = "tmp") -> Path:
-    """Return a name beside ``path``, so in the same file system, that no other process uses."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{kind}")
+def is_left_behind(path: Path) -> bool:
+    """Tell whether this is what another writer, which must have died, has left behind."""
+    return is_temporary(path) and path.name.rsplit(".", 2)[1] != WRITER
 
 
-def _write_synced(path: Path, content: bytes) -> None:
+def temporary_name(path: Path, writer: str = WRITER, kind: str = "tmp") -> Path:
+    """Return a name beside ``path``, so in the same file system, that no other writer uses."""
+    return path.with_name(f".{path.name}.{writer}.{kind}")
+
+
+def write_synced(path: Path, content: bytes) -> None:
     """Write a file, and return when it is on the disk."""
     with path.open("wb") as file:
         file.write(content)

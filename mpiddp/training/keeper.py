@@ -1,11 +1,14 @@
-"""``Keeper``: a run's checkpoints, as every rank sees them. Rank 0 alone reads and writes files."""
+"""``Keeper``: a run's checkpoints, as every rank sees them.
+
+Rank 0 alone reads and writes files, but for what other ranks alone hold: they write it themselves (see `parts`).
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,13 @@ from typing import Any
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp import settings
-from mpiddp.mpi.library import MPI
 from mpiddp.typing import Array
 
-from .checkpoint import Checkpoint
+from . import bits
+from .checkpoint import Checkpoint, encode_arrays, frozen_arrays
 from .config import Config, UsageError
-from .files import write_whole
+from .files import WRITER, sweep, temporary_name, write_whole
+from .parts import AwaitedParts, write_part
 from .revision import commit_of
 from .store import CheckpointStore
 from .together import together
@@ -48,8 +51,13 @@ class Keeper:
         assert config.output is not None
         self._config = config
         self._output = config.output
-        self._store = CheckpointStore(config.output / "checkpoints", config.keep) if first else None
+        self._folder = config.output / "checkpoints"
+        self._store = CheckpointStore(self._folder, config.keep) if first else None
         self._saved: tuple[int, int] | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mpiddp-part")
+        self._part: Future[None] | None = None
+        # Of the checkpoint that is being written; None, on all ranks, if it has no parts.
+        self._awaited: AwaitedParts | None = None
 
     def prepare(self, surroundings: Mapping[str, Any]) -> None:
         """Write configuration and surroundings into the output folder; refuse to mix a new run with an old one.
@@ -71,6 +79,8 @@ class Keeper:
                 f"{self._store.folder} holds checkpoints of an earlier run: --resume auto goes on with it, another"
                 " --output (or removing that folder) begins anew"
             )
+        self._output.mkdir(parents=True, exist_ok=True)
+        sweep(self._output)
         write_whole(self._output / "config.json", self._config.as_json().encode())
         commits = {"mpiddp": commit_of(Path(__file__)), "working directory": commit_of(Path.cwd())}
         described = {**surroundings, "commits": commits, "started": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -90,24 +100,49 @@ class Keeper:
         if self._saved == (trainer.epoch, trainer.step):
             return
         self._saved = (trainer.epoch, trainer.step)
-        state = trainer.state_dict() | {"score": score, "config": self._config.as_dict(), "bits": _what_decides_bits()}
-        if self._store is None:
-            return
+        decisive = {"score": score, "config": self._config.as_dict(), "bits": bits.what_decides_bits()}
+        state = trainer.state_dict() | decisive
         try:
-            self._store.save(Checkpoint(trainer.arrays(), state))
+            self.finish()
         except OSError as error:
             _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
+        own = trainer.own_arrays()
+        # After rank 0 has finished the one before: no part of this one comes into the folder of that.
+        said: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(said, (bool(own), WRITER))
+        owners = [rank for rank, (has_own, _) in enumerate(said) if has_own]
+        self._awaited = AwaitedParts(owners) if owners else None
+        if own:
+            name = CheckpointStore.name(trainer.step)
+            pending = temporary_name(self._folder / name, writer=said[0][1])
+            frozen = frozen_arrays(own)
+            self._part = self._pool.submit(lambda: write_part(pending, dist.get_rank(), encode_arrays(frozen)))
+        if self._store is not None:
+            self._store.save(Checkpoint(trainer.arrays(), state), self._awaited)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is written.
+        """Wait until the last checkpoint is written. Every rank calls it.
 
         Raises
         ------
         OSError
             On rank 0, if it could not be.
         """
+        if self._awaited is not None:
+            self._awaited.tell(self._faults_of_parts())
+            self._awaited = None
         if self._store is not None:
             self._store.finish()
+
+    def _faults_of_parts(self) -> str | None:
+        """Wait until all ranks are done with their parts, and return what has kept the first from it."""
+        fault, part = None, self._part
+        self._part = None
+        if part is not None and (error := part.exception()) is not None:
+            fault = f"rank {dist.get_rank()}: {error}"
+        faults: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(faults, fault)
+        return next((each for each in faults if each is not None), None)
 
     def resume(self, trainer: Trainer) -> None:
         """Go on from the newest whole checkpoint, if the configuration says so and there is one. Every rank calls it.
@@ -120,10 +155,18 @@ class Keeper:
         if self._config.resume == "no":
             return
         found = together(self._newest)
-        state, arrays = _from_first_rank(found)
+        told = [found.state if found else None]
+        dist.broadcast_object_list(told, src=0)
+        (state,) = told
         if state is None:
             return
         _check(state["config"], self._config)
+        bits.install(state["bits"])
+        ranks = state["bits"]["ranks"]
+        arrays = dict(_from_first_rank(found.arrays if found else {}, lambda name: True))
+        for rank in range(ranks):
+            part = found.parts.get(rank, {}) if found else {}
+            arrays |= _from_first_rank(part, lambda name, rank=rank: trainer.wants(name, rank, ranks))
         trainer.load_state_dict(state, arrays)
         for group in trainer.optimizer.param_groups:
             for option in _GROUP_OPTIONS:
@@ -135,10 +178,9 @@ class Keeper:
                 f"resumed after step {trainer.step}, in epoch {trainer.epoch + 1}, from {self._store.folder}",
                 flush=True,
             )
-            for name, then in state["bits"].items():
-                if (now := _what_decides_bits()[name]) != then:
-                    said = "%s was %s and is %s: the last bits of results may differ from an unbroken run's"
-                    _logger.warning(said, name, then, now)
+            for difference in bits.differences(state["bits"]):
+                said = "%s was %s and is %s: the last bits of results may differ from an unbroken run's"
+                _logger.warning(said, *difference)
 
     def _newest(self) -> Checkpoint | None:
         """Return the newest whole checkpoint on rank 0, and warn of damaged ones."""
@@ -160,26 +202,15 @@ def _check(then: Mapping[str, Any], config: Config) -> None:
             )
 
 
-def _what_decides_bits() -> dict[str, Any]:
-    """Return what the last bits of results depend on, besides what a checkpoint restores."""
-    return {
-        "ranks": dist.get_world_size(),
-        "BLAS threads": settings.blas_threads(),
-        "MPIDDP_DETERMINISTIC": settings.deterministic(),
-        "NumPy": np.__version__,
-        "MPI library": MPI.Get_library_version().split("\n")[0].strip("\0 "),
-        "machine": platform.machine(),
-    }
+def _from_first_rank(arrays: Mapping[str, Array], wanted: Callable[[str], bool]) -> Iterator[tuple[str, Array]]:
+    """Yield rank 0's arrays on every rank, those that it wants; only rank 0 needs to see its files.
 
-
-def _from_first_rank(checkpoint: Checkpoint | None) -> tuple[dict[str, Any] | None, dict[str, Array]]:
-    """Return state and arrays of rank 0's checkpoint on every rank; only rank 0 needs to see its files."""
-    layout = {name: (x.shape, x.dtype.str) for name, x in checkpoint.arrays.items()} if checkpoint else {}
-    told: list[Any] = [checkpoint.state if checkpoint else None, layout]
-    dist.broadcast_object_list(told, src=0)
-    state, layout = told
-    arrays = {}
-    for name, (shape, dtype) in layout.items():
-        arrays[name] = checkpoint.arrays[name].copy() if checkpoint else np.empty(shape, dtype)
-        dist.broadcast(arrays[name], src=0)
-    return state, arrays
+    One at a time goes through all ranks, so that none has to hold all of them.
+    """
+    layouts = [{name: (x.shape, x.dtype.str) for name, x in arrays.items()}]
+    dist.broadcast_object_list(layouts, src=0)
+    for name, (shape, dtype) in layouts[0].items():
+        x = arrays[name].copy() if dist.get_rank() == 0 else np.empty(shape, dtype)
+        dist.broadcast(x, src=0)
+        if wanted(name):
+            yield name, x

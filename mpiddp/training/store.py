@@ -7,7 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from .checkpoint import Checkpoint, DamagedError, read_checkpoint, read_score
-from .files import is_temporary, put_back, remove_folders
+from .files import put_back, remove_folders, sweep
+from .parts import AwaitedParts
 
 _NAME = re.compile(r"step-(\d+)")
 
@@ -41,16 +42,27 @@ class CheckpointStore:
 
     def path(self, step: int) -> Path:
         """Return the folder of a step's checkpoint."""
-        return self.folder / f"step-{step:010d}"
+        return self.folder / self.name(step)
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    @staticmethod
+    def name(step: int) -> str:
+        """Return what the folder of a step's checkpoint is called."""
+        return f"step-{step:010d}"
+
+    def save(self, checkpoint: Checkpoint, awaited: AwaitedParts | None = None) -> None:
         """Write a checkpoint in the background; what is saved is what its arrays hold now.
 
         Waits for the one before, and raises its OSError if it could not be written.
+
+        Parameters
+        ----------
+        checkpoint : Checkpoint
+            What to save.
+        awaited : AwaitedParts, optional
+            Parts that other processes put into the folder under its temporary name.
         """
         self.finish()
-        frozen = checkpoint.frozen()
-        self._writing = self._pool.submit(self._write, frozen)
+        self._writing = self._pool.submit(self._write, checkpoint.frozen(), awaited)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is on the disk.
@@ -75,8 +87,8 @@ class CheckpointStore:
                 faults.append(str(error))
         return None, faults
 
-    def _write(self, checkpoint: Checkpoint) -> None:
-        checkpoint.write(self.path(checkpoint.step))
+    def _write(self, checkpoint: Checkpoint, awaited: AwaitedParts | None) -> None:
+        checkpoint.write(self.path(checkpoint.step), awaited)
         self._scores[checkpoint.step] = checkpoint.score
         self._prune()
 
@@ -88,7 +100,7 @@ class CheckpointStore:
         if scored:
             kept.add(max(scored, key=lambda step: (scored[step], step)))
         remove_folders(self.path(step) for step in steps if step not in kept)
-        remove_folders([entry for entry in self.folder.iterdir() if is_temporary(entry)])
+        sweep(self.folder)
 
     def _score(self, step: int) -> float | None:
         """Return the score of a checkpoint, from the disk where another run has written it."""

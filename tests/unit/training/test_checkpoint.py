@@ -19,6 +19,7 @@ import safetensors.numpy
 from harness import launcher
 
 from mpiddp import nn
+from mpiddp.training import checkpoint as checkpoint_module
 from mpiddp.training import files
 from mpiddp.training.checkpoint import ARRAYS, MANIFEST, STATE, Checkpoint, DamagedError, read_checkpoint, save_model
 from mpiddp.training.models import Net
@@ -99,13 +100,18 @@ def test_other_format_says_so(tmp_path):
         read_checkpoint(tmp_path / "c")
 
 
+def replace_writing(monkeypatch: pytest.MonkeyPatch, write) -> None:
+    for module in (files, checkpoint_module):
+        monkeypatch.setattr(module, "write_synced", write)
+
+
 class Failing:
     """Lets the n-th write of a file fail as on a full disk, after half of the content."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
         self.left = nth
-        self.write = files._write_synced
-        monkeypatch.setattr(files, "_write_synced", self)
+        self.write = files.write_synced
+        replace_writing(monkeypatch, self)
 
     def __call__(self, path: Path, content: bytes) -> None:
         self.left -= 1
@@ -242,8 +248,8 @@ def test_a_failed_write_is_told_by_the_next_save_and_only_once(tmp_path, monkeyp
 
 
 def test_the_step_is_not_stalled_by_the_disk(tmp_path, monkeypatch):
-    write = files._write_synced
-    monkeypatch.setattr(files, "_write_synced", lambda *args: (time.sleep(0.1), write(*args)))
+    write = files.write_synced
+    replace_writing(monkeypatch, lambda *args: (time.sleep(0.1), write(*args)))
     store = CheckpointStore(tmp_path)
     began = time.monotonic()
     store.save(checkpoint(1))
