@@ -90,6 +90,8 @@ class Reducer:
         self._next_bucket = 0
         self._on_their_way: list[tuple[GradBucket, Work | Future]] = []
         self._used_somewhere: Array | None = None
+        # Kept, because what to do for an operation is remembered by its object.
+        self._average = ReduceOp.PREMUL_SUM(1 / group.size())
         self._arrange(list(reversed(range(len(self._parameters)))))
         self._handles: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
@@ -289,7 +291,9 @@ class Reducer:
         if share == 0:
             buffer[...] = 0  # the mean over no samples is no number, and zero times it is none either
         if self._hook is None:
-            work = all_reduce(buffer, ReduceOp.PREMUL_SUM(share), self._group, async_op=True)
+            if self._average.factor != share:
+                self._average = ReduceOp.PREMUL_SUM(share)
+            work = all_reduce(buffer, self._average, self._group, async_op=True)
             assert work is not None
             return work
         if share != 1 / size:

