@@ -56,7 +56,8 @@ def draw_scaling(measured: dict[str, dict[int, float]], path: Path) -> None:
         A file whose ending says what it is.
     """
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    draw_scaling_axes(*figure.subplots(1, 2), measured)
+    throughput, efficiency = figure.subplots(1, 2)
+    draw_scaling_axes(throughput, efficiency, measured)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 

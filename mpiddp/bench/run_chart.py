@@ -32,7 +32,9 @@ def draw_runs(runs: Sequence[Run], path: Path) -> None:
     axes = figure.subplots(rows, 2)
     loss, accuracy, throughput, exposed = axes[:2].flat
     for run, colour in zip(runs, cycle(COLOURS)):
-        loss.plot(*run.curve("loss"), color=colour, label=f"{run.name} ({run.ranks} rank{'s' * (run.ranks > 1)})")
+        loss.plot(
+            *run.curve("loss"), color=colour, marker=".", label=f"{run.name} ({run.ranks} rank{'s' * (run.ranks > 1)})"
+        )
         loss.plot(*run.curve("test_loss"), color=colour, linestyle=":")
         throughput.plot(*run.curve("samples_per_s"), color=colour)
         for panel, key in ((accuracy, "accuracy"), (exposed, "comm_exposed")):
@@ -46,7 +48,7 @@ def draw_runs(runs: Sequence[Run], path: Path) -> None:
         panel.set_ylim(bottom=0)
     loss.legend(frameon=False, fontsize="small")
     if measured:
-        draw_scaling_axes(*axes[2], measured)
+        draw_scaling_axes(axes[2, 0], axes[2, 1], measured)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mpiddp.training.config import UsageError
 
-_SAME_WORK = ("model", "data", "batch_size", "seq_len")
+_SAME_WORK = ("model", "data", "batch_size")
 """What runs have in common that differ in nothing but their ranks: then they show how the work scales."""
 
 

@@ -5,6 +5,7 @@ Rank 0 alone reads and writes files, but for what other ranks alone hold: they w
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -166,7 +167,7 @@ class Keeper:
         arrays = dict(_from_first_rank(found.arrays if found else {}, lambda name: True))
         for rank in range(ranks):
             part = found.parts.get(rank, {}) if found else {}
-            arrays |= _from_first_rank(part, lambda name, rank=rank: trainer.wants(name, rank, ranks))
+            arrays |= _from_first_rank(part, functools.partial(trainer.wants, rank=rank, ranks=ranks))
         trainer.load_state_dict(state, arrays)
         for group in trainer.optimizer.param_groups:
             for option in _GROUP_OPTIONS:

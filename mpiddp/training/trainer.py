@@ -195,8 +195,8 @@ class Trainer:
     def wants(self, name: str, rank: int, ranks: int) -> bool:
         """Tell whether this rank goes on with an array that ``rank`` of ``ranks`` alone had (see `own_arrays`)."""
         if name.startswith("optimizer."):
-            sharded = isinstance(self.optimizer, ZeroRedundancyOptimizer)
-            return not sharded or int(name.split(".")[1]) in self.optimizer.owned()
+            optimizer, number = self.optimizer, int(name.split(".")[1])
+            return not isinstance(optimizer, ZeroRedundancyOptimizer) or number in optimizer.owned()
         return get_rank() % ranks == rank
 
     def state_dict(self) -> dict[str, Any]:
