@@ -126,8 +126,10 @@ def correct_ranks(rank: int, world_size: int, local_rank: int) -> None:
 
 # Beginnings of the variables by which launchers tell a process which rank of which job it is. Those that describe an
 # allocation of Slurm's rather than a step in it stay: they say where a new job may run.
-_OF_A_JOB = ("PMI_", "PMI2_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_")
-_OF_A_JOB += ("MV2_COMM_WORLD_", "PALS_", "FLUX_TASK_", "SLURM_STEP_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS")
+_OF_A_JOB = (
+    *("PMI_", "PMI2_", "HYDI_", "MPI_LOCAL", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_", "OMPI_COMM_WORLD_"),
+    *("MV2_COMM_WORLD_", "PALS_", "FLUX_TASK_", "SLURM_STEP_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS"),
+)
 
 
 def outside_of_jobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

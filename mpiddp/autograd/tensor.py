@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device import array_namespace, download
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array, DTypeLike, Shape
 
@@ -126,8 +126,7 @@ class Tensor(Variable):
         """Return the values as a NumPy array: the very array of a tensor on the host, a copy of one on a GPU."""
         if self.requires_grad:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-        data: Any = self.data
-        return data.get() if is_device_array(data) else data
+        return download(self.data)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
@@ -166,7 +165,7 @@ class Tensor(Variable):
         return format(self.item() if self.data.ndim == 0 else repr(self), specification)
 
     def __repr__(self) -> str:
-        values = np.array2string(self.data, separator=", ", prefix="Tensor(")
+        values = np.array2string(download(self.data), separator=", ", prefix="Tensor(")
         origin = f", grad_fn={self.grad_fn!r}" if self.grad_fn else ", requires_grad=True" if self.requires_grad else ""
         dtype = "" if self.dtype == np.float32 else f", dtype={self.dtype}"
         return f"{type(self).__name__}({values}{dtype}{origin})"
@@ -238,12 +237,12 @@ class Tensor(Variable):
             gradient = array_namespace(self.data).ones_like(self.data)
         else:
             gradient = gradient.data if isinstance(gradient, Variable) else gradient
-            if np.shape(gradient) != self.data.shape:
-                raise RuntimeError(
-                    f"Mismatch in shape: grad_output[0] has a shape of {np.shape(gradient)} and output[0] has a shape "
-                    f"of {self.data.shape}."
-                )
             gradient = array_namespace(self.data).asarray(gradient, dtype=self.data.dtype)
+            if gradient.shape != self.data.shape:
+                raise RuntimeError(
+                    f"Mismatch in shape: grad_output[0] has a shape of {gradient.shape} and output[0] has a shape of "
+                    f"{self.data.shape}."
+                )
         run_backward(self, gradient, retain_graph)
 
     def register_hook(self, hook: Callable[[Array], Any]) -> RemovableHandle:

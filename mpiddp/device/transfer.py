@@ -30,6 +30,13 @@ def download(x: Array) -> np.ndarray[Any, Any]:
     return found
 
 
+def placed(value: Any, like: Array) -> Array:
+    """Return ``value``, an array or what makes one, where ``like`` is: on its device, or on the host."""
+    if is_device_array(like):
+        return importlib.import_module("cupy").asarray(value)  # type: ignore[no-any-return]
+    return np.asarray(download(value))
+
+
 def synchronize() -> None:
     """Wait until the current device has done all its work (``torch.cuda.synchronize``)."""
     importlib.import_module("cupy").cuda.Device().synchronize()

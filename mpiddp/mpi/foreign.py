@@ -124,7 +124,8 @@ def _bfloat16(x: Any) -> Array | None:
     strides = tuple(2 * n for n in tensor.strides[: tensor.ndim]) if tensor.strides else None
     address = (tensor.data or 0) + tensor.byte_offset if math.prod(shape) else 0
     interface = {"shape": shape, "typestr": "<u2", "data": (address, read_only), "strides": strides, "version": 3}
-    return np.asarray(_Memory(capsule, interface)).view(dtype)
+    found: Array = np.asarray(_Memory(capsule, interface)).view(dtype)
+    return found
 
 
 def _described(x: Any) -> tuple[object, _Tensor, bool]:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from mpiddp.autograd import RemovableHandle, Tensor
-from mpiddp.device import array_namespace
+from mpiddp.device import placed
 from mpiddp.typing import Array
 
 from .parameter import Parameter
@@ -370,7 +370,7 @@ class Module:
         if errors:
             raise RuntimeError(f"Error(s) in loading state_dict for {type(self).__name__}:\n\t" + "\n\t".join(errors))
         for array, value in pairs:
-            array[...] = array_namespace(array).asarray(value)
+            array[...] = placed(value, array)
         return result
 
     # -- text ------------------------------------------------------------------------------------------------------

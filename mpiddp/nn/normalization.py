@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Tensor
+from mpiddp.device import is_device_array
 from mpiddp.typing import Array, DTypeLike
 
 from . import functional as F  # noqa: N812 (its customary name)
@@ -70,11 +71,12 @@ class BatchNorm(Module):
             raise ValueError(f"expected {wanted} input (got {input.ndim}D input)")
         if input.shape[1] != self.num_features:
             raise RuntimeError(f"running_mean should contain {input.shape[1]} elements not {self.num_features}")
-        share = 0.0 if self.momentum is None else self.momentum
+        share: Any = 0.0 if self.momentum is None else self.momentum
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
             if self.momentum is None:
-                share = 1 / float(self.num_batches_tracked)
+                number = self.num_batches_tracked
+                share = 1 / (number if is_device_array(number) else float(number))  # to read a device is to wait for it
         return self.normalize(input, self.training or self.running_mean is None, share)
 
     def normalize(self, input: Any, training: bool, momentum: float) -> Tensor:

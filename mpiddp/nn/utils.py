@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from mpiddp.autograd import Tensor
-from mpiddp.device import array_namespace
+from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
 
-def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> float:
+def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> float | Array:
     """Scale gradients, in place, so that the norm of all of them together is at most ``max_norm``.
 
     Parameters
@@ -26,8 +27,8 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
 
     Returns
     -------
-    float
-        The norm before.
+    float or array
+        The norm before. On a GPU an array of no axes, which nobody has waited for: ``float`` of it does.
 
     Notes
     -----
@@ -46,7 +47,9 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
     """
     tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-    norms = [_norm(grad, norm_type) for grad in gradients]
+    if any(map(is_device_array, gradients)):
+        return _clip_on_device(gradients, max_norm, norm_type)
+    norms = [float(_norm(grad, norm_type)) for grad in gradients]
     if math.isinf(norm_type):
         total = max(norms, default=0.0)
     else:
@@ -58,12 +61,23 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
     return total
 
 
-def _norm(grad: Array, norm_type: float) -> float:
-    """Return the norm of one gradient."""
+def _clip_on_device(gradients: Sequence[Array], max_norm: float, norm_type: float) -> Array:
+    """Do the same without waiting for the device; the norm is an array of no axes there."""
+    xp = array_namespace(gradients[0])
+    norms = xp.stack([_norm(grad, norm_type) for grad in gradients])
+    total: Array = _norm(norms, norm_type)
+    factor = xp.minimum(max_norm / (total + 1e-6), 1.0)  # of a NaN: NaN
+    for grad in gradients:
+        grad *= factor.astype(grad.dtype)
+    return total
+
+
+def _norm(grad: Array, norm_type: float) -> Any:
+    """Return the norm of one gradient, a float64 of no axes."""
     magnitudes = array_namespace(grad).abs(grad).astype(np.float64)
     if math.isinf(norm_type):
-        return float(magnitudes.max()) if grad.size else 0.0
-    return float((magnitudes**norm_type).sum() ** (1 / norm_type))
+        return magnitudes.max() if grad.size else magnitudes.sum()
+    return (magnitudes**norm_type).sum() ** (1 / norm_type)
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Array:

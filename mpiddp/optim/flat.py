@@ -37,8 +37,8 @@ class Parameter(Protocol):
 
 def address(x: Array) -> int:
     """Return where the first element of ``x`` lies, in bytes."""
-    interface = x.__cuda_array_interface__ if is_device_array(x) else x.__array_interface__  # type: ignore[attr-defined]
-    return int(interface["data"][0])
+    memory: Any = x.data
+    return int(memory.ptr if is_device_array(x) else x.__array_interface__["data"][0])
 
 
 def adjoin(left: Array, right: Array) -> bool:

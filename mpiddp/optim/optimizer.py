@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.device import array_namespace
+from mpiddp.device import array_namespace, placed
 from mpiddp.typing import Array
 
 from .flat import Layout, Parameter, Record, Scratch, Stretch
@@ -199,7 +199,7 @@ def _like(data: Array, record: Record, number: int) -> Record:
         if value.shape != data.shape:
             raise ValueError(f"loaded state {name!r} of parameter {number} has shape {value.shape}, not {data.shape}")
         copy[name] = array_namespace(data).empty_like(data)
-        copy[name][...] = array_namespace(data).asarray(value)
+        copy[name][...] = placed(value, data)
     return copy
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor, cat, enable_grad, is_grad_enabled, no_grad
-from mpiddp.device import is_device_array
+from mpiddp.device import array_namespace, is_device_array
 from mpiddp.nn import Module
 from mpiddp.typing import Array
 
@@ -206,8 +206,9 @@ def gather(outputs: Sequence[Any], dim: int = 0) -> Any:
     first = outputs[0]
     if isinstance(first, Tensor):
         return cat([x.reshape(1) for x in outputs] if first.ndim == 0 else list(outputs), 0 if first.ndim == 0 else dim)
-    if isinstance(first, np.ndarray):
-        return np.stack(outputs) if first.ndim == 0 else np.concatenate(outputs, axis=dim)
+    if isinstance(first, np.ndarray) or is_device_array(first):
+        xp = array_namespace(first)
+        return xp.stack(outputs) if first.ndim == 0 else xp.concatenate(outputs, axis=dim)
     if first is None:
         return None
     if isinstance(first, dict):

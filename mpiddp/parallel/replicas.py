@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpiddp.device import array_namespace, download
 from mpiddp.distributed import MismatchError, ProcessGroup, all_gather_object, broadcast
 from mpiddp.nn import Parameter
 from mpiddp.typing import Array
@@ -48,15 +49,16 @@ def _describe(parameter: tuple[str, tuple[int, ...], str]) -> str:
 
 
 def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int = 0) -> None:
-    """Copy the arrays of ``source``, a rank of the group, into those of all ranks, in one message."""
-    if not arrays:
-        return
-    packed = np.concatenate([np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays])
-    broadcast(packed, group=group, group_src=source)
-    start = 0
-    for x in arrays:
-        x[...] = packed[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
-        start += x.nbytes
+    """Copy the arrays of ``source``, a rank of the group, into those of all ranks: one message each for host and GPU."""
+    for xp in dict.fromkeys(map(array_namespace, arrays)):
+        together = [x for x in arrays if array_namespace(x) is xp]
+        packed = xp.concatenate([xp.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in together])
+        broadcast(packed, group=group, group_src=source)
+        start = 0
+        for x in together:
+            # In a copy the elements lie where their dtype has to, which kernels of a device insist on.
+            x[...] = packed[start : start + x.nbytes].copy().view(x.dtype).reshape(x.shape)
+            start += x.nbytes
 
 
 def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: ProcessGroup) -> None:
@@ -67,7 +69,7 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
     MismatchError
         Names the first array that differs and the rank on which it does.
     """
-    mine = [zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data) for _, x in named_arrays]
+    mine = [zlib.crc32(np.ascontiguousarray(download(x)).reshape(-1).view(np.uint8).data) for _, x in named_arrays]
     everybody: list[list[int]] = [[]] * group.size()
     all_gather_object(everybody, mine, group)
     for rank, theirs in enumerate(everybody):

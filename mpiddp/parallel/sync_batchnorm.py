@@ -9,7 +9,7 @@ import numpy as np
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.function import unbroadcast
-from mpiddp.device import array_namespace
+from mpiddp.device import array_namespace, download
 from mpiddp.distributed import ProcessGroup, all_gather_single, all_reduce, is_initialized
 from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Module
@@ -41,7 +41,7 @@ def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Arr
     COMPSTAT 1982.
     """
     total, mean, square = 0, means[0] * 0, squares[0] * 0
-    for part, count in enumerate(int(count) for count in counts):
+    for part, count in enumerate(download(counts).astype(int).tolist()):
         if count == 0:
             continue
         delta = means[part] - mean

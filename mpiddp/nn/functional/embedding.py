@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.device import array_namespace
+from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
 
@@ -16,7 +17,13 @@ class Embedding(Function):
 
     def forward(self, weight: Array, index: Array, padding_idx: int | None) -> Array:
         self.index, self.padding_idx, self.shape = index, padding_idx, weight.shape
-        return weight[index]
+        if not is_device_array(index):
+            return weight[index]
+        # Where nobody has looked whether the numbers are rows: those that are none give NaN.
+        xp = array_namespace(index)
+        wrong = (index < 0) | (index >= len(weight))
+        self.index = xp.where(wrong, 0, index)
+        return xp.where(wrong[..., None], weight.dtype.type(math.nan), weight[self.index])
 
     def backward(self, grad: Array) -> Array:
         xp = array_namespace(grad)
@@ -45,12 +52,12 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor
     Raises
     ------
     IndexError
-        A number is no row.
+        A number is no row. On a GPU, where looking would be waiting, NaN comes out instead.
     """
     index = input.data if isinstance(input, Tensor) else input
     if index.dtype.kind not in "iu":
         raise RuntimeError(f"expected integers as input of embedding, got {index.dtype}")
-    if index.size and (index.min() < 0 or index.max() >= weight.shape[0]):
+    if not is_device_array(index) and index.size and (index.min() < 0 or index.max() >= weight.shape[0]):
         raise IndexError(
             f"index out of range in self: rows are 0 to {weight.shape[0] - 1}, got {index.min()} to {index.max()}"
         )

@@ -80,6 +80,11 @@ def __getattr__(name: str) -> Any:
         return call(found, *args, **kwargs)
 
     function.__name__ = name
+    if isinstance(found, np.ufunc):
+        vars(function).update(
+            reduce=lambda *args, **kwargs: call(found.reduce, *args, **kwargs),
+            at=lambda *args: call(found.at, *args),
+        )
     return function
 
 

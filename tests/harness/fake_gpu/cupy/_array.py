@@ -243,6 +243,8 @@ def _has_mask(given: Any) -> bool:
     return any(found)
 
 
+# They write to their first array and return nothing.
+_WRITING = {np.copyto, np.put_along_axis, np.put, np.fill_diagonal, np.add.at}
 # Their results' shapes depend on numbers: CuPy waits for them too.
 _WAITING = {np.nonzero, np.flatnonzero, np.argwhere, np.unique, np.bincount, np.repeat}
 
@@ -260,6 +262,9 @@ def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if function in _WAITING or masked:
         stream.synchronize()
         return _walk_numpy(function(*hosts, **options), array)
+    if function in _WRITING:
+        stream.put("run", lambda: function(*hosts, **options))
+        return None
     view = _as_view(function, args, hosts, options) if out is None else None
     if view is not None:
         return view

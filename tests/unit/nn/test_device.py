@@ -1,0 +1,296 @@
+"""Models on a device: the same code as on the host, the same numbers, and no waiting but for the loss. The device is a
+fake that does its work late (see ``harness.faking``), so whoever forgets to wait reads what was there before."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.faking import fake_gpu
+
+from mpiddp import nn, optim
+from mpiddp.autograd import Tensor, no_grad
+from mpiddp.nn import functional as F  # noqa: N812
+from mpiddp.nn.random import keep_mask, scrambled
+
+pytest.importorskip("ml_dtypes")
+
+
+@pytest.fixture
+def cupy() -> Iterator[Any]:
+    with fake_gpu() as module:
+        yield module
+
+
+class Waits:
+    """Counts what makes the host wait for the device."""
+
+    def __init__(self, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+
+        def counted(owner: Any, name: str) -> None:
+            original = getattr(owner, name)
+
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                self.count += 1
+                return original(*args, **kwargs)
+
+            monkeypatch.setattr(owner, name, wrapper)
+
+        counted(cupy.ndarray, "get")
+        counted(cupy.cuda.Device, "synchronize")
+        counted(cupy.cuda.Event, "synchronize")
+
+
+@pytest.fixture
+def waits(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Waits:
+    return Waits(cupy, monkeypatch)
+
+
+class Net(nn.Module):
+    """The tutorial's network, without dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, kernel_size=3), nn.Conv2d(4, 6, kernel_size=3, padding=1, stride=2)
+        self.fc1, self.fc2 = nn.Linear(6 * 2 * 2, 11), nn.Linear(11, 5)
+
+    def forward(self, x: Any) -> Tensor:
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(self.conv2(x)).flatten(1)
+        return F.log_softmax(self.fc2(F.relu(self.fc1(x))), dim=1)
+
+
+def mlp(width: int = 9) -> nn.Module:
+    return nn.Sequential(nn.Linear(7, width), nn.Tanh(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 5))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False),  # whose gradient would be zero but for rounding
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.BatchNorm2d(4, momentum=None),
+        nn.AdaptiveAvgPool2d((2, 2)),
+        nn.Flatten(),
+        nn.LayerNorm(16),
+        nn.Sigmoid(),
+        nn.Linear(16, 5),
+    )
+
+
+class Words(nn.Module):
+    """Numbers of rows in, scores out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(13, 6, padding_idx=0), nn.Linear(6, 5)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.out(self.table(x).mean(dim=1))
+
+
+IMAGES, ROWS, WORDS = (6, 1, 10, 10), (6, 7), (6, 4)
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "net": (Net, IMAGES),
+    "mlp": (mlp, ROWS),
+    "normed": (normed, IMAGES),
+    "words": (Words, WORDS),
+}
+OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adam": lambda p: optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw": lambda p: optim.AdamW(p, lr=0.01),
+}
+
+
+def batches(shape: tuple[int, ...], steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    made = []
+    for _ in range(steps):
+        x = rng.integers(0, 13, shape) if shape == WORDS else rng.standard_normal(shape).astype(np.float32)
+        made.append((x, rng.integers(0, 5, shape[0])))
+    return made
+
+
+def train(model: nn.Module, optimizer: optim.Optimizer, data: Any, waits: Waits | None = None) -> list[float]:
+    """Return the losses; reading one is the only thing that may wait."""
+    losses = []
+    for x, y in data:
+        before = waits.count if waits else 0
+        loss = F.cross_entropy(model(x), y, label_smoothing=0.1)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if waits:
+            assert waits.count == before + 1
+    return losses
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_that_of_the_host(cupy: Any, waits: Waits, name: str, optimizer: str) -> None:
+    make, shape = MODELS[name]
+    nn.manual_seed(5)
+    there = make()
+    here = copy.deepcopy(there)
+    there.convert(cupy.asarray)
+    data = batches(shape, steps=3)
+    expected = train(here, OPTIMIZERS[optimizer](here.parameters()), data)
+    found = train(
+        there, OPTIMIZERS[optimizer](there.parameters()), [(cupy.asarray(x), cupy.asarray(y)) for x, y in data], waits
+    )
+    assert found == pytest.approx(expected, rel=1e-5)
+    for key, value in there.state_dict().items():
+        assert isinstance(value, cupy.ndarray)
+        np.testing.assert_allclose(value.get(), here.state_dict()[key], rtol=2e-4, atol=1e-5, err_msg=key)
+
+
+def test_side_by_side_in_memory_one_stretch_is_stepped_over(cupy: Any) -> None:
+    model = mlp().convert(cupy.asarray)
+    parameters = list(model.parameters())
+    sizes = [p.data.size for p in parameters]
+    flat, grads = cupy.zeros(sum(sizes), np.float32), cupy.ones(sum(sizes), np.float32)
+    start = 0
+    for p, size in zip(parameters, sizes, strict=True):
+        p.data = flat[start : start + size].reshape(p.shape)
+        p.grad = grads[start : start + size].reshape(p.shape)
+        start += size
+    optimizer = optim.SGD(parameters, lr=0.5, momentum=0.9)
+    optimizer.step()
+    (layout,) = optimizer._layouts
+    assert len(layout.stretches(parameters)) == 1
+    assert (flat.get() == -0.5).all()
+
+
+def test_evaluation_and_statistics(cupy: Any) -> None:
+    model = normed()
+    here = copy.deepcopy(model)
+    model.convert(cupy.asarray)
+    (x, _), (unseen, _) = batches(IMAGES, 2)
+    model(cupy.asarray(x))
+    here(x)
+    with no_grad():
+        found = model.eval()(cupy.asarray(unseen))
+        expected = here.eval()(unseen)
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_states_go_from_host_to_device_and_back(cupy: Any) -> None:
+    there, here = mlp().convert(cupy.asarray), mlp()
+    here.load_state_dict(there.state_dict())
+    for value, own in zip(there.state_dict().values(), here.state_dict().values(), strict=True):
+        assert np.array_equal(value.get(), own)
+    here[0].weight.data += 1
+    there.load_state_dict(here.state_dict())
+    assert np.array_equal(there[0].weight.data.get(), here[0].weight.data)
+    x = batches(ROWS, 1)[0]
+    mine, theirs = optim.Adam(here.parameters()), optim.Adam(there.parameters())
+    train(here, mine, [x])
+    theirs.load_state_dict(mine.state_dict())
+    moved = theirs.state_dict()["state"][0]["exp_avg"]
+    assert isinstance(moved, cupy.ndarray)
+    assert np.array_equal(moved.get(), mine.state_dict()["state"][0]["exp_avg"])
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_clipping_waits_for_nothing(cupy: Any, waits: Waits, norm_type: float, max_norm: float) -> None:
+    rng = np.random.default_rng(3)
+    here = [nn.Parameter(np.zeros(n, np.float32)) for n in (3, 0, 20)]
+    for p in here:
+        p.grad = rng.standard_normal(p.shape).astype(np.float32)
+    there = [nn.Parameter(cupy.asarray(p.data)) for p in here]
+    for p, q in zip(here, there, strict=True):
+        q.grad = cupy.asarray(p.grad)
+    total = nn.utils.clip_grad_norm_(there, max_norm, norm_type)
+    assert waits.count == 0
+    assert float(total) == pytest.approx(nn.utils.clip_grad_norm_(here, max_norm, norm_type))
+    for p, q in zip(here, there, strict=True):
+        np.testing.assert_allclose(q.grad.get(), p.grad, rtol=1e-6)
+
+
+def test_a_norm_that_is_no_number_reaches_the_gradients(cupy: Any) -> None:
+    p = nn.Parameter(cupy.zeros(2, np.float32))
+    p.grad = cupy.asarray(np.array([1, np.nan], np.float32))
+    assert math.isnan(float(nn.utils.clip_grad_norm_(p, 1.0)))
+    assert np.isnan(p.grad.get()).all()
+
+
+@pytest.mark.parametrize("wrong", [5, -1, 1 << 40])
+def test_a_target_that_is_no_class_spoils_the_loss(cupy: Any, wrong: int) -> None:
+    scores = Tensor(cupy.zeros((3, 5), np.float32), requires_grad=True)
+    loss = F.cross_entropy(scores, cupy.asarray(np.array([1, wrong, 2])))
+    loss.backward()
+    assert math.isnan(loss.item())
+    found = scores.grad.get()
+    assert np.isfinite(found[[0, 2]]).all() and np.isnan(found[1]).any()
+
+
+def test_ignored_targets_and_weights(cupy: Any, waits: Waits) -> None:
+    rng = np.random.default_rng(2)
+    scores, weight = rng.standard_normal((6, 5)).astype(np.float32), rng.random(5).astype(np.float32)
+    target = np.array([0, -100, 4, 2, -100, 1])
+    for factors in (None, weight):
+        here = Tensor(scores.copy(), requires_grad=True)
+        there = Tensor(cupy.asarray(scores), requires_grad=True)
+        expected = F.cross_entropy(here, target, factors)
+        expected.backward()
+        before = waits.count
+        loss = F.cross_entropy(there, cupy.asarray(target), None if factors is None else cupy.asarray(factors))
+        loss.backward()
+        assert waits.count == before
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+        np.testing.assert_allclose(there.grad.get(), here.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_a_word_that_is_no_row_spoils_its_place(cupy: Any) -> None:
+    table = Tensor(cupy.ones((4, 3), np.float32), requires_grad=True)
+    found = F.embedding(cupy.asarray(np.array([[0, 4], [-1, 3]])), table).detach().numpy()
+    assert np.isnan(found).all(axis=-1).tolist() == [[False, True], [True, False]]
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
+def test_dropout_is_drawn_on_the_device(cupy: Any, waits: Waits, p: float) -> None:
+    nn.manual_seed(4)
+    x = cupy.ones((300, 70), np.float32)
+    state = nn.random.get_state()
+    mask = keep_mask(x, p)
+    other = keep_mask(x, p)
+    nn.random.set_state(state)
+    again = keep_mask(x.T.copy().T, p)  # another order of memory
+    assert waits.count == 0
+    values = mask.get()
+    assert np.array_equal(values, again.get())
+    assert set(np.unique(values)) <= {0, np.float32(1 / (1 - p) if p < 1 else 0)}
+    share = (values == 0).mean()
+    assert share == (1 if p == 1 else 0 if p == 0 else pytest.approx(p, abs=0.015))  # 4 standard deviations
+    if 0 < p < 1:
+        assert 0.4 < 0.5 * ((values == 0) == (other.get() == 0)).mean() + 0.25 < 0.6
+        rows = (values == 0).mean(axis=1)
+        assert abs(rows.std() - math.sqrt(p * (1 - p) / 70)) < 0.01
+
+
+def test_scrambled_bits_are_even_and_without_neighbours(cupy: Any) -> None:
+    bits = scrambled(np, 1 << 16, 1, 2)
+    ones = (bits[:, None] >> np.arange(32, dtype=np.uint32)) & 1
+    assert abs(ones.mean(axis=0) - 0.5).max() < 0.01
+    assert abs(np.corrcoef(ones.T) - np.eye(32)).max() < 0.02
+    assert abs(np.corrcoef(bits[:-1], bits[1:])[0, 1]) < 0.02
+    assert np.array_equal(scrambled(cupy, 1000, 1, 2).get(), scrambled(np, 1000, 1, 2))
+    assert (scrambled(np, 1000, 1, 3) != scrambled(np, 1000, 1, 2)).mean() > 0.99
+
+
+def test_text_of_a_tensor_on_a_device(cupy: Any) -> None:
+    assert repr(Tensor(cupy.ones(2, np.float32))) == "Tensor([1., 1.])"
+    x = Tensor(cupy.ones(3, np.float32), requires_grad=True)
+    x.backward(np.array([1, 2, 3], np.float32))
+    assert x.grad.get().tolist() == [1, 2, 3]
+    with pytest.raises(RuntimeError, match="Mismatch in shape"):
+        x.backward(np.ones(2, np.float32))
