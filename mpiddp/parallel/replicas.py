@@ -49,7 +49,7 @@ def _describe(parameter: tuple[str, tuple[int, ...], str]) -> str:
 
 
 def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int = 0) -> None:
-    """Copy the arrays of ``source``, a rank of the group, into those of all ranks: one message each for host and GPU."""
+    """Copy the arrays of ``source``, a rank of the group, to all ranks: one message each for those of host and GPU."""
     for xp in dict.fromkeys(map(array_namespace, arrays)):
         together = [x for x in arrays if array_namespace(x) is xp]
         packed = xp.concatenate([xp.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in together])
