@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.mpi import capability
+from mpiddp.mpi import capability, landing
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
@@ -69,6 +69,7 @@ def learn(comm: MPI.Intracomm, nodes: tuple[int, ...]) -> None:
     """
     global addresses
     addresses = capability.device_pointers(comm)
+    landing.by_address = addresses.point_to_point.yes
     mine = device.choice.device_uuid() if device.in_use() else None
     told = comm.allgather(mine)
     same = [rank for rank, other in enumerate(told) if mine and other == mine and nodes[rank] == nodes[comm.rank]]

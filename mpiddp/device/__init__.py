@@ -5,7 +5,7 @@ The only package that imports cupy. It may import ``errors``, ``settings`` and `
 
 from . import choice, copies, foreign, ipc, kernels, pinned, stream
 from .choice import cuda_fault, current_device, device_count, in_use, set_device
-from .namespace import array_namespace, is_device_array
+from .namespace import array_namespace, empty, is_device_array
 from .transfer import download, placed, synchronize, upload
 
 
@@ -24,6 +24,7 @@ __all__ = [
     "current_device",
     "device_count",
     "download",
+    "empty",
     "foreign",
     "forget",
     "in_use",

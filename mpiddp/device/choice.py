@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 
-_index = 0
+_index: int | None = None
 
 
 @functools.cache
@@ -64,7 +64,19 @@ def set_device(index: int) -> None:
 
 def current_device() -> int:
     """Return the number of the device that was chosen, 0 at first (``torch.cuda.current_device``)."""
-    return _index
+    return _index or 0
+
+
+def choose(local_rank: int) -> None:
+    """Choose the GPU of a rank by its number on its node, where the program has not and may still be moved.
+
+    Does nothing if CuPy is not in use, a device was chosen, by `set_device` or by CuPy, or something is allocated.
+    """
+    if not in_use() or _index is not None:
+        return
+    cupy = importlib.import_module("cupy")
+    if not cupy.cuda.runtime.getDevice() and not cupy.get_default_memory_pool().total_bytes():
+        set_device(local_rank % device_count())
 
 
 def in_use() -> bool:
@@ -81,5 +93,5 @@ def device_uuid() -> bytes:
 def forget() -> None:
     """Forget what was found: for tests."""
     global _index
-    _index = 0
+    _index = None
     cuda_fault.cache_clear()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import cuda
+from . import _memory, cuda
 from ._array import array, call, ndarray
 from ._kernel import ElementwiseKernel
 
@@ -49,6 +49,16 @@ def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
 def asnumpy(a: Any, *_: Any, **__: Any) -> np.ndarray:
     """Return an array on the host, after waiting for it."""
     return a.get() if isinstance(a, ndarray) else np.asarray(a)
+
+
+class _Pool:
+    def total_bytes(self) -> int:
+        return _memory.pooled_bytes()
+
+
+def get_default_memory_pool() -> _Pool:
+    """Return the pool of which arrays are made."""
+    return _Pool()
 
 
 def get_array_module(*args: Any) -> Any:

@@ -37,10 +37,20 @@ class BaseMemory:
         self.ptr, self.size, self.device_id = ptr, size, 0
 
 
+_pooled = 0
+
+
+def pooled_bytes() -> int:
+    """Return how much has ever been taken from the pool."""
+    return _pooled
+
+
 class Pooled(BaseMemory):
     """Memory of the pool, of the stream that was current."""
 
     def __init__(self, size: int) -> None:
+        global _pooled
+        _pooled += size
         self._buffer = ctypes.create_string_buffer(size or 1)
         super().__init__(ctypes.addressof(self._buffer), size)
         ctypes.memset(self.ptr, _HOLES[0], size)
