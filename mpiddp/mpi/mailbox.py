@@ -7,18 +7,20 @@ and tag with the receives in theirs, checked, and only then received. The dtype 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import NamedTuple
 
 import numpy as np
 
+from mpiddp.device import is_device_array
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 
+from .landing import Driven, Landing, Turn, depart
 from .library import MPI
 from .message import CODES, as_message, code_name, dtype_code, size_of
 from .operation import Operation
-from .work import Steps, Work, activate, deactivate
+from .work import Steps, Work, activate, deactivate, drive
 
 ANY_SOURCE: int = -1
 """A receive from any source."""
@@ -47,11 +49,12 @@ class Receive:
         The tag that the message must have.
     """
 
-    __slots__ = ("_fault", "_request", "_source", "_tag", "sender", "size_bytes", "x")
+    __slots__ = ("_fault", "_landing", "_request", "_source", "_tag", "sender", "size_bytes", "x")
 
     def __init__(self, x: Array, source: int, tag: int) -> None:
         self.x, self._source, self._tag = x, source, tag
-        self._request: MPI.Request | None = None
+        self._landing = Landing(x) if is_device_array(x) else None
+        self._request: MPI.Request | Driven | None = None
         self._fault: str | None = None
         self.sender = -1
         """Group rank of the sender, once it is known."""
@@ -75,6 +78,9 @@ class Receive:
             )
         if self._fault is not None:
             memory = np.empty(arrival.size_bytes, np.uint8)
+        elif self._landing is not None:
+            self._request = self._landing.receive(arrival.message, arrival.size_bytes)
+            return
         self._request = arrival.message.Irecv(as_message(memory, arrival.size_bytes))
 
     def _check(self) -> None:
@@ -116,19 +122,26 @@ class Mailbox:
         self._arrived: list[_Arrival] = []
         self._posted: deque[Receive] = deque()
         self._works: dict[Work, None] = {}
+        self._departing: defaultdict[int, deque[Turn]] = defaultdict(deque)
 
     def __len__(self) -> int:
         return len(self._works)
 
     def send(self, x: Array, to: int, tag: int) -> None:
         """Send ``x`` and block until its memory may be used again."""
+        if is_device_array(x):
+            drive(depart(x, Turn(self._departing[to]), self._comm, to, tag * CODES + dtype_code(x.dtype)))
+            return
         self._comm.Send(as_message(x, x.nbytes), to, tag * CODES + dtype_code(x.dtype))
 
     def isend(self, x: Array, to: int, tag: int, what: Operation) -> Work:
         """Begin to send ``x``."""
+        code = tag * CODES + dtype_code(x.dtype)
+        if self._departing[to] or is_device_array(x):
+            return self._submit(Work(depart(x, Turn(self._departing[to]), self._comm, to, code), what, [x]))
 
         def steps() -> Steps:
-            yield self._comm.Isend(as_message(x, x.nbytes), to, tag * CODES + dtype_code(x.dtype))
+            yield self._comm.Isend(as_message(x, x.nbytes), to, code)
 
         return self._submit(Work(steps(), what, [x]))
 
