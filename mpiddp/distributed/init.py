@@ -8,6 +8,7 @@ from typing import Any
 
 from mpiddp import settings
 from mpiddp.algorithms import device_table, select
+from mpiddp.device import choice
 from mpiddp.mpi import runtime, work
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
@@ -51,7 +52,7 @@ def init_process_group(
     store: Any = None,
     group_name: str = "",
     pg_options: Any = None,
-    device_id: Any = None,
+    device_id: int | None = None,
     *,
     comm: MPI.Intracomm | None = None,
 ) -> None:
@@ -69,6 +70,9 @@ def init_process_group(
         How long an operation may take; a number is seconds. Default: 30 minutes, or ``MPIDDP_TIMEOUT`` seconds.
     world_size, rank : int, default -1
         What the program believes; a contradiction to MPI is an error.
+    device_id : int, optional
+        The GPU of this rank. By default, in a program that has imported CuPy and has neither chosen a GPU nor allocated
+        on one, the rank's number on its node modulo the number of visible GPUs.
     comm : mpi4py intracommunicator, optional
         The ranks to work with instead of all. Every rank of the world calls, each with the communicator that it is in.
 
@@ -87,6 +91,7 @@ def init_process_group(
     debug_level = settings.debug_level()
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be an mpi4py intracommunicator such as MPI.COMM_WORLD, got {comm!r}")
+    _choose_device(device_id)
     world = runtime.start(rank, world_size, limit_s)
     select.forget()
     debug.configure(debug_level)
@@ -96,6 +101,15 @@ def init_process_group(
     device_table.learn(own, link.nodes)
     whole = ProcessGroup(link, "0", "default_pg", tuple(range(link.size)), own if comm is None else comm)
     register(whole, default=True)
+
+
+def _choose_device(device_id: int | None) -> None:
+    """Choose the GPU of this process before MPI starts, which on some systems takes the current one for good."""
+    launched = settings.launch()
+    if device_id is not None:
+        choice.set_device(device_id)
+    elif launched is not None and launched.local_rank is not None:
+        choice.choose(launched.local_rank)
 
 
 def destroy_process_group(group: GroupLike = None) -> None:

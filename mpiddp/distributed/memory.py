@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
+from typing import Literal
 
 import numpy as np
 
-from mpiddp.mpi import symmetric
+from mpiddp import device as devices
+from mpiddp.algorithms import cuda_ipc, device_scratch
+from mpiddp.errors import DistError, MismatchError
+from mpiddp.mpi import symmetric, work
 from mpiddp.typing import Array, DTypeLike
 
+from . import groups
 from .collectives import perform
-from .groups import GroupLike, member
+from .groups import GroupLike, ProcessGroup, member
 
 
 def symmetric_empty(
-    shape: int | tuple[int, ...], dtype: DTypeLike = np.float32, group: GroupLike = None
+    shape: int | tuple[int, ...],
+    dtype: DTypeLike = np.float32,
+    group: GroupLike = None,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> Array | None:
     """Return an uninitialised array in memory that all ranks of the node share.
 
@@ -31,6 +40,9 @@ def symmetric_empty(
         Its type, without Python objects.
     group : ProcessGroup, optional
         The ranks that call; all by default. Groups of some of these ranks may use the array too.
+    device : {"cpu", "cuda"}, default "cpu"
+        Where it lies; "cuda": a CuPy array on this rank's GPU, mapped by the others of the node through CUDA IPC. It is
+        in use until the last view of it is gone, may then be given out again, and is freed with the group.
 
     Returns
     -------
@@ -42,6 +54,8 @@ def symmetric_empty(
     ------
     MismatchError
         On every rank, if ranks ask for different sizes.
+    DistError
+        If a GPU is asked for and there is none.
 
     Examples
     --------
@@ -57,14 +71,38 @@ def symmetric_empty(
     extents = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(extent < 0 for extent in extents):
         raise ValueError(f"symmetric_empty needs a shape without negative dimensions, got {extents}")
-    memory, fault = perform("symmetric_empty", found, False, (), symmetric.empty, math.prod(extents) * kind.itemsize)
+    on_gpu = _checked(device) == "cuda"
+    find = cuda_ipc.empty if on_gpu else symmetric.empty
+    memory, fault = perform("symmetric_empty", found, False, (), find, math.prod(extents) * kind.itemsize)
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
         return shared
     if fault and found.link.rank == 0:
+        cure = "see that the ranks of a node see each other's GPUs and processes" if on_gpu else _CURE
         warnings.warn(
             f"no shared memory for symmetric_empty({extents}, {kind}) ({fault}): it returns ordinary arrays, and"
-            " collectives copy; free memory, or raise the limits of /dev/shm and of the job",
+            f" collectives copy; {cure}",
             stacklevel=2,
         )
-    return np.empty(extents, kind)
+    return devices.empty(extents, kind) if on_gpu else np.empty(extents, kind)
+
+
+_CURE = "free memory, or raise the limits of /dev/shm and of the job"
+
+
+def _checked(device: str) -> str:
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f'symmetric_empty needs "cpu" or "cuda" as `device`, got {device!r}')
+    fault = devices.cuda_fault() if device == "cuda" else None
+    if fault is not None:
+        raise DistError(f'symmetric_empty with device="cuda": {fault}')
+    return device
+
+
+def _give_back(group: ProcessGroup) -> None:
+    """Free what the GPUs of a group's ranks share; all of them are here."""
+    with contextlib.suppress(MismatchError):  # of a group that has been given up
+        work.drive(device_scratch.release(group.link))
+
+
+groups.before_destroy.append(_give_back)

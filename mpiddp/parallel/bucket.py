@@ -117,9 +117,7 @@ def _move_together(parameters: Sequence[Parameter], flat: Array) -> None:
 
 
 def _gradient_memory(like: Array, length: int, group: ProcessGroup) -> Array:
-    """Return memory for gradients on the device of ``like``; on the host, what the ranks of the node share."""
-    if is_device_array(like):
-        return array_namespace(like).empty(length, dtype=like.dtype)  # type: ignore[no-any-return]
-    shared = symmetric_empty(length, like.dtype, group)
+    """Return memory for gradients where ``like`` is, which the ranks of the node share."""
+    shared = symmetric_empty(length, like.dtype, group, "cuda" if is_device_array(like) else "cpu")
     assert shared is not None, "the reducer is a member of its group"
     return shared
