@@ -1,0 +1,107 @@
+"""Ranks that disagree in what blocks, and between nodes: the job ends soon, with an error that names both sides."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from harness.launcher import mpirun
+
+PROGRAM = """
+import os, time
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group()
+rank, x, y = dist.get_rank(), np.ones(4, np.float32), np.ones(300_000, np.float32)
+odd = rank == dist.get_world_size() - 1
+if rank == {late}:
+    time.sleep(0.3)
+if odd:
+    {other}
+else:
+    {one}
+print("went on", flush=True)
+{then}
+"""
+
+# What most ranks call, what the last one does, and what is said of both.
+CALLS = {
+    "operation": ("dist.all_reduce(x)", "dist.barrier()", "all_reduce #1 of 4 float32", "barrier #1"),
+    "large operation": ("dist.all_reduce(y)", "dist.broadcast(x, 0)", "all_reduce #1 of 300000", "broadcast #1 of 4"),
+    "count": ("dist.all_reduce(x)", "dist.all_reduce(y)", "all_reduce #1 of 4 ", "all_reduce #1 of 300000"),
+    "group": ("dist.new_group()", "dist.all_reduce(x)", "new_group #1", "all_reduce #1"),
+    "objects": ("dist.all_gather_object([0] * 3, 1)", "dist.barrier()", "all_gather_object #1", "barrier #1"),
+    "roots": ("dist.reduce(x, 0)", "dist.reduce(x, 2)", "group rank 0 as root", "group rank 2 as root"),
+}
+
+
+@pytest.mark.parametrize(("name", "late"), zip(CALLS, itertools.cycle([0, 2]), strict=False))
+def test_job_ends(name, late):
+    one, other, first, second = CALLS[name]
+    job = mpirun(3, PROGRAM.format(one=one, other=other, late=late, then="dist.barrier()"), timeout_s=40)
+    assert job.rc == 111, job
+    assert job.seconds < 20, job
+    assert "disagree: rank" in job.stderr and first in job.stderr and second in job.stderr, job
+
+
+def test_a_rank_that_waits_ends_the_job_where_the_other_goes_on():
+    other = "\n    ".join(["try: dist.barrier()", "except dist.MismatchError: time.sleep(30)"])
+    job = mpirun(3, PROGRAM.format(one="dist.all_reduce(x)", other=other, late=2, then=""), timeout_s=40)
+    assert job.rc == 111, job
+    assert job.seconds < 20, job
+    assert "Waiting (most recent call last)" in job.stderr and "rank 2 calls barrier #1" in job.stderr, job
+
+
+NODES = {"two nodes": "0,0,1", "a rank on each": "0,1,2"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "then"),
+    [
+        ("two nodes", "dist.barrier()"),
+        ("two nodes", "dist.all_reduce(y)"),
+        ("two nodes", "dist.barrier(async_op=True).wait()"),
+        ("a rank on each", "dist.barrier()"),
+    ],
+)
+def test_between_nodes_it_is_found_at_the_next_barrier(nodes, then):
+    """Sums of as many bytes of another type go through every MPI library without a word."""
+    one, other = "dist.all_reduce(x)", "dist.all_reduce(x.view(np.int32))"
+    job = mpirun(
+        3,
+        PROGRAM.format(one=one, other=other, late=2, then=then + "; print('and on')"),
+        timeout_s=40,
+        env={"MPIDDP_NODES": NODES[nodes]},
+    )
+    assert job.rc == 111, job
+    assert (
+        "rank 0 calls all_reduce #1 of 4 float32 elements with SUM, rank 2 calls all_reduce #1 of 4 int32" in job.stderr
+    )
+    assert "and on" not in job.stdout, job
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_nothing_is_found_between_nodes_where_nothing_is_wrong(nodes):
+    program = """
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group()
+for number in range(200):
+    x = np.ones(1 + number % 5)
+    works = [dist.all_reduce(x, async_op=True) for _ in range(number % 4)]
+    large = np.ones(30_000)
+    dist.all_reduce(large, dist.ReduceOp.PREMUL_SUM(float(dist.get_rank())))
+    assert (large == 3).all()
+    for each in works[:: 1 if dist.get_rank() else -1]:
+        each.wait()
+    dist.all_gather([np.ones(rank) for rank in range(3)], np.ones(dist.get_rank()))
+    dist.barrier(async_op=number % 2 == 0 and None)
+    with dist._coalescing_manager():
+        dist.all_reduce(np.ones(9_000 + number))
+        dist.all_reduce(np.ones(9_000, np.float32))
+print("right", flush=True)
+"""
+    job = mpirun(3, program, timeout_s=60, env={"MPIDDP_NODES": NODES[nodes]})
+    assert job.rc == 0 and job.stdout.count("right") == 3, job
