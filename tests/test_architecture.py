@@ -42,6 +42,7 @@ LAZY = {
     "mpiddp.mpi.library": "MPI starts with the first use of it, not with the import of mpiddp",
     "mpiddp.mpi.foreign": "ml_dtypes is an extra, which only bfloat16 arrays of other libraries need",
     "mpiddp.training": "the command line reads the configuration before NumPy, and with it BLAS, is there",
+    "mpiddp.training.callables": "a module that the user names, such as that of a model of one's own",
     "mpiddp.training.outputs": "tensorboard is an extra and takes most of a second",
     "mpiddp.bench": "the command line reads the options before NumPy is there; torch and matplotlib are extras",
 }

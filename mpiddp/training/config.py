@@ -53,10 +53,14 @@ class Config:
             also=("network", "arch"),
         ),
     )
-    dropout: float = field(
-        default=0.5,
+    dropout: float | None = field(
+        default=None,
         metadata=option(
-            "probability with which a unit is left out in training", table="network", within=SHARE, also=("drop_rate",)
+            "probability with which a unit is left out in training (default: 0.5 of net and mlp, 0 of resnet, 0.1 of"
+            " transformer)",
+            table="network",
+            within=SHARE,
+            also=("drop_rate",),
         ),
     )
     sync_batchnorm: bool = field(

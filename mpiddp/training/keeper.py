@@ -20,6 +20,7 @@ import mpiddp.distributed as dist
 from mpiddp.typing import Array
 
 from . import bits
+from .building import group_options
 from .checkpoint import Checkpoint, encode_arrays, frozen_arrays
 from .config import Config, UsageError
 from .files import WRITER, sweep, temporary_name, write_whole
@@ -31,8 +32,6 @@ from .trainer import Trainer
 
 _MUST_AGREE = ("model", "data", "seed")
 """Options without which a checkpoint means nothing."""
-_GROUP_OPTIONS = ("lr", "momentum")
-"""Options of the optimizer: where they differ from the checkpoint's, the new ones hold."""
 
 _logger = logging.getLogger(__name__)
 
@@ -169,10 +168,14 @@ class Keeper:
             part = found.parts.get(rank, {}) if found else {}
             arrays |= _from_first_rank(part, functools.partial(trainer.wants, rank=rank, ranks=ranks))
         trainer.load_state_dict(state, arrays)
+        then, now = group_options(Config.from_mapping(state["config"])), group_options(self._config)
         for group in trainer.optimizer.param_groups:
-            for option in _GROUP_OPTIONS:
-                if state["config"][option] != getattr(self._config, option):
-                    group[option] = getattr(self._config, option)
+            # Where they differ from the checkpoint's, the new ones hold; a schedule has set its own learning rate.
+            group |= {
+                name: value
+                for name, value in now.items()
+                if value != then.get(name) and not (name == "lr" and trainer.scheduler is not None)
+            }
         self._saved = (trainer.epoch, trainer.step)
         if self._store is not None:
             print(

@@ -5,19 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from mpiddp.autograd import Tensor
-from mpiddp.device import array_namespace
+from mpiddp.device import array_namespace, download, is_device_array
 from mpiddp.distributed import Work, all_reduce
 from mpiddp.typing import Array
 
 
-def count_correct(output: Tensor | Array, target: Array) -> int:
-    """Return for how many samples the class of the largest output (N, C) is the target (N,)."""
+def count_correct(output: Tensor | Array, target: Array) -> Any:
+    """Return for how many samples the class of the largest output (N, C, ...) is the target (N, ...).
+
+    Where a sample has several targets, as a text has, it counts for the share of them that is right. On a GPU the
+    number is an array of no axes, for which nobody has waited.
+    """
     values = output.data if isinstance(output, Tensor) else output
-    return int(array_namespace(values).count_nonzero(values.argmax(axis=1) == target))
+    right: Any = array_namespace(values).count_nonzero(values.argmax(axis=1) == target)
+    right = right if is_device_array(right) else int(right)  # to read a device is to wait for it
+    return right * len(target) / target.size if target.ndim > 1 else right
 
 
 class Tally:
@@ -39,11 +47,27 @@ class Tally:
     def __init__(self, *names: str) -> None:
         self._places = {name: place for place, name in enumerate(("samples", *names))}
         self.sums = np.zeros(len(self._places))  # float64: adding up millions of samples loses nothing that is shown
+        self._unread: list[tuple[int, Array]] = []
 
-    def add(self, **amounts: float) -> None:
-        """Add to the sums named."""
+    def add(self, **amounts: float | Array) -> None:
+        """Add to the sums named; numbers of a GPU, arrays of no axes, when they are `read`."""
         for name, amount in amounts.items():
-            self.sums[self._places[name]] += amount
+            if is_device_array(amount):
+                self._unread.append((self._places[name], amount))  # type: ignore[arg-type]
+            else:
+                self.sums[self._places[name]] += amount
+
+    def read(self, besides: Sequence[Array] = ()) -> list[float]:
+        """Add what is still on a GPU, and return the numbers of other such arrays: all by one wait and one copy."""
+        arrays = [amount for _, amount in self._unread] + list(besides)
+        if not arrays:
+            return []
+        found = download(array_namespace(arrays[0]).stack([x.astype(np.float64) for x in arrays])).tolist()
+        for (place, _), amount in zip(self._unread, found, strict=False):
+            self.sums[place] += amount
+        numbers: list[float] = found[len(self._unread) :]
+        self._unread.clear()
+        return numbers
 
     def merge(self, other: Tally) -> None:
         """Add another tally of the same names."""
@@ -51,6 +75,7 @@ class Tally:
 
     def all_reduce(self) -> Work:
         """Begin to add up the tallies of all ranks; when the returned Work is done, every rank has the sum."""
+        self.read()
         work = all_reduce(self.sums, async_op=True)
         assert work is not None
         return work

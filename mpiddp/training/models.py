@@ -6,6 +6,7 @@ from typing import Any
 
 from mpiddp import nn
 from mpiddp.autograd import Tensor
+from mpiddp.device import array_namespace
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 
 
@@ -21,6 +22,8 @@ class Net(nn.Module):
     ----------
     S. Arnold, "Writing Distributed Applications with PyTorch"; the network is that of PyTorch's MNIST example.
     """
+
+    loss_fn = staticmethod(F.nll_loss)
 
     def __init__(self, dropout: float = 0.5) -> None:
         super().__init__()
@@ -50,6 +53,8 @@ class MLP(nn.Module):
         Units of each hidden layer.
     """
 
+    loss_fn = staticmethod(F.nll_loss)
+
     def __init__(self, dropout: float = 0.5, hidden: int = 256) -> None:
         super().__init__()
         self.layers = nn.Sequential(
@@ -70,5 +75,131 @@ class MLP(nn.Module):
         return output
 
 
-MODELS = {"net": Net, "mlp": MLP}
+class ResNet(nn.Module):
+    """A small residual network with batch normalisation for images in 10 classes; returns scores.
+
+    Parameters
+    ----------
+    dropout : float, default 0
+        Probability with which a channel is left out before the last layer, in training.
+    width : int, default 16
+        Channels of the first stage; the second has twice as many, and pixels half as dense.
+
+    References
+    ----------
+    K. He et al., Deep residual learning for image recognition, CVPR 2016.
+    """
+
+    def __init__(self, dropout: float = 0.0, width: int = 16) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, width, kernel_size=3, stride=2, padding=1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(width)
+        self.stages = nn.Sequential(ResidualBlock(width, width), ResidualBlock(width, 2 * width, stride=2))
+        self.drop = nn.Dropout(dropout)
+        self.head = nn.Linear(2 * width, 10)
+
+    def forward(self, x: Any) -> Tensor:
+        """Return scores (N, 10) of images (N, 1, H, W)."""
+        x = F.relu(self.stem_norm(self.stem(x)))  # (N, 16, H / 2, W / 2)
+        x = self.stages(x)  # (N, 32, H / 4, W / 4)
+        output: Tensor = self.head(self.drop(x.mean((2, 3))))
+        return output
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions with batch normalisation, added to what goes in.
+
+    Parameters
+    ----------
+    channels, out_channels : int
+        Of input and output.
+    stride : int, default 1
+        Of the first convolution, and of the shortcut, which is a convolution too where shapes differ.
+    """
+
+    def __init__(self, channels: int, out_channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out_channels, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, kernel_size=3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out_channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != out_channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, out_channels, kernel_size=1, stride=stride, bias=False),
+                nn.BatchNorm2d(out_channels),
+            )
+
+    def forward(self, x: Any) -> Tensor:
+        """Return (N, out_channels, H / stride, W / stride)."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class Transformer(nn.Module):
+    """A small language model that reads bytes: each position predicts the next from those before it and itself.
+
+    Parameters
+    ----------
+    dropout : float, default 0.1
+        Probability with which an attention weight, or a feature that a layer adds, is left out in training.
+    context : int, default 64
+        Most positions it can see.
+    width, heads, layers : int, default 64, 4 and 2
+        Features of a position, subspaces of attention, blocks.
+
+    References
+    ----------
+    A. Radford et al., Language models are unsupervised multitask learners, 2019 (GPT-2, whose order of normalisation
+    this is).
+    """
+
+    def __init__(
+        self, dropout: float = 0.1, context: int = 64, width: int = 64, heads: int = 4, layers: int = 2
+    ) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(256, width)
+        self.positions = nn.Embedding(context, width)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 256, bias=False)
+        for table in (self.bytes, self.positions):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, x: Any) -> Tensor:
+        """Return scores (N, 256, T), classes in the second axis as the losses have it, of bytes (N, T)."""
+        xp = array_namespace(x)
+        x = self.drop(self.bytes(x) + self.positions(xp.arange(x.shape[1])))  # (N, T, width)
+        scores: Tensor = self.head(self.norm(self.blocks(x)))
+        return scores.transpose(1, 2)
+
+
+class TransformerBlock(nn.Module):
+    """Causal attention and a perceptron, each added to what goes in, which it sees normalised.
+
+    Parameters
+    ----------
+    width, heads : int
+        Features of a position, subspaces of attention.
+    dropout : float
+        See `Transformer`.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, heads, dropout, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Any) -> Tensor:
+        """Return (N, T, width)."""
+        y = self.norm1(x)
+        x = x + self.drop(self.attention(y, y, y, need_weights=False, is_causal=True)[0])
+        output: Tensor = x + self.drop(self.mlp(self.norm2(x)))
+        return output
+
+
+MODELS: dict[str, type[nn.Module]] = {"net": Net, "mlp": MLP, "resnet": ResNet, "transformer": Transformer}
 """Models by the name that ``--model`` takes."""

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import time
 from pathlib import Path
 
 import mpiddp.distributed as dist
-from mpiddp import nn
-from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler, digits, mnist, synthetic
-from mpiddp.data.mnist_idx import download_mnist
 from mpiddp.device import cuda_fault
 from mpiddp.device.host_memory import tune_allocator
 from mpiddp.errors import EXIT_CHECKPOINTED
 from mpiddp.mpi import runtime
-from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
-from mpiddp.optim import SGD
 from mpiddp.parallel import DistributedDataParallel, Timeline
 
 from . import environment
-from .averaging import AveragedModel, NaiveAveraging
+from .building import build_trainer
 from .checkpoint import save_model
 from .config import Config, RunError, UsageError
+from .data import load_data
+from .deadline import Deadline, deadline_of
 from .keeper import Keeper
-from .models import MODELS
 from .outputs import Outputs
 from .rank_log import RankLog
 from .report import Console, configuration_lines
@@ -31,32 +27,8 @@ from .signals import StopRequest
 from .together import together
 from .trainer import Callback, Trainer
 
-TEST_BATCH = 256
-"""Samples that a rank evaluates at once."""
-
 EXIT_INTERRUPTED = 130
 """As of a shell's command that Ctrl-C ended."""
-
-
-def load_data(config: Config) -> tuple[ArrayDataset, ArrayDataset]:
-    """Return the training and the test data that a configuration names."""
-    if config.data == "mnist":
-        assert config.data_dir is not None, "Config has checked it"
-        return load_mnist(config.data_dir, config.download)
-    if config.data == "synthetic":
-        return synthetic(4096, seed=config.seed, noise=2.0), synthetic(1024, seed=config.seed, train=False, noise=2.0)
-    return digits(seed=config.seed), digits(train=False, seed=config.seed)
-
-
-def load_mnist(folder: Path, download: bool) -> tuple[ArrayDataset, ArrayDataset]:
-    """Return MNIST from a folder; where it is to be fetched, the first rank of each node does it for all."""
-    if download:
-        first = dist.get_node_local_rank() == 0
-        together(lambda: download_mnist(folder) if first else None)
-    try:
-        return mnist(folder), mnist(folder, train=False)
-    except FileNotFoundError as error:
-        raise UsageError(f"{error}; here: --download") from error
 
 
 def check_request(config: Config) -> None:
@@ -68,37 +40,22 @@ def check_request(config: Config) -> None:
         )
     if config.device == "cuda":
         raise UsageError(f"--device cuda: {cuda_fault() or 'this version trains on the host only; use --device cpu'}")
+    if config.output is not None:
+        _check_folder("--output", config.output)
+    for option, file in (("--metrics", config.metrics), ("--timeline", config.timeline)):
+        if file is not None:
+            _check_folder(option, file.parent)
+            if file.is_dir():
+                raise UsageError(f"{option} {file} is a folder: give the name of a file in it")
 
 
-def build_model(config: Config) -> AveragedModel:
-    """Return the model that a configuration names, equal on all ranks, with averaged gradients."""
-    nn.manual_seed(config.seed)
-    nn.random.set_stream(dist.get_rank())
-    module = MODELS[config.model](dropout=config.dropout)
-    return NaiveAveraging(module) if config.average == "naive" else DistributedDataParallel(module)
-
-
-def build_trainer(
-    config: Config,
-    data: tuple[ArrayDataset, ArrayDataset],
-    callbacks: Mapping[str, Sequence[Callback]] | None = None,
-    stop: Callable[[], bool] = lambda: False,
-) -> Trainer:
-    """Return a trainer that does what a configuration says; every rank calls it."""
-    train, test = data
-    sampler = GlobalBatchSampler(train, config.batch_size, seed=config.seed)
-    test_sampler = DistributedSampler(test, shuffle=False, mode="exact")
-    model = build_model(config)
-    return Trainer(
-        model,
-        SGD(model.module.parameters(), lr=config.lr, momentum=config.momentum),
-        F.nll_loss,
-        DataLoader(train, batch_sampler=sampler),
-        DataLoader(test, batch_size=TEST_BATCH, sampler=test_sampler),
-        stop=stop,
-        on_nan="skip" if config.on_nan == "skip" else "stop",
-        callbacks=callbacks,
-    )
+def _check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that is a file, or is to be in one."""
+    for place in (folder, *folder.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise UsageError(f"{option}: {place} is a file, where a folder is wanted: give another name")
+            return
 
 
 def run(config: Config, version: str) -> int:
@@ -116,6 +73,7 @@ def run(config: Config, version: str) -> int:
     UsageError
         On every rank, if it cannot be done; RunError, if it was begun.
     """
+    began_s = time.time()
     tune_allocator()
     dist.init_process_group()
     world = runtime.start()
@@ -126,7 +84,8 @@ def run(config: Config, version: str) -> int:
     data = together(lambda: load_data(config))
     logs = config.output / "logs" if config.log_ranks and config.output else None
     log = together(lambda: RankLog(world.rank, world.size, logs))
-    with log, StopRequest() as stop:
+    deadline = together(lambda: _deadline(config, began_s))
+    with log, StopRequest(deadline) as stop:
         trainer = build_trainer(config, data, stop=stop)
         keeper = Keeper(config, first) if config.output else None
         if keeper is not None:
@@ -154,6 +113,10 @@ def run(config: Config, version: str) -> int:
     return code
 
 
+def _deadline(config: Config, began_s: float) -> Deadline | None:
+    return deadline_of(config.max_time, config.margin, began_s) if config.max_time is not None else None
+
+
 def _watched(trainer: Trainer, path: Path) -> Timeline:
     """Return a timeline on which the trainer's steps are noted from now on."""
     assert isinstance(trainer.model, DistributedDataParallel), "Config has checked it"
@@ -176,11 +139,11 @@ def _callbacks(
 
 
 def _stop(stop: StopRequest, trainer: Trainer, keeper: Keeper | None) -> int:
-    """Save a checkpoint after a signal, and return the exit code that asks for another start."""
-    numbers = [0] * dist.get_world_size()
-    dist.all_gather_object(numbers, stop.number)
-    rank, number = next((rank, number) for rank, number in enumerate(numbers) if number)
-    said = f"{signal.Signals(number).name} on rank {rank}: stopped after step {trainer.step}"
+    """Save a checkpoint after a signal or at the deadline, and return the exit code that asks for another start."""
+    told: list[tuple[str | None, int]] = [(None, 0)] * dist.get_world_size()
+    dist.all_gather_object(told, (stop.reason, stop.number))
+    rank, reason, number = next((rank, *each) for rank, each in enumerate(told) if each[0])
+    said = f"{reason} on rank {rank}: stopped after step {trainer.step}"
     if keeper is not None:
         keeper.save(trainer)
         together(keeper.finish, RunError)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import mpiddp.distributed as dist
+from mpiddp.distributed.groups import default_group
 
 from .config import UsageError
 
@@ -25,6 +26,8 @@ def together(action: Callable[[], _Result], error_class: type[UsageError] = Usag
         result = action()
     except (OSError, ValueError, ImportError, UsageError) as error:
         fault = str(error)
+    # Without a timeout, ranks that wait for one that downloads would keep their cores busy inside of MPI.
+    dist.barrier(timeout=default_group().link.timeout_s)
     faults: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault)
     for rank, text in enumerate(faults):

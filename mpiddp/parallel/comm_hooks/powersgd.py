@@ -103,6 +103,24 @@ class PowerSGDState:
         before, after = self.total_numel_before_compression, self.total_numel_after_compression
         return (before / after if after else 0.0), before, after
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next iterations depend on, besides options; arrays are live, and this rank's own."""
+        return {
+            "iter": self.iter,
+            "rng": self.rng.bit_generator.state,
+            "error_dict": dict(self.error_dict),
+            "q_memory_dict": {index: list(qs) for index, qs in self.q_memory_dict.items()},
+            "numel": [self.total_numel_before_compression, self.total_numel_after_compression],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called, with the same buckets; arrays are copied."""
+        self.iter = state["iter"]
+        self.rng.bit_generator.state = state["rng"]
+        self.error_dict = {index: error.copy() for index, error in state["error_dict"].items()}
+        self.q_memory_dict = {index: [q.copy() for q in qs] for index, qs in state["q_memory_dict"].items()}
+        self.total_numel_before_compression, self.total_numel_after_compression = state["numel"]
+
     def begin(self, bucket: GradBucket) -> bool:
         """Count an iteration at its last bucket; tell whether this bucket is to be compressed."""
         compress = self.iter >= self.start_powerSGD_iter

@@ -7,7 +7,8 @@ import pytest
 
 from mpiddp import nn
 from mpiddp.autograd import Tensor
-from mpiddp.training.models import MLP, MODELS, Net
+from mpiddp.training import config
+from mpiddp.training.models import MLP, MODELS, Net, ResNet, Transformer
 
 
 def test_net_has_the_tutorials_parameters():
@@ -25,7 +26,7 @@ def test_net_has_the_tutorials_parameters():
     assert sum(p.data.size for p in Net().parameters()) == 21840
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["net", "mlp"])
 def test_output_is_log_probabilities(name):
     x = np.random.default_rng(0).standard_normal((3, 1, 28, 28), dtype=np.float32)
     output = MODELS[name](dropout=0.0)(x)
@@ -62,3 +63,124 @@ def test_net_against_torch():
     np.testing.assert_allclose(ours.item(), loss.item(), rtol=1e-5)
     for name, p in module.named_parameters():
         np.testing.assert_allclose(p.grad, w[name].grad.numpy(), rtol=2e-4, atol=1e-6, err_msg=name)
+
+
+def test_the_command_line_knows_the_same_models():
+    assert tuple(MODELS) == config.MODELS
+
+
+def as_torchs(module, theirs):
+    """Copy parameters and running statistics into a torch module of the same names."""
+    torch = pytest.importorskip("torch")
+    theirs.load_state_dict({name: torch.tensor(x) for name, x in module.state_dict().items()})
+    return theirs
+
+
+def compare(ours, theirs, tolerance=1e-4):
+    for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_resnet_against_torch(training):
+    torch = pytest.importorskip("torch")
+    F = torch.nn.functional
+
+    def unit(*convolution, **options):
+        channels = convolution[1]
+        return [torch.nn.Conv2d(*convolution, bias=False, **options), torch.nn.BatchNorm2d(channels)]
+
+    class Block(torch.nn.Module):
+        def __init__(self, channels, out, stride=1):
+            super().__init__()
+            self.conv1, self.norm1 = unit(channels, out, 3, stride=stride, padding=1)
+            self.conv2, self.norm2 = unit(out, out, 3, padding=1)
+            plain = stride == 1 and channels == out
+            self.shortcut = torch.nn.Sequential(*([] if plain else unit(channels, out, 1, stride=stride)))
+
+        def forward(self, x):
+            y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+            return F.relu(y + self.shortcut(x))
+
+    class Theirs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.stem_norm = unit(1, 4, 3, stride=2, padding=1)
+            self.stages = torch.nn.Sequential(Block(4, 4), Block(4, 8, 2))
+            self.head = torch.nn.Linear(8, 10)
+
+        def forward(self, x):
+            return self.head(self.stages(F.relu(self.stem_norm(self.stem(x)))).mean((2, 3)))
+
+    nn.manual_seed(1)
+    x = np.random.default_rng(0).standard_normal((5, 1, 13, 12), dtype=np.float32)
+    target = np.array([0, 9, 3, 3, 7])
+    ours = ResNet(width=4)
+    theirs = as_torchs(ours, Theirs())
+    ours.train(training), theirs.train(training)
+    loss, expected = (
+        nn.functional.cross_entropy(ours(x), target),
+        F.cross_entropy(theirs(torch.tensor(x)), torch.tensor(target)),
+    )
+    np.testing.assert_allclose(loss.item(), expected.item(), rtol=1e-5)
+    loss.backward(), expected.backward()
+    compare(ours, theirs)
+    for (name, x), y in zip(ours.named_buffers(), theirs.buffers(), strict=True):
+        np.testing.assert_allclose(x, y.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_transformer_against_torch():
+    torch = pytest.importorskip("torch")
+    nn.manual_seed(1)
+    ours = Transformer(dropout=0.0, context=9, width=8, heads=2, layers=2)
+    text = np.random.default_rng(0).integers(0, 256, (3, 8))
+    x, y = text[:, :-1], text[:, 1:]
+    w = {name: torch.tensor(p.data, requires_grad=True) for name, p in ours.named_parameters()}
+    F = torch.nn.functional
+    z = w["bytes.weight"][torch.tensor(x)] + w["positions.weight"][:7]
+    for i in range(2):
+        layer = torch.nn.TransformerEncoderLayer(8, 2, 32, 0.0, "gelu", batch_first=True, norm_first=True)
+        names = {
+            "self_attn.in_proj_weight": "attention.in_proj_weight",
+            "self_attn.in_proj_bias": "attention.in_proj_bias",
+            "self_attn.out_proj.weight": "attention.out_proj.weight",
+            "self_attn.out_proj.bias": "attention.out_proj.bias",
+            "linear1.weight": "mlp.0.weight",
+            "linear1.bias": "mlp.0.bias",
+            "linear2.weight": "mlp.2.weight",
+            "linear2.bias": "mlp.2.bias",
+            **{f"norm{k}.{kind}": f"norm{k}.{kind}" for k in (1, 2) for kind in ("weight", "bias")},
+        }
+        assert names.keys() == layer.state_dict().keys()
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(7)
+        z = torch.func.functional_call(layer, {k: w[f"blocks.{i}.{v}"] for k, v in names.items()}, (z, mask))
+    scores = F.layer_norm(z, (8,), w["norm.weight"], w["norm.bias"]) @ w["head.weight"].T
+    expected = F.cross_entropy(scores.reshape(-1, 256), torch.tensor(y).reshape(-1))
+    loss = nn.functional.cross_entropy(ours(x), y)
+    np.testing.assert_allclose(loss.item(), expected.item(), rtol=1e-5)
+    loss.backward()
+    expected.backward()
+    for name, p in ours.named_parameters():
+        np.testing.assert_allclose(p.grad, w[name].grad.numpy(), rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_transformer_does_not_look_ahead():
+    nn.manual_seed(0)
+    model = Transformer(dropout=0.0, context=6)
+    text = np.random.default_rng(0).integers(0, 256, (1, 6))
+    other = text.copy()
+    other[0, 4:] += 1
+    np.testing.assert_array_equal(model(text).data[..., :4], model(other % 256).data[..., :4])
+
+
+@pytest.mark.parametrize(("name", "data"), [("resnet", "images"), ("transformer", "bytes")])
+def test_dropout_of_the_others(name, data):
+    nn.manual_seed(0)
+    x = (
+        np.random.default_rng(0).standard_normal((3, 1, 28, 28), np.float32)
+        if data == "images"
+        else np.eye(6, dtype=int)
+    )
+    for dropout, differs in ((0.5, True), (0.0, False)):
+        module = MODELS[name](dropout=dropout)
+        assert np.array_equal(module(x).data, module(x).data) != differs

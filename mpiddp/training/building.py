@@ -1,0 +1,185 @@
+"""What a `Config` says, as objects: model, loss, optimizer, schedule and what else a `Trainer` is made of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import mpiddp.distributed as dist
+from mpiddp import nn
+from mpiddp.autograd import Tensor
+from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
+from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
+from mpiddp.optim import SGD, Adam, AdamW, Optimizer
+from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
+from mpiddp.parallel import (
+    DistributedDataParallel,
+    PowerSGDState,
+    SyncBatchNorm,
+    ZeroRedundancyOptimizer,
+    batched_powerSGD_hook,
+    bf16_compress_hook,
+    fp16_compress_hook,
+    powerSGD_hook,
+)
+from mpiddp.typing import Array
+
+from .averaging import AveragedModel, NaiveAveraging
+from .callables import load_callable
+from .config import Config, UsageError
+from .metrics import count_correct
+from .models import MODELS
+from .trainer import Callback, Trainer
+
+TEST_BATCH = 256
+"""Samples that a rank evaluates at once."""
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+"""Optimizers by the name that ``--optimizer`` takes."""
+
+
+def build_module(config: Config) -> nn.Module:
+    """Return the model that a configuration names, with initial values that are equal on all ranks."""
+    nn.manual_seed(config.seed)
+    nn.random.set_stream(dist.get_rank())
+    if config.model in MODELS:
+        options: dict[str, Any] = {} if config.dropout is None else {"dropout": config.dropout}
+        if config.model == "transformer":
+            options["context"] = config.context
+        module = MODELS[config.model](**options)
+    else:
+        module = load_callable("--model", config.model)()
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"--model {config.model} has to return an mpiddp.nn.Module, got {type(module).__name__}")
+    return SyncBatchNorm.convert_sync_batchnorm(module) if config.sync_batchnorm else module
+
+
+def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
+    """Return a configuration's model with averaged gradients, and what its communication hook remembers."""
+    module = build_module(config)
+    if config.average == "naive":
+        return NaiveAveraging(module), None
+    model = DistributedDataParallel(
+        module,
+        broadcast_buffers=config.broadcast_buffers,
+        init_sync=config.init_sync,
+        bucket_cap_mb=config.bucket_cap_mb,
+        bucket_cap_mb_list=config.bucket_cap_mb_list,
+        find_unused_parameters=config.find_unused_parameters,
+        static_graph=config.static_graph,
+        forward_sync_buffers=None if config.forward_sync_buffers else False,
+    )
+    if config.compress == "fp16":
+        model.register_comm_hook(None, fp16_compress_hook)
+    elif config.compress == "bf16":
+        bfloat16("--compress bf16")
+        model.register_comm_hook(None, bf16_compress_hook)
+    elif "powersgd" in config.compress:
+        state = PowerSGDState(None, config.powersgd_rank, config.powersgd_start, random_seed=config.seed)
+        model.register_comm_hook(state, powerSGD_hook if config.compress == "powersgd" else batched_powerSGD_hook)
+        return model, state
+    return model, None
+
+
+def bfloat16(option: str) -> np.dtype[Any]:
+    """Return the dtype, which the package ml_dtypes teaches to NumPy."""
+    try:
+        return np.dtype(load_callable(option, "ml_dtypes:bfloat16"))
+    except UsageError:
+        raise UsageError(f"{option} needs the package ml_dtypes: pip install ml_dtypes") from None
+
+
+def build_loss(config: Config, module: nn.Module) -> Callable[[Any, Array], Tensor]:
+    """Return the loss: the model's own ``loss_fn`` where it has one, else cross entropy over its second axis."""
+    own = getattr(module, "loss_fn", None)
+    if config.label_smoothing and own is not None and config.model not in MODELS:
+        raise UsageError("--label-smoothing changes the cross entropy, and this model has a loss_fn of its own")
+    if own is not None and not config.label_smoothing:
+        loss_fn: Callable[[Any, Array], Tensor] = own
+        return loss_fn
+    # Of log-probabilities it is what it is of scores: their softmax is what they are the logarithms of.
+    return functools.partial(F.cross_entropy, label_smoothing=config.label_smoothing)
+
+
+def group_options(config: Config) -> dict[str, Any]:
+    """Return the options of the optimizer's parameter groups."""
+    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.optimizer == "sgd":
+        return options | {"momentum": config.momentum}
+    return options | {"betas": (config.momentum, config.beta2)}
+
+
+def build_optimizer(config: Config, module: nn.Module) -> Optimizer:
+    """Return the optimizer of a model's parameters."""
+    kind, options = OPTIMIZERS[config.optimizer], group_options(config)
+    if config.zero:
+        return ZeroRedundancyOptimizer(module.parameters(), kind, **options)
+    return kind(module.parameters(), **options)
+
+
+def build_scheduler(config: Config, optimizer: Optimizer, steps_an_epoch: int) -> LRScheduler | None:
+    """Return the schedule of the learning rate, in steps; None where it does not change."""
+    parts: list[LRScheduler] = []
+    warmup = config.warmup_steps
+    if warmup:
+        # lr / (w + 1), 2 lr / (w + 1), ..., and lr after w steps.
+        parts.append(LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup))
+    if config.schedule == "cosine":
+        rest = max(1, config.epochs * steps_an_epoch - warmup)
+        parts.append(CosineAnnealingLR(optimizer, rest, config.lr_min))
+    elif config.schedule == "step":
+        every = config.decay_epochs * steps_an_epoch
+        changes = range(every, config.epochs * steps_an_epoch, every)
+        parts.append(MultiStepLR(optimizer, [step - warmup for step in changes], config.decay))
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return SequentialLR(optimizer, parts, [warmup])
+
+
+def build_trainer(
+    config: Config,
+    data: tuple[Dataset, Dataset],
+    callbacks: Mapping[str, Sequence[Callback]] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Trainer:
+    """Return a trainer that does what a configuration says; every rank calls it."""
+    train, test = data
+    sampler = GlobalBatchSampler(train, config.batch_size, seed=config.seed)
+    test_sampler = DistributedSampler(test, shuffle=False, mode="exact")
+    model, memory = build_model(config)
+    optimizer = build_optimizer(config, model.module)
+    half = config.dtype != "float32"
+    dtype = bfloat16("--dtype bfloat16") if config.dtype == "bfloat16" else np.dtype(config.dtype)
+    trainer = Trainer(
+        model,
+        optimizer,
+        build_loss(config, model.module),
+        DataLoader(train, batch_sampler=sampler, num_workers=config.workers),
+        DataLoader(test, batch_size=TEST_BATCH, sampler=test_sampler, num_workers=config.workers),
+        correct_fn=getattr(model.module, "correct_fn", count_correct),
+        stop=stop,
+        on_nan="skip" if config.on_nan == "skip" else "stop",
+        callbacks=callbacks,
+        stateful={} if memory is None else {"compression": memory},
+        accumulate=config.accumulate,
+        clip_norm=config.clip_norm,
+        scheduler=build_scheduler(config, optimizer, -(-len(sampler) // config.accumulate)),
+        precision=nn.MixedPrecision(model.module, dtype) if half else None,
+        scaler=_scaler(config) if config.dtype == "float16" else None,
+    )
+    if memory is not None:
+        trainer.callbacks["step_skip"].append(lambda _: _forget(memory))
+    return trainer
+
+
+def _scaler(config: Config) -> nn.GradScaler:
+    return nn.GradScaler(config.loss_scale, growth_interval=config.loss_scale_steps)
+
+
+def _forget(memory: PowerSGDState) -> None:
+    """Drop what a gradient that was not finite has left behind, which would spoil all that come."""
+    memory.error_dict.clear()
+    memory.q_memory_dict.clear()

@@ -1,0 +1,83 @@
+"""What ``--data`` names, as training and test data: one copy on each node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mpiddp.distributed as dist
+from mpiddp.data import ArrayDataset, Dataset, digits, mnist, shared_on_node, synthetic
+from mpiddp.data.labelled import labelled, open_labelled
+from mpiddp.data.mnist_idx import download_mnist
+from mpiddp.data.text import map_text, split_text
+from mpiddp.errors import MismatchError
+
+from .callables import load_callable
+from .config import Config, UsageError
+from .together import together
+
+Split = tuple[Dataset, Dataset]
+"""Data for training and for the test."""
+
+
+def load_data(config: Config) -> Split:
+    """Return the training and the test data that a configuration names; every rank calls it.
+
+    Raises
+    ------
+    UsageError
+        On every rank, if there is none; the text says which file, and what to do.
+    """
+    kind, colon, place = config.data.partition(":")
+    try:
+        if not colon:
+            return _MADE[kind](config)
+        if kind == "text":
+            (tokens,) = shared_on_node(lambda: [map_text(place)])
+            return split_text(tokens, config.context)
+        if kind in ("npy", "npz", "idx"):
+            return labelled(shared_on_node(lambda: open_labelled(kind, place.split(","))), config.seed)
+        return _called(config.data)
+    except (OSError, ValueError, MismatchError) as error:
+        raise UsageError(" ".join([f"--data {config.data}: {error}", *getattr(error, "__notes__", ())])) from error
+
+
+def _digits(config: Config) -> Split:
+    return _shared(lambda train: digits(train, seed=config.seed))
+
+
+def _synthetic(config: Config) -> Split:
+    return _shared(lambda train: synthetic(4096 if train else 1024, seed=config.seed, train=train, noise=2.0))
+
+
+def _mnist(config: Config) -> Split:
+    folder = config.data_dir
+    assert folder is not None, "Config has checked it"
+    if config.download:
+        # Where nodes share the folder, what rank 0 has fetched is there for all; where not, each fetches its own.
+        together(lambda: download_mnist(folder) if dist.get_rank() == 0 else None)
+    try:
+        return _shared(lambda train: mnist(folder, train, download=config.download))
+    except FileNotFoundError as error:
+        raise UsageError(f"{error}; here: --download") from error
+
+
+_MADE = {"digits": _digits, "synthetic": _synthetic, "mnist": _mnist}
+
+
+def _called(name: str) -> Split:
+    """Return what a callable of the user's returns; every rank calls it, so it may use `shared_on_node`."""
+    make = load_callable("--data", name)
+    train, test = (make(train=True), make(train=False))
+    for part in (train, test):
+        if not isinstance(part, Dataset):
+            raise UsageError(
+                f"--data {name}: expected data sets, which have __len__ and __getitem__, from train=True and "
+                f"train=False, got {type(part).__name__}"
+            )
+    return train, test
+
+
+def _shared(make: Callable[[bool], ArrayDataset]) -> Split:
+    """Let one rank of each node make both parts."""
+    arrays = shared_on_node(lambda: [*make(True).arrays, *make(False).arrays])
+    return ArrayDataset(*arrays[:2]), ArrayDataset(*arrays[2:])
