@@ -64,6 +64,8 @@ def set_device(index: int) -> None:
 
 def current_device() -> int:
     """Return the number of the device that was chosen, 0 at first (``torch.cuda.current_device``)."""
+    if _index is None and in_use():
+        return int(importlib.import_module("cupy").cuda.runtime.getDevice())
     return _index or 0
 
 

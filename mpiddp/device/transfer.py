@@ -9,6 +9,7 @@ import numpy as np
 
 from mpiddp.typing import Array
 
+from .choice import current_device
 from .namespace import is_device_array
 
 
@@ -20,7 +21,9 @@ def upload(x: Array) -> Array:
     """
     if is_device_array(x):
         return x
-    copy: Array = importlib.import_module("cupy").asarray(x)
+    cupy = importlib.import_module("cupy")
+    with cupy.cuda.Device(current_device()):  # each thread has a current device of its own
+        copy: Array = cupy.asarray(x)
     return copy
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Tensor
-from mpiddp.device import array_namespace
-from mpiddp.distributed import all_gather_object, all_reduce, get_world_size
+from mpiddp.device import array_namespace, is_device_array
+from mpiddp.distributed import Work, all_gather_object, all_reduce, get_world_size
 from mpiddp.nn import GradScaler, MixedPrecision
 from mpiddp.nn.utils import clip_grad_norm_
 from mpiddp.optim import Optimizer
@@ -23,6 +23,7 @@ from mpiddp.parallel import SyncBatchNorm
 from mpiddp.typing import Array
 
 from .averaging import AveragedModel
+from .devices import uploaded
 from .metrics import Tally
 
 _MOST_NAMES = 5
@@ -89,6 +90,7 @@ class Stepper:
     scaler: GradScaler | None = None
 
     def __post_init__(self) -> None:
+        self._on_device = any(is_device_array(p.data) for p in self.model.module.parameters())
         self._mixes_samples = any(isinstance(module, SyncBatchNorm) for module in self.model.module.modules())
 
     def step(self, first: Batch, following: Iterator[Batch], stop: Callable[[], bool]) -> Outcome:
@@ -121,20 +123,42 @@ class Stepper:
         tally.add(stop=stop())
         with self.model.weighted(reference if samples else 0, total):
             loss = self._forward(batch, tally)
-            finite = bool(np.isfinite(tally["loss"]))
-            # Sent before backward, so that it has come when backward is done.
-            summing = tally.all_reduce()
+            # Sent before backward, so that it has come when backward is done; but nobody waits for a GPU before it has
+            # got all its work.
+            early = None if self._on_device else self._summing(tally)
             if loss is not None:
                 self._backward(loss, batch.samples / reference)
+        broken = self._broken(tally)
+        finite, summing = early or self._summing(tally)
         began = time.perf_counter()
         summing.wait()
         waited_s = time.perf_counter() - began
-        updated, overflowed, broken = self._update(tally)
+        updated, overflowed = self._update(tally, broken)
         return Outcome(tally, updated, overflowed, broken, finite, batch, waited_s)
 
     def predict(self, inputs: Any) -> Any:
         """Return the output of the model itself, without any average, as the loss takes it."""
         return self._call(self.model.module, inputs)
+
+    def placed(self, batch: Any) -> Any:
+        """Return a batch where the model is."""
+        return uploaded(batch) if self._on_device else batch
+
+    @staticmethod
+    def _summing(tally: Tally) -> tuple[bool, Work]:
+        """Begin to add up the tallies of all ranks; return whether this one's loss is finite, and the Work."""
+        tally.read()
+        return bool(np.isfinite(tally["loss"])), tally.all_reduce()
+
+    def _broken(self, tally: Tally) -> list[str]:
+        """Return the names of the parameters whose averaged gradient is not finite; reads what is on a device, too."""
+        named = [(name, p.grad) for name, p in self.model.module.named_parameters() if p.grad is not None]
+        if not self._on_device:
+            return [name for name, grad in named if not is_finite(grad)]
+        squares = [grad.reshape(-1) @ grad.reshape(-1) for _, grad in named]
+        found = zip(named, tally.read(squares), strict=True)
+        # Averaged gradients are the same on all ranks, so all of them see what one sees.
+        return [name for (name, grad), square in found if not (np.isfinite(square) or is_finite(grad))]
 
     def faults(self, outcome: Outcome) -> tuple[str, str]:
         """Return what is not finite in a step that was left out, with its ranks, and what may be the cause.
@@ -169,7 +193,7 @@ class Stepper:
 
     def _forward(self, batch: Batch, tally: Tally) -> Tensor | None:
         """Return a batch's mean loss and count it; None without samples."""
-        inputs, targets = batch.inputs, batch.targets
+        inputs, targets = self.placed((batch.inputs, batch.targets))
         if not batch.samples:
             if not self._mixes_samples:
                 self.model.skip_forward()
@@ -180,17 +204,16 @@ class Stepper:
         loss = self.loss_fn(output, targets)
         if batch.samples:
             correct = self.correct_fn(output, targets)
-            tally.add(samples=batch.samples, loss=loss.item() * batch.samples, correct=correct)
+            mean = loss.data.astype(np.float64) if self._on_device else loss.item()
+            tally.add(samples=batch.samples, loss=mean * batch.samples, correct=correct)
         return loss
 
     def _backward(self, loss: Tensor, share: float) -> None:
         factor = share if self.scaler is None else share * self.scaler.scale
         loss.backward(None if factor == 1 else np.asarray(factor, loss.dtype))
 
-    def _update(self, tally: Tally) -> tuple[bool, bool, list[str]]:
-        """Change the parameters, if loss and gradients are finite; return whether, and what is not."""
-        # Averaged gradients are the same on all ranks, so all of them see what one sees.
-        broken = [name for name, p in self.model.module.named_parameters() if not is_finite(p.grad)]
+    def _update(self, tally: Tally, broken: list[str]) -> tuple[bool, bool]:
+        """Change the parameters, if loss and gradients are finite; return whether, and if not, whether by overflow."""
         sound = bool(np.isfinite(tally["loss"]))
         overflowed = False
         if self.scaler is not None and sound:
@@ -207,7 +230,7 @@ class Stepper:
                 clip_grad_norm_(self.model.module.parameters(), self.clip_norm)
             self.optimizer.step()
         self.optimizer.zero_grad()
-        return sound and not broken, overflowed, broken
+        return sound and not broken, overflowed
 
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
         """Compute this rank's gradient of a batch once more, without sending it, and tell whether it is finite."""

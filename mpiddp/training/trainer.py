@@ -171,7 +171,8 @@ class Trainer:
         broadcast_arrays(list(self.model.module.buffers()), default_group())
         self.model.module.eval()
         with no_grad():
-            for inputs, targets in loader:
+            for batch in loader:
+                inputs, targets = stepper.placed(batch)
                 output = stepper.predict(inputs)
                 samples = len(targets)
                 loss = self.loss_fn(output, targets).item() * samples

@@ -1,0 +1,98 @@
+"""Training on devices, by the `Trainer`: the same numbers as on the host, and one wait for the device in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.faking import fake_gpu
+
+import mpiddp as dist
+from mpiddp import nn, optim
+from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler
+from mpiddp.nn import functional as F  # noqa: N812
+from mpiddp.training import Trainer
+from mpiddp.training.metrics import Tally, count_correct
+
+pytest.importorskip("ml_dtypes")
+
+
+@pytest.fixture
+def cupy() -> Iterator[Any]:
+    with fake_gpu() as module:
+        yield module
+
+
+def trainer(convert: Any = None, **options: Any) -> Trainer:
+    nn.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    if convert is not None:
+        model.convert(convert)
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((22, 6)).astype(np.float32), rng.integers(0, 4, 22)
+    train = ArrayDataset(x, y)
+    ddp = dist.DistributedDataParallel(model)
+    return Trainer(
+        ddp,
+        optim.SGD(ddp.module.parameters(), lr=0.1, momentum=0.9),
+        F.cross_entropy,
+        DataLoader(train, batch_sampler=GlobalBatchSampler(train, 8, seed=1)),
+        DataLoader(train, batch_size=4, sampler=DistributedSampler(train, shuffle=False, mode="exact")),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.3}, {"accumulate": 2}], ids=str)
+def test_epochs_are_those_of_the_host(cupy: Any, options: dict[str, Any]) -> None:
+    expected = trainer(**options).fit(2)
+    there = trainer(cupy.asarray, **options)
+    found = there.fit(2)
+    for one, other in zip(found, expected, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        assert one.test_loss == pytest.approx(other.test_loss, rel=1e-5)
+        assert one.accuracy == pytest.approx(other.accuracy)
+    assert all(isinstance(p.data, cupy.ndarray) for p in there.model.module.parameters())
+
+
+def test_a_step_waits_once(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(cupy.asarray)
+    stepper, batches = made._stepper(), made._batches()
+    waits = []
+    get = cupy.ndarray.get
+    monkeypatch.setattr(cupy.ndarray, "get", lambda *args, **kwargs: waits.append("get") or get(*args, **kwargs))
+    for owner in (cupy.cuda.Stream, cupy.cuda.Event, cupy.cuda.Device):
+        original = owner.synchronize
+        monkeypatch.setattr(owner, "synchronize", lambda self, f=original, o=owner: waits.append(o.__name__) or f(self))
+    for batch in batches:
+        waits.clear()
+        outcome = stepper.step(batch, iter(()), lambda: False)
+        assert outcome.updated
+        # The copy to the host, which waits for its stream; what communicates asks events, and blocks nowhere.
+        assert waits == ["get", "Stream"], waits
+
+
+def test_what_is_not_finite_is_named(cupy: Any) -> None:
+    made = trainer(cupy.asarray)
+    made.model.module[2].bias.data[0] = np.nan
+    with pytest.raises(FloatingPointError, match="the loss is not finite on rank"):
+        made.fit(1)
+    made = trainer(cupy.asarray, on_nan="skip")
+    before = [p.data.get() for p in made.model.module.parameters()]
+    made.model.module[0].weight.register_hook(lambda grad: grad * np.float32(np.inf))
+    made.fit(1)
+    assert made.skipped == 3
+    assert all(np.array_equal(p.data.get(), x) for p, x in zip(made.model.module.parameters(), before, strict=True))
+
+
+def test_a_tally_is_read_at_once(cupy: Any) -> None:
+    tally = Tally("loss", "correct")
+    tally.add(samples=3, loss=cupy.asarray(np.float32(1.5)), correct=cupy.asarray(2))
+    tally.add(loss=1.0, correct=cupy.asarray(1))
+    assert tally.read([cupy.asarray(np.float32(7))]) == [7]
+    assert tally.sums.tolist() == [3, 2.5, 3]
+    assert tally.read() == []
+    scores = cupy.asarray(np.eye(4, dtype=np.float32))
+    right = count_correct(scores, cupy.asarray(np.array([0, 1, 3, 3])))
+    assert isinstance(right, cupy.ndarray) and int(right) == 3
