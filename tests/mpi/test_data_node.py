@@ -16,24 +16,21 @@ from mpiddp.data import ArrayDataset, shared_on_node
 from mpiddp.distributed.groups import default_group
 from mpiddp.mpi import symmetric
 
+from .pretend import pretended_nodes
+
 Array = Any
 
 
 @pytest.fixture(params=["one node", "two nodes"], autouse=True)
-def _nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, world: Any) -> Iterator[None]:
+def _nodes(request: pytest.FixtureRequest, world: Any) -> Iterator[None]:
     """Run each test on the ranks as they are, and as if they were on two nodes, in turns."""
     if request.param == "one node":
         yield
         return
     if world.size == 1:
         pytest.skip("one rank is on one node")
-    dist.destroy_process_group()
-    monkeypatch.setenv("MPIDDP_NODES", ",".join(str(rank % 2) for rank in range(world.size)))
-    dist.init_process_group()
-    yield
-    monkeypatch.undo()
-    dist.destroy_process_group()
-    dist.init_process_group()
+    with pretended_nodes([rank % 2 for rank in range(world.size)]):
+        yield
 
 
 def is_first() -> bool:

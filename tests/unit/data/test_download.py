@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,50 +9,11 @@ import pytest
 from mpiddp.data import download, mnist, mnist_idx
 from mpiddp.data.download import download as fetch_file
 
+from .serving import Server, digests
 from .test_sets import write_mnist
 
 CONTENT = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
-
-
-class Server(ThreadingHTTPServer):
-    """Serves a folder, or misbehaves as its address says: /slow/, /cut/, /wrong/, /gone/, /dead/."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.folder = folder
-        self.asked: list[str] = []
-        self.over = threading.Event()
-
-    def address(self, way: str = "good") -> str:
-        return f"http://127.0.0.1:{self.server_port}/{way}/"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        _, way, name = self.path.split("/")
-        self.server.asked.append(self.path)
-        if way == "gone":
-            self.send_error(404)
-            return
-        if way == "dead":
-            self.server.over.wait(20)
-            return
-        content = b"<html>log in here</html>" if way == "wrong" else (self.server.folder / name).read_bytes()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        for start in range(0, len(content), 1024):
-            if way == "slow":
-                time.sleep(0.02)
-            if way == "cut" and start > len(content) // 2:
-                return
-            self.wfile.write(content[start : start + 1024])
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
@@ -63,14 +21,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "file").write_bytes(CONTENT)
-    made = Server(folder)
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield made
-    made.over.set()
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with Server(folder) as made:
+        yield made
 
 
 @pytest.mark.parametrize("way", ["good", "slow"])
@@ -127,11 +79,10 @@ def test_nothing_is_left_of_a_write_that_fails(tmp_path: Path, server: Server, m
     assert not list((tmp_path / "folder").iterdir())
 
 
-def served_mnist(server: Server, monkeypatch: pytest.MonkeyPatch, way: str = "good") -> None:
+def served_mnist(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mnist(server.folder, packed=True)
-    digest: Callable[[str], str] = lambda name: hashlib.sha256((server.folder / name).read_bytes()).hexdigest()  # noqa: E731
-    monkeypatch.setattr(mnist_idx, "SHA256", {name: digest(name) for name in mnist_idx.SHA256})
-    monkeypatch.setattr(mnist_idx, "SOURCES", (server.address(way),))
+    monkeypatch.setattr(mnist_idx, "SHA256", digests(server.folder))
+    monkeypatch.setattr(mnist_idx, "SOURCES", (server.address(),))
 
 
 def test_mnist_fetches_what_is_missing(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
