@@ -163,7 +163,8 @@ def _ddp(parser: argparse.ArgumentParser) -> None:
 def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strong-batch", type=positive, default=256, metavar="N", help="samples of all ranks (256)")
     parser.add_argument("--weak-batch", type=positive, default=64, metavar="N", help="samples of each rank (64)")
-    parser.add_argument("-n", "--iterations", type=positive, default=20, metavar="N", help="steps (20)")
+    parser.add_argument("-n", "--iterations", type=positive, default=5, metavar="N", help="steps of a turn (5)")
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
     _json(parser)
 
 
@@ -184,7 +185,7 @@ COMMANDS = (
     Command("compare", "compare", "mpiddp, plain mpi4py, one copy of the bytes and Gloo, taking turns", _compare),
     Command("overlap", "overlap", "how much of the communication hides behind computation", _overlap),
     Command("ddp", "ddp", "training steps, alone, with averaged gradients, and torch's on Gloo", _ddp),
-    Command("train", "train", "samples a second of the main job, for strong and weak scaling", _train),
+    Command("train", "train", "how the main job scales from 1 rank to all, strongly and weakly", _train),
     Command("tune", "tune", "find the best algorithms on this machine, for later runs", _tune),
     Command("model", "predict", "what all-reduce would cost on more ranks than there are here", _model),
 )

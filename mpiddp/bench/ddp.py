@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp import nn, optim
+from mpiddp.distributed import ProcessGroup
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.parallel import DistributedDataParallel
 from mpiddp.training.models import MLP, Net
@@ -52,11 +53,13 @@ class Ours:
         Its name.
     batch : Batch
         What every step trains on.
+    process_group : ProcessGroup, optional
+        The ranks; all by default.
     """
 
-    def __init__(self, network: str, batch: Batch) -> None:
+    def __init__(self, network: str, batch: Batch, process_group: ProcessGroup | None = None) -> None:
         nn.manual_seed(1)
-        self.model = DistributedDataParallel(NETWORKS[network]())
+        self.model = DistributedDataParallel(NETWORKS[network](), process_group=process_group)
         self._optimizer = optim.SGD(self.model.parameters(), lr=0.01, momentum=0.5)
         self._batch = batch
 

@@ -1,23 +1,52 @@
-"""``bench train``: samples a second of the main job's training step on as many ranks as there are.
+"""``bench train``: how the main job's training step scales from 1 rank to all, in one run.
 
-Strong scaling shares a batch of fixed size among the ranks, weak scaling gives each rank one. Start it on 1, 2, 4 ...
-ranks, each with a file of its own, and give all files to ``plot``.
+Strong scaling shares a batch of fixed size among the ranks, weak scaling gives each rank one. The first 1, 2, 4, ...
+ranks train while the others sleep, and the numbers of ranks take turns, so that a ratio compares what the machine gave
+to both at the same time. Every rank has the same number of BLAS threads throughout.
+
+samples/s   of all ranks together, by the slowest rank's median step
+efficiency  samples/s over those of 1 rank times the number of ranks
+exposed     share of rank 0's step in which backward had nothing to do but wait
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
+from typing import Any, NamedTuple
 
 import numpy as np
 
+import mpiddp.distributed as dist
+from mpiddp.mpi.library import MPI
 from mpiddp.training.config import UsageError
 
-from . import results
+from . import results, sizes
 from .ddp import NETWORKS, Batch, Ours
 from .job import Job, header, job
-from .timing import Times
+from .timing import Clock
 
 _WARMUP = 3
+_NAP_S = 0.001
+"""Between two looks of a rank that has nothing to do; one that waits inside of MPI would take a core."""
+
+
+class Team(NamedTuple):
+    """The first so many ranks, as this rank sees them."""
+
+    size: int
+    group: Any
+    """Theirs; `GroupMember.NON_GROUP_MEMBER` on the others."""
+    clock: Clock | None
+    """None on a rank that is no member."""
+
+
+class Measured(NamedTuple):
+    """A turn: seconds of each step, and the share of them that was exposed communication."""
+
+    step_s: list[float]
+    exposed: float
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,27 +56,88 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--strong-batch {arguments.strong_batch} is that of all {here.size} ranks together")
         environment = here.environment()
         here.say(header(environment))
-        here.say("#network  scaling   ranks  samples a rank    step (ms)    samples/s")
+        here.say(
+            f"# SGD with momentum, float32; medians over {arguments.rounds} rounds of {arguments.iterations} steps in"
+            " turns, slowest rank"
+        )
+        here.say("#network  scaling   ranks  samples a rank    step (ms)    samples/s  efficiency  exposed")
+        teams = [_team(here, size) for size in sorted({*sizes.sweep(1, here.size, 2), here.size})]
         rows = []
         for network in NETWORKS:
-            for scaling, batch in (("strong", arguments.strong_batch // here.size), ("weak", arguments.weak_batch)):
-                times = _step(here, network, batch, arguments.iterations)
-                samples_per_s = batch * here.size / times.median
-                rows.append(
-                    {"network": network, "scaling": scaling, "ranks": here.size, "batch": batch}
-                    | {"step_s": times.median, "samples_per_s": samples_per_s}
-                )
-                here.say(
-                    f"{network:8}  {scaling:8}{here.size:7}{batch:16}{times.median * 1e3:13.3f}{samples_per_s:13.0f}"
-                )
+            for scaling in ("strong", "weak"):
+                batches = [
+                    arguments.strong_batch // team.size if scaling == "strong" else arguments.weak_batch
+                    for team in teams
+                ]
+                found = _measure(here, network, teams, batches, arguments)
+                rows += [{"network": network, "scaling": scaling, **each} for each in found]
+                for each in found:
+                    here.say(
+                        f"{network:8}  {scaling:8}{each['ranks']:7}{each['batch']:16}{each['step_s'] * 1e3:13.3f}"
+                        f"{each['samples_per_s']:13.0f}{each['efficiency']:12.2f}{each['exposed']:9.2f}"
+                    )
+        for team in teams:
+            if team.clock is not None:
+                team.clock.close()
+                dist.destroy_process_group(team.group)
         if arguments.json:
             here.together(lambda: results.write(arguments.json, "train", environment, [], rows=rows))
     return 0
 
 
-def _step(here: Job, network: str, batch: int, iterations: int) -> Times:
-    """Return what a step on so many samples a rank takes."""
+def _team(here: Job, size: int) -> Team:
+    """Return the first ``size`` ranks; all ranks call."""
+    group = dist.new_group(range(size))
+    comm = here.comm.Split(0 if here.rank < size else MPI.UNDEFINED)
+    return Team(size, group, Clock(comm) if here.rank < size else None)
+
+
+def _measure(
+    here: Job, network: str, teams: list[Team], batches: list[int], arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Return, on rank 0, a row for each team."""
+    turns: list[list[Measured]] = [[] for _ in teams]
+    contenders = [
+        _contender(here, network, team, batch) if team.clock is not None else None
+        for team, batch in zip(teams, batches, strict=True)
+    ]
+    for _ in range(arguments.rounds):
+        for team, contender, taken in zip(teams, contenders, turns, strict=True):
+            if contender is not None and team.clock is not None:
+                taken.append(_turn(contender, team.clock, arguments.iterations))
+            _sleep_until_all_have_come(here.comm)
+    rows: list[dict[str, Any]] = []
+    if here.rank:
+        return rows
+    for team, batch, taken in zip(teams, batches, turns, strict=True):
+        step_s = statistics.median(seconds for turn in taken for seconds in turn.step_s)
+        row = {"ranks": team.size, "batch": batch, "step_s": step_s, "samples_per_s": batch * team.size / step_s}
+        alone = rows[0]["samples_per_s"] if rows else row["samples_per_s"]
+        row["efficiency"] = row["samples_per_s"] / (alone * team.size)
+        row["exposed"] = statistics.median(turn.exposed for turn in taken)
+        rows.append(row)
+    return rows
+
+
+def _contender(here: Job, network: str, team: Team, batch: int) -> Ours:
+    """Return a model of a team's ranks that has warmed up."""
     rng = np.random.default_rng(here.rank)
     images = rng.standard_normal((batch, 1, 28, 28)).astype(np.float32)
-    ours = Ours(network, Batch(images, rng.integers(0, 10, batch)))
-    return here.clock.measure(ours.step, iterations, _WARMUP)
+    ours = Ours(network, Batch(images, rng.integers(0, 10, batch)), team.group)
+    assert team.clock is not None, "a member"
+    team.clock.each(ours.step, _WARMUP)
+    return ours
+
+
+def _turn(ours: Ours, clock: Clock, iterations: int) -> Measured:
+    """Return what some steps take."""
+    waited_s = ours.model.exposed_s
+    step_s = clock.each(ours.step, iterations)
+    return Measured(step_s, (ours.model.exposed_s - waited_s) / sum(step_s))
+
+
+def _sleep_until_all_have_come(comm: MPI.Intracomm) -> None:
+    """Be a barrier whose waiting costs no core."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(_NAP_S)
