@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.device import array_namespace
+from mpiddp.device.half import assign, converted
 from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half, premultiply
 from mpiddp.typing import Array
 
@@ -58,15 +59,15 @@ def fold_rows(
         factors = None
     wide = accumulated_in(dtype)
     step = max(min(CHUNK_BYTES, CACHE_BYTES // len(rows)) // dtype.itemsize, 1)
-    converted = wide != dtype or factors is not None
+    changing = wide != dtype or factors is not None
     # An accumulator in place saves a pass over the cache; what it overwrites has been read then.
-    in_place = wide == dtype and (outs[0] is rows[0] or (not converted and len(rows) > 1 and outs[0] is rows[1]))
-    spare = np.empty((2, 0 if in_place and not converted else min(step, count)), wide)
+    in_place = wide == dtype and (outs[0] is rows[0] or (not changing and len(rows) > 1 and outs[0] is rows[1]))
+    spare = np.empty((2, 0 if in_place and not changing else min(step, count)), wide)
     for start in range(0, count, step):
         chunk = slice(start, min(start + step, count))
         parts = [row[chunk] for row in rows]
         accumulator = outs[0][chunk] if in_place else spare[0, : parts[0].size]
-        if converted:
+        if changing:
             _fold_converted(op, parts, accumulator, spare[1, : parts[0].size], factors)
         elif len(parts) == 1:
             accumulator[...] = parts[0]
@@ -78,7 +79,7 @@ def fold_rows(
         if scale is not None:
             accumulator *= accumulator.dtype.type(scale)
         for out in outs[1:] if in_place else outs:
-            out[chunk] = accumulator
+            assign(out[chunk], accumulator)
 
 
 def _common_scale(factors: Sequence[float] | None) -> float | None:
@@ -99,11 +100,11 @@ def _fold_converted(
     for index, part in enumerate(parts):
         target = spare if index else accumulator
         if factors is None:
-            target[...] = part
+            assign(target, part)
         elif part.dtype == target.dtype:
             xp.multiply(part, target.dtype.type(factors[index]), out=target)
         else:
-            target[...] = part
+            assign(target, part)
             xp.multiply(target, target.dtype.type(factors[index]), out=target)
         if index:
             combine(op, accumulator, spare, accumulator)
@@ -116,6 +117,6 @@ def accumulated_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def widened(op: ReduceOp, x: Array) -> Array:
     """Return a flat copy of ``x`` to accumulate in, times this rank's factor."""
-    copy = x.reshape(-1).astype(accumulated_in(x.dtype))
+    copy = converted(x.reshape(-1), accumulated_in(x.dtype))
     premultiply(op, copy)
     return copy

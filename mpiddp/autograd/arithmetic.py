@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpiddp.device import array_namespace
+from mpiddp.device.half import converted
 from mpiddp.typing import Array
 
 from .function import Function, shape_of, unbroadcast
@@ -255,7 +256,7 @@ class Cast(Function):
 
     def forward(self, a: Array, dtype: Any) -> Array:
         self.dtype = a.dtype
-        return a.astype(dtype)
+        return converted(a, dtype)
 
     def backward(self, grad: Array) -> Array:
-        return grad.astype(self.dtype)
+        return converted(grad, self.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device.half import converted
 from mpiddp.typing import Array
 
 
@@ -18,7 +19,7 @@ def is_half(x: Array) -> bool:
 
 def widened(x: Array) -> Array:
     """Return an array of half precision as float32, and any other as it is."""
-    return x.astype(np.float32) if is_half(x) else x
+    return converted(x, np.float32) if is_half(x) else x
 
 
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -39,8 +40,8 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
         return array_namespace(a).matmul(a, b, out=out)  # type: ignore[no-any-return]
     wide = np.matmul(widened(a), widened(b))
     if out is None:
-        return wide.astype(a.dtype, copy=False) if a.dtype == b.dtype else wide
-    out[...] = wide
+        return converted(wide, a.dtype) if a.dtype == b.dtype else wide
+    assign(out, wide)
     return out
 
 

@@ -37,8 +37,10 @@ class Parameter(Protocol):
 
 def address(x: Array) -> int:
     """Return where the first element of ``x`` lies, in bytes."""
-    memory: Any = x.data
-    return int(memory.ptr if is_device_array(x) else x.__array_interface__["data"][0])
+    if is_device_array(x):
+        memory: Any = x.data  # which an array of bfloat16 on the host does not have
+        return int(memory.ptr)
+    return int(x.__array_interface__["data"][0])
 
 
 def adjoin(left: Array, right: Array) -> bool:

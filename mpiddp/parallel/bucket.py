@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device.half import assign
 from mpiddp.distributed import ProcessGroup, symmetric_empty
 from mpiddp.nn import Parameter
 from mpiddp.optim.flat import address
@@ -63,7 +64,7 @@ class GradBucket:
     def set_buffer(self, buffer: Array) -> None:
         """Copy ``buffer``, of the bucket's length, into the bucket's, unless it is that memory already."""
         if address(buffer) != address(self._buffer) or buffer.dtype != self._buffer.dtype:
-            self._buffer[...] = buffer.reshape(-1)
+            assign(self._buffer, buffer.reshape(-1))
 
 
 def _views(flat: Array, parameters: Sequence[Parameter]) -> list[Array]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpiddp.device.half import converted
 from mpiddp.distributed import Future, ReduceOp, Work, all_reduce
 from mpiddp.distributed.groups import GroupLike, ProcessGroup, default_group, member
 from mpiddp.parallel.bucket import GradBucket
@@ -28,7 +29,9 @@ def submitted(x: Array, group: ProcessGroup, op: ReduceOp = ReduceOp.SUM) -> Fut
 
 def completed(value: Array) -> Future:
     """Return a future whose value is there."""
-    return Future(lambda: None, lambda: True, lambda callback: callback(), lambda: value)
+    future = Future()
+    future.set_result(value)
+    return future
 
 
 def allreduce_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
@@ -88,7 +91,7 @@ def _is_wider(x: Array, dtype: np.dtype[Any]) -> bool:
 
 def _compressed(buffer: Array, dtype: np.dtype[Any], size: int) -> Array:
     """Return the buffer in ``dtype``, divided by ``size`` before it is rounded: a sum of averages overflows less."""
-    return (buffer * buffer.dtype.type(1 / size)).astype(dtype)  # type: ignore[no-any-return]
+    return converted(buffer * buffer.dtype.type(1 / size), dtype)
 
 
 def _compress_hook(dtype: np.dtype[Any], process_group: GroupLike, bucket: GradBucket) -> Future:
@@ -142,7 +145,7 @@ def _wrapper(dtype_of: Any, hook: CommHook) -> CommHook:
         if not _is_wider(buffer, dtype):
             inner = hook(state, bucket)
         else:
-            small = GradBucket(bucket.index(), bucket.parameters(), buffer.astype(dtype), bucket.is_last())
+            small = GradBucket(bucket.index(), bucket.parameters(), converted(buffer, dtype), bucket.is_last())
             inner = hook(state, small)
         return inner.get_future() if isinstance(inner, Work) else inner
 
