@@ -12,6 +12,7 @@ import mpiddp.distributed as dist
 from mpiddp import nn
 from mpiddp.autograd import Tensor
 from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
+from mpiddp.device import upload
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
 from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
@@ -54,7 +55,8 @@ def build_module(config: Config) -> nn.Module:
         module = load_callable("--model", config.model)()
         if not isinstance(module, nn.Module):
             raise UsageError(f"--model {config.model} has to return an mpiddp.nn.Module, got {type(module).__name__}")
-    return SyncBatchNorm.convert_sync_batchnorm(module) if config.sync_batchnorm else module
+    module = SyncBatchNorm.convert_sync_batchnorm(module) if config.sync_batchnorm else module
+    return module.convert(upload) if config.device == "cuda" else module
 
 
 def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:

@@ -307,7 +307,9 @@ class Config:
     )
     device: str = field(
         default="auto",
-        metadata=option("where arrays live; this version trains on the host only", "auto", "cpu", "cuda", table="run"),
+        metadata=option(
+            "where arrays live; auto: on GPUs where every rank has one", "auto", "cpu", "cuda", table="run"
+        ),
     )
     on_nan: str = field(
         default="stop",

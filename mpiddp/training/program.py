@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
 from pathlib import Path
 
 import mpiddp.distributed as dist
-from mpiddp.device import cuda_fault
 from mpiddp.device.host_memory import tune_allocator
 from mpiddp.errors import EXIT_CHECKPOINTED
 from mpiddp.mpi import runtime
 from mpiddp.parallel import DistributedDataParallel, Timeline
 
-from . import environment
+from . import devices, environment
 from .building import build_trainer
 from .checkpoint import save_model
 from .config import Config, RunError, UsageError
@@ -38,8 +38,6 @@ def check_request(config: Config) -> None:
         raise UsageError(
             f"--batch-size {config.batch_size} is that of all ranks together: give {ranks} or more, or start fewer"
         )
-    if config.device == "cuda":
-        raise UsageError(f"--device cuda: {cuda_fault() or 'this version trains on the host only; use --device cpu'}")
     if config.output is not None:
         _check_folder("--output", config.output)
     for option, file in (("--metrics", config.metrics), ("--timeline", config.timeline)):
@@ -75,18 +73,21 @@ def run(config: Config, version: str) -> int:
     """
     began_s = time.time()
     tune_allocator()
+    no_gpu = devices.fault(config.device)
     dist.init_process_group()
     world = runtime.start()
     first = world.rank == 0
+    on_gpu = devices.agree(config.device, no_gpu)
+    here = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
     if first:
-        print(configuration_lines(config, world.size, len(set(world.nodes))), flush=True)
+        print(configuration_lines(here, world.size, len(set(world.nodes))), flush=True)
     together(lambda: check_request(config))
     data = together(lambda: load_data(config))
     logs = config.output / "logs" if config.log_ranks and config.output else None
     log = together(lambda: RankLog(world.rank, world.size, logs))
     deadline = together(lambda: _deadline(config, began_s))
     with log, StopRequest(deadline) as stop:
-        trainer = build_trainer(config, data, stop=stop)
+        trainer = build_trainer(here, data, stop=stop)
         keeper = Keeper(config, first) if config.output else None
         if keeper is not None:
             surroundings = environment.collect(version)

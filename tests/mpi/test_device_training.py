@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,10 +14,18 @@ import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler
 from mpiddp.nn import functional as F  # noqa: N812
-from mpiddp.training import Trainer
+from mpiddp.training import Trainer, devices
+from mpiddp.training.config import UsageError
 from mpiddp.training.metrics import Tally, count_correct
 
 pytest.importorskip("ml_dtypes")
+
+
+class Pair(NamedTuple):
+    """A batch with names."""
+
+    x: Any
+    n: int
 
 
 @pytest.fixture
@@ -96,3 +105,31 @@ def test_a_tally_is_read_at_once(cupy: Any) -> None:
     scores = cupy.asarray(np.eye(4, dtype=np.float32))
     right = count_correct(scores, cupy.asarray(np.array([0, 1, 3, 3])))
     assert isinstance(right, cupy.ndarray) and int(right) == 3
+
+
+def test_ranks_agree_where_arrays_live(cupy: Any, world: Any) -> None:
+    assert not devices.agree("auto", "--device cpu")
+    assert devices.agree("auto", None) and devices.agree("cuda", None)
+    last = world.size - 1
+    mine = "there is no driver" if world.rank == last else None
+    if world.size == 1:
+        assert not devices.agree("auto", mine)
+    else:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert not devices.agree("auto", mine)
+        assert [f"rank {last} has no GPU: there is no driver" in str(each.message) for each in caught] == (
+            [True] if world.rank == 0 else []
+        )
+    where = f" (on rank {last})" if world.size > 1 else ""
+    with pytest.raises(UsageError) as error:
+        devices.agree("cuda", mine)
+    assert str(error.value) == f"--device cuda: there is no driver{where}"
+
+
+def test_batches_are_uploaded_as_they_are_nested(cupy: Any) -> None:
+    x = np.arange(3)
+    found = devices.uploaded({"a": [x, ("text", x)], "b": cupy.asarray(x), "c": Pair(x, 1)})
+    assert isinstance(found["a"][0], cupy.ndarray) and isinstance(found["a"][1][1], cupy.ndarray)
+    assert found["a"][1][0] == "text" and isinstance(found["b"], cupy.ndarray)
+    assert isinstance(found["c"], Pair) and isinstance(found["c"].x, cupy.ndarray) and found["c"].n == 1

@@ -1,0 +1,61 @@
+"""``train --device``: on a fake device the numbers of the host, and without one a text that says what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from harness import launcher
+from harness.faking import FOLDER
+from harness.launcher import Completed, Program
+
+pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
+without_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+
+
+def train(*arguments: str | Path, ranks: int = 2, cupy: Path | None = None) -> Completed:
+    search = launcher.environment().get("PYTHONPATH", "")
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(cupy or ""), search]))}
+    command = [sys.executable, "-m", "mpiddp", "train", "--epochs", "1", "--dropout", "0", *arguments]
+    with Program([*launcher.launch(ranks), *command], env) as program:
+        return program.wait(120)
+
+
+@pytest.mark.parametrize("model", ["net", "resnet"])
+def test_a_run_on_the_device_is_that_of_the_host(model: str, tmp_path: Path) -> None:
+    pytest.importorskip("ml_dtypes")  # of the fake
+    found = {}
+    for device in ("cpu", "cuda"):
+        file = tmp_path / device
+        arguments = ("--model", model, "--device", device, "--metrics", file, "--batch-size", "256")
+        done = train(*arguments, cupy=FOLDER)
+        assert done.rc == 0, done
+        assert f"device={device}" in done.stdout
+        found[device] = json.loads(file.read_text())
+    for name in ("loss", "test_loss"):
+        assert found["cuda"][name] == pytest.approx(found["cpu"][name], rel=1e-3)
+
+
+@without_cupy
+def test_no_cupy() -> None:
+    done = train("--device", "cuda")
+    assert done.rc == 2
+    assert done.stderr.count("mpiddp: error: --device cuda: CuPy is not installed: pip install 'mpiddp[cuda12]'") == 1
+
+
+def test_cupy_without_a_driver(tmp_path: Path) -> None:
+    (tmp_path / "cupy.py").write_text("def is_available():\n    return False\n")
+    done = train("--device", "cuda", cupy=tmp_path)
+    assert done.rc == 2
+    assert done.stderr.count("mpiddp: error: --device cuda: CuPy finds no usable GPU: check nvidia-smi") == 1
+
+
+def test_cupy_that_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "cupy.py").write_text("raise ImportError('libnvrtc.so.12: cannot open shared object file')\n")
+    done = train("--device", "cuda", ranks=1, cupy=tmp_path)
+    assert done.rc == 2
+    assert "--device cuda: CuPy cannot be imported: libnvrtc.so.12" in done.stderr
