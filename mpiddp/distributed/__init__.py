@@ -6,8 +6,9 @@ MPI; `init_process_group` does.
 
 from mpiddp.device import current_device, set_device
 from mpiddp.errors import ArrayError, DistError, DistTimeoutError, MismatchError, RankFailedError
+from mpiddp.mpi.future import Future, collect_all, wait_all
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.work import Future, Work
+from mpiddp.mpi.work import Work
 
 from .backends import is_backend_available, is_gloo_available, is_mpi_available, is_nccl_available
 from .coalescing import _coalescing_manager, all_gather_coalesced, all_reduce_coalesced
@@ -86,6 +87,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "collect_all",
     "current_device",
     "destroy_process_group",
     "gather",
@@ -126,4 +128,5 @@ __all__ = [
     "set_device",
     "split_group",
     "symmetric_empty",
+    "wait_all",
 ]

@@ -86,9 +86,11 @@ def perform(
         return value
     steps = algorithm(link, *args)
     submitted = link.queue.submit(steps if same else link.confirming(steps), what, list(outputs))
+    if timeout is not None:
+        submitted.limit(work.seconds(timeout))
     if async_op:
         return submitted
-    submitted.wait(timeout)
+    submitted.wait()
     return submitted.value
 
 
@@ -135,9 +137,11 @@ def _perform_observed(
     submitted = link.queue.submit(steps if same else link.confirming(steps), what, list(outputs))
     if observed is not None and observed.watched is not None:
         submitted.verify(observed.watched.check)
+    if timeout is not None:
+        submitted.limit(work.seconds(timeout))
     if async_op:
         return submitted
-    submitted.wait(timeout)
+    submitted.wait()
     return submitted.value
 
 
@@ -171,7 +175,8 @@ def barrier(
     Parameters
     ----------
     timeout : timedelta or float, optional
-        How long this call may take, in seconds where it is a number; DistTimeoutError names the missing ranks.
+        How long this call, or ``wait()`` of its Work, may take, in seconds where it is a number; DistTimeoutError names
+        the missing ranks.
     device_ids
         Accepted for compatibility.
     """

@@ -64,7 +64,7 @@ class Call(NamedTuple):
     """Which one of the group's operations it is, from 1 on."""
     kind: int
     """What `kind` has made of the operation, dtype and reduction."""
-    count: int
+    length: int
     """Elements, where all ranks give as many; `ANY_COUNT` elsewhere."""
     root: int
     """Group rank of the root, or `NO_ROOT`."""
@@ -78,13 +78,13 @@ class Call(NamedTuple):
         """Tell whether two ranks cannot both make these calls, and nobody else would notice."""
         if self.sequence != other.sequence or (self.agrees and other.agrees):
             return False
-        return (self.kind >> 1, self.count, self.root) != (other.kind >> 1, other.count, other.root)
+        return (self.kind >> 1, self.length, self.root) != (other.kind >> 1, other.length, other.root)
 
     def __str__(self) -> str:
         """Return the call as a person would name it."""
         name, layout, dtype, reduction = self.kind >> 32, self.kind >> 17 & 0x7FFF, self.kind >> 9, self.kind >> 1
         text = f"{_names.get(name, 'another operation')} #{self.sequence}"
-        return text + describe(dtype & 0xFF, self.count, reduction & 0xFF, self.root, layout)
+        return text + describe(dtype & 0xFF, self.length, reduction & 0xFF, self.root, layout)
 
 
 def describe(dtype: int, count: int, reduction: int, root: int, layout: int = 0) -> str:

@@ -6,7 +6,6 @@ meant (a strided view, swapped bytes, Python objects, a read-only result) is ref
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -183,9 +182,25 @@ def chunks(x: Array) -> Sequence[Array]:
     return [flat[start : start + MAX_COUNT] for start in range(0, x.size, MAX_COUNT)]
 
 
-@functools.cache
+_longs: dict[tuple[int, int], MPI.Datatype] = {}
+_MOST_LONGS = 64
+
+
 def _long(size_bytes: int, max_count: int) -> MPI.Datatype:
-    """Return one datatype of more bytes than MPI can count: as many as it can, several times, and the rest."""
+    """Return one datatype of more bytes than MPI can count; those that were used last are kept."""
+    key = size_bytes, max_count
+    found = _longs.pop(key, None)
+    if found is None:
+        found = _make_long(size_bytes, max_count)
+    _longs[key] = found
+    if len(_longs) > _MOST_LONGS:
+        # Messages of it that are on their way keep what MPI needs of it.
+        _longs.pop(next(iter(_longs))).Free()
+    return found
+
+
+def _make_long(size_bytes: int, max_count: int) -> MPI.Datatype:
+    """Make such a datatype: as many bytes as MPI can count, several times, and the rest."""
     times, rest_bytes = divmod(size_bytes, max_count)
     largest, rest = MPI.BYTE.Create_contiguous(max_count), MPI.BYTE.Create_contiguous(rest_bytes)
     body = largest.Create_contiguous(times)

@@ -148,8 +148,10 @@ class Watchdog:
 def _disagreement(waiting: Operation) -> str:
     """Return what is wrong where ranks wait in different operations for each other; nothing where all is well."""
     calls = waiting.link.board
+    if calls is None:
+        return ""
     try:
-        for sequence in () if calls is None else tuple(calls.open):
+        for sequence in tuple(calls.open):
             calls.compare(sequence)
     except MismatchError as error:
         return str(error)

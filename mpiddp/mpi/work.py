@@ -10,10 +10,9 @@ the operation is submitted and uses communicators named ``now``; every later ste
 its group's queue and uses those named ``later``. So on each communicator all ranks issue their calls in one order,
 whichever way their programs wait; without it, steps overtake each other and sums come out wrong, silently.
 
-MPI makes progress only inside MPI calls, and steps only when somebody drives them: `poll` drives everything that is
-on its way in this process, and every wait polls. A blocking operation may bypass all this only while nothing is on its
-way (`unfinished` is zero): otherwise a program that is legal in torch, where one rank waits before a small blocking
-call and another after it, would never end.
+MPI makes progress only inside MPI calls, and steps only when somebody drives them, so every wait polls. A blocking
+operation may bypass all this only while nothing is on its way (`unfinished` is zero): otherwise a program that is legal
+in torch, where one rank waits before a small blocking call and another after it, would never end.
 """
 
 from __future__ import annotations
@@ -23,15 +22,24 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpiddp.errors import DistTimeoutError
 
 from . import operation
+from .future import Future, Promised
 from .library import MPI
 from .operation import Operation
+from .progress import All as All
+from .progress import Awaited as Awaited
+from .progress import Each as Each
+from .progress import Steps as Steps
+from .progress import activate as activate
+from .progress import deactivate as deactivate
+from .progress import drive as drive
+from .progress import poll as poll
 
 if TYPE_CHECKING:
     # The exception hook is installed before NumPy may be imported, and asks here whether anything is on its way.
@@ -40,101 +48,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Awaited(Protocol):
-    """What a step waits for: an MPI request, a CUDA event, several of them."""
-
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Tell whether it has happened, and help it on."""
-
-    def Wait(self) -> object:  # noqa: N802 - MPI's name
-        """Block until it has happened."""
-
-
-Steps = Generator[Awaited, None, Any]
-
-
-class All:
-    """Several MPI requests as one."""
-
-    __slots__ = ("requests",)
-
-    def __init__(self, requests: list[MPI.Request]) -> None:
-        self.requests = requests
-
-    def Test(self) -> bool:  # noqa: N802
-        """Tell whether all of them are complete."""
-        return MPI.Request.Testall(self.requests)
-
-    def Wait(self) -> None:  # noqa: N802
-        """Block until all of them are complete."""
-        MPI.Request.Waitall(self.requests)
-
-
-class Each:
-    """Several things that are waited for, of any kind, as one."""
-
-    __slots__ = ("_left",)
-
-    def __init__(self, awaited: list[Awaited]) -> None:
-        self._left = awaited
-
-    def Test(self) -> bool:  # noqa: N802
-        """Tell whether all of them have happened, and help each on."""
-        self._left = [each for each in self._left if not each.Test()]
-        return not self._left
-
-    def Wait(self) -> None:  # noqa: N802
-        """Block until all of them have happened."""
-        while self._left:
-            self._left[0].Wait()
-            del self._left[0]
-
-
-class Progress(Protocol):
-    """Something with operations on their way: a group's queue, or its mailbox."""
-
-    def progress(self) -> None:
-        """Drive them as far as they go without waiting."""
-
-
 unfinished = 0
 """Operations of this process, in all groups, that have been submitted and are not finished."""
 
-_active: dict[Progress, None] = {}
-
 _given_up: list[tuple[Steps, Awaited | None]] = []
 """Operations that will never end, whose requests and memory MPI still has."""
-
-
-def activate(source: Progress) -> None:
-    """Let `poll` drive ``source`` until it says that it is idle."""
-    _active[source] = None
-
-
-def deactivate(source: Progress) -> None:
-    """Stop driving ``source``."""
-    _active.pop(source, None)
-
-
-def poll() -> None:
-    """Drive everything that is on its way in this process as far as it goes without waiting."""
-    for source in tuple(_active):
-        source.progress()
 
 
 def finished() -> bool:
     """Poll, and tell whether nothing is on its way any more."""
     poll()
     return unfinished == 0
-
-
-def drive(steps: Steps) -> Any:
-    """Run ``steps`` to their end, blocking in each wait."""
-    try:
-        while True:
-            next(steps).Wait()
-    except StopIteration as end:
-        return end.value
 
 
 def seconds(timeout: timedelta | float | None) -> float | None:
@@ -240,6 +164,7 @@ class Work:
         "_check",
         "_error",
         "_finished",
+        "_limit_s",
         "_outputs",
         "_received",
         "_steps",
@@ -256,6 +181,7 @@ class Work:
         self._error: BaseException | None = None
         self._finished = False
         self._check: Callable[[], None] | None = None
+        self._limit_s: float | None = None
         self._received: Callable[[], tuple[int, int]] | None = None
         self.value: Any = None
         """What the steps returned, for operations that make their results."""
@@ -306,7 +232,7 @@ class Work:
         Parameters
         ----------
         timeout : timedelta or float, optional
-            Seconds that this call may take; default: the group's timeout.
+            Seconds that this call may take; default: what the operation was given, or the group's timeout.
 
         Returns
         -------
@@ -321,7 +247,7 @@ class Work:
             What went wrong in the operation.
         """
         if not self._finished:
-            wait_for(self._is_finished, self._what, seconds(timeout))
+            wait_for(self._is_finished, self._what, self._limit_s if timeout is None else seconds(timeout))
         if self._error is not None:
             raise self._error
         if self._check is not None:
@@ -330,6 +256,10 @@ class Work:
 
     def _is_finished(self) -> bool:
         return self._finished
+
+    def limit(self, timeout_s: float | None) -> None:
+        """Let `wait` take this long by default."""
+        self._limit_s = timeout_s
 
     def verify(self, check: Callable[[], None]) -> None:
         """Call ``check`` when the program first hears that the operation has finished."""
@@ -394,7 +324,7 @@ class Work:
 
     def get_future(self) -> Future:
         """Return a `Future` of the list of arrays that hold the result."""
-        return Future(self.wait, self._is_finished, self._then, lambda: self._outputs)
+        return Promised(self.wait, self._is_finished, self._then, lambda: self._outputs)
 
     def _then(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when the operation has finished."""
@@ -402,63 +332,6 @@ class Work:
             callback()
         else:
             self._callbacks.append(callback)
-
-
-class Future:
-    """A value that comes with the end of an operation (``torch.futures.Future``); made by `Work.get_future`."""
-
-    __slots__ = ("_done", "_subscribe", "_value", "_wait")
-
-    def __init__(
-        self,
-        wait: Callable[[], object],
-        done: Callable[[], bool],
-        subscribe: Callable[[Callable[[], None]], None],
-        value: Callable[[], Any],
-    ) -> None:
-        self._wait, self._done, self._subscribe, self._value = wait, done, subscribe, value
-
-    def wait(self) -> Any:
-        """Wait for the value and return it."""
-        self._wait()
-        return self._value()
-
-    def done(self) -> bool:
-        """Tell whether the value is there."""
-        if not self._done():
-            poll()
-        return self._done()
-
-    def value(self) -> Any:
-        """Return the value.
-
-        Raises
-        ------
-        RuntimeError
-            If it is not there yet.
-        """
-        if not self._done():
-            raise RuntimeError("the value of this future is not there yet; call wait()")
-        return self.wait()
-
-    def then(self, callback: Callable[[Future], Any]) -> Future:
-        """Return a future of what ``callback(self)`` returns, called once, as soon as this value is there."""
-        outcome: list[Any] = []
-        failure: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                outcome.append(callback(self))
-            except BaseException as error:  # surfaces in wait()
-                failure.append(error)
-
-        def wait() -> None:
-            self._wait()
-            if failure:
-                raise failure[0]
-
-        self._subscribe(run)
-        return Future(wait, self._done, self._subscribe, lambda: outcome[0])
 
 
 class Queue:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -111,3 +113,18 @@ def test_manager_refuses(world):
     x[:] = 1
     dist.all_reduce(x)
     assert (x == world.size).all()
+
+
+def test_factors_are_equal_when_their_values_are(world):
+    assert Op.PREMUL_SUM(0.5) is Op.PREMUL_SUM(0.5)
+    assert Op.PREMUL_SUM(0.5) is not Op.PREMUL_SUM(0.25)
+    assert Op.PREMUL_SUM(0.0) is not Op.PREMUL_SUM(-0.0)
+    assert pickle.loads(pickle.dumps(Op.PREMUL_SUM(0.5))) is Op.PREMUL_SUM(0.5)
+    xs = [np.ones(3), np.ones(5)]
+    with dist._coalescing_manager():
+        for x in xs:
+            dist.all_reduce(x, Op.PREMUL_SUM(0.5))
+    assert all((x == world.size / 2).all() for x in xs)
+    with pytest.raises(RuntimeError, match="same reduction"), dist._coalescing_manager():
+        dist.all_reduce(xs[0], Op.PREMUL_SUM(0.5))
+        dist.all_reduce(xs[1], Op.PREMUL_SUM(0.25))

@@ -81,3 +81,16 @@ def test_objects(world):
     found = [None] * world.size
     dist.all_gather_object(found, given[world.rank])
     assert found == [{"rank": rank, "long": "x" * 1000 * rank} for rank in range(world.size)]
+
+
+def test_datatypes_are_not_kept_for_ever(world):
+    """Messages of more lengths than are kept, on their way at once."""
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    lengths = range(6, 6 + 2 * message._MOST_LONGS)
+    outputs = [np.zeros(length) for length in lengths]
+    works = [dist.irecv(output, left) for output in outputs]
+    works += [dist.isend(np.full(length, float(length)), right) for length in lengths]
+    for each in works:
+        each.wait()
+    assert all((output == output.size).all() for output in outputs)
+    assert len(message._longs) == message._MOST_LONGS

@@ -37,6 +37,19 @@ def test_barrier_names_the_missing_rank(world, timeout):
     finish_barrier(world, group)
 
 
+def test_timeout_of_an_asynchronous_barrier(world):
+    if world.size == 1:
+        return
+    group = dist.new_group()
+    if world.rank != world.size - 1:
+        submitted = dist.barrier(group, async_op=True, timeout=0.2)
+        with pytest.raises(dist.DistTimeoutError, match=r"did not finish in 0.2 s"):
+            submitted.wait()
+        with pytest.raises(dist.DistTimeoutError, match=r"did not finish in 0.1 s"):
+            submitted.wait(0.1)
+    finish_barrier(world, group)
+
+
 def test_timeout_of_a_group(world):
     if world.size == 1:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from datetime import timedelta
 
@@ -11,7 +12,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.distributed import debug
-from mpiddp.mpi import work
+from mpiddp.mpi import operation, work
 
 Op = dist.ReduceOp
 
@@ -276,3 +277,103 @@ def test_random_program(world, seed, level):
     dist.barrier()
     for group in groups:
         dist.destroy_process_group(group)
+
+
+def test_future_by_hand(world):
+    future = dist.Future()
+    seen = []
+    twice = future.then(lambda found: 2 * found.value())
+    future.add_done_callback(lambda found: seen.append(found.value()))
+    assert not future.done() and not twice.done()
+    with pytest.raises(RuntimeError, match="not there yet"):
+        future.value()
+    future.set_result(21)
+    assert future.done() and future.wait() == future.value() == 21
+    assert (twice.wait(), seen) == (42, [21])
+    for again in (future.set_result, future.set_exception):
+        with pytest.raises(RuntimeError, match="only be marked completed once"):
+            again(ValueError())
+    future.add_done_callback(seen.append)  # of one that is done
+    assert seen == [21, future]
+
+
+def test_future_with_an_error_by_hand(world, caplog):
+    future = dist.Future()
+    after, handled = future.then(lambda found: found.value()), future.then(lambda found: "handled")
+    with pytest.raises(AssertionError, match="of type str, not an Exception"):
+        future.set_exception("text")
+    future.set_exception(KeyError("mine"))
+    for each in (future, after):
+        with pytest.raises(KeyError, match="mine"):
+            each.wait()
+        with pytest.raises(KeyError, match="mine"):
+            each.value()
+    assert handled.wait() == "handled"
+    future.add_done_callback(lambda found: found.value())  # nobody else suffers from its error
+    assert "a callback of a future has failed" in caplog.text
+
+
+def test_future_that_another_thread_completes(world):
+    future = dist.Future()
+    after = future.then(lambda found: found.value() + 1)
+    threading.Timer(0.05, future.set_result, (1,)).start()
+    assert after.wait() == 2
+
+
+def test_future_that_an_operation_completes(world):
+    """As comm hooks do it: the value is set in the callback of another future."""
+    x, future = np.ones(2), dist.Future()
+    dist.all_reduce(x, async_op=True).get_future().add_done_callback(lambda found: future.set_result(found.value()[0]))
+    assert (future.wait() == world.size).all()
+    with pytest.raises(RuntimeError, match="belongs to an operation"):
+        dist.barrier(async_op=True).get_future().set_result(1)
+    dist.barrier()
+
+
+def test_all_of_several_futures(world):
+    x, made = np.ones(2), dist.Future()
+    futures = [dist.all_reduce(x, async_op=True).get_future(), made, dist.barrier(async_op=True).get_future()]
+    together = dist.collect_all(futures)
+    assert not together.done()
+    made.set_result(7)
+    assert together.wait() == futures
+    assert dist.wait_all(futures)[1] == 7
+    assert dist.wait_all([]) == []
+    failed = dist.Future()
+    failed.set_exception(ValueError("mine"))
+    assert dist.collect_all([made, failed]).wait() == [made, failed]
+    with pytest.raises(ValueError, match="mine"):
+        dist.wait_all([made, failed])
+
+
+def test_a_blocking_operation_in_a_callback_leaves_the_outer_wait_known(world):
+    seen = []
+
+    def inside(_):
+        for call in (lambda: dist.all_reduce(np.ones(1)), dist.new_group, exchange):
+            call()
+            seen.append(operation.running and operation.running.name)
+
+    def exchange():
+        if world.size > 1 and world.rank < 2:
+            first = world.rank == 0
+            for call in (dist.send, dist.recv) if first else (dist.recv, dist.send):
+                call(np.ones(1), 1 - world.rank)
+
+    waited = dist.all_reduce(np.ones(1), async_op=True)
+    waited.get_future().add_done_callback(inside)
+    waited.wait()
+    assert seen in (["all_reduce"] * 3, [None] * 3), "it had finished before anybody waited"
+    assert seen == ["all_reduce"] * 3 or world.size == 1
+    assert operation.running is None
+    dist.destroy_process_group()
+    dist.init_process_group()
+
+
+def test_operations_know_their_own_number(world):
+    """What one waits for is named by its number, not by that of the last one."""
+    first = dist.group.WORLD.link.sequence + 1
+    works = [dist.barrier(async_op=True) for _ in range(3)]
+    assert [str(each._what).split()[1] for each in works] == [f"#{first + index}" for index in range(3)]
+    for each in works:
+        each.wait()

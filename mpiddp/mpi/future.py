@@ -1,0 +1,216 @@
+"""Values that come later (``torch.futures``): made by hand, or by a `Work`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .progress import poll
+
+_PAUSE_S = 50e-6
+
+
+class Future:
+    """A value that comes later (``torch.futures.Future``): by `set_result`, or with the end of an operation.
+
+    Examples
+    --------
+    >>> future = Future()
+    >>> twice = future.then(lambda found: 2 * found.value())
+    >>> future.set_result(3)
+    >>> twice.wait()
+    6
+    """
+
+    __slots__ = ("_callbacks", "_error", "_finished", "_help", "_lock", "_value")
+
+    def __init__(self, *, devices: object = None) -> None:
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._finished = False
+        self._callbacks: list[Callable[[Future], object]] = []
+        self._lock = threading.Lock()
+        self._help: Callable[[], object] = poll
+        """Waits for what this one waits for, or helps it on."""
+
+    def done(self) -> bool:
+        """Tell whether the value, or an error, is there."""
+        if not self._finished:
+            poll()
+        return self._finished
+
+    def wait(self) -> Any:
+        """Wait for the value and return it.
+
+        Raises
+        ------
+        Exception
+            The one that came instead of a value.
+        """
+        while not self._finished:
+            try:
+                self._help()
+            except BaseException:
+                if not self._finished:
+                    raise
+            if not self._finished:
+                time.sleep(_PAUSE_S)
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def value(self) -> Any:
+        """Return the value, which must be there.
+
+        Raises
+        ------
+        RuntimeError
+            If it is not there yet.
+        Exception
+            The one that came instead of a value.
+        """
+        if not self._finished:
+            raise RuntimeError("the value of this future is not there yet; call wait()")
+        return self.wait()
+
+    def set_result(self, result: Any) -> None:
+        """Give the value, and call what waits for it; RuntimeError if there is one already."""
+        self._finish(result, None)
+
+    def set_exception(self, result: BaseException) -> None:
+        """Give an error instead of a value; RuntimeError if there is one already.
+
+        Raises
+        ------
+        AssertionError
+            If ``result`` is no exception, as in torch.
+        """
+        if not isinstance(result, BaseException):
+            raise AssertionError(f"{result!r} is of type {type(result).__name__}, not an Exception.")
+        self._finish(None, result)
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        with self._lock:
+            if self._finished:
+                raise RuntimeError("Future can only be marked completed once, and this one has its value or error")
+            self._value, self._error, self._finished = value, error, True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            _call(callback, self)
+
+    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+        """Call ``callback(self)`` when the value or an error is there; an error of its own is logged."""
+        with self._lock:
+            if not self._finished:
+                self._callbacks.append(callback)
+                return
+        _call(callback, self)
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        """Return a future of what ``callback(self)`` returns, called once, when the value or an error is there."""
+        outcome = Future()
+        outcome._help = self.wait
+
+        def run(future: Future) -> None:
+            try:
+                result = callback(future)
+            except BaseException as error:  # surfaces in wait()
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(result)
+
+        self.add_done_callback(run)
+        return outcome
+
+
+def _call(callback: Callable[[Future], object], future: Future) -> None:
+    try:
+        callback(future)
+    except Exception:
+        logging.getLogger("mpiddp").exception("a callback of a future has failed")
+
+
+class Promised(Future):
+    """The arrays of an operation; made by `Work.get_future`.
+
+    Parameters
+    ----------
+    wait : callable
+        Waits for the end of the operation, and raises its error.
+    done : callable
+        Tells whether it has ended.
+    subscribe : callable
+        Calls what it is given when it has.
+    value : callable
+        Returns the arrays.
+    """
+
+    __slots__ = ("_done", "_of_operation", "_subscribe", "_wait")
+
+    def __init__(
+        self,
+        wait: Callable[[], object],
+        done: Callable[[], bool],
+        subscribe: Callable[[Callable[[], None]], None],
+        value: Callable[[], Any],
+    ) -> None:
+        super().__init__()
+        self._wait, self._done, self._subscribe, self._of_operation = wait, done, subscribe, value
+
+    def done(self) -> bool:
+        """Tell whether the operation has ended."""
+        if not self._done():
+            poll()
+        return self._done()
+
+    def wait(self) -> Any:
+        """Wait for the end of the operation and return its arrays; raises as `Work.wait` does."""
+        self._wait()
+        return self._of_operation()
+
+    def value(self) -> Any:
+        """Return the arrays; RuntimeError before the end of the operation, and its error if it has one."""
+        if not self._done():
+            raise RuntimeError("the value of this future is not there yet; call wait()")
+        return self.wait()
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        raise RuntimeError("this future belongs to an operation, which alone gives it its value")
+
+    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+        """Call ``callback(self)`` when the operation has ended; an error of the callback's own is logged."""
+        self._subscribe(lambda: _call(callback, self))
+
+
+def collect_all(futures: Sequence[Future]) -> Future:
+    """Return a future of the list of these futures, there when all of them are (``torch.futures.collect_all``)."""
+    outcome = Future()
+    left = len(futures)
+    lock = threading.Lock()
+
+    def wait_for_each() -> None:
+        for each in futures:
+            each.wait()
+
+    def count(_: Future) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            outcome.set_result(list(futures))
+
+    outcome._help = wait_for_each
+    if not futures:
+        outcome.set_result([])
+    for each in futures:
+        each.add_done_callback(count)
+    return outcome
+
+
+def wait_all(futures: Sequence[Future]) -> list[Any]:
+    """Return the values of all of these futures, or raise the first error (``torch.futures.wait_all``)."""
+    return [each.wait() for each in collect_all(futures).wait()]
