@@ -6,16 +6,18 @@ not safe.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from mpiddp.typing import Array
 
+from . import upload
 from .batch_size import checked_batch_size
 from .dataset import Dataset, fetch
 from .global_batch import BatchShare
@@ -30,6 +32,9 @@ class _Ticket:
 
     share: BatchShare | None
     state: dict[str, Any]
+
+
+_Batches = Generator[tuple[_Ticket, Any], None, None]
 
 
 class DataLoader:
@@ -52,7 +57,7 @@ class DataLoader:
         Makes a batch of a list of samples. Default: the data set's ``batch``, or
         :func:`~mpiddp.data.default_collate`.
     pin_memory : bool, default False
-        Accepted as in torch; host arrays are left where they are.
+        Accepted as in torch; only ``device="cuda"`` has a use for pinned memory.
     drop_last : bool, default False
         Leave out the last batch if it is not full.
     prefetch_factor : int, default 2
@@ -62,6 +67,10 @@ class DataLoader:
     batch_sampler : iterable of sequences of int, optional
         Gives the indices of each batch, such as a :class:`~mpiddp.data.GlobalBatchSampler`; rules out ``batch_size``,
         ``shuffle``, ``sampler`` and ``drop_last``.
+    device : {"cpu", "cuda"}, default "cpu"
+        Where the arrays of batches are handed over. "cuda" is the current device: workers put them into pinned memory,
+        from which the next batch is copied while the device computes on this one. The consumer's stream waits for the
+        copy, the consumer does not.
 
     Attributes
     ----------
@@ -109,11 +118,14 @@ class DataLoader:
         prefetch_factor: int = 2,
         generator: np.random.Generator | int | None = None,
         batch_sampler: Iterable[Indices] | None = None,
+        device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
         if num_workers < 0:
             raise ValueError(f"num_workers should not be negative, got {num_workers}; 0 fetches in the consumer")
         if prefetch_factor < 1:
             raise ValueError(f"prefetch_factor should be at least 1, got {prefetch_factor}")
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"device should be 'cpu' or 'cuda', got {device!r}; set_device chooses among GPUs")
         if sampler is not None and shuffle:
             raise ValueError("sampler option is mutually exclusive with shuffle")
         if batch_sampler is not None:
@@ -133,6 +145,7 @@ class DataLoader:
         self.collate_fn = collate_fn
         self.pin_memory = pin_memory
         self.prefetch_factor = prefetch_factor
+        self.device = device
         self.current: BatchShare | None = None
         self._state: dict[str, Any] | None = None
 
@@ -140,9 +153,11 @@ class DataLoader:
         return len(self.batch_sampler)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        for ticket, batch in self._fetched_ahead() if self.num_workers else self._fetched():
-            self.current, self._state = ticket.share, ticket.state
-            yield batch
+        batches = self._fetched_ahead() if self.num_workers else self._fetched()
+        with contextlib.closing(_uploaded(batches) if self.device == "cuda" else batches) as ready:
+            for ticket, batch in ready:
+                self.current, self._state = ticket.share, ticket.state
+                yield batch
         self._state = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -171,16 +186,17 @@ class DataLoader:
             yield _Ticket(getattr(self.batch_sampler, "current", None), self._sampler_state()), indices
 
     def _fetch(self, indices: Indices) -> Any:
-        """Make one batch; the only thing that runs in a worker."""
-        return fetch(self.dataset, indices, self.collate_fn)
+        """Fetch one batch, in a worker where there are some."""
+        batch = fetch(self.dataset, indices, self.collate_fn)
+        return upload.pin(batch) if self.device == "cuda" else batch
 
-    def _fetched(self) -> Iterator[tuple[_Ticket, Any]]:
-        """Fetch each batch when it is asked for."""
+    def _fetched(self) -> _Batches:
+        """Make each batch when it is asked for."""
         for ticket, indices in self._tickets():
             yield ticket, self._fetch(indices)
 
-    def _fetched_ahead(self) -> Iterator[tuple[_Ticket, Any]]:
-        """Fetch batches in threads, some ahead, and give them in order."""
+    def _fetched_ahead(self) -> _Batches:
+        """Make batches in threads, some ahead, and give them in order."""
         ahead = self.num_workers * self.prefetch_factor
         waiting: deque[tuple[_Ticket, Future[Any]]] = deque()
         pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="mpiddp-loader")
@@ -195,6 +211,34 @@ class DataLoader:
                 yield done, batch.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _uploaded(batches: _Batches) -> _Batches:
+    """Send each batch to the device while the one before it is used."""
+    waiting: deque[tuple[_Ticket, upload.Sent]] = deque()
+    fault: Exception | None = None
+    try:
+        while True:
+            try:
+                ticket, batch = next(batches)
+            except StopIteration:
+                break
+            except Exception as error:
+                fault = error  # raised in the place of its batch, behind those that are on their way
+                break
+            waiting.append((ticket, upload.send(batch)))
+            if len(waiting) > 1:
+                done, sent = waiting.popleft()
+                yield done, upload.receive(sent)
+        while waiting:
+            done, sent = waiting.popleft()
+            yield done, upload.receive(sent)
+        if fault is not None:
+            raise fault
+    finally:
+        batches.close()
+        for _, sent in waiting:
+            upload.receive(sent)  # or its memory would be used again while it is still copied to
 
 
 __all__ = ["DataLoader"]

@@ -6,22 +6,26 @@ as long as the one before.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
 
 from mpiddp.typing import Array
 
+from .stream import Mark
+
 _SMALLEST_BYTES = 1 << 12
 _free: dict[int, list[Array]] = defaultdict(list)
+_lent: deque[tuple[Mark, Array]] = deque()
 
 
 def take(nbytes: int) -> Array:
     """Return pinned memory of at least ``nbytes``, as an array of bytes; `give` it back when nobody uses it."""
     size = max(_SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
-    if _free[size]:
+    with contextlib.suppress(IndexError):  # threads that load data take memory too
         return _free[size].pop()
     memory: Any = importlib.import_module("cupy").cuda.alloc_pinned_memory(size)
     return np.frombuffer(memory, np.uint8, size)
@@ -30,6 +34,13 @@ def take(nbytes: int) -> Array:
 def give(memory: Array) -> None:
     """Take memory from `take` back; no copy from or to it may be on its way."""
     _free[memory.size].append(memory)
+
+
+def give_when(reached: Mark, memory: Array) -> None:
+    """Take memory back once a mark has been reached, behind which no copy from or to it is on its way."""
+    _lent.append((reached, memory))
+    while _lent and _lent[0][0].Test():
+        give(_lent.popleft()[1])
 
 
 def register(start: int, nbytes: int) -> str:
@@ -58,3 +69,4 @@ _PORTABLE, _MAPPED = 1, 2
 def forget() -> None:
     """Give all memory back."""
     _free.clear()
+    _lent.clear()
