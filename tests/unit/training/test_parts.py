@@ -92,5 +92,3 @@ def test_format_1_is_read(tmp_path):
     manifest = tmp_path / "c" / MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 1}))
     assert read_checkpoint(tmp_path / "c").parts == {}
-
-
