@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _late
 
-MALLOCED: dict[int, Memory] = {}
+MALLOCED: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
 """Plain allocations by address."""
 OPENED: dict[int, mmap.mmap] = {}
 """Other processes' allocations, mapped here, by address."""
@@ -77,13 +77,9 @@ class Memory(BaseMemory):
         self.handle = _HANDLE.pack(os.getpid(), self._file, length)
         MALLOCED[self.ptr] = self
 
-    def free(self) -> None:
-        """Do what its end does."""
-        if MALLOCED.pop(self.ptr, None) is not None:
-            os.close(self._file)
-            _late.keep_until_idle(self._map)
-
-    __del__ = free
+    def __del__(self) -> None:
+        os.close(self._file)
+        _late.keep_until_idle(self._map)
 
 
 class UnownedMemory(BaseMemory):

@@ -1,0 +1,658 @@
+"""CuPy arrays in every operation, on the fake device: late streams, shared memory, addresses, and what goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.faking import fake_gpu
+
+import mpiddp as dist
+from mpiddp import device
+from mpiddp.algorithms import cuda_ipc, device_ring, device_scratch, device_table, select, staged_ring
+from mpiddp.device import ipc, pinned, stream
+from mpiddp.distributed.groups import default_group
+from mpiddp.errors import ArrayError, MismatchError
+from mpiddp.mpi import capability, landing, symmetric, work
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.verdict import DevicePointers, Verdict
+
+from .inputs import OPS, both_ways, close, draw, dtype_of, end, means_something, reduced, same
+
+Array = Any
+DTYPES = ["bool", "int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64", "complex64"]
+LONG = ("device_two_shot", "staged_ring", "device_ring")
+
+
+def renew() -> None:
+    """Make the default group anew, which is when the ranks agree on what MPI can do."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cupy() -> Iterator[Any]:
+    """Put the fake device in the place of CuPy, and let arrays of a few KB be long ones."""
+    with pytest.MonkeyPatch.context() as patch, fake_gpu() as fake, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ranks .* share one GPU")
+        patch.setattr(device_scratch.DeviceScratch, "REGION_BYTES", 1 << 16)
+        patch.setattr(device_scratch.DeviceScratch, "PIECE_BYTES", 1 << 14)
+        patch.setattr(staged_ring, "PART_BYTES", 1 << 10)
+        patch.setattr(device_ring, "PART_BYTES", 1 << 11)
+        patch.setattr(device_table, "SHORT_BYTES", 256)
+        renew()
+        yield fake
+        dist.destroy_process_group()
+        gc.collect()
+        assert not fake._memory.OPENED, "a peer's memory is still mapped"
+
+
+@pytest.fixture
+def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePointers]:
+    """Let MPI take addresses of the device, which it does, because they are the host's."""
+    monkeypatch.setenv("MPIDDP_CUDA_AWARE", "1")
+    renew()
+    assert device_table.addresses.point_to_point.yes and landing.by_address
+    yield device_table.addresses
+    monkeypatch.undo()
+    renew()
+    assert not landing.by_address
+
+
+def sizes(world: Any) -> list[int]:
+    return [0, 1, max(world.size - 1, 1), world.size + 1, 127, 9973]
+
+
+def own_op(op: dist.ReduceOp, rank: int) -> dist.ReduceOp:
+    return op if op.factor is None else dist.ReduceOp.PREMUL_SUM(0.5 * (rank + 1))
+
+
+def expected(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
+    """Return the reduction where every rank has a factor of its own."""
+    if op.factor is None:
+        return reduced(op, xs)
+    wide = [x.astype(np.clongdouble if x.dtype.kind == "c" else np.longdouble) for x in xs]
+    return sum(0.5 * (rank + 1) * x for rank, x in enumerate(wide)).astype(xs[0].dtype)  # type: ignore[union-attr]
+
+
+# -- all-reduce: every way, on every dtype -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("kind", DTYPES)
+def test_algorithm(world: Any, cupy: Any, kind: str, name: str) -> None:
+    if world.size == 1:
+        pytest.skip("one rank has an algorithm of its own")
+    dtype, link = dtype_of(kind), default_group().link
+    steps = device_table.ALGORITHMS[name].all_reduce
+    for op, size in itertools.product(OPS, sizes(world)):
+        if not means_something(op, dtype):
+            continue
+        xs = draw(world.rng, world.size, (size,), dtype)
+        x = cupy.asarray(xs[world.rank])
+        work.drive(steps(link, x, own_op(op, world.rank)))
+        assert close(x.get(), expected(op, xs)), (op, size)
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_all_reduce(world: Any, cupy: Any, kind: str) -> None:
+    dtype = dtype_of(kind)
+    for op, shape in itertools.product(OPS, [(), (0,), (3, 5), (2, 0, 3), (31, 37)]):
+        if not means_something(op, dtype):
+            continue
+        xs = draw(world.rng, world.size, shape, dtype)
+        for options in both_ways():
+            x = cupy.asarray(xs[world.rank])
+            end(dist.all_reduce(x, own_op(op, world.rank), **options), options)
+            assert close(x.get(), expected(op, xs)), (op, shape)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int64"])
+def test_symmetric_all_reduce(world: Any, cupy: Any, kind: str) -> None:
+    dtype = dtype_of(kind)
+    for op, size in itertools.product(OPS, sizes(world)):
+        if not means_something(op, dtype):
+            continue
+        xs = draw(world.rng, world.size, (size,), dtype)
+        memory = dist.symmetric_empty(size + 3, dtype, device="cuda")
+        x = memory[3:]  # a view with another offset
+        x[...] = cupy.asarray(xs[world.rank])
+        assert world.size == 1 or not size or cuda_ipc.find(x).offset == 3 * dtype.itemsize
+        dist.all_reduce(x, own_op(op, world.rank))
+        assert close(x.get(), expected(op, xs)), (op, size)
+
+
+def test_half_types_are_summed_in_float32(world: Any, cupy: Any) -> None:
+    xs = [np.full(3000, 1.0 if rank == 0 else 2.0**-12, np.float16) for rank in range(world.size)]
+    exact = np.float16(1 + (world.size - 1) * 2.0**-12)  # in float16, 1 + 2**-12 is 1
+    for make in (cupy.empty, lambda size, dtype: dist.symmetric_empty(size, dtype, device="cuda")):
+        x = make(3000, np.float16)
+        x[...] = cupy.asarray(xs[world.rank])
+        dist.all_reduce(x)
+        assert (x.get() == exact).all()
+
+
+def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
+    rows = world.rng.standard_normal((world.size, 5000)).astype(np.float32)
+    for name in LONG if world.size > 1 else ():
+        x = cupy.asarray(rows[world.rank])
+        work.drive(device_table.ALGORITHMS[name].all_reduce(default_group().link, x, dist.ReduceOp.SUM))
+        everybody: list[Any] = [None] * world.size
+        dist.all_gather_object(everybody, x.get().tobytes())
+        assert len(set(everybody)) == 1
+
+
+# -- the other operations ------------------------------------------------------------------------------------------
+
+
+def collectives(world: Any, cupy: Any) -> None:
+    """Run every other collective on device arrays, blocking and not."""
+    rank, size = world.rank, world.size
+    for kind, shape, options in itertools.product(
+        ["float32", "bfloat16", "bool"], [(), (0,), (5, 3), (997,)], both_ways()
+    ):
+        dtype = dtype_of(kind)
+        xs = draw(world.rng, size, shape, dtype)
+        mine = cupy.asarray(xs[rank])
+        root = size - 1
+        x = mine.copy()
+        end(dist.broadcast(x, root, **options), options)
+        assert same(x.get(), xs[root])
+        if means_something(dist.ReduceOp.SUM, dtype):
+            x = mine.copy()
+            end(dist.reduce(x, root, **options), options)
+            assert close(x.get(), reduced(dist.ReduceOp.SUM, xs) if rank == root else xs[rank])
+        outs = [cupy.empty(shape, dtype) for _ in range(size)]
+        end(dist.all_gather(outs, mine, **options), options)
+        assert all(same(out.get(), x) for out, x in zip(outs, xs, strict=True))
+        stacked = cupy.empty((size, *shape), dtype)
+        end(dist.all_gather_single(stacked, mine, **options), options)
+        assert same(stacked.get(), np.stack(xs))
+        outs = [cupy.empty(shape, dtype) for _ in range(size)]
+        end(dist.gather(mine, outs if rank == 0 else None, **options), options)
+        assert rank or all(same(out.get(), x) for out, x in zip(outs, xs, strict=True))
+        x = cupy.empty(shape, dtype)
+        end(dist.scatter(x, [cupy.asarray(each) for each in xs] if rank == root else None, root, **options), options)
+        assert same(x.get(), xs[rank])
+        end(dist.all_to_all(outs, [mine] * size, **options), options)
+        assert all(same(out.get(), x) for out, x in zip(outs, xs, strict=True))
+        blocks = [draw(world.rng, size, shape, dtype) for _ in range(size)]  # rank's, block
+        given = cupy.asarray(np.stack(blocks[rank]))
+        x = cupy.empty(shape, dtype)
+        end(dist.reduce_scatter_single(x, given, **options), options)
+        assert close(x.get(), reduced(dist.ReduceOp.SUM, [blocks[other][rank] for other in range(size)]))
+        x = cupy.empty(shape, dtype)
+        end(dist.reduce_scatter(x, [cupy.asarray(each) for each in blocks[rank]], **options), options)
+        assert close(x.get(), reduced(dist.ReduceOp.SUM, [blocks[other][rank] for other in range(size)]))
+        stacked = cupy.empty((size, *shape), dtype)
+        end(dist.all_to_all_single(stacked, given, **options), options)
+        assert same(stacked.get(), np.stack([blocks[other][rank] for other in range(size)]))
+
+
+def test_collectives(world: Any, cupy: Any) -> None:
+    collectives(world, cupy)
+
+
+def test_collectives_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
+    collectives(world, cupy)
+
+
+def test_reductions_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
+    link = default_group().link
+    for op, size in itertools.product(OPS, sizes(world)):
+        if not means_something(op, np.dtype(np.float64)):
+            continue
+        xs = draw(world.rng, world.size, (size,), np.dtype(np.float64))
+        x = cupy.asarray(xs[world.rank])
+        dist.all_reduce(x, own_op(op, world.rank))
+        assert close(x.get(), expected(op, xs)), (op, size)
+    library = capability.library_name()
+    steps = device_table.plan("all_reduce", link, np.dtype(np.float32), dist.ReduceOp.SUM, [(np.inf, len)], None)
+    if world.size > 1:
+        # Open MPI reads device memory with the processor there, and dies: ompi#9845, #12045
+        assert (steps[0][1].__module__.endswith("device_pointers")) == (not library.startswith("Open MPI"))
+
+
+def test_in_place(world: Any, cupy: Any) -> None:
+    rank, size = world.rank, world.size
+    whole = cupy.zeros((size, 700), np.float32)
+    whole[rank] = rank + 1.0
+    dist.all_gather_single(whole, whole[rank])
+    assert same(whole.get(), np.repeat(np.arange(1, size + 1, dtype=np.float32), 700).reshape(size, 700))
+    dist.reduce_scatter_single(whole[rank], whole)
+    assert same(whole[rank].get(), np.full(700, size * (rank + 1.0), np.float32))
+
+
+def test_coalesced(world: Any, cupy: Any) -> None:
+    xs = [
+        cupy.full(count, world.rank + 1.0, kind) for count, kind in ((3, "float32"), (500, "float64"), (7, "float32"))
+    ]
+    dist.all_reduce_coalesced(xs)
+    assert all((x.get() == world.size * (world.size + 1) / 2).all() for x in xs)
+    outs = [[cupy.empty_like(x) for x in xs] for _ in range(world.size)]
+    dist.all_gather_coalesced(outs, [x * (world.rank + 1) for x in xs])
+    total = world.size * (world.size + 1) / 2
+    for rank, row in enumerate(outs):
+        assert all((out.get() == total * (rank + 1)).all() for out in row)
+    with dist._coalescing_manager(async_ops=True) as coalescing:
+        results = [cupy.empty(4, np.float32) for _ in range(2)]
+        for result in results:
+            dist.reduce_scatter_single(result, cupy.full((world.size, 4), 2, np.float32))
+    coalescing.wait()
+    assert all((result.get() == 2 * world.size).all() for result in results)
+
+
+def messages(world: Any, cupy: Any) -> None:
+    """Send device and host arrays in turns; they arrive in order."""
+    following, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    count = 8
+    for kind in ("float32", "bfloat16"):
+        dtype = dtype_of(kind)
+        sent = [np.full(200 * index, index + 10 * world.rank, dtype) for index in range(count)]
+        works = [dist.isend(cupy.asarray(x) * 1 if index % 3 else x, following, tag=5) for index, x in enumerate(sent)]
+        received = [(cupy if index % 2 else np).zeros(200 * index, dtype) for index in range(count)]
+        works += [dist.irecv(x, before, tag=5) for x in received]
+        for each in reversed(works):
+            each.wait()
+        for index, x in enumerate(received):
+            found = x.get() if index % 2 else x
+            assert same(found, np.full(200 * index, index + 10 * before, dtype)), index
+    if world.size > 1:
+        x = cupy.zeros(11, np.float32)
+        if world.rank == 0:
+            dist.send(x + 3, 1)
+        elif world.rank == 1:
+            longer = cupy.full(15, 9, np.float32)
+            assert dist.recv(longer) == 0
+            assert longer.get().tolist() == [3.0] * 11 + [9.0] * 4
+        dist.barrier()
+
+
+def test_messages(world: Any, cupy: Any) -> None:
+    messages(world, cupy)
+
+
+def test_messages_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
+    messages(world, cupy)
+
+
+def test_message_that_does_not_fit(world: Any, cupy: Any) -> None:
+    sends = [dist.isend(cupy.full(count, 1, np.float32), world.rank) for count in (9, 4)]
+    posted = [dist.irecv(cupy.empty(4, np.float32), world.rank) for _ in range(2)]
+    with pytest.raises(ArrayError, match="9 elements"):
+        posted[0].wait()
+    posted[1].wait()
+    assert posted[1].count() == 4
+    assert posted[1].result()[0].get().tolist() == [1.0] * 4
+    for each in sends:
+        each.wait()
+
+
+# -- streams -------------------------------------------------------------------------------------------------------
+
+
+def test_operation_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
+    total = sum(range(1, world.size + 1))
+    for count in (3, 4000):
+        with cupy.cuda.Stream(non_blocking=True):
+            x = cupy.zeros(count, np.float64)
+            for _ in range(60):  # a long kernel
+                x += world.rank + 1
+            dist.all_reduce(x)
+        assert (x.get() == 60 * total).all()
+
+
+def test_message_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
+    if world.size == 1:
+        pytest.skip("nobody to send to")
+    if world.rank == 0:
+        x = cupy.zeros(4000)
+        for _ in range(60):
+            x += 1
+        dist.send(x, 1)
+    elif world.rank == 1:
+        y = cupy.zeros(4000)
+        for _ in range(60):
+            y += 5  # is to be overwritten, not added to what comes
+        dist.recv(y, 0)
+        assert (y.get() == 60).all()
+    dist.barrier()
+
+
+def test_earlier_kernels_read_what_was_there_before(world: Any, cupy: Any) -> None:
+    for count in (3, 4000):
+        x = cupy.full(count, world.rank + 1.0)
+        before = x * 2
+        for _ in range(30):
+            before += x
+        works = [dist.all_reduce(x, async_op=True)]
+        for each in works:
+            each.wait()
+        with cupy.cuda.Stream(non_blocking=True):  # a stream that knows nothing of the operation
+            after = (x + 1).get()
+        assert (before.get() == 32 * (world.rank + 1)).all()
+        assert (after == world.size * (world.size + 1) / 2 + 1).all()
+
+
+def test_no_synchronisation_of_the_device(world: Any, cupy: Any) -> None:
+    x = dist.symmetric_empty(5000, np.float32, device="cuda")
+    x.fill(1)
+    y = cupy.ones(5000, np.float32)
+    dist.all_reduce(y)
+    before = cupy.cuda.runtime.synchronised
+    for _ in range(3):
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+        dist.broadcast(y, 0)
+    assert cupy.cuda.runtime.synchronised == before
+
+
+def test_arrays_on_their_way_are_kept(world: Any, cupy: Any) -> None:
+    works = []
+    for index in range(12):
+        works.append(dist.all_reduce(cupy.full(400 * index, index, np.float32), async_op=True))
+        works.append(dist.all_reduce(cupy.full(3, index, np.float32), async_op=True))
+        cupy.full(400 * index, 77, np.float32)  # takes the memory of what was dropped
+        gc.collect()
+    for index, each in enumerate(works):
+        each.wait()
+        assert (each.result()[0].get() == world.size * (index // 2)).all()
+
+
+def test_pinned_memory_is_used_again(world: Any, cupy: Any) -> None:
+    x = cupy.ones(3000)
+
+    def step() -> None:
+        for _ in range(3):
+            dist.all_reduce(x)
+            dist.broadcast(x, 0)
+            work.drive(staged_ring.all_reduce(default_group().link, x, dist.ReduceOp.MAX))
+
+    step()
+    before = len(cupy._memory.PINNED)
+    step()
+    assert len(cupy._memory.PINNED) == before
+
+
+def test_the_fake_is_late(cupy: Any) -> None:
+    """A missing wait is seen: without it, the other tests could not fail."""
+    x = cupy.arange(1000.0)
+    memory = pinned.take(x.nbytes)
+    memory[...] = 0
+    side = stream.after("down", x)
+    device.copies.down(memory, x, side)
+    assert not memory.any()
+    stream.mark(side).Wait()
+    assert same(memory[: x.nbytes].view(x.dtype), np.arange(1000.0))
+    with pytest.raises(AssertionError, match="not pinned"):
+        device.copies.down(np.empty(8000, np.uint8), x, side)
+
+
+@pytest.mark.parametrize("name", [*LONG, "staged"])
+def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    if world.size == 1:
+        pytest.skip("one rank has an algorithm of its own")
+    monkeypatch.setattr(stream.Mark, "Test", lambda self: True)
+    monkeypatch.setattr(stream.Mark, "Wait", lambda self: None)
+    right = True
+    for _ in range(5):
+        x = cupy.zeros(40 if name == "staged" else 4000)
+        for _ in range(20):
+            x += world.rank + 1
+        steps = (
+            select.choose("all_reduce", default_group().link, x, dist.ReduceOp.SUM)
+            if name == "staged"
+            else device_table.ALGORITHMS[name].all_reduce
+        )
+        work.drive(steps(default_group().link, x, dist.ReduceOp.SUM))
+        right &= bool((x.get() == 10 * world.size * (world.size + 1)).all())
+    everybody: list[Any] = [None] * world.size
+    dist.all_gather_object(everybody, right)
+    assert not all(everybody)
+    cupy.cuda.synchronize_all()
+    pinned.forget()  # what was given back too early
+
+
+# -- several at once -----------------------------------------------------------------------------------------------
+
+
+def test_interleaved(world: Any, cupy: Any) -> None:
+    """Ranks submit in one order and wait in others, on two groups, with arrays of both kinds."""
+    part = dist.new_group(list(range(max(world.size - 1, 1))))
+    orders = random.Random(world.rank)
+    for trial in range(4):
+        plan = random.Random(trial)
+        running = []
+        for _ in range(14):
+            group = plan.choice([None, part])
+            members = world.size if group is None else max(world.size - 1, 1)
+            on_device, count, what = plan.random() < 0.7, plan.choice([3, 900, 5000]), plan.randrange(3)
+            if group is not None and world.rank >= members:
+                continue
+            if what == 2 and on_device:
+                x = dist.symmetric_empty(count, np.float64, group, device="cuda")
+                x.fill(world.rank + 1)
+            else:
+                x = (cupy if on_device else np).full(count, world.rank + 1.0)
+            if what == 1:
+                running.append((dist.broadcast(x, 0, group, async_op=True), x, 1.0))
+            else:
+                running.append((dist.all_reduce(x, group=group, async_op=True), x, members * (members + 1) / 2))
+        orders.shuffle(running)
+        for each, x, value in running:
+            each.wait()
+            found = x.get() if device.is_device_array(x) else x
+            assert (found == value).all()
+    if world.rank < max(world.size - 1, 1):
+        dist.destroy_process_group(part)
+
+
+# -- memory that GPUs share ----------------------------------------------------------------------------------------
+
+
+def test_dropped_memory_is_given_out_again(world: Any, cupy: Any) -> None:
+    if world.size == 1:
+        assert cuda_ipc.find(dist.symmetric_empty(5, device="cuda")) == symmetric.NOWHERE
+        return
+    group = dist.new_group()
+    x = dist.symmetric_empty((3, 700), np.float32, group, "cuda")
+    assert x.shape == (3, 700) and x.dtype == np.float32
+    start, made = ipc.address(x), len(cupy._memory.MALLOCED)
+    view = x[1:]
+    del x
+    gc.collect()
+    other = dist.symmetric_empty(2100, np.float32, group, "cuda")
+    assert ipc.address(other) != start, "a view is in use"
+    del view
+    gc.collect()
+    again = dist.symmetric_empty(2000, np.float32, group, "cuda")
+    assert ipc.address(again) == start
+    assert len(cupy._memory.MALLOCED) == made + 1
+    kept = again if world.rank == 0 else None
+    del again, other
+    gc.collect()
+    last = dist.symmetric_empty(2000, np.float32, group, "cuda")
+    assert kept is None or not cupy.may_share_memory(kept, last)
+    last.fill(1)
+    dist.all_reduce(last, group=group)
+    assert (last.get() == world.size).all()
+    dist.destroy_process_group(group)
+
+
+def test_group_frees_its_memory(world: Any, cupy: Any) -> None:
+    opened, malloced = len(cupy._memory.OPENED), len(cupy._memory.MALLOCED)
+    group = dist.new_group()
+    x = dist.symmetric_empty(1000, np.float32, group, device="cuda")
+    y = cupy.ones(4000, np.float32)
+    dist.all_reduce(y, group=group)
+    x.fill(world.rank)
+    dist.destroy_process_group(group)
+    assert len(cupy._memory.OPENED) == opened
+    assert (x.get() == world.rank).all(), "own memory lives as long as an array in it"
+    dist.all_reduce(x)
+    assert (x.get() == sum(range(world.size))).all()
+    del x
+    gc.collect()
+    cupy.cuda.runtime.deviceSynchronize()
+    assert len(cupy._memory.MALLOCED) == malloced
+
+
+def test_sizes_that_differ(world: Any) -> None:
+    if world.size == 1:
+        pytest.skip("one rank agrees with itself")
+    with pytest.raises(MismatchError, match="must be equal"):
+        dist.symmetric_empty(10 + world.rank, device="cuda")
+    renew()
+
+
+def refuse(handle: bytes) -> int:
+    raise RuntimeError("cudaErrorPeerAccessUnsupported: peer access is not supported between these two devices")
+
+
+def checked_everywhere(world: Any, cupy: Any, group: Any) -> None:
+    for count in (3, 900, 9973):
+        x = cupy.full(count, world.rank + 1.0, np.float32)
+        dist.all_reduce(x, dist.ReduceOp.AVG, group)
+        assert close(x.get(), np.full(count, (world.size + 1) / 2, np.float32))
+
+
+@pytest.mark.parametrize("how", ["refused", "unreadable", "not pinned either"])
+def test_without_ipc(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """One rank that cannot map its peers is enough: all go by pinned memory of the node, or else by messages."""
+    if world.size == 1:
+        pytest.skip("one rank shares nothing")
+    strange = []
+
+    def elsewhere(handle: bytes) -> int:  # maps, but something else
+        strange.append(cupy.cuda.Memory(ipc.GRANULE_BYTES))
+        monkeypatch.setattr(ipc, "close_handle", lambda start: None)
+        return strange[-1].ptr
+
+    if world.rank == world.size - 1:
+        monkeypatch.setattr(ipc, "open_handle", elsewhere if how == "unreadable" else refuse)
+        if how == "not pinned either":
+            monkeypatch.setattr(pinned, "register", lambda start, nbytes: "operation not supported")
+    group = dist.new_group()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        x = dist.symmetric_empty(900, np.float32, group, device="cuda")
+    assert device.is_device_array(x) and cuda_ipc.find(x) == symmetric.NOWHERE
+    assert len(told) == (world.rank == 0), [str(each.message) for each in told]
+    checked_everywhere(world, cupy, group)
+    scratch = device_scratch.of(group.link)
+    assert bool(scratch.fault) == (how == "not pinned either"), scratch.fault
+    registered = len(cupy._memory.PINNED)
+    dist.destroy_process_group(group)
+    if how != "not pinned either":
+        assert len(cupy._memory.PINNED) == registered - 1
+    dist.barrier()
+
+
+@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 0, 0), (0, 1, 2, 3)])
+def test_several_nodes(world: Any, cupy: Any, nodes: tuple[int, ...]) -> None:
+    """GPUs on other hosts share no memory: the ring through the host goes around all ranks."""
+    nodes = nodes[: world.size]
+    if len(set(nodes)) == 1:
+        pytest.skip("needs more ranks")
+    group = default_group()
+    link = Link(dataclasses.replace(group.link.world, nodes=nodes), group.comm.Dup(), 60.0)
+    memory, fault = work.drive(cuda_ipc.empty(link, 4 * 5000))
+    assert not fault and (memory is None) == (len(set(nodes)) == world.size)
+    pieces = [cupy.empty(5000, np.float32), cupy.empty(3, np.float32)]
+    for x in pieces if memory is None else [memory.view(np.float32), *pieces]:
+        x.fill(world.rank + 1)
+        work.drive(select.choose("all_reduce", link, x, dist.ReduceOp.SUM)(link, x, dist.ReduceOp.SUM))
+        assert (x.get() == world.size * (world.size + 1) / 2).all()
+    del x, memory
+    work.drive(device_scratch.release(link))
+    link.close()
+
+
+def test_host_and_device_do_not_meet(world: Any, cupy: Any) -> None:
+    if world.size == 1:
+        pytest.skip("one rank agrees with itself")
+    for count in (3, 300_000):
+        x = (cupy if world.rank == 0 else np).ones(count, np.float32)
+        with pytest.raises(MismatchError, match="on a device"):
+            dist.all_reduce(x, async_op=True).wait()
+        renew()
+
+
+def test_overrides(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("staged_ring", "device_two_shot", "tree"):
+        monkeypatch.setenv("MPIDDP_ALGORITHM", f"all_reduce:{name}")
+        renew()
+        for x in (cupy.full(5000, world.rank + 1.0), np.full(5000, world.rank + 1.0)):
+            dist.all_reduce(x)
+            assert (np.asarray(device.download(x)) == world.size * (world.size + 1) / 2).all()
+    if world.size > 1:
+        monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:device_ring")
+        renew()
+        with pytest.raises(ValueError, match="needs an MPI that takes addresses"):
+            dist.all_reduce(cupy.ones(3))
+    monkeypatch.undo()
+    renew()
+
+
+def test_one_no_is_everybodys(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_CUDA_AWARE", "0" if world.rank == world.size - 1 else "1")
+    renew()
+    assert not device_table.addresses.point_to_point.yes
+    assert isinstance(device_table.addresses.collectives, Verdict)
+    monkeypatch.undo()
+    renew()
+
+
+# -- training ------------------------------------------------------------------------------------------------------
+
+
+def train(xp: Any, world: Any, steps: int = 4) -> list[np.ndarray]:
+    """Return the parameters after a few steps of a small network on NumPy's or the device's arrays."""
+    from mpiddp import nn, optim
+    from mpiddp.nn import functional
+
+    nn.manual_seed(7)
+    model = nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 5))
+    for parameter in model.parameters():
+        parameter.data = xp.asarray(parameter.data)
+    ddp = dist.DistributedDataParallel(model, bucket_cap_mb=0.01)
+    optimizer = optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    rng = np.random.default_rng(3)
+    for _ in range(steps):
+        inputs = rng.standard_normal((world.size * 8, 20)).astype(np.float32)
+        labels = rng.integers(0, 5, world.size * 8)
+        mine = slice(world.rank * 8, world.rank * 8 + 8)
+        optimizer.zero_grad()
+        functional.cross_entropy(ddp(xp.asarray(inputs[mine])), xp.asarray(labels[mine])).backward()
+        optimizer.step()
+    return [np.asarray(device.download(parameter.data)) for parameter in model.parameters()]
+
+
+def test_training_is_that_on_the_host(world: Any, cupy: Any) -> None:
+    on_host = train(np, world)
+    train(cupy, world, 2)  # makes what is made once
+    before = cupy.cuda.runtime.synchronised
+    on_device = train(cupy, world)
+    assert cupy.cuda.runtime.synchronised - before <= 2, "a step synchronises the device"
+    for found, wanted in zip(on_device, on_host, strict=True):
+        assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_buckets_are_shared(world: Any, cupy: Any) -> None:
+    from mpiddp import nn
+
+    model = nn.Linear(30, 30)
+    for parameter in model.parameters():
+        parameter.data = cupy.asarray(parameter.data)
+    ddp = dist.DistributedDataParallel(model)
+    for bucket in ddp._reducer.buckets:
+        assert (cuda_ipc.find(bucket.buffer()) != symmetric.NOWHERE) == (world.size > 1)
+    ddp.detach()
