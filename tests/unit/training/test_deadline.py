@@ -1,0 +1,79 @@
+"""Times as a person writes them, and when there is none left."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from mpiddp.training.config import Config, UsageError
+from mpiddp.training.deadline import Deadline, deadline_of, parse_duration
+from mpiddp.training.signals import StopRequest
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("1.5", 1.5),
+        ("2:03", 123),
+        ("1:30:00", 5400),
+        ("100:00:00", 360_000),
+        ("0:00:01", 1),
+        ("slurm", None),
+    ],
+)
+def test_duration(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0:00", "-5", "1h", "1:2:3:4", ":30", "1:", "nan", "1e3"])
+def test_what_is_no_duration_is_refused(text, tmp_path):
+    with pytest.raises(UsageError, match="--max-time has to be"):
+        parse_duration(text)
+    with pytest.raises(UsageError, match="--max-time has to be"):
+        Config(max_time=text, output=tmp_path)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Set the time by hand."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    return now
+
+
+def test_it_is_due_when_the_longest_step_so_far_would_end_too_late(clock):
+    deadline = Deadline(1100.0, margin_s=20)
+    asked = []
+    for pause_s in (0, 10, 3, 3, 10, 10, 6, 10, 7, 0.9, 0.1, 3):
+        clock[0] += pause_s
+        asked.append((clock[0], deadline.due()))
+    # Steps of up to 10 s: two more and the margin need 40 s.
+    assert asked == [(time_s, time_s >= 1060) for time_s, _ in asked]
+    assert [due for _, due in asked[-3:]] == [False, True, True]
+
+
+def test_only_the_margin_is_known_at_first(clock):
+    assert not Deadline(1031.0, margin_s=30).due()
+    assert Deadline(1030.0, margin_s=30).due()
+
+
+def test_it_counts_from_the_beginning_of_the_run(clock):
+    assert deadline_of("1:00", 5, began_s=900.0).end_s == 960
+
+
+def test_slurms_end(clock, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1234")
+    found = deadline_of("slurm", 5, began_s=900.0)
+    assert (found.end_s, found.margin_s) == (1234, 5)
+    monkeypatch.delenv("SLURM_JOB_END_TIME")
+    with pytest.raises(UsageError, match="SLURM_JOB_END_TIME"):
+        deadline_of("slurm", 5, began_s=900.0)
+
+
+def test_a_stop_request_says_why(clock):
+    stop = StopRequest(Deadline(1100.0, margin_s=20))
+    assert not stop() and stop.reason is None
+    clock[0] = 1090.0
+    assert stop() and stop.reason == "--max-time" and stop.number == 0
