@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpiddp.device import array_namespace, is_device_array
-from mpiddp.device.half import converted
+from mpiddp.device.half import assign, converted
 from mpiddp.typing import Array
 
 
