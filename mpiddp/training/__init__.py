@@ -17,9 +17,22 @@ if TYPE_CHECKING:
     from .metrics import EpochMetrics as EpochMetrics
     from .models import MLP as MLP
     from .models import Net as Net
+    from .models import ResNet as ResNet
+    from .models import Transformer as Transformer
     from .trainer import Trainer as Trainer
 
-__all__ = ["MLP", "Config", "EpochMetrics", "NaiveAveraging", "Net", "Trainer", "UsageError", "save_model"]
+__all__ = [
+    "MLP",
+    "Config",
+    "EpochMetrics",
+    "NaiveAveraging",
+    "Net",
+    "ResNet",
+    "Trainer",
+    "Transformer",
+    "UsageError",
+    "save_model",
+]
 
 _MODULES = {
     "Config": "config",
@@ -27,7 +40,9 @@ _MODULES = {
     "MLP": "models",
     "NaiveAveraging": "averaging",
     "Net": "models",
+    "ResNet": "models",
     "Trainer": "trainer",
+    "Transformer": "models",
     "UsageError": "config",
     "save_model": "checkpoint",
 }

@@ -216,7 +216,8 @@ class Config:
     dtype: str = field(
         default="float32",
         metadata=option(
-            "of matrix products and convolutions; parameters, their gradients and losses stay float32",
+            "of matrix products and convolutions; parameters, their gradients and losses stay float32; on the host the"
+            " halves are slower than float32",
             *("float32", "float16", "bfloat16"),
             table="precision",
             also=("precision", "amp", "fp16", "bf16", "mixed_precision"),
@@ -441,6 +442,13 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as values that JSON and TOML know; those that are not set as None."""
         return {key: _plain(value) for key, value in vars(self).items()}
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """Return `as_dict` in tables, as a TOML file may have them."""
+        found: dict[str, dict[str, Any]] = {}
+        for each in dataclasses.fields(self):
+            found.setdefault(each.metadata["table"], {})[each.name] = _plain(getattr(self, each.name))
+        return found
 
     def as_json(self) -> str:
         """Return `as_dict` as the text of a JSON file."""

@@ -15,10 +15,12 @@ _logger = logging.getLogger(__name__)
 
 
 def configuration_lines(config: Config, ranks: int, nodes: int) -> str:
-    """Return the configuration, a line for each word that belongs together."""
-    values = config.as_dict()
-    where = f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
-    return f"training on {where}: " + ", ".join(f"{k}={v}" for k, v in values.items() if v is not None)
+    """Return the configuration, a line for each of its tables."""
+    lines = [f"training on {ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}:"]
+    for table, values in config.tables().items():
+        said = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+        lines.append(f"  {table + ':':14} {said}")
+    return "\n".join(lines)
 
 
 def epoch_line(metrics: EpochMetrics, epochs: int) -> str:

@@ -101,12 +101,25 @@ WRONG = {
     "option": (["train", "--epoch", "3"], "unknown argument --epoch; did you mean --epochs?"),
     "command": (["trian"], "invalid choice: 'trian'"),
     "nothing": ([], "COMMAND"),
-    "value": (["train", "--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
+    "value": (["train", "--epochs", "many"], "argument --epochs: has to be a whole number, got 'many'"),
+    "another word": (["train", "--lerning-rate", "3"], "unknown argument --lerning-rate; did you mean --lr?"),
     "range": (["train", "--momentum", "1.5"], "--momentum has to be at least 0 and below 1, got 1.5"),
-    "choice": (["train", "--model", "nte"], "invalid choice: 'nte'"),
+    "name": (
+        ["train", "--model", "nte"],
+        "--model has to be net, mlp, resnet, transformer, MODULE:CALLABLE, got 'nte'",
+    ),
+    "choice": (["train", "--optimizer", "sdg"], "invalid choice: 'sdg'"),
+    "model": (["train", "--model", "json:Model"], "--model json:Model: 'Model' is not in json"),
+    "images and text": (["train", "--model", "transformer"], "--model transformer reads text"),
     "data": (["train", "--data", "mnist", "--data-dir", "/nowhere"], "train-images-idx3-ubyte"),
     "batch": (["train", "--batch-size", "2"], "give 3 or more"),
     "output": (["train", "--output", "/proc/none"], "/proc/none"),
+    "file as output": (
+        ["train", "--output", "/dev/null/run"],
+        "--output: /dev/null is a file, where a folder is wanted",
+    ),
+    "folder as metrics": (["train", "--metrics", "/dev"], "--metrics /dev is a folder: give the name of a file in it"),
+    "time": (["train", "--max-time", "1h", "--output", "x"], "--max-time has to be seconds, M:SS, H:MM:SS or slurm"),
     "config": (["train", "--config", "/nowhere.toml"], "/nowhere.toml"),
 }
 
@@ -172,6 +185,62 @@ def test_steps_that_are_left_out_are_said(tmp_path):
     assert done.rc == 0, done
     assert re.findall(r"warning: (\d+) steps of epoch (\d) left out", done.stderr) == [("22", "1"), ("23", "2")], done
     assert [json.loads(line)["samples_per_s"] for line in (tmp_path / "m.jsonl").read_text().splitlines()][1] == 0
+
+
+def test_a_model_is_named_by_its_module(tmp_path):
+    for name, model in (("one", "mlp"), ("two", "mpiddp.training.models:MLP")):
+        done = run(2, "train", "--epochs", "1", "--model", model, "--output", tmp_path / name)
+        assert done.rc == 0, done
+    assert parameters(tmp_path / "one") == parameters(tmp_path / "two")
+
+
+def test_a_configuration_file_trains_a_transformer_on_text_with_everything_on(tmp_path):
+    (tmp_path / "text").write_text("to be or not to be, that is the question. " * 60)
+    (tmp_path / "run.toml").write_text(
+        f"""
+        epochs = 3
+        [network]
+        model = "transformer"
+        dropout = 0.0
+        [input]
+        data = "text:{tmp_path / "text"}"
+        context = 16
+        batch_size = 12
+        workers = 1
+        [optimization]
+        optimizer = "adamw"
+        lr = 0.01
+        zero = true
+        accumulate = 2
+        clip_norm = 1.0
+        schedule = "cosine"
+        warmup_steps = 3
+        [precision]
+        dtype = "float16"
+        [ddp]
+        compress = "fp16"
+        bucket_cap_mb_list = [0.1, 25]
+        """
+    )
+    done = run(3, "train", "--config", tmp_path / "run.toml", "--output", tmp_path / "out")
+    assert done.rc == 0, done
+    found = losses(tmp_path / "out")
+    assert len(found) == 3 and found[2] < 0.8 * found[0] < 0.8 * 6, done
+    resolved = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert resolved["bucket_cap_mb_list"] == [0.1, 25] and resolved["momentum"] == 0.9
+
+
+def test_time_that_runs_out_ends_with_75_and_a_checkpoint(tmp_path):
+    options = ("--model", "mlp", "--output", tmp_path / "out")
+    done = run(2, "train", "--epochs", "100000", "--max-time", "10", "--margin", "3", *options)
+    assert done.rc == 75, done
+    (step,) = re.findall(
+        r"^--max-time on rank \d: stopped after step (\d+), saved a checkpoint", done.stdout, re.MULTILINE
+    )
+    assert [path.name for path in tmp_path.glob("out/checkpoints/step-*")][-1:] and int(step) >= 1, done
+    epoch = int(step) // 23 + 1
+    resumed = run(2, "train", "--epochs", str(epoch), "--resume", "auto", *options)
+    assert resumed.rc == 0 and f"resumed after step {step}," in resumed.stdout, resumed
 
 
 def test_timeline_is_written_with_a_summary(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.training.config import Config, UsageError, add_options, nearest, read_options
+from mpiddp.training.config import OTHER_WORDS, Config, UsageError, add_options, nearest, read_options
 
 
 def parse(*arguments: str) -> Config:
@@ -156,3 +156,43 @@ def test_config_survives_json():
 def test_nearest():
     assert nearest("--epoch", ["--epochs", "--lr"]) == "; did you mean --epochs?"
     assert nearest("--qqqqqq", ["--epochs", "--lr"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"resume": "auto"}, "--resume auto needs --output DIR"),
+        ({"log_ranks": True}, "--log-ranks needs --output DIR"),
+        ({"max_time": "90"}, "--max-time stops with a checkpoint: give --output DIR"),
+        ({"data": "text:a.txt"}, "--model net cannot read: take --model transformer"),
+        ({"model": "transformer"}, "--model transformer reads text, and --data digits is images"),
+        ({"model": "a.b:C", "dropout": 0.1}, "--dropout is for the models that have a name here"),
+        ({"average": "naive", "compress": "fp16"}, "--compress is an option of --average ddp, not of naive"),
+        ({"average": "naive", "broadcast_buffers": False}, "--broadcast-buffers is an option of --average ddp"),
+        ({"average": "naive", "timeline": Path("t")}, "--timeline FILE shows buckets"),
+        ({"bucket_cap_mb": 1.0, "bucket_cap_mb_list": (1.0,)}, "--bucket-cap-mb or --bucket-cap-mb-list, not both"),
+        ({"bucket_cap_mb_list": (1.0, -1.0)}, "--bucket-cap-mb-list has to be positive, got -1.0"),
+        ({"gradient_as_bucket_view": False}, "gradients are always views of their bucket here"),
+        ({"compress": "powersgd", "dtype": "float16"}, "--compress powersgd adds what it has lost"),
+        ({"powersgd_start": 1}, "--powersgd-start has to be at least 2, got 1"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused(values, said):
+    with pytest.raises(UsageError, match=said):
+        Config(**values)
+
+
+def test_other_words_are_no_options_and_lead_to_one():
+    names = {field.name for field in dataclasses.fields(Config)}
+    assert not names & OTHER_WORDS.keys() and set(OTHER_WORDS.values()) <= names
+    for word, name in OTHER_WORDS.items():
+        with pytest.raises(UsageError, match=f"did you mean {name}\\?"):
+            Config.from_mapping({word: 1})
+
+
+def test_tables_hold_every_field_once():
+    tables = Config().tables()
+    assert {name for values in tables.values() for name in values} == {f.name for f in dataclasses.fields(Config)}
+    assert not tables.keys() & {f.name for f in dataclasses.fields(Config)}, "a TOML file could not have both"
+    assert tables["optimization"]["lr"] == 0.01
