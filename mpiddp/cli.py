@@ -14,6 +14,7 @@ from mpiddp.bench import cli as bench
 from mpiddp.training import config
 from mpiddp.training.config import UsageError
 from mpiddp.training.options import flag
+from mpiddp.training.threads import resumed_threads
 
 # A launcher kills the other ranks when the first one ends: rank 0 needs the time to print.
 _HEAD_START_S = 0.5
@@ -73,7 +74,11 @@ def build_parser() -> argparse.ArgumentParser:
 def run_train(arguments: argparse.Namespace) -> int:
     """Train."""
     options = config.read_options(arguments)
-    _limit_threads()
+    announced = settings.launch()
+    before = None
+    if options.resume == "auto" and options.output is not None:
+        before = resumed_threads(options.output, 1 if announced is None else announced.size)
+    _limit_threads(before)
     code: int = mpiddp.training.program.run(options, mpiddp.__version__)
     return code
 
@@ -86,12 +91,17 @@ def run_info(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _limit_threads() -> None:
-    """Share the cores among the ranks of the node, before NumPy is imported, and say so once."""
-    threads = settings.limit_blas_threads()
+def _limit_threads(before: int | None = None) -> None:
+    """Share the cores among the ranks of the node, before NumPy is imported, and say so once.
+
+    A run that is resumed keeps the threads that it had ``before``, and with them its bits.
+    """
+    threads = settings.limit_blas_threads(before)
     if threads is not None and _is_first():
-        said = f"BLAS threads: {threads} a rank (its share of the node's cores; OMP_NUM_THREADS sets another number)"
-        print(said, file=sys.stderr, flush=True)
+        why = "as before" if before else "its share of the node's cores"
+        print(
+            f"BLAS threads: {threads} a rank ({why}; OMP_NUM_THREADS sets another number)", file=sys.stderr, flush=True
+        )
 
 
 def _is_first() -> bool:

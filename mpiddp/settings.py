@@ -251,10 +251,22 @@ def _launcher_cores() -> int:
     return min(cores, _integer(os.environ, "SLURM_CPUS_ON_NODE") or cores)
 
 
-def limit_blas_threads() -> int | None:
+def _share_of_cores() -> int:
+    """Return the cores that this rank may use if all ranks of the node share them."""
+    found = launch()
+    local_size = 1 if found is None else local_ranks(os.environ) or found.size
+    return max(1, min(available_cores(), _launcher_cores() // local_size)) if local_size > 1 else available_cores()
+
+
+def limit_blas_threads(threads: int | None = None) -> int | None:
     """Share the node's cores among its ranks: bound the threads of BLAS, where the environment says nothing of them.
 
     Call it before NumPy is imported.
+
+    Parameters
+    ----------
+    threads : int, optional
+        As many instead of the share.
 
     Returns
     -------
@@ -268,8 +280,6 @@ def limit_blas_threads() -> int | None:
     """
     if blas_threads() is not None:
         return None
-    found = launch()
-    local_size = 1 if found is None else local_ranks(os.environ) or found.size
-    threads = max(1, min(available_cores(), _launcher_cores() // local_size)) if local_size > 1 else available_cores()
+    threads = threads or _share_of_cores()
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     return threads
