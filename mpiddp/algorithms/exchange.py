@@ -25,7 +25,7 @@ from mpiddp.mpi.reduction import ReduceOp, premultiply
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
-from .folding import bounds, fold_rows
+from .folding import accumulated_in, bounds, fold_rows
 
 
 def slice_sizes(x: Array, parts: int) -> list[int]:
@@ -35,7 +35,7 @@ def slice_sizes(x: Array, parts: int) -> list[int]:
 
 
 def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], divisor: int) -> Steps:
-    """Fold slices of ``x`` over all ranks, slice r on rank r, and return this rank's.
+    """Fold slices of ``x`` over all ranks, slice r on rank r, and return this rank's, in the type sums are made in.
 
     Parameters
     ----------
@@ -44,14 +44,14 @@ def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], d
     divisor : int
         What ``AVG`` divides by; 1 where a larger reduction does it.
     """
-    mine = np.empty(sizes[link.rank] // x.itemsize, x.dtype)
+    mine = np.empty(sizes[link.rank] // x.itemsize, accumulated_in(x.dtype))
     rows = np.empty((link.size, mine.size), x.dtype)
     sent = x
     if op.factor is not None:
         sent = x.copy()
         premultiply(op, sent)
     yield link.now.Ialltoallv(
-        (as_bytes(sent), sizes, None, MPI.BYTE), (as_bytes(rows), [mine.nbytes] * link.size, None, MPI.BYTE)
+        (as_bytes(sent), sizes, None, MPI.BYTE), (as_bytes(rows), [sizes[link.rank]] * link.size, None, MPI.BYTE)
     )
     fold_rows(op, list(rows), (mine,), divisor)
     return mine
@@ -72,7 +72,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
         return
     sizes = slice_sizes(x, link.size)
     mine = yield from reduce_slices(link, x, op, sizes, link.size)
-    yield link.later.Iallgatherv(as_bytes(mine), (as_bytes(x), sizes, None, MPI.BYTE))
+    yield link.later.Iallgatherv(as_bytes(mine.astype(x.dtype, copy=False)), (as_bytes(x), sizes, None, MPI.BYTE))
 
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
@@ -83,7 +83,7 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
     sizes = slice_sizes(x, link.size)
     mine = yield from reduce_slices(link, x, op, sizes, link.size)
     received = (as_bytes(x), sizes, None, MPI.BYTE) if link.rank == root else None
-    yield link.later.Igatherv(as_bytes(mine), received, root)
+    yield link.later.Igatherv(as_bytes(mine.astype(x.dtype, copy=False)), received, root)
 
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:

@@ -62,12 +62,16 @@ def fold_rows(
     changing = wide != dtype or factors is not None
     # An accumulator in place saves a pass over the cache; what it overwrites has been read then.
     in_place = wide == dtype and (outs[0] is rows[0] or (not changing and len(rows) > 1 and outs[0] is rows[1]))
-    spare = np.empty((2, 0 if in_place and not changing else min(step, count)), wide)
+    spare = None if in_place and not changing else np.empty((2, min(step, count)), wide)
     for start in range(0, count, step):
-        chunk = slice(start, min(start + step, count))
-        parts = [row[chunk] for row in rows]
-        accumulator = outs[0][chunk] if in_place else spare[0, : parts[0].size]
+        if count <= step:  # nothing to cut: for short arrays that is half of the work
+            parts, targets = rows, outs
+        else:
+            chunk = slice(start, min(start + step, count))
+            parts, targets = [row[chunk] for row in rows], [out[chunk] for out in outs]
+        accumulator = targets[0] if in_place or spare is None else spare[0, : parts[0].size]
         if changing:
+            assert spare is not None
             _fold_converted(op, parts, accumulator, spare[1, : parts[0].size], factors)
         elif len(parts) == 1:
             accumulator[...] = parts[0]
@@ -78,8 +82,8 @@ def fold_rows(
         finish(op, accumulator, size)
         if scale is not None:
             accumulator *= accumulator.dtype.type(scale)
-        for out in outs[1:] if in_place else outs:
-            assign(out[chunk], accumulator)
+        for out in targets[1:] if in_place else targets:
+            assign(out, accumulator)
 
 
 def _common_scale(factors: Sequence[float] | None) -> float | None:
@@ -93,7 +97,7 @@ def _common_scale(factors: Sequence[float] | None) -> float | None:
 
 
 def _fold_converted(
-    op: ReduceOp, parts: list[Array], accumulator: Array, spare: Array, factors: Sequence[float] | None
+    op: ReduceOp, parts: Sequence[Array], accumulator: Array, spare: Array, factors: Sequence[float] | None
 ) -> None:
     """Combine parts that change first: to float32, or by their ranks' factors."""
     xp = array_namespace(accumulator)

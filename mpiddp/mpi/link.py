@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Self
 from mpiddp.errors import DistError, MismatchError
 
 from . import board, symmetric, work
+from .attach import Attachment
 from .board import Board
 from .library import MPI
 from .mailbox import Mailbox
@@ -123,6 +124,7 @@ class Link(Channel):
         """Collective operations, and messages, begun on this rank."""
         self.scratch = Scratch()
         """What ordinary arrays pass through on a node."""
+        self.attachment = Attachment()
         """How a rank reaches those of the others on its node without."""
         self.nodes = tuple(self.world.nodes[rank] for rank in self.ranks)
         self.one_node = len(set(self.nodes)) == 1

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 ALIGNMENT_BYTES = mmap.PAGESIZE
 FILES = Path("/dev/shm")
-_LINE_BYTES = 64
 
 
 class Place(NamedTuple):
@@ -279,41 +278,54 @@ def register(found: Allocation, ranks: tuple[int, ...], rank: int) -> None:
 class Scratch:
     """Memory of a group on a node, through which ordinary arrays pass in pieces; made when it is first used.
 
-    Each rank has a region, used round and round. Turns are counted, one for each barrier: when a rank writes for turn t
-    it has left the barrier of turn t - 1, so everybody has by then read what turn t - 3 wrote, of which the last is
-    read after the barrier of turn t - 2. Three turns, and what is left over at the region's end, must fit into it.
-
-    The region is long so that memory has left the other ranks' caches when it is used again: to write to a line that
-    another core has costs more than to write to a cold one (measured: 20 ms for 32 MiB on 2 ranks by pieces of 512 KiB
-    in three slots of that size, 9 ms by pieces of 4 MiB).
+    Each rank has three slots, used in turns. Turns are counted, one for each barrier: when a rank writes for turn t it
+    has left the barrier of turn t - 1, so everybody has by then read what turn t - 3 wrote, of which the last is read
+    after the barrier of turn t - 2.
     """
 
-    REGION_BYTES = 1 << 24
-    PIECE_BYTES = REGION_BYTES // 4
+    PIECE_BYTES = 1 << 21
+    """Length of a slot."""
+    _SLOTS = 3
+    _MOST_VIEWS = 256
 
     def __init__(self) -> None:
         self._regions: list[Array] = []
-        self._memory: mmap.mmap | None = None
-        self._next = 0
+        self._views: dict[tuple[int, int, np.dtype[Any]], list[Array]] = {}
+        self._turn = 0
+        self.ready = False
+        """Whether there is memory."""
         self.fault = ""
         """Why there is none; empty before it has been tried, and where there is."""
 
-    def prepare(self, node: Channel) -> Steps:
-        """Make the memory if nobody has, and tell whether there is some; sends on ``later`` only."""
-        if self._memory is None and not self.fault:
-            found: Allocation = yield from allocate(node, node, self.REGION_BYTES)
-            self._memory, self.fault = found.memory, found.fault
+    def prepare(self, node: Channel, everybody: Channel) -> Steps:
+        """Make the memory if nobody has, and tell whether there is some; see `allocate`."""
+        if not self.ready and not self.fault:
+            found: Allocation = yield from allocate(node, everybody, self._SLOTS * self.PIECE_BYTES)
+            self.fault = found.fault
             if found.memory is not None:
                 self._regions = list(np.frombuffer(found.memory, np.uint8).reshape(node.size, -1))
-        return self._memory is not None
+                self.ready = True
+        return self.ready
+
+    def upcoming(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
+        """Return the memory of every rank for ``count`` elements that the next `turn` returns, too."""
+        slot = self._turn % self._SLOTS
+        found = self._views.get((slot, count, dtype))
+        if found is None:
+            start = slot * self.PIECE_BYTES
+            found = [region[start : start + count * dtype.itemsize].view(dtype) for region in self._regions]
+            if len(self._views) >= self._MOST_VIEWS:
+                self._views.clear()
+            self._views[slot, count, dtype] = found
+        return found
 
     def turn(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
         """Begin the next turn and return memory of every rank for ``count`` elements."""
-        nbytes = count * dtype.itemsize
-        start = self._next if self._next + nbytes <= self.REGION_BYTES else 0
-        self._next = -(-(start + nbytes) // _LINE_BYTES) * _LINE_BYTES
-        return [region[start : start + nbytes].view(dtype) for region in self._regions]
+        memory = self.upcoming(count, dtype)
+        self._turn += 1
+        return memory
 
     def close(self) -> None:
         """Give the memory back."""
-        self._regions, self._memory = [], None
+        self.ready = False
+        self._regions, self._views = [], {}

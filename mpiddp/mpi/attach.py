@@ -1,0 +1,136 @@
+"""The private memory of the other processes of a node: the kernel copies from and to it while its owner waits.
+
+One copy instead of the two that a way through shared memory takes, which pays for long arrays: a copy costs some
+microseconds, and the pages of the other side are looked up one by one. Linux allows it between processes of one user
+that may trace each other (``kernel.yama.ptrace_scope`` above 0 and some containers forbid it); whether it works is
+tried out when it is first needed, on all ranks at once.
+
+References
+----------
+process_vm_readv(2); J. Vienne, "Benefits of cross memory attach for MPI libraries on HPC clusters", XSEDE 2014.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpiddp.errors import DistError
+from mpiddp.typing import Array
+
+from .library import MPI
+from .work import Steps
+
+if TYPE_CHECKING:
+    from .link import Channel
+
+
+class _Span(ctypes.Structure):
+    """C's ``struct iovec``."""
+
+    _fields_ = (("start", ctypes.c_size_t), ("length", ctypes.c_size_t))
+
+
+_Transfer = Callable[..., int]
+
+
+def _kernel(name: str) -> _Transfer | None:
+    """Return one of the two system calls, or None where there is none."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    if function is None:
+        return None
+    spans = ctypes.POINTER(_Span)
+    function.argtypes = (ctypes.c_int, spans, ctypes.c_ulong, spans, ctypes.c_ulong, ctypes.c_ulong)
+    function.restype = ctypes.c_ssize_t
+    found: _Transfer = function
+    return found
+
+
+_readv, _writev = _kernel("process_vm_readv"), _kernel("process_vm_writev")
+
+
+def address_of(x: Array) -> int:
+    """Return where the elements of ``x`` begin in this process."""
+    address: int = x.__array_interface__["data"][0]
+    return address
+
+
+class Attachment:
+    """The processes of a node, as those whose memory can be read and written.
+
+    The owner of the memory must know of it: it waits, between two synchronisations, and leaves the array alone.
+    """
+
+    def __init__(self) -> None:
+        self._pids: list[int] = []
+        self.fault = ""
+        """Why it does not work; empty before it has been tried, and where it does."""
+
+    def prepare(self, node: Channel, everybody: Channel) -> Steps:
+        """Try it if nobody has, and tell whether every rank of ``everybody`` reaches those of its node.
+
+        Sends on ``later`` only; all ranks of ``everybody`` call, and come to the same end.
+        """
+        if self._pids or self.fault:
+            return not self.fault
+        token = np.array([secrets.randbits(62)])
+        mine = np.array([os.getpid(), address_of(token), token[0]])
+        told = np.empty((node.size, mine.size), np.int64)
+        yield node.later.Iallgather(mine, told)
+        worst = np.array([_try(told)])
+        yield everybody.later.Iallreduce(MPI.IN_PLACE, worst, MPI.MAX)
+        if worst[0]:
+            self.fault = os.strerror(int(worst[0]))
+        else:
+            self._pids = [int(pid) for pid in told[:, 0]]
+        return not self.fault
+
+    def read(self, rank: int, address: int, into: Array) -> None:
+        """Copy from an address of a rank of the node into a contiguous array."""
+        assert _readv is not None
+        self._move(_readv, rank, address, into)
+
+    def write(self, rank: int, address: int, values: Array) -> None:
+        """Copy a contiguous array to an address of a rank of the node."""
+        assert _writev is not None
+        self._move(_writev, rank, address, values)
+
+    def _move(self, transfer: _Transfer, rank: int, address: int, x: Array) -> None:
+        fault = _move(transfer, self._pids[rank], address, address_of(x), x.nbytes)
+        if fault:
+            raise DistError(
+                f"the memory of process {self._pids[rank]}, rank {rank} of this node, cannot be reached any more"
+                f" ({os.strerror(fault)}): it has ended, or has unmapped its array during the operation"
+            )
+
+
+def _move(transfer: _Transfer, pid: int, there: int, here: int, nbytes: int) -> int:
+    """Copy between a process's address and one here; return 0 or what went wrong."""
+    done = 0
+    while done < nbytes:  # the kernel moves 2 GiB at most in a call
+        own, other = _Span(here + done, nbytes - done), _Span(there + done, nbytes - done)
+        moved = transfer(pid, ctypes.byref(own), 1, ctypes.byref(other), 1, 0)
+        if moved <= 0:
+            return ctypes.get_errno() or errno.EIO
+        done += moved
+    return 0
+
+
+def _try(told: Array) -> int:
+    """Read what every rank of the node says that it has; return 0 or what went wrong."""
+    if _readv is None or _writev is None:
+        return errno.ENOSYS
+    for pid, address, token in told.tolist():
+        found = np.zeros(1, np.int64)
+        fault = _move(_readv, pid, address, address_of(found), found.nbytes)
+        if fault:
+            return fault
+        if found[0] != token:
+            return errno.ESRCH  # here that number means another process
+    return 0
