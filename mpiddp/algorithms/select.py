@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp import settings
-from mpiddp.mpi import launch
+from mpiddp.mpi import board, launch
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, check
@@ -90,8 +90,20 @@ def _checked(operation: str, name: str) -> str:
     if operation not in ONE_NODE or name not in offering(operation) + on_device:
         known = ", ".join(f"{each}:{'|'.join(offering(each))}" for each in ONE_NODE)
         known += f", and on CuPy arrays all_reduce:{'|'.join(device_table.ALGORITHMS)}"
-        raise ValueError(f"there is no algorithm {operation}:{name}; MPIDDP_ALGORITHM may choose {known}")
+        raise ValueError(
+            f"there is no algorithm {operation}:{name}; MPIDDP_ALGORITHM and the argument algorithm may choose {known}"
+        )
     return name
+
+
+def called(operation: str, asked: str | None) -> str:
+    """Return what a call is called on which somebody may have asked for an algorithm: ranks must ask for the same."""
+    return operation if asked is None else f"{operation} by {asked}"
+
+
+for _operation in (*ONE_NODE, "all_gather_single", "reduce_scatter_single"):
+    for _name in (*ALGORITHMS, *device_table.ALGORITHMS):
+        board.kind(called(_operation, _name))  # so that ranks which did not ask can name what others asked for
 
 
 @functools.cache
@@ -99,11 +111,11 @@ def _overrides() -> dict[str, str]:
     return {operation: _checked(operation, name) for operation, name in settings.algorithms().items()}
 
 
-def _names(operation: str, link: Link) -> Rows:
+def _names(operation: str, link: Link, asked: str | None = None) -> Rows:
     """Return what the table, or what overrides it, says for a group."""
+    chosen = _overrides().get(operation) if asked is None else _checked(operation, asked)
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
-    chosen = _overrides().get(operation)
     if chosen is None or chosen in device_table.ALGORITHMS:
         return _rows(operation, link.nodes)
     if chosen == "two_shot" and not link.one_node:
@@ -168,21 +180,30 @@ def _rows(operation: str, nodes: tuple[int, ...]) -> Rows:
 
 
 Plan = list[tuple[float, Callable[..., Steps]]]
-_Key = tuple[int, str, "np.dtype[Any]", ReduceOp | None, type]
+_Key = tuple[int, str, "np.dtype[Any]", ReduceOp | None, type, str | None]
 _plans: dict[_Key, Plan] = {}
 _MOST_PLANS = 4096
 
 
-def choose(operation: str, link: Link, x: Array, op: ReduceOp | None = None) -> Callable[..., Steps]:
+def choose(
+    operation: str, link: Link, x: Array, op: ReduceOp | None = None, asked: str | None = None
+) -> Callable[..., Steps]:
     """Return the steps of ``operation`` for arrays like ``x``, which is the largest of the call.
+
+    Parameters
+    ----------
+    asked : str, optional
+        The name of an algorithm that goes before all tables.
 
     Raises
     ------
     TypeError
         If ``op`` means nothing on the dtype of ``x``.
+    ValueError
+        If no algorithm of the name that was asked for does ``operation``, or not in this group.
     """
     size_bytes = x.nbytes
-    key = (link.id, operation, x.dtype, op, type(x))
+    key = (link.id, operation, x.dtype, op, type(x), asked)
     for limit, steps in _plans.get(key) or _plan(key, link):
         if size_bytes <= limit:
             return steps
@@ -191,15 +212,15 @@ def choose(operation: str, link: Link, x: Array, op: ReduceOp | None = None) -> 
 
 def _plan(key: _Key, link: Link) -> Plan:
     """Return, and remember, the table's rows for a group, a dtype and a reduction, with the functions they name."""
-    _, operation, dtype, op, kind = key
+    _, operation, dtype, op, kind, asked = key
     if operation in _REDUCING:
         check(dtype, op)  # also refuses None, as all that is no ReduceOp
     plan: Plan = []
-    for limit, name in _names(operation, link):
+    for limit, name in _names(operation, link, asked):
         module = messages.reduction(dtype, op) if op is not None and name == "native" else ALGORITHMS[name]
         plan.append((limit, getattr(module, operation)))
     if kind is not np.ndarray:
-        plan = device_table.plan(operation, link, dtype, op, plan, _overrides().get(operation))
+        plan = device_table.plan(operation, link, dtype, op, plan, asked or _overrides().get(operation))
     if len(_plans) >= _MOST_PLANS:  # groups come and go
         _plans.clear()
     _plans[key] = plan
@@ -211,7 +232,7 @@ def moving(operation: str, link: Link, *arrays: Array) -> Callable[..., Steps]:
     steps: Callable[..., Steps] = getattr(native, operation)
     for x in arrays:
         if type(x) is not np.ndarray:
-            key = (link.id, operation, x.dtype, None, type(x))
+            key = (link.id, operation, x.dtype, None, type(x), None)
             if key not in _plans:
                 _plans[key] = device_table.plan(operation, link, x.dtype, None, [(ANY_SIZE, steps)], None)
             return _plans[key][0][1]

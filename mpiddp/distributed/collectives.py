@@ -187,14 +187,37 @@ def barrier(
     return perform("barrier", found, async_op, (), algorithm, timeout=work.seconds(timeout))  # type: ignore[no-any-return]
 
 
+def _recorded(
+    group: ProcessGroup,
+    name: str,
+    op: ReduceOp | None,
+    arrays: tuple[Array, ...],
+    async_op: bool,
+    algorithm: str | None,
+) -> Any:
+    """Leave a call to the end of a coalescing block, which goes by the table."""
+    assert group.coalescing is not None
+    if algorithm is not None:
+        raise ValueError(f"{name} cannot take algorithm={algorithm!r} where calls are coalesced; MPIDDP_ALGORITHM can")
+    return group.coalescing.record(name, op, arrays, async_op)
+
+
 def broadcast(
     tensor: ArrayLike,
     src: int | None = None,
     group: GroupLike = None,
     async_op: bool = False,
     group_src: int | None = None,
+    *,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Copy the array of rank ``src`` into those of all ranks; shapes and dtypes are equal.
+
+    Parameters
+    ----------
+    algorithm : str, optional
+        One of those that ``python -m mpiddp bench OPERATION --algorithm NAME`` measures, instead of what the table and
+        ``MPIDDP_ALGORITHM`` say; equal on all ranks.
 
     Examples
     --------
@@ -205,14 +228,20 @@ def broadcast(
         return None
     root = root_rank(found, src, group_src)
     x = as_array(tensor, "broadcast", writable=found.link.rank != root)
-    algorithm = select.choose("broadcast", found.link, x)
+    steps = select.choose("broadcast", found.link, x, asked=algorithm)
+    name = select.called("broadcast", algorithm)
     return perform(  # type: ignore[no-any-return]
-        "broadcast", found, async_op, (x,), algorithm, x, root, like=x, count=x.size, root=root
+        name, found, async_op, (x,), steps, x, root, like=x, count=x.size, root=root
     )
 
 
 def all_reduce(
-    tensor: ArrayLike, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+    tensor: ArrayLike,
+    op: ReduceOp = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Reduce the arrays of all ranks elementwise; every rank's array becomes the result, with the same bits.
 
@@ -222,6 +251,9 @@ def all_reduce(
         Input and output, of equal shape and dtype on all ranks.
     op : ReduceOp, default ``ReduceOp.SUM``
         The reduction.
+    algorithm : str, optional
+        One of those that ``python -m mpiddp bench OPERATION --algorithm NAME`` measures, instead of what the table and
+        ``MPIDDP_ALGORITHM`` say; equal on all ranks.
 
     Examples
     --------
@@ -232,9 +264,10 @@ def all_reduce(
         return None
     x = as_array(tensor, "all_reduce")
     if found.coalescing is not None:
-        return found.coalescing.record("all_reduce", op, (x,), async_op)  # type: ignore[no-any-return]
-    algorithm = select.choose("all_reduce", found.link, x, op)
-    return perform("all_reduce", found, async_op, (x,), algorithm, x, op, like=x, count=x.size, op=op)  # type: ignore[no-any-return]
+        return _recorded(found, "all_reduce", op, (x,), async_op, algorithm)  # type: ignore[no-any-return]
+    steps = select.choose("all_reduce", found.link, x, op, algorithm)
+    name = "all_reduce" if algorithm is None else select.called("all_reduce", algorithm)
+    return perform(name, found, async_op, (x,), steps, x, op, like=x, count=x.size, op=op)  # type: ignore[no-any-return]
 
 
 def reduce(
@@ -244,8 +277,10 @@ def reduce(
     group: GroupLike = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    *,
+    algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce the arrays of all ranks into that of rank ``dst``.
+    """Reduce the arrays of all ranks into that of rank ``dst``; ``algorithm`` as in `all_reduce`.
 
     The arrays of the other ranks stay as they are: torch's Gloo and NCCL leave partial sums in them.
     """
@@ -254,9 +289,10 @@ def reduce(
         return None
     root = root_rank(found, dst, group_dst)
     x = as_array(tensor, "reduce", writable=found.link.rank == root)
-    algorithm = select.choose("reduce", found.link, x, op)
+    steps = select.choose("reduce", found.link, x, op, algorithm)
+    name = select.called("reduce", algorithm)
     return perform(  # type: ignore[no-any-return]
-        "reduce", found, async_op, (x,), algorithm, x, root, op, like=x, count=x.size, op=op, root=root
+        name, found, async_op, (x,), steps, x, root, op, like=x, count=x.size, op=op, root=root
     )
 
 
@@ -311,9 +347,14 @@ def _expect_blocks(whole: Array, part: Array, size: int, operation: str, whole_n
 
 
 def all_gather_single(
-    output_tensor: ArrayLike, input_tensor: ArrayLike, group: GroupLike = None, async_op: bool = False
+    output_tensor: ArrayLike,
+    input_tensor: ArrayLike,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str | None = None,
 ) -> Work | None:
-    """Copy every rank's array to all ranks, one after the other into one array.
+    """Copy every rank's array to all ranks, one after the other into one array; ``algorithm`` as in `all_reduce`.
 
     Parameters
     ----------
@@ -329,10 +370,11 @@ def all_gather_single(
     output = as_array(output_tensor, "all_gather_single", name="output_tensor")
     _expect_blocks(output, x, found.link.size, "all_gather_single", "output_tensor", "input_tensor")
     if found.coalescing is not None:
-        return found.coalescing.record("all_gather_single", None, (output, x), async_op)  # type: ignore[no-any-return]
-    algorithm = select.choose("all_gather", found.link, output)
+        return _recorded(found, "all_gather_single", None, (output, x), async_op, algorithm)  # type: ignore[no-any-return]
+    steps = select.choose("all_gather", found.link, output, asked=algorithm)
+    name = select.called("all_gather_single", algorithm)
     return perform(  # type: ignore[no-any-return]
-        "all_gather_single", found, async_op, (output,), algorithm, output, x, like=x, count=x.size
+        name, found, async_op, (output,), steps, output, x, like=x, count=x.size
     )
 
 
@@ -424,8 +466,13 @@ def reduce_scatter(
     op: ReduceOp = ReduceOp.SUM,
     group: GroupLike = None,
     async_op: bool = False,
+    *,
+    algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce ``input_list[r]`` over all ranks into rank r's ``output``; shapes are equal."""
+    """Reduce ``input_list[r]`` over all ranks into rank r's ``output``; shapes are equal.
+
+    ``algorithm`` as in `all_reduce`.
+    """
     found = member(group, "reduce_scatter")
     if found is None:
         return None
@@ -434,13 +481,12 @@ def reduce_scatter(
     for index, given in enumerate(inputs):
         expect_like(given, result.shape, result.dtype, "reduce_scatter", f"input_list[{index}]")
     joined = np.concatenate([given.reshape(-1) for given in inputs])
-    algorithm = select.choose("reduce_scatter", found.link, joined, op)
     return perform(  # type: ignore[no-any-return]
-        "reduce_scatter",
+        select.called("reduce_scatter", algorithm),
         found,
         async_op,
         (result,),
-        algorithm,
+        select.choose("reduce_scatter", found.link, joined, op, algorithm),
         result,
         joined,
         op,
@@ -451,9 +497,17 @@ def reduce_scatter(
 
 
 def reduce_scatter_single(
-    output: ArrayLike, input: ArrayLike, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+    output: ArrayLike,
+    input: ArrayLike,
+    op: ReduceOp = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str | None = None,
 ) -> Work | None:
     """Reduce one array of ``size`` blocks over all ranks and leave block r in rank r's ``output``.
+
+    ``algorithm`` as in `all_reduce`.
 
     Parameters
     ----------
@@ -469,10 +523,11 @@ def reduce_scatter_single(
     x = as_array(input, "reduce_scatter_single", writable=False, name="input")
     _expect_blocks(x, result, found.link.size, "reduce_scatter_single", "input", "output")
     if found.coalescing is not None:
-        return found.coalescing.record("reduce_scatter_single", op, (result, x), async_op)  # type: ignore[no-any-return]
-    algorithm = select.choose("reduce_scatter", found.link, x, op)
+        return _recorded(found, "reduce_scatter_single", op, (result, x), async_op, algorithm)  # type: ignore[no-any-return]
+    steps = select.choose("reduce_scatter", found.link, x, op, algorithm)
+    name = select.called("reduce_scatter_single", algorithm)
     return perform(  # type: ignore[no-any-return]
-        "reduce_scatter_single", found, async_op, (result,), algorithm, result, x, op, like=x, count=x.size, op=op
+        name, found, async_op, (result,), steps, result, x, op, like=x, count=x.size, op=op
     )
 
 
