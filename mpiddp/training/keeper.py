@@ -30,7 +30,7 @@ from .store import CheckpointStore
 from .together import together
 from .trainer import Trainer
 
-_MUST_AGREE = ("model", "data", "seed")
+_MUST_AGREE = ("model", "data", "seed", "optimizer")
 """Options without which a checkpoint means nothing."""
 
 _logger = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class Keeper:
 def _check(then: Mapping[str, Any], config: Config) -> None:
     """Refuse a checkpoint of another problem."""
     for name in _MUST_AGREE:
-        if then[name] != getattr(config, name):
+        if name in then and then[name] != getattr(config, name):
             raise UsageError(
                 f"the checkpoint to resume from was made with {name}={then[name]}, this run has"
                 f" {name}={getattr(config, name)}; give the same, or another --output"

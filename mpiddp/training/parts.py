@@ -94,9 +94,10 @@ class AwaitedParts:
                     found[part_name(rank)] = json.loads(receipt.read_bytes())
                     receipt.unlink()
                     missing.remove(rank)
-            if self._told.is_set():
-                if self._fault is not None:
-                    raise OSError(self._fault)
+            if self._fault is not None:
+                raise OSError(self._fault)
+            # A program that ends without `tell` must not be kept from it for ever by a part that will not come.
+            if self._told.is_set() or not threading.main_thread().is_alive():
                 given_up_at = min(given_up_at, time.monotonic() + _GRACE_S)
             if missing and time.monotonic() > given_up_at:
                 raise OSError(

@@ -167,7 +167,7 @@ def test_new_run_does_not_mix_with_an_old_one(world, tmp_path):
         together(lambda: keeper_of(config, world).prepare({}))
 
 
-@pytest.mark.parametrize("changed", [{"model": "mlp"}, {"seed": 5}, {"data": "synthetic"}])
+@pytest.mark.parametrize("changed", [{"model": "mlp"}, {"seed": 5}, {"data": "synthetic"}, {"optimizer": "adam"}])
 def test_checkpoint_of_another_problem_is_refused(world, tmp_path, changed):
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
     trainer, _ = make()

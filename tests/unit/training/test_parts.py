@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from harness import launcher
 
 from mpiddp.training import parts
 from mpiddp.training.checkpoint import MANIFEST, Checkpoint, DamagedError, encode_arrays, read_checkpoint
@@ -92,3 +93,21 @@ def test_format_1_is_read(tmp_path):
     manifest = tmp_path / "c" / MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 1}))
     assert read_checkpoint(tmp_path / "c").parts == {}
+
+
+FORGETFUL = """
+import sys
+from pathlib import Path
+from mpiddp.training import parts
+from mpiddp.training.checkpoint import Checkpoint
+from mpiddp.training.store import CheckpointStore
+parts._GRACE_S = 0.2
+CheckpointStore(Path(sys.argv[1])).save(Checkpoint({}, {"step": 1}), parts.AwaitedParts([1]))
+raise ValueError("boom")
+"""
+
+
+def test_a_program_that_fails_is_not_kept_by_a_part_that_does_not_come(tmp_path):
+    done = launcher.python(FORGETFUL, str(tmp_path), timeout_s=60)
+    assert done.rc == 1 and "ValueError: boom" in done.stderr, done
+    assert list(tmp_path.iterdir()) == []
