@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from . import sizes
+from .panels import Panel
 from .plot import crossovers
 from .results import Series
 
@@ -91,6 +92,52 @@ def draw_scaling_axes(throughput: Axes, efficiency: Axes, measured: dict[str, di
     throughput.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     efficiency.legend(loc="lower left", frameon=False, fontsize="small")
     efficiency.set_ylim(bottom=0)
+
+
+def draw_panels(panels: list[Panel], path: Path) -> None:
+    """Draw diagrams of lines or bars, two in a row.
+
+    Parameters
+    ----------
+    panels : list of Panel
+        An even number of them.
+    path : Path
+        A file whose ending says what it is.
+    """
+    rows = -(-len(panels) // 2)
+    figure = Figure(figsize=(WIDTH, HEIGHT * rows), layout="constrained")
+    for axes, panel in zip(figure.subplots(rows, 2, squeeze=False).flat, panels, strict=True):
+        _bars(axes, panel) if panel.x_label == "network" else _curves(axes, panel)
+        axes.set_title(panel.title, fontsize="medium", loc="left")
+        axes.set_xlabel(panel.x_label)
+        axes.set_ylabel(panel.y_label)
+        if panel.logarithmic:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.grid(color="0.9")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _curves(axes: Axes, panel: Panel) -> None:
+    """Draw lines over powers of two."""
+    for (name, points), colour, marker in zip(panel.lines.items(), COLOURS * 9, _MARKERS * 9, strict=False):
+        axes.plot(list(points), list(points.values()), color=colour, marker=marker, markersize=4.0, label=name)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _bars(axes: Axes, panel: Panel) -> None:
+    """Draw a group of bars for each name."""
+    width = 0.8 / len(panel.lines)
+    names = list(dict.fromkeys(name for points in panel.lines.values() for name in points))
+    for index, ((label, points), colour) in enumerate(zip(panel.lines.items(), COLOURS * 9, strict=False)):
+        places = [names.index(name) + (index + 0.5) * width - 0.4 for name in points]
+        axes.bar(places, list(points.values()), width, color=colour, label=label)
+    axes.set_xticks(range(len(names)), [str(name) for name in names])
 
 
 def _lines(latency: Axes, bandwidth: Axes, drawn: list[Series]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from mpiddp.training.config import UsageError
 
 from . import load, results, runs, sizes
+from .panels import panels as read_panels
 from .results import Series
 
 _LEAD = 1.05
@@ -37,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         _draw("run_chart", "draw_runs", trained, arguments.output)
     elif scaling := scaling_rows(arguments.files):
         _draw("chart", "draw_scaling", scaling, arguments.output)
+    elif diagrams := read_panels(arguments.files):
+        _draw("chart", "draw_panels", diagrams, arguments.output)
     else:
         panels = group_series(arguments.files)
         _draw("chart", "draw", panels, arguments.output)

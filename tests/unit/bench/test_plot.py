@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mpiddp.bench import plot, results
+from mpiddp.bench import panels, plot, results
 from mpiddp.bench.results import Point, Series
 from mpiddp.cli import main
 from mpiddp.training.config import UsageError
@@ -130,3 +130,53 @@ def test_errors_are_one_line(tmp_path, capsys, monkeypatch):
 def test_file_is_plain_json(tmp_path):
     document = json.loads(write(tmp_path / "a.json", QUICK_START).read_text())
     assert document["series"][0]["points"][0]["size_bytes"] == 8
+
+
+WAYS = ("compute", "comm", "blocking", "unpolled", "overlapped", "wait")
+OVERLAP = [
+    {"buckets": buckets, **dict.fromkeys(WAYS, 0.01), "wait": 0.01 / buckets, "overlap": 1 - 1 / buckets, "wrong": 0}
+    for buckets in (1, 2, 4)
+]
+DDP = [{"network": "net", "alone": 0.008, "ddp": 0.01, "exposed": 0.002, "torch": 0.012}]
+MODEL = [
+    {"ranks": 2**n, "seconds": {"ring": 0.1, "tree": n * 0.1}, "bucket_bytes": 2**20, "exposed_s": 0.1} for n in (1, 2)
+]
+ROWS = {"overlap": OVERLAP, "ddp": DDP, "model": MODEL}
+
+
+def rows_file(path, kind):
+    results.write(path, kind, {}, [], rows=ROWS[kind])
+    return path
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_picture_of_rows(tmp_path, capsys, kind):
+    pytest.importorskip("matplotlib")
+    files = [str(rows_file(tmp_path / f"{name}.json", kind)) for name in ("one", "two")]
+    for chosen in (files[:1], files):
+        assert main(["plot", *chosen, "-o", str(tmp_path / "rows.svg")]) == 0
+    # The letters of an SVG are shapes; each text stands beside its own as a comment.
+    assert "(two)" in (tmp_path / "rows.svg").read_text()
+
+
+def test_panels_have_what_was_measured(tmp_path):
+    shares, times = panels.panels([rows_file(tmp_path / "a.json", "overlap")])
+    assert shares.lines == {"overlap": {1: 0.0, 2: 0.5, 4: 0.75}}
+    assert times.lines["wait"] == pytest.approx({1: 10, 2: 5, 4: 2.5})
+    steps, ratios = panels.panels([rows_file(tmp_path / "b.json", "ddp")])
+    assert steps.lines["torch"] == pytest.approx({"net": 12})
+    assert ratios.lines == {"ddp / alone": {"net": 1.25}, "torch / alone": {"net": 1.5}}
+    predicted, buckets = panels.panels([rows_file(tmp_path / name, "model") for name in ("c.json", "d.json")])
+    assert list(predicted.lines) == ["ring (c)", "tree (c)", "ring (d)", "tree (d)"]
+    assert predicted.lines["tree (d)"] == pytest.approx({2: 100, 4: 200})
+    assert buckets.lines["bucket (c)"] == {2: 1, 4: 1}
+
+
+def test_files_of_several_kinds_make_no_picture(tmp_path):
+    both = [rows_file(tmp_path / "a.json", "overlap"), write(tmp_path / "b.json", QUICK_START)]
+    with pytest.raises(UsageError, match="draw them apart"):
+        panels.panels(both)
+    results.write(tmp_path / "c.json", "model", {}, [], rows=[])
+    with pytest.raises(UsageError, match="no rows"):
+        panels.panels([tmp_path / "c.json"])
+    assert panels.panels([write(tmp_path / "d.json", QUICK_START)]) == []
