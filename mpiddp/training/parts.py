@@ -17,6 +17,8 @@ from typing import Any
 from .files import write_synced, write_whole
 
 _LOOK_S = 0.02
+_LIMIT_S = 1800.0
+"""In which a rank has to write its part: a program that fails is not kept for ever by one that does not come."""
 _GRACE_S = 60.0
 """In which a part has to be seen that its rank has written: network file systems remember what was not there."""
 
@@ -84,7 +86,7 @@ class AwaitedParts:
         OSError
             If a part could not be written, or is not seen here although it was.
         """
-        given_up_at = float("inf")
+        given_up_at = time.monotonic() + _LIMIT_S
         missing = list(self._ranks)
         found = {}
         while missing:
@@ -96,10 +98,11 @@ class AwaitedParts:
                     missing.remove(rank)
             if self._fault is not None:
                 raise OSError(self._fault)
-            # A program that ends without `tell` must not be kept from it for ever by a part that will not come.
-            if self._told.is_set() or not threading.main_thread().is_alive():
+            if self._told.is_set():
                 given_up_at = min(given_up_at, time.monotonic() + _GRACE_S)
             if missing and time.monotonic() > given_up_at:
+                if not self._told.is_set():
+                    raise OSError(f"the part of rank {missing[0]} did not come in {_LIMIT_S:g} s")
                 raise OSError(
                     f"rank {missing[0]} has written its part of {pending.name}, and rank 0 does not see it: --output"
                     " has to be in a file system that all nodes share"

@@ -101,7 +101,7 @@ from pathlib import Path
 from mpiddp.training import parts
 from mpiddp.training.checkpoint import Checkpoint
 from mpiddp.training.store import CheckpointStore
-parts._GRACE_S = 0.2
+parts._LIMIT_S = 0.2
 CheckpointStore(Path(sys.argv[1])).save(Checkpoint({}, {"step": 1}), parts.AwaitedParts([1]))
 raise ValueError("boom")
 """
