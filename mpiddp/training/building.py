@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -89,7 +89,8 @@ def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
 def bfloat16(option: str) -> np.dtype[Any]:
     """Return the dtype, which the package ml_dtypes teaches to NumPy."""
     try:
-        return np.dtype(load_callable(option, "ml_dtypes:bfloat16"))
+        kind: Any = load_callable(option, "ml_dtypes:bfloat16")
+        return np.dtype(kind)
     except UsageError:
         raise UsageError(f"{option} needs the package ml_dtypes: pip install ml_dtypes") from None
 
@@ -151,6 +152,7 @@ def build_trainer(
     train, test = data
     sampler = GlobalBatchSampler(train, config.batch_size, seed=config.seed)
     test_sampler = DistributedSampler(test, shuffle=False, mode="exact")
+    device: Literal["cpu", "cuda"] = "cuda" if config.device == "cuda" else "cpu"
     model, memory = build_model(config)
     optimizer = build_optimizer(config, model.module)
     half = config.dtype != "float32"
@@ -159,8 +161,8 @@ def build_trainer(
         model,
         optimizer,
         build_loss(config, model.module),
-        DataLoader(train, batch_sampler=sampler, num_workers=config.workers),
-        DataLoader(test, batch_size=TEST_BATCH, sampler=test_sampler, num_workers=config.workers),
+        DataLoader(train, batch_sampler=sampler, num_workers=config.workers, device=device),
+        DataLoader(test, batch_size=TEST_BATCH, sampler=test_sampler, num_workers=config.workers, device=device),
         correct_fn=getattr(model.module, "correct_fn", count_correct),
         stop=stop,
         on_nan="skip" if config.on_nan == "skip" else "stop",
