@@ -7,7 +7,8 @@ bucket is there, its all_reduce begins and backward goes on with the next layer 
 hides behind computation. Only the last bucket has nothing to hide behind, which is why it is small by default; here
 the buckets are made tiny, so that there are several. At the end backward waits until all have arrived.
 
-When a bucket arrives is up to the network. All that is promised: before ``backward`` returns.
+When a bucket arrives is up to the network. All that is promised: before ``backward`` returns. (Times, after a tilde,
+are others in every run. That a bucket is there is seen when somebody looks, so these times are upper bounds.)
 
 Output::
 
@@ -22,12 +23,16 @@ Output::
       gradient of 0.bias        128 bytes
         bucket 2 leaves        8320 bytes
     backward has returned: 3 of 3 buckets have arrived
+      bucket 0 left after  ~0.49 ms and was there after  ~4.52 ms
+      bucket 1 left after  ~1.54 ms and was there after  ~4.64 ms
+      bucket 2 left after  ~1.79 ms and was there after  ~4.71 ms
     optimizer.step: gradients of all ranks are equal: True
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import numpy as np
@@ -50,13 +55,15 @@ def main() -> None:
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(functools.partial(gradient_is_there, name))
     ddp = dist.DistributedDataParallel(model, bucket_cap_mb=0.001)
-    arrived: list[int] = []
+    left: dict[int, float] = {}
+    arrived: dict[int, float] = {}
 
     def bucket_leaves(state: object, bucket: dist.GradBucket) -> Any:
+        left[bucket.index()] = time.perf_counter()
         print_once(f"    bucket {bucket.index()} leaves    {bucket.buffer().nbytes:>8} bytes")
 
         def bucket_arrives(future: dist.Future) -> Any:
-            arrived.append(bucket.index())
+            arrived[bucket.index()] = time.perf_counter()
             return future.value()
 
         return dist.allreduce_hook(None, bucket).then(bucket_arrives)
@@ -67,8 +74,12 @@ def main() -> None:
     images = np.random.default_rng(rank).standard_normal((16, 64), np.float32)
     loss = nn.functional.cross_entropy(ddp(images), np.arange(16) % 10)
     print_once("backward begins")
+    began = time.perf_counter()
     loss.backward()
     print_once(f"backward has returned: {len(arrived)} of {buckets} buckets have arrived")
+    for index in range(buckets):
+        left_ms, arrived_ms = (f"~{1e3 * (times[index] - began):.2f} ms" for times in (left, arrived))
+        print_once(f"  bucket {index} left after {left_ms:>9} and was there after {arrived_ms:>9}")
     optimizer.step()
 
     gradients: list[Array] = [np.empty(0)] * size

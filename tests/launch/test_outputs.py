@@ -1,0 +1,58 @@
+"""What a training run leaves behind, and what is drawn of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from harness import launcher
+
+
+def mpiddp(ranks: int | None, *arguments: str | Path):
+    command = [*launcher.launch(ranks), sys.executable, "-m", "mpiddp", *map(str, arguments)]
+    with launcher.Program(command) as program:
+        return program.wait(120)
+
+
+def test_a_run_and_its_picture(tmp_path):
+    options = ("--epochs", "2", "--model", "mlp", "--output", tmp_path / "run", "--log-ranks")
+    done = mpiddp(3, "train", *options)
+    assert done.rc == 0, done
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows] == [line["loss"] for line in lines]
+    assert rows[0].keys() == lines[0].keys()
+
+    described = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [place["rank"] for place in described["ranks"]] == [0, 1, 2] and "train --epochs 2" in described["command"]
+    assert {"versions", "mpi", "commits", "started"} <= described.keys()
+    assert all(
+        commit is None or re.fullmatch("[0-9a-f]{40}(-dirty)?", commit) for commit in described["commits"].values()
+    )
+
+    assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == [f"rank-{r}.log" for r in range(3)]
+    for rank in range(3):
+        log = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
+        assert re.findall(rf"\[rank {rank}/3\] info: epoch (\d) ended after step \d+: ", log) == ["1", "2"]
+
+    pytest.importorskip("matplotlib")
+    drawn = mpiddp(None, "plot", tmp_path / "run", "-o", tmp_path / "run.svg")
+    assert drawn.rc == 0 and re.search(r"^run +3 +2 ", drawn.stdout, re.MULTILINE), drawn
+    assert "<!-- run (3 ranks) -->" in (tmp_path / "run.svg").read_text()
+
+
+def test_tensorboard_reads_what_a_run_has_written(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for epochs in ("1", "2"):
+        done = mpiddp(2, "train", "--epochs", epochs, "--model", "mlp", "--output", tmp_path, "--resume", "auto")
+        assert done.rc == 0, done
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [each.step for each in events.Scalars("loss/train")] == [1, 2]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = [each.value for each in events.Scalars("accuracy/test")]
+    assert found == pytest.approx([line["accuracy"] for line in lines])
