@@ -119,15 +119,16 @@ def _do_first(stream: Stream) -> None:
 
 
 def _done(stream: Stream) -> None:
-    kind, what = stream.work.popleft()
-    if not stream.work:
-        _busy.pop(stream.ptr, None)
+    kind, what = stream.work[0]
     if kind == "run":
         what()
     elif kind == "record":
         event, generation = what
         event.reached = max(event.reached, generation)
         event.places.pop(generation, None)
+    stream.work.popleft()  # only now: what is dropped meanwhile sees that the stream is at work
+    if not stream.work:
+        _busy.pop(stream.ptr, None)
     if not _busy:
         _after_idle.clear()
 

@@ -1,0 +1,151 @@
+"""Streams, marks, pinned memory and the choice of a device, on the fake one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.faking import fake_gpu
+
+from mpiddp import device
+from mpiddp.device import choice, copies, ipc, kernels, pinned, stream
+
+
+@pytest.fixture
+def cupy() -> Iterator[Any]:
+    with fake_gpu() as fake:
+        yield fake
+
+
+def test_marks(cupy: Any) -> None:
+    x = cupy.zeros(5)
+    reached = stream.mark(stream.current(x))
+    polls = 0
+    while not reached.Test():
+        polls += 1
+        assert polls < 1000
+    x += 1
+    stream.mark(stream.current(x)).Wait()
+    assert (x._host == 1).all()
+
+
+def test_sides_are_kept_and_do_not_wait_for_each_other(cupy: Any) -> None:
+    x = cupy.zeros(5)
+    assert stream.side("up", x) is stream.side("up", x)
+    assert stream.side("up", x) != stream.side("down", x)
+    with stream.on(stream.side("up", x)):
+        late = x + 1
+    stream.side("down", x).synchronize()
+    assert not (late._host == 1).any()
+    side = stream.side("add", x)
+    stream.follow(side, stream.mark(stream.side("up", x)))
+    side.synchronize()
+    assert (late._host == 1).all()
+
+
+def test_steps_under_a_stream(cupy: Any) -> None:
+    x = cupy.zeros(5)
+    side, before, seen = stream.side("add", x), stream.current(x), []
+
+    def steps() -> Iterator[str]:
+        for _ in range(2):
+            seen.append(cupy.cuda.get_current_stream())
+            yield "waits"
+        return "end"
+
+    running = stream.under(side, steps())  # type: ignore[arg-type]
+    for _ in range(2):
+        assert next(running) == "waits"
+        assert cupy.cuda.get_current_stream() == before
+    with pytest.raises(StopIteration) as ended:
+        next(running)
+    assert ended.value.value == "end"
+    assert seen == [side, side]
+
+
+def test_pinned_memory(cupy: Any) -> None:
+    for nbytes in (0, 1, 4096, 4097, 100_000):
+        memory = pinned.take(nbytes)
+        assert memory.nbytes >= nbytes and memory.flags.writeable
+        assert cupy._memory.is_pinned(memory.ctypes.data, memory.nbytes)
+        other = pinned.take(nbytes)
+        assert not np.shares_memory(memory, other)
+        pinned.give(memory)
+        assert pinned.take(nbytes) is memory
+    x = cupy.arange(1000, dtype=np.float32)
+    memory = pinned.take(x.nbytes)
+    side = stream.after("down", x)
+    copies.down(memory, x, side)
+    stream.mark(side).Wait()
+    y = cupy.zeros(1000, np.float32)
+    copies.up(y, memory, stream.after("down", y))  # after the zeros
+    stream.mark(side).Wait()
+    assert (y.get() == x.get()).all()
+
+
+def test_registered_memory(cupy: Any) -> None:
+    x = np.zeros(100, np.uint8)
+    start = x.__array_interface__["data"][0]
+    assert pinned.register(start, 100) == ""
+    assert "already" in pinned.register(start, 100)
+    seen = ipc.array(start, 100, x)
+    seen.fill(3)
+    cupy.cuda.runtime.deviceSynchronize()
+    assert (x == 3).all()
+    pinned.unregister(start)
+    assert ipc.reads_host_memory()
+
+
+def test_memory_outside_of_the_pool(cupy: Any) -> None:
+    memory = ipc.Memory(5)
+    assert memory.nbytes == ipc.GRANULE_BYTES and len(memory.handle()) == ipc.HANDLE_BYTES
+    x = ipc.array(memory.start + 8, 64, memory).view(np.float32)
+    assert ipc.address(x) == memory.start + 8 and x.shape == (16,)
+    with pytest.raises(RuntimeError):
+        ipc.open_handle(memory.handle())  # of the same process
+
+
+def test_fold_of_nothing_and_of_one(cupy: Any) -> None:
+    x = cupy.arange(6, dtype=np.float16)
+    side = stream.after("add", x)
+    kernels.fold("add", [x[:0], x[:0]], [x[:0]], side)
+    kernels.fold("add", [x], [x], side, divisor=2, factors=[3.0])
+    stream.mark(side).Wait()
+    assert x.get().tolist() == [0.0, 1.5, 3.0, 4.5, 6.0, 7.5]
+
+
+def test_choice_by_local_rank(cupy: Any) -> None:
+    choice.choose(5)
+    assert device.current_device() == 5 % cupy.cuda.runtime.COUNT == cupy.cuda.runtime.getDevice()
+    choice.choose(0)
+    assert device.current_device() == 1, "the first choice stays"
+
+
+def test_no_choice_for_a_program_that_works_already(cupy: Any) -> None:
+    cupy.zeros(3)
+    choice.choose(1)
+    assert cupy.cuda.runtime.getDevice() == 0
+
+
+def test_no_choice_after_the_program_has_chosen(cupy: Any) -> None:
+    cupy.cuda.Device(1).use()
+    choice.choose(0)
+    assert cupy.cuda.runtime.getDevice() == 1
+    device.set_device(0)
+    choice.choose(1)
+    assert device.current_device() == 0
+
+
+def test_uuids_tell_devices_apart(cupy: Any) -> None:
+    first = choice.device_uuid()
+    device.set_device(1)
+    assert choice.device_uuid() != first
+
+
+def test_without_cupy_nothing_is_chosen() -> None:
+    if device.cuda_fault() is None:
+        pytest.skip("there is a GPU")
+    choice.choose(1)
+    assert device.current_device() == 0
