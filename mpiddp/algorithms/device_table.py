@@ -75,8 +75,8 @@ def learn(comm: MPI.Intracomm, nodes: tuple[int, ...]) -> None:
     same = [rank for rank, other in enumerate(told) if mine and other == mine and nodes[rank] == nodes[comm.rank]]
     if len(same) > 1 and comm.rank == same[0]:
         warnings.warn(
-            f"ranks {', '.join(map(str, same))} share one GPU, which runs the work of one of them at a time; for a GPU"
-            " each: mpiddp.set_device(mpiddp.get_node_local_rank() % number of GPUs) before init_process_group",
+            f"ranks {', '.join(map(str, same))} share one GPU, which runs the work of one of them at a time: start"
+            " no more ranks on a node than it has GPUs, and let each choose its own (mpiddp.set_device) or none",
             stacklevel=3,
         )
 
