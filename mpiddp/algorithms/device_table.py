@@ -9,6 +9,7 @@ all-reduce     short: MPI's own where it takes the address, else through the hos
                on several: MPI's own, the ring by addresses (`device_ring`), the ring through the host (`staged_ring`)
 all others     MPI's own or by messages where it takes addresses, else through the host (`staged`)
 one rank       kernels on the program's own stream (`device_alone`)
+NCCL           what it does as it is meant here, in groups of ``backend="nccl"`` whose ranks have a GPU each (`nccl`)
 =============  =======================================================================================================
 """
 
@@ -30,7 +31,7 @@ from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from mpiddp.mpi.verdict import DevicePointers, Verdict
 from mpiddp.mpi.work import Steps
 
-from . import device_alone, device_pointers, device_ring, device_two_shot, staged, staged_ring
+from . import device_alone, device_pointers, device_ring, device_two_shot, nccl, staged, staged_ring
 
 ALGORITHMS: dict[str, ModuleType] = {
     "device_two_shot": device_two_shot,
@@ -40,7 +41,7 @@ ALGORITHMS: dict[str, ModuleType] = {
 }
 """The algorithms of an all-reduce that ``MPIDDP_ALGORITHM`` may choose for arrays of a device, by name."""
 
-MODULES = frozenset(each.__name__ for each in (device_alone, staged, *ALGORITHMS.values()))
+MODULES = frozenset(each.__name__ for each in (device_alone, nccl, staged, *ALGORITHMS.values()))
 """Where the steps for arrays of a device are defined."""
 
 SHORT_BYTES = 1 << 16
@@ -91,6 +92,8 @@ def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, 
     chosen : str or None
         The algorithm that ``MPIDDP_ALGORITHM`` names for this operation.
     """
+    if chosen is None and nccl.does(operation, link, dtype, op):
+        return [(ANY_SIZE, getattr(nccl, operation))]
     if link.size == 1:
         return [(ANY_SIZE, getattr(device_alone, operation))]
     through_host: Plan = [(limit, functools.partial(getattr(staged, operation), steps)) for limit, steps in host]

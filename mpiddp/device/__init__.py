@@ -3,7 +3,7 @@
 The only package that imports cupy. It may import ``errors``, ``settings`` and ``typing``.
 """
 
-from . import choice, copies, foreign, ipc, kernels, pinned, stream
+from . import choice, copies, foreign, ipc, kernels, nccl, pinned, stream
 from .choice import cuda_fault, current_device, device_count, in_use, set_device
 from .namespace import array_namespace, empty, is_device_array
 from .transfer import download, placed, synchronize, upload
@@ -15,6 +15,7 @@ def forget() -> None:
     stream.forget()
     pinned.forget()
     kernels.forget()
+    nccl.forget()
 
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "ipc",
     "is_device_array",
     "kernels",
+    "nccl",
     "pinned",
     "placed",
     "set_device",

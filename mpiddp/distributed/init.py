@@ -13,7 +13,7 @@ from mpiddp.mpi import runtime, work
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 
-from . import debug, groups
+from . import backends, debug, groups
 from .backends import check_backend
 from .groups import GroupLike, ProcessGroup, register
 
@@ -85,7 +85,7 @@ def init_process_group(
     """
     if groups.has_default():
         raise ValueError("trying to initialize the default process group twice!")
-    check_backend(backend)
+    kind = check_backend(backend)
     _check_init_method(init_method, store)
     limit_s = work.seconds(timeout)
     debug_level = settings.debug_level()
@@ -99,6 +99,7 @@ def init_process_group(
     select.learn(own)
     link = Link(world, own, settings.default_timeout_s() if limit_s is None else limit_s)
     device_table.learn(own, link.nodes)
+    backends.connect(link, kind)
     whole = ProcessGroup(link, "0", "default_pg", tuple(range(link.size)), own if comm is None else comm)
     register(whole, default=True)
 
@@ -156,15 +157,16 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_backend(group: GroupLike = None) -> str:
-    """Return the name of the group's backend, ``"mpi"``; ValueError on a rank that is not a member."""
+    """Return the group's backend, ``"mpi"`` or ``"nccl"``; ValueError on a rank that is not a member."""
     groups.get_process_group_ranks(group)  # type: ignore[arg-type]
-    return "mpi"
+    found = groups.member(group, "get_backend")
+    assert found is not None, "that is refused above"
+    return backends.backend_of(found.link)
 
 
 def get_backend_config(group: GroupLike = None) -> str:
     """Return the group's backend by device."""
-    groups.get_process_group_ranks(group)  # type: ignore[arg-type]
-    return "cpu:mpi,cuda:mpi"
+    return f"cpu:mpi,cuda:{get_backend(group)}"
 
 
 os.register_at_fork(after_in_child=lambda: groups.disown(_FORKED) if groups.has_default() else None)

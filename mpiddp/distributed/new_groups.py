@@ -16,7 +16,7 @@ from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
 
-from .backends import check_backend
+from .backends import backend_of, check_backend, connect
 from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_count, member, next_name, register
 
 T = TypeVar("T")
@@ -54,11 +54,14 @@ def _agree(parent: Link, what: str, value: object) -> None:
         )
 
 
-def _make(comm: MPI.Intracomm, timeout: timedelta | float | None, description: str | None) -> ProcessGroup:
+def _make(
+    comm: MPI.Intracomm, timeout: timedelta | float | None, description: str | None, backend: str
+) -> ProcessGroup:
     """Make the group of the ranks of a new communicator, which is the group's from now on."""
     parent = default_group()
     timeout_s = work.seconds(timeout)
     link = Link(parent.link.world, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
+    connect(link, backend)
     # Global ranks are those of the default group, which need not have all ranks of the world.
     global_rank_of = {rank: index for index, rank in enumerate(parent.link.ranks)}
     ranks = tuple(global_rank_of[rank] for rank in link.ranks)
@@ -83,6 +86,7 @@ def _split(
     what: str,
     timeout: timedelta | float | None,
     description: str | None,
+    backend: str,
 ) -> tuple[int | None, ProcessGroup | None]:
     """Split ``parent`` into parts, lists of its ranks that share none; return this rank's part, and its group."""
     work.seconds(timeout)
@@ -93,7 +97,7 @@ def _split(
         _agree(parent.link, what, parts)
         color, key = (MPI.UNDEFINED, 0) if mine is None else (mine, parts[mine].index(me))
         comm = parent.link.now.Split(color, key)
-        return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout, description)
+        return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout, description, backend)
 
     parent.link.begin(_NEW_GROUP)
     number = parent.link.sequence
@@ -123,7 +127,7 @@ def new_group(
     timeout : timedelta or float, optional
         How long an operation of the group may take; the world's by default; a number is seconds.
     backend : str, optional
-        Checked as in `init_process_group`.
+        As in `init_process_group`; by default that of the group it is made from.
     use_local_synchronization : bool, default False
         Only the members call it; ranks may make any groups in any order in which nobody waits in a circle.
     group_desc : str, optional
@@ -146,12 +150,12 @@ def new_group(
         On every rank, if ranks gave different lists.
     """
     parent = default_group()
-    check_backend(backend)
+    kind = check_backend(backend, backend_of(parent.link))
     chosen = list(range(parent.size())) if ranks is None else _checked_ranks(ranks, parent.size())
     if sort_ranks:
         chosen.sort()
     if not use_local_synchronization:
-        _, made = _split(parent, [chosen], "new_group", timeout, group_desc)
+        _, made = _split(parent, [chosen], "new_group", timeout, group_desc, kind)
         return GroupMember.NON_GROUP_MEMBER if made is None else made
     work.seconds(timeout)
     if parent.rank() not in chosen:
@@ -164,7 +168,7 @@ def new_group(
         comm = parent.link.now.Create_group(members, zlib.crc32(repr(chosen).encode()) % 30_000)
         members.Free()
         whole.Free()
-        return _make(MPI.Intracomm(comm), timeout, group_desc)
+        return _make(MPI.Intracomm(comm), timeout, group_desc, kind)
 
     others = tuple(parent.link.ranks[rank] for rank in chosen if rank != parent.rank())
     parent.link.messages += 1
@@ -200,7 +204,7 @@ def new_subgroups(
     whole = member(group, "new_subgroups")
     if whole is None:
         return None, []
-    check_backend(backend)
+    kind = check_backend(backend, backend_of(whole.link))
     if group_size is None:
         counts = {whole.link.nodes.count(node) for node in whole.link.nodes}
         if len(counts) > 1:
@@ -213,7 +217,7 @@ def new_subgroups(
     if whole.size() % group_size:
         raise ValueError(f"The world size ({whole.size()}) must be divisible by group_size={group_size}")
     parts = [list(range(start, start + group_size)) for start in range(0, whole.size(), group_size)]
-    return _all_parts(whole, parts, "new_subgroups", timeout, group_desc)
+    return _all_parts(whole, parts, "new_subgroups", timeout, group_desc, kind)
 
 
 def _all_parts(
@@ -222,9 +226,10 @@ def _all_parts(
     what: str,
     timeout: timedelta | float | None,
     description: str | None,
+    backend: str,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
     """Split ``parent`` and return this rank's group and the list of all."""
-    mine, made = _split(parent, parts, what, timeout, description)
+    mine, made = _split(parent, parts, what, timeout, description, backend)
     return made, [made if index == mine else GroupMember.NON_GROUP_MEMBER for index in range(len(parts))]
 
 
@@ -247,7 +252,7 @@ def new_subgroups_by_enumeration(
         If a rank appears twice; before any group is made, unlike torch.
     """
     parent = default_group()
-    check_backend(backend)
+    kind = check_backend(backend, backend_of(parent.link))
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
     parts = [sorted(_checked_ranks(given, parent.size())) for given in ranks_per_subgroup_list]
@@ -257,7 +262,7 @@ def new_subgroups_by_enumeration(
             if rank in seen:
                 raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {part}")
             seen[rank] = part
-    return _all_parts(parent, parts, "new_subgroups_by_enumeration", timeout, group_desc)
+    return _all_parts(parent, parts, "new_subgroups_by_enumeration", timeout, group_desc, kind)
 
 
 def split_group(
@@ -293,9 +298,9 @@ def split_group(
         return None
     if not split_ranks:
         raise ValueError("split_ranks cannot be empty: give the ranks of each part")
-    check_backend(backend)
+    kind = check_backend(backend, backend_of(parent.link))
     parts = [sorted(_checked_ranks(part, parent.size())) for part in split_ranks]
     flat = [rank for part in parts for rank in part]
     if len(set(flat)) != len(flat):
         raise ValueError(f"the split groups must share no rank, got {parts}")
-    return _split(parent, parts, "split_group", timeout, group_desc)[1]
+    return _split(parent, parts, "split_group", timeout, group_desc, kind)[1]

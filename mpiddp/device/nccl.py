@@ -1,0 +1,121 @@
+"""NCCL by way of CuPy: collectives that GPUs make among themselves, on a stream.
+
+References
+----------
+NVIDIA, NCCL user guide; ``cupy.cuda.nccl``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from typing import Any
+
+import numpy as np
+
+from mpiddp.typing import Array
+
+from .choice import cuda_fault
+
+_KINDS = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+_OPERATIONS = {"SUM": "SUM", "AVG": "SUM", "PREMUL_SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX"}
+
+
+def _nccl() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy warns where the library is missing; `fault` says it in our words
+        return importlib.import_module("cupy.cuda.nccl")
+
+
+@functools.cache
+def fault() -> str | None:
+    """Return why NCCL cannot be used in this process, or None where it can."""
+    text = cuda_fault()
+    if text is None and not _nccl().available:
+        text = "CuPy cannot load the NCCL library: pip install nvidia-nccl-cu12, or -cu13, whichever CUDA CuPy is for"
+    return text
+
+
+def unique_id() -> Any:
+    """Return what one rank makes and all need in order to find each other."""
+    return _nccl().get_unique_id()
+
+
+def moves(dtype: np.dtype[Any]) -> bool:
+    """Tell whether arrays of ``dtype`` can be moved: all can, as bytes, that are not of Python objects."""
+    return not dtype.hasobject
+
+
+def reduces(dtype: np.dtype[Any], name: str) -> bool:
+    """Tell whether NCCL's reduction is the one that is meant.
+
+    Its MIN and MAX of floating point lose a NaN, and it knows no reduction of bits or of booleans.
+    """
+    extreme = name in ("MIN", "MAX")
+    return dtype.name in _KINDS and name in _OPERATIONS and not (extreme and dtype.kind not in "iu")
+
+
+class Communicator:
+    """The ranks of a group, as NCCL knows them.
+
+    All ranks make it together, each with its own GPU current, and destroy it together. Its calls queue a kernel on
+    ``stream`` and return; all ranks make them in the same order.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    number : object
+        From `unique_id`, of one of them.
+    rank : int
+        This rank.
+    """
+
+    def __init__(self, size: int, number: Any, rank: int) -> None:
+        self.size, self.rank = size, rank
+        self._nccl = _nccl()
+        self._comm = self._nccl.NcclCommunicator(size, number, rank)
+
+    def broadcast(self, x: Array, root: int, stream: Any) -> None:
+        """Copy root's ``x`` to all ranks."""
+        pointer = _pointer(x)
+        self._comm.broadcast(pointer, pointer, x.nbytes, self._nccl.NCCL_UINT8, root, stream.ptr)
+
+    def all_gather(self, output: Array, x: Array, stream: Any) -> None:
+        """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+        self._comm.allGather(_pointer(x), _pointer(output), x.nbytes, self._nccl.NCCL_UINT8, stream.ptr)
+
+    def all_reduce(self, x: Array, name: str, stream: Any) -> None:
+        """Reduce ``x`` over all ranks, in place; an average is a sum here."""
+        pointer = _pointer(x)
+        self._comm.allReduce(pointer, pointer, x.size, self._kind(x), self._operation(name), stream.ptr)
+
+    def reduce(self, output: Array | None, x: Array, name: str, root: int, stream: Any) -> None:
+        """Reduce ``x`` over all ranks into root's ``output``, which may be ``x``; the other ranks have none."""
+        target = 0 if output is None else _pointer(output)
+        self._comm.reduce(_pointer(x), target, x.size, self._kind(x), self._operation(name), root, stream.ptr)
+
+    def reduce_scatter(self, output: Array, x: Array, name: str, stream: Any) -> None:
+        """Reduce ``x``, of equal blocks, over all ranks and leave block r in rank r's ``output``."""
+        ends = _pointer(x), _pointer(output)
+        self._comm.reduceScatter(*ends, output.size, self._kind(x), self._operation(name), stream.ptr)
+
+    def destroy(self) -> None:
+        """Give up what it holds; nothing may be on its way."""
+        self._comm.destroy()
+
+    def _kind(self, x: Array) -> int:
+        return int(getattr(self._nccl, f"NCCL_{x.dtype.name.upper()}"))
+
+    def _operation(self, name: str) -> int:
+        return int(getattr(self._nccl, f"NCCL_{_OPERATIONS[name]}"))
+
+
+def _pointer(x: Array) -> int:
+    return int(x.data.ptr)  # type: ignore[attr-defined]
+
+
+def forget() -> None:
+    """Forget what was found: for tests."""
+    fault.cache_clear()

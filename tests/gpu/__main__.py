@@ -1,0 +1,89 @@
+"""Run all sections, each in a job of its own, and print their rows as a table.
+
+``python -m tests.gpu`` from the root of the checkout, on a machine with a GPU, CuPy, mpi4py and an MPI library; torch
+with CUDA adds the comparisons. ``--fake`` tries the plumbing on the tests' fake device: its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+from .sections import SECTIONS, Section, run
+
+HEAD = ("section", "ranks", "what", "value", "goal", "")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
+    parser.add_argument("sections", nargs="*", help=f"some of {', '.join(SECTIONS)}; all by default")
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks that share the GPU (default: 2,4)")
+    parser.add_argument("--fake", action="store_true", help="use the fake device, and small arrays")
+    parser.add_argument("--small", action="store_true", help="small arrays: to see whether all of it runs")
+    parser.add_argument("--budget", type=float, default=480, help="seconds for everything (default: 480)")
+    parser.add_argument("--json", type=Path, help="write the rows to this file, too, after every section")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Run, print, and return 1 if something was wrong or has not run."""
+    options = parse()
+    unknown = set(options.sections) - set(SECTIONS)
+    if unknown:
+        sys.exit(f"there is no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    began, rows = time.monotonic(), []
+    print(f"# {time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {' '.join(sys.argv)}", flush=True)
+    for name in options.sections or SECTIONS:
+        section = SECTIONS[name]
+        for ranks in [int(n) for n in options.ranks.split(",")] if section.ranks is None else [section.ranks]:
+            left = options.budget - (time.monotonic() - began)
+            found = _section(section, name, ranks, options, left)
+            rows += found
+            for row in found:
+                print(line(row), flush=True)
+            if options.json:
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print("\n" + table(rows), flush=True)
+    wrong = [row for row in rows if row.get("wrong")]
+    missed = sum(row.get("met") is False for row in rows)
+    print(f"\n{len(rows)} rows in {time.monotonic() - began:.0f} s: {len(wrong)} wrong, {missed} goals missed")
+    return 1 if wrong else 0
+
+
+def _section(section: Section, name: str, ranks: int, options: argparse.Namespace, left: float) -> list[dict]:
+    if left < 5:
+        return [{"section": name, "ranks": ranks, "what": "not run: the time was over", "wrong": True}]
+    small = options.small or options.fake
+    return run(section, name, ranks, fake=options.fake, small=small, limit_s=min(left, section.limit_s))
+
+
+def line(row: dict) -> str:
+    """Return a row as text."""
+    return "  ".join(cell for cell in cells(row) if cell)
+
+
+def cells(row: dict) -> tuple[str, ...]:
+    """Return the columns of a row."""
+    value = row.get("value")
+    shown = "" if value is None else f"{value:.4g} {row.get('unit', '')}".strip()
+    goal = "" if row.get("goal") is None else f"{row['sense']} {row['goal']:g}"
+    state = "WRONG" if row.get("wrong") else {None: "", True: "met", False: "missed"}[row.get("met")]
+    return row["section"], str(row["ranks"]), row["what"], shown, goal, state
+
+
+def table(rows: list[dict]) -> str:
+    """Return the rows as a Markdown table."""
+    lines = [HEAD, tuple("---" for _ in HEAD), *map(cells, rows)]
+    return "\n".join(f"| {' | '.join(each)} |" for each in lines)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "")
+    sys.exit(main())

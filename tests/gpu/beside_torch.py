@@ -1,0 +1,105 @@
+"""Beside torch in the same processes: its Gloo on the same CUDA tensors, and its tensors in our operations."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from typing import Any
+
+import cupy
+import numpy as np
+
+import mpiddp as dist
+
+from .machine import torch_fault
+from .rows import say, seconds
+
+MIB = 1 << 20
+
+
+def torch_group(backend: str = "gloo") -> Any:
+    """Return torch.distributed with a group of these ranks, who meet at an address that rank 0 tells."""
+    import torch.distributed as td
+    from torch._C._distributed_c10d import TCPStore
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    limit = datetime.timedelta(seconds=50)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = TCPStore("127.0.0.1", 0, size, True, limit, wait_for_workers=False) if rank == 0 else None
+    port = [store.port if store else None]
+    dist.broadcast_object_list(port)
+    td.init_process_group(
+        backend, store=store or TCPStore("127.0.0.1", port[0], size, False, limit), rank=rank, world_size=size,
+        timeout=limit,
+    )  # fmt: skip
+    return td
+
+
+def gloo(small: bool) -> None:
+    """Compare all-reduces of the same CUDA tensors."""
+    fault = torch_fault()
+    if fault:
+        say(f"no comparison with Gloo: torch: {fault}")
+        return
+    import torch
+
+    td = torch_group()
+    largest = 8 if small else 512
+    for mib in (1, 8) if small else (1, 64, 512):
+        x = torch.zeros(mib * MIB // 4, device="cuda")
+        theirs = seconds(lambda x=x: td.all_reduce(x), 2 if mib == largest else 5)
+        ours = seconds(lambda x=x: dist.all_reduce(x), 5)
+        symmetric = dist.symmetric_empty(mib * MIB // 4, np.float32, device="cuda")
+        assert symmetric is not None
+        shared = torch.from_dlpack(symmetric)
+        fast = seconds(lambda shared=shared: dist.all_reduce(shared), 10)
+        goal = 10 if mib == largest else None
+        say(f"Gloo, all_reduce of {mib} MiB of CUDA memory", theirs * 1e3, "ms")
+        say(f"ours on the same tensor of {mib} MiB ({ours * 1e3:.3g} ms), times as fast", theirs / ours, least=goal)
+        say(f"ours in symmetric memory ({fast * 1e3:.3g} ms), times as fast", theirs / fast, least=goal)
+        del x, symmetric, shared
+    td.destroy_process_group()
+
+
+class Foreign:
+    """An array of a library that offers the CUDA array interface only."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+        self.__cuda_array_interface__ = x.__cuda_array_interface__
+
+
+def dlpack(small: bool) -> None:
+    """Give CUDA tensors of torch, and arrays that have the CUDA array interface only, to the operations."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total = size * (size + 1) / 2
+    y = cupy.full((1_003,), rank + 1.0, dtype=np.float32)
+    dist.all_reduce(Foreign(y))
+    say("an array with __cuda_array_interface__ is reduced in place", wrong=bool((y.get() != total).any()))
+    fault = torch_fault()
+    if fault:
+        say(f"no CUDA tensors: torch: {fault}")
+        return
+    import torch
+
+    wrong = []
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64):
+        x = torch.full((2, 501), rank + 1, dtype=dtype, device="cuda")
+        pointer = x.data_ptr()
+        try:
+            dist.all_reduce(x)
+            work = dist.broadcast(x, 0, async_op=True)
+            work.wait()
+            rows = [torch.zeros_like(x) for _ in range(size)]
+            dist.all_gather(rows, x)
+        except dist.ArrayError as error:
+            say(f"{dtype} is refused: {error}")
+            continue
+        right = bool((x == total).all()) and all(torch.equal(row, x) for row in rows) and x.data_ptr() == pointer
+        wrong += [] if right else [str(dtype)]
+    say(f"CUDA tensors of torch in place{': wrong for ' + ', '.join(wrong) if wrong else ''}", wrong=bool(wrong))
+    try:
+        dist.all_reduce(torch.ones(3, device="cuda", requires_grad=True))
+        say("a tensor that requires grad was taken", wrong=True)
+    except dist.ArrayError:
+        say("a tensor that requires grad is refused")

@@ -1,0 +1,42 @@
+"""One section, as every rank of its job runs it: ``python -m tests.gpu.job NAME [--small]``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+MODULES = {
+    "machine": "machine",
+    "probe": "machine",
+    "correctness": "correctness",
+    "order": "correctness",
+    "rates": "speed",
+    "ipc": "speed",
+    "staged": "speed",
+    "gloo": "beside_torch",
+    "dlpack": "beside_torch",
+    "nccl": "correctness",
+    "step": "training",
+    "ddp": "training",
+    "train": "training",
+}
+"""Where the function of each section is."""
+
+
+def main(name: str, small: bool) -> None:
+    """Run a section between the start and the end of the process group."""
+    import cupy  # noqa: F401 - before MPI starts, so that it does so with this rank's GPU current
+
+    section = getattr(importlib.import_module(f".{MODULES[name]}", __package__), name)
+    if name in ("probe", "nccl"):  # which start the group themselves, or need none
+        section(small)
+        return
+    import mpiddp as dist
+
+    dist.init_process_group()
+    section(small)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "--small" in sys.argv)

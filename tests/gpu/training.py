@@ -1,0 +1,154 @@
+"""Training steps of a perceptron 2048 wide, beside torch's on the same GPU, and the main job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+
+import mpiddp as dist
+from mpiddp import nn, optim
+from mpiddp.nn import functional as F  # noqa: N812
+
+from .beside_torch import torch_group
+from .machine import torch_fault
+from .rows import say, seconds
+
+INPUTS, CLASSES = 784, 10
+
+
+def wide() -> nn.Module:
+    """Return the perceptron, for ``--model tests.gpu.training:wide`` too."""
+    return perceptron(2048, flat=True)
+
+
+def perceptron(width: int, flat: bool = False) -> nn.Module:
+    """Return a network of two hidden layers."""
+    layers = [nn.Linear(INPUTS, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES)]
+    return nn.Sequential(*[nn.Flatten()] * flat, *layers)
+
+
+def batch(samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a batch of noise, another one on each rank."""
+    rng = np.random.default_rng(dist.get_rank())
+    return rng.standard_normal((samples, INPUTS)).astype(np.float32), rng.integers(0, CLASSES, samples)
+
+
+def our_step(width: int, samples: int, data_parallel: bool) -> Callable[[], float]:
+    """Return what makes a step and reads its loss."""
+    nn.manual_seed(0)
+    net: Any = perceptron(width).convert(cupy.asarray)
+    if data_parallel:
+        net = dist.DistributedDataParallel(net)
+    optimizer = optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    x, y = map(cupy.asarray, batch(samples))
+
+    def step() -> float:
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.item())
+
+    return step
+
+
+def torch_step(width: int, samples: int, data_parallel: bool) -> Callable[[], float]:
+    """Return the same by torch."""
+    import torch
+
+    net: Any = torch.nn.Sequential(
+        torch.nn.Linear(INPUTS, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
+        torch.nn.Linear(width, CLASSES),
+    ).cuda()  # fmt: skip
+    if data_parallel:
+        net = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    x, y = (torch.from_numpy(each).cuda() for each in batch(samples))
+
+    def step() -> float:
+        loss = torch.nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.item())
+
+    return step
+
+
+def compare(small: bool, data_parallel: bool, most: float) -> None:
+    """Say our step's time, torch's, and their ratio."""
+    width, repeats = (32, 3) if small else (2048, 20)
+    fault = torch_fault()
+    if not fault and data_parallel:
+        torch_group()
+    for samples in (8,) if small else (128, 1024):
+        step = our_step(width, samples, data_parallel)
+        losses = [step() for _ in range(3)]
+        falls = losses[-1] < losses[0]
+        ours = seconds(step, repeats)
+        say(f"our step, batch {samples} a rank, width {width}", ours * 1e3, "ms", wrong=not falls)
+        if fault:
+            say(f"no comparison: torch: {fault}")
+            continue
+        theirs_step = torch_step(width, samples, data_parallel)
+        theirs = seconds(theirs_step, repeats)
+        say(f"torch's step{' by DDP with Gloo' * data_parallel}, batch {samples}", theirs * 1e3, "ms")
+        say(f"our time over torch's, batch {samples}", ours / theirs, most=most)
+
+
+def step(small: bool) -> None:
+    """Compare the steps of one rank."""
+    compare(small, False, 1.2)
+
+
+def ddp(small: bool) -> None:
+    """Compare the steps of all ranks, which share the GPU."""
+    compare(small, True, 1.0)
+
+
+def train(small: bool) -> None:
+    """Run the main job on the GPU; its own process group ends before."""
+    size = dist.get_world_size()
+    if dist.get_rank():
+        return
+    from .sections import mpiexec
+
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = Path(folder) / "metrics.jsonl"
+        options = [
+            "--epochs",
+            "2",
+            "--data",
+            "synthetic",
+            "--batch-size",
+            "512",
+            "--device",
+            "cuda",
+            "--metrics",
+            metrics,
+        ]
+        model = ["--model", "mlp"] if small else ["--model", "tests.gpu.training:wide"]
+        done = subprocess.run(
+            [str(mpiexec()), "-n", str(size), sys.executable, "-m", "mpiddp", "train", *map(str, options), *model],
+            capture_output=True,
+            text=True,
+            timeout=80,
+            check=False,
+        )
+        if done.returncode:
+            say(f"train --device cuda: exit code {done.returncode}: {done.stderr.strip()[-600:]}", wrong=True)
+            return
+        last = json.loads(metrics.read_text().splitlines()[-1])
+        say(
+            f"train --device cuda, {' '.join(model)}: accuracy {last['accuracy']:.3f}",
+            last["samples_per_s"],
+            "samples/s",
+        )
