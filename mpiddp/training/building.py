@@ -90,9 +90,10 @@ def bfloat16(option: str) -> np.dtype[Any]:
     """Return the dtype, which the package ml_dtypes teaches to NumPy."""
     try:
         kind: Any = load_callable(option, "ml_dtypes:bfloat16")
-        return np.dtype(kind)
     except UsageError:
         raise UsageError(f"{option} needs the package ml_dtypes: pip install ml_dtypes") from None
+    dtype: np.dtype[Any] = np.dtype(kind)
+    return dtype
 
 
 def build_loss(config: Config, module: nn.Module) -> Callable[[Any, Array], Tensor]:

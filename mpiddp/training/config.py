@@ -2,6 +2,7 @@
 
 Imports the standard library only: it is read before NumPy may be imported.
 """
+# ruff: noqa: RUF009 (option makes a field)
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -43,337 +43,203 @@ class Config:
     """
 
     # -- network: what is trained ----------------------------------------------------------------------------------
-    model: str = field(
-        default="net",
-        metadata=option(
-            "the tutorial's network (net), a perceptron (mlp), a residual network with batch norm (resnet), a"
-            " transformer for text, or MODULE:CALLABLE, which returns a Module when called without arguments",
-            table="network",
-            metavar="NAME",
-            also=("network", "arch"),
-        ),
+    model: str = option(
+        "net",
+        "network",
+        "the tutorial's network (net), a perceptron (mlp), a residual network with batch norm (resnet), a"
+        " transformer for text, or MODULE:CALLABLE, which returns a Module when called without arguments",
+        metavar="NAME",
+        also=("network", "arch"),
     )
-    dropout: float | None = field(
-        default=None,
-        metadata=option(
-            "probability with which a unit is left out in training (default: 0.5 of net and mlp, 0 of resnet, 0.1 of"
-            " transformer)",
-            table="network",
-            within=SHARE,
-            also=("drop_rate",),
-        ),
+    dropout: float | None = option(
+        None,
+        "network",
+        "probability with which a unit is left out in training (default: 0.5 of net and mlp, 0 of resnet, 0.1 of"
+        " transformer)",
+        within=SHARE,
+        also=("drop_rate",),
     )
-    sync_batchnorm: bool = field(
-        default=False,
-        metadata=option(
-            "batch norms take mean and variance over the batches of all ranks", table="network", also=("sync_bn",)
-        ),
+    sync_batchnorm: bool = option(
+        False, "network", "batch norms take mean and variance over the batches of all ranks", also=("sync_bn",)
     )
 
     # -- input: what it is trained on ------------------------------------------------------------------------------
-    data: str = field(
-        default="digits",
-        metadata=option(
-            "1,797 digits that come with the package (digits), MNIST from --data-dir (mnist), made-up"
-            " images (synthetic), text:FILE, npy:, npz: or idx:FILE[,FILE], or MODULE:CALLABLE, called with"
-            " train=True and train=False",
-            table="input",
-            metavar="NAME",
-            also=("dataset",),
-        ),
+    data: str = option(
+        "digits",
+        "input",
+        "1,797 digits that come with the package (digits), MNIST from --data-dir (mnist), made-up"
+        " images (synthetic), text:FILE, npy:, npz: or idx:FILE[,FILE], or MODULE:CALLABLE, called with"
+        " train=True and train=False",
+        metavar="NAME",
+        also=("dataset",),
     )
-    data_dir: Path | None = field(
-        default=None,
-        metadata=option("folder of MNIST's four IDX files, gzipped or not", table="input", metavar="DIR"),
+    data_dir: Path | None = option(None, "input", "folder of MNIST's four IDX files, gzipped or not", metavar="DIR")
+    download: bool = option(False, "input", "fetch MNIST's files into --data-dir where they are missing")
+    context: int = option(
+        64, "input", "bytes of text in a sample", within=AT_LEAST_1, also=("window", "block_size", "sequence_length")
     )
-    download: bool = field(
-        default=False,
-        metadata=option("fetch MNIST's files into --data-dir where they are missing", table="input"),
-    )
-    context: int = field(
-        default=64,
-        metadata=option(
-            "bytes of text in a sample",
-            table="input",
-            within=AT_LEAST_1,
-            also=("window", "block_size", "sequence_length"),
-        ),
-    )
-    batch_size: int = field(
-        default=64,
-        metadata=option("samples a batch, over all ranks together", table="input", within=AT_LEAST_1, also=("bs",)),
-    )
-    workers: int = field(
-        default=0,
-        metadata=option(
-            "threads of each rank that fetch batches ahead; 0: none",
-            table="input",
-            within=AT_LEAST_0,
-            also=("num_workers",),
-        ),
+    batch_size: int = option(64, "input", "samples a batch, over all ranks together", within=AT_LEAST_1, also=("bs",))
+    workers: int = option(
+        0, "input", "threads of each rank that fetch batches ahead; 0: none", within=AT_LEAST_0, also=("num_workers",)
     )
 
     # -- optimization: how a step is made --------------------------------------------------------------------------
-    optimizer: str = field(
-        default="sgd",
-        metadata=option(
-            "what makes a step of gradients", "sgd", "adam", "adamw", table="optimization", also=("optim",)
-        ),
+    optimizer: str = option(
+        "sgd", "optimization", "what makes a step of gradients", "sgd", "adam", "adamw", also=("optim",)
     )
-    lr: float = field(
-        default=0.01,
-        metadata=option("learning rate", table="optimization", within=POSITIVE, also=("learning_rate", "rate")),
+    lr: float = option(0.01, "optimization", "learning rate", within=POSITIVE, also=("learning_rate", "rate"))
+    momentum: float = option(
+        0.9,
+        "optimization",
+        "share of the previous update that goes on; Adam's first beta",
+        within=SHARE,
+        also=("beta1",),
     )
-    momentum: float = field(
-        default=0.9,
-        metadata=option(
-            "share of the previous update that goes on; Adam's first beta",
-            table="optimization",
-            within=SHARE,
-            also=("beta1",),
-        ),
+    beta2: float = option(
+        0.999, "optimization", "Adam's second beta: share of the previous mean square that goes on", within=SHARE
     )
-    beta2: float = field(
-        default=0.999,
-        metadata=option(
-            "Adam's second beta: share of the previous mean square that goes on", table="optimization", within=SHARE
-        ),
+    weight_decay: float = option(
+        0.0,
+        "optimization",
+        "times each parameter, added to its gradient; with adamw: taken off the parameter itself",
+        within=AT_LEAST_0,
+        also=("wd", "l2"),
     )
-    weight_decay: float = field(
-        default=0.0,
-        metadata=option(
-            "times each parameter, added to its gradient; with adamw: taken off the parameter itself",
-            table="optimization",
-            within=AT_LEAST_0,
-            also=("wd", "l2"),
-        ),
+    zero: bool = option(
+        False,
+        "optimization",
+        "each rank holds the optimizer state of, and updates, its share of the parameters",
+        also=("zero_redundancy",),
     )
-    zero: bool = field(
-        default=False,
-        metadata=option(
-            "each rank holds the optimizer state of, and updates, its share of the parameters",
-            table="optimization",
-            also=("zero_redundancy",),
-        ),
+    accumulate: int = option(
+        1,
+        "optimization",
+        "batches whose gradients make one step",
+        within=AT_LEAST_1,
+        also=("gradient_accumulation_steps", "accumulation_steps", "accumulate_grad_batches"),
     )
-    accumulate: int = field(
-        default=1,
-        metadata=option(
-            "batches whose gradients make one step",
-            table="optimization",
-            within=AT_LEAST_1,
-            also=("gradient_accumulation_steps", "accumulation_steps", "accumulate_grad_batches"),
-        ),
+    clip_norm: float | None = option(
+        None,
+        "optimization",
+        "limit of the norm of all gradients together",
+        within=POSITIVE,
+        also=("max_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping"),
     )
-    clip_norm: float | None = field(
-        default=None,
-        metadata=option(
-            "limit of the norm of all gradients together",
-            table="optimization",
-            within=POSITIVE,
-            also=("max_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping"),
-        ),
+    label_smoothing: float = option(
+        0.0, "optimization", "share of the target that is spread over all classes", within=SHARE
     )
-    label_smoothing: float = field(
-        default=0.0,
-        metadata=option("share of the target that is spread over all classes", table="optimization", within=SHARE),
+    schedule: str = option(
+        "constant",
+        "optimization",
+        "how the learning rate goes on after the warm-up: half a cosine to --lr-min at the end, or times --decay"
+        " every --decay-epochs",
+        *("constant", "cosine", "step"),
+        also=("scheduler", "lr_schedule"),
     )
-    schedule: str = field(
-        default="constant",
-        metadata=option(
-            "how the learning rate goes on after the warm-up: half a cosine to --lr-min at the end, or times --decay"
-            " every --decay-epochs",
-            *("constant", "cosine", "step"),
-            table="optimization",
-            also=("scheduler", "lr_schedule"),
-        ),
+    warmup_steps: int = option(
+        0, "optimization", "steps in which the learning rate grows to --lr", within=AT_LEAST_0, also=("warmup",)
     )
-    warmup_steps: int = field(
-        default=0,
-        metadata=option(
-            "steps in which the learning rate grows to --lr", table="optimization", within=AT_LEAST_0, also=("warmup",)
-        ),
-    )
-    lr_min: float = field(
-        default=0.0,
-        metadata=option("where the cosine ends", table="optimization", within=AT_LEAST_0, also=("eta_min", "min_lr")),
-    )
-    decay: float = field(
-        default=0.1,
-        metadata=option("factor of --schedule step", table="optimization", within=POSITIVE, also=("gamma",)),
-    )
-    decay_epochs: int = field(
-        default=10,
-        metadata=option(
-            "epochs between two changes of --schedule step",
-            table="optimization",
-            within=AT_LEAST_1,
-            also=("step_size",),
-        ),
+    lr_min: float = option(0.0, "optimization", "where the cosine ends", within=AT_LEAST_0, also=("eta_min", "min_lr"))
+    decay: float = option(0.1, "optimization", "factor of --schedule step", within=POSITIVE, also=("gamma",))
+    decay_epochs: int = option(
+        10, "optimization", "epochs between two changes of --schedule step", within=AT_LEAST_1, also=("step_size",)
     )
 
     # -- precision -------------------------------------------------------------------------------------------------
-    dtype: str = field(
-        default="float32",
-        metadata=option(
-            "of matrix products and convolutions; parameters, their gradients and losses stay float32; on the host the"
-            " halves are slower than float32",
-            *("float32", "float16", "bfloat16"),
-            table="precision",
-            also=("precision", "amp", "fp16", "bf16", "mixed_precision"),
-        ),
+    dtype: str = option(
+        "float32",
+        "precision",
+        "of matrix products and convolutions; parameters, their gradients and losses stay float32; on the host the"
+        " halves are slower than float32",
+        *("float32", "float16", "bfloat16"),
+        also=("precision", "amp", "fp16", "bf16", "mixed_precision"),
     )
-    loss_scale: float = field(
-        default=65536.0,
-        metadata=option(
-            "first factor of float16's losses; halved when a gradient overflows", table="precision", within=POSITIVE
-        ),
+    loss_scale: float = option(
+        65536.0, "precision", "first factor of float16's losses; halved when a gradient overflows", within=POSITIVE
     )
-    loss_scale_steps: int = field(
-        default=2000,
-        metadata=option(
-            "steps without overflow after which that factor is doubled",
-            table="precision",
-            within=AT_LEAST_1,
-            also=("growth_interval",),
-        ),
+    loss_scale_steps: int = option(
+        2000,
+        "precision",
+        "steps without overflow after which that factor is doubled",
+        within=AT_LEAST_1,
+        also=("growth_interval",),
     )
 
     # -- ddp: how gradients are averaged ---------------------------------------------------------------------------
-    average: str = field(
-        default="ddp",
-        metadata=option(
-            "average gradients in buckets during backward, or one by one after it", "ddp", "naive", table="ddp"
-        ),
+    average: str = option(
+        "ddp", "ddp", "average gradients in buckets during backward, or one by one after it", "ddp", "naive"
     )
-    compress: str = field(
-        default="none",
-        metadata=option(
-            "send gradients in half precision, or as matrices of low rank",
-            *("none", "fp16", "bf16", "powersgd", "batched-powersgd"),
-            table="ddp",
-            also=("compression", "comm_hook"),
-        ),
+    compress: str = option(
+        "none",
+        "ddp",
+        "send gradients in half precision, or as matrices of low rank",
+        *("none", "fp16", "bf16", "powersgd", "batched-powersgd"),
+        also=("compression", "comm_hook"),
     )
-    powersgd_rank: int = field(
-        default=1, metadata=option("rank of PowerSGD's matrices", table="ddp", within=AT_LEAST_1)
+    powersgd_rank: int = option(1, "ddp", "rank of PowerSGD's matrices", within=AT_LEAST_1)
+    powersgd_start: int = option(
+        1000, "ddp", "steps before PowerSGD compresses", within=options.Range("at least 2", lambda n: n >= 2)
     )
-    powersgd_start: int = field(
-        default=1000,
-        metadata=option(
-            "steps before PowerSGD compresses", table="ddp", within=options.Range("at least 2", lambda n: n >= 2)
-        ),
+    bucket_cap_mb: float | None = option(None, "ddp", "MiB at which a bucket of gradients is closed", within=POSITIVE)
+    bucket_cap_mb_list: tuple[float, ...] | None = option(
+        None, "ddp", "the same for the first, second, ... bucket", within=POSITIVE, metavar="MIB"
     )
-    bucket_cap_mb: float | None = field(
-        default=None,
-        metadata=option("MiB at which a bucket of gradients is closed", table="ddp", within=POSITIVE),
+    find_unused_parameters: bool = option(False, "ddp", "allow parameters that get no gradient in a step")
+    static_graph: bool = option(False, "ddp", "the same parameters get no gradient in every step")
+    gradient_as_bucket_view: bool = option(True, "ddp", "gradients are views of their bucket: always so here")
+    broadcast_buffers: bool = option(
+        True, "ddp", "copy running statistics of the first rank to all, at the start and in steps"
     )
-    bucket_cap_mb_list: tuple[float, ...] | None = field(
-        default=None,
-        metadata=option("the same for the first, second, ... bucket", table="ddp", within=POSITIVE, metavar="MIB"),
-    )
-    find_unused_parameters: bool = field(
-        default=False, metadata=option("allow parameters that get no gradient in a step", table="ddp")
-    )
-    static_graph: bool = field(
-        default=False, metadata=option("the same parameters get no gradient in every step", table="ddp")
-    )
-    gradient_as_bucket_view: bool = field(
-        default=True, metadata=option("gradients are views of their bucket: always so here", table="ddp")
-    )
-    broadcast_buffers: bool = field(
-        default=True,
-        metadata=option("copy running statistics of the first rank to all, at the start and in steps", table="ddp"),
-    )
-    forward_sync_buffers: bool = field(default=True, metadata=option("copy them in steps, too", table="ddp"))
-    init_sync: bool = field(
-        default=True, metadata=option("check at the start that all ranks hold the first one's model", table="ddp")
-    )
+    forward_sync_buffers: bool = option(True, "ddp", "copy them in steps, too")
+    init_sync: bool = option(True, "ddp", "check at the start that all ranks hold the first one's model")
 
     # -- run -------------------------------------------------------------------------------------------------------
-    epochs: int = field(
-        default=20,
-        metadata=option(
-            "passes over the training data", table="run", within=AT_LEAST_1, also=("num_epochs", "n_epochs")
-        ),
+    epochs: int = option(20, "run", "passes over the training data", within=AT_LEAST_1, also=("num_epochs", "n_epochs"))
+    seed: int = option(
+        0,
+        "run",
+        "fixes initial values, split, order of samples and dropout",
+        within=AT_LEAST_0,
+        also=("random_seed", "manual_seed"),
     )
-    seed: int = field(
-        default=0,
-        metadata=option(
-            "fixes initial values, split, order of samples and dropout",
-            table="run",
-            within=AT_LEAST_0,
-            also=("random_seed", "manual_seed"),
-        ),
+    device: str = option(
+        "auto", "run", "where arrays live; auto: on GPUs where every rank has one", "auto", "cpu", "cuda"
     )
-    device: str = field(
-        default="auto",
-        metadata=option(
-            "where arrays live; auto: on GPUs where every rank has one", "auto", "cpu", "cuda", table="run"
-        ),
+    on_nan: str = option("stop", "run", "what to do in a step whose loss or gradients are not finite", "stop", "skip")
+    max_time: str | None = option(
+        None,
+        "run",
+        "stop with a checkpoint and exit code 75 before this time since the start is over, in seconds or H:MM:SS;"
+        " slurm: before the end of the Slurm job",
+        metavar="TIME",
+        also=("time_limit", "deadline"),
     )
-    on_nan: str = field(
-        default="stop",
-        metadata=option("what to do in a step whose loss or gradients are not finite", "stop", "skip", table="run"),
-    )
-    max_time: str | None = field(
-        default=None,
-        metadata=option(
-            "stop with a checkpoint and exit code 75 before this time since the start is over, in seconds or H:MM:SS;"
-            " slurm: before the end of the Slurm job",
-            table="run",
-            metavar="TIME",
-            also=("time_limit", "deadline"),
-        ),
-    )
-    margin: float = field(
-        default=30.0,
-        metadata=option("seconds before the end of --max-time to leave for that", table="run", within=AT_LEAST_0),
-    )
+    margin: float = option(30.0, "run", "seconds before the end of --max-time to leave for that", within=AT_LEAST_0)
 
     # -- files -----------------------------------------------------------------------------------------------------
-    metrics: Path | None = field(
-        default=None, metadata=option("write one JSON line per epoch to this file", table="files", metavar="FILE")
+    metrics: Path | None = option(None, "files", "write one JSON line per epoch to this file", metavar="FILE")
+    timeline: Path | None = option(
+        None, "files", "write what every rank did when to this file, for ui.perfetto.dev", metavar="FILE"
     )
-    timeline: Path | None = field(
-        default=None,
-        metadata=option(
-            "write what every rank did when to this file, for ui.perfetto.dev", table="files", metavar="FILE"
-        ),
+    output: Path | None = option(
+        None,
+        "files",
+        "save model, configuration, metrics and checkpoints in this folder",
+        metavar="DIR",
+        also=("output_dir", "out_dir", "save_dir"),
     )
-    output: Path | None = field(
-        default=None,
-        metadata=option(
-            "save model, configuration, metrics and checkpoints in this folder",
-            table="files",
-            metavar="DIR",
-            also=("output_dir", "out_dir", "save_dir"),
-        ),
+    log_ranks: bool = option(False, "files", "write a log file for every rank in --output")
+    resume: str = option(
+        "no", "files", "auto goes on from the newest whole checkpoint in --output, if there is one", "no", "auto"
     )
-    log_ranks: bool = field(
-        default=False, metadata=option("write a log file for every rank in --output", table="files")
+    checkpoint_steps: int = option(
+        0,
+        "files",
+        "steps between checkpoints, besides those after every epoch; 0 is none",
+        within=AT_LEAST_0,
+        also=("save_steps",),
     )
-    resume: str = field(
-        default="no",
-        metadata=option(
-            "auto goes on from the newest whole checkpoint in --output, if there is one", "no", "auto", table="files"
-        ),
-    )
-    checkpoint_steps: int = field(
-        default=0,
-        metadata=option(
-            "steps between checkpoints, besides those after every epoch; 0 is none",
-            table="files",
-            within=AT_LEAST_0,
-            also=("save_steps",),
-        ),
-    )
-    keep: int = field(
-        default=3,
-        metadata=option(
-            "newest checkpoints to keep; the most accurate one stays besides", table="files", within=AT_LEAST_1
-        ),
-    )
+    keep: int = option(3, "files", "newest checkpoints to keep; the most accurate one stays besides", within=AT_LEAST_1)
 
     def __post_init__(self) -> None:
         options.check(self)
@@ -400,6 +266,8 @@ class Config:
             text and self.model in ("net", "mlp", "resnet"),
             (f"--data {self.data} is text, which --model {self.model} cannot read: take --model transformer"),
         )
+        own = ":" in self.model and self.dropout is not None
+        yield own, "--dropout is for the models that have a name here, not for one's own"
         yield (
             self.data in DATA and self.model == "transformer",
             (f"--model transformer reads text, and --data {self.data} is images: give --data text:FILE"),

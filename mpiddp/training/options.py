@@ -61,23 +61,26 @@ class Kind(NamedTuple):
 
 
 def option(
+    default: Any,
+    table: str,
     text: str,
     *choices: str,
-    table: str,
     metavar: str | None = None,
     within: Range | None = None,
     also: Iterable[str] = (),
-) -> dict[str, Any]:
-    """Describe a field of a dataclass; the result is its metadata.
+) -> Any:
+    """Return a field of a dataclass that is an option.
 
     Parameters
     ----------
+    default : Any
+        Its value where none is given.
+    table : str
+        Where it may stand in a TOML file, besides the top, and the group in which ``--help`` shows it.
     text : str
         The help.
     *choices : str
         The values that it may have; none: any.
-    table : str
-        Where it may stand in a TOML file, besides the top, and the group in which ``--help`` shows it.
     metavar : str, optional
         What stands for the value in ``--help``.
     within : Range, optional
@@ -85,14 +88,8 @@ def option(
     also : iterable of str
         What others call it: for suggestions.
     """
-    return {
-        "help": text,
-        "choices": choices,
-        "table": table,
-        "metavar": metavar,
-        "within": within,
-        "also": tuple(also),
-    }
+    metadata = {"table": table, "help": text, "choices": choices, "metavar": metavar, "within": within}
+    return dataclasses.field(default=default, metadata={**metadata, "also": tuple(also)})
 
 
 def nearest(name: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:

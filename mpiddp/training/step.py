@@ -211,8 +211,10 @@ class Stepper:
     def _backward(self, loss: Tensor, share: float) -> None:
         factor = share if self.scaler is None else share * self.scaler.scale
         # An overflow is no surprise where a scaler looks for the largest scale without one.
-        quiet = {} if self.scaler is None else {"over": "ignore", "invalid": "ignore"}
-        with np.errstate(**quiet):
+        quiet: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self.scaler is not None:
+            quiet = np.errstate(over="ignore", invalid="ignore")
+        with quiet:
             loss.backward(None if factor == 1 else np.asarray(factor, loss.dtype))
 
     def _update(self, tally: Tally, broken: list[str]) -> tuple[bool, bool]:
