@@ -30,10 +30,13 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
     yield from native.broadcast(link.after(), x, root)
 
 
-def _moved(link: Link, x: Array, steps: Steps) -> Steps:
-    """Run steps that send messages, and copy this rank's own block themselves."""
-    yield _ready(x)
-    side = stream.side("add", x)
+def _moved(arrays: Sequence[Array], steps: Steps) -> Steps:
+    """Run steps that send messages between ``arrays``, and copy this rank's own block themselves.
+
+    The arrays are held here: the steps drop theirs when they end, and their copy may not have begun.
+    """
+    yield _ready(arrays[0])
+    side = stream.side("add", arrays[0])
     yield from stream.under(side, steps)
     yield stream.mark(side)
 
@@ -45,29 +48,29 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
 
 def all_gather_list(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
     """Copy every rank's ``x``, whose sizes may differ, to all ranks, each into an array of its own."""
-    return _moved(link, x, native.all_to_all(link.after(), outputs, [x] * link.size))
+    return _moved([x, *outputs], native.all_to_all(link.after(), outputs, [x] * link.size))
 
 
 def gather(link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
     """Copy every rank's ``x`` to root, each into an array of its own."""
-    return _moved(link, x, native.gather(link.after(), outputs, x, root))
+    return _moved([x, *(outputs or ())], native.gather(link.after(), outputs, x, root))
 
 
 def scatter(link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
     """Copy array r of root's ``inputs`` to rank r's ``x``."""
-    return _moved(link, x, native.scatter(link.after(), x, inputs, root))
+    return _moved([x, *(inputs or ())], native.scatter(link.after(), x, inputs, root))
 
 
 def all_to_all(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
     """Copy array s of rank r's ``inputs`` to array r of rank s's ``outputs``, for all r and s."""
-    return _moved(link, outputs[0], native.all_to_all(link.after(), outputs, inputs))
+    return _moved([*outputs, *inputs], native.all_to_all(link.after(), outputs, inputs))
 
 
 def all_to_all_single(
     link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
 ) -> Steps:
     """Copy consecutive blocks of ``x``, of the given lengths in bytes, to the ranks, and theirs to ``output``."""
-    return _moved(link, x, native.all_to_all_single(link.after(), output, x, output_counts, input_counts))
+    return _moved([x, output], native.all_to_all_single(link.after(), output, x, output_counts, input_counts))
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
