@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from launch import hosts, measure_hosts
@@ -79,6 +80,54 @@ if rank == 0:
 dist.destroy_process_group()
 """
 
+# Each host has memory and folders of its own, but for /tmp, which stands for what they share.
+DATA = """
+import json, socket, sys
+from pathlib import Path
+import numpy as np
+import mpiddp as dist
+from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, shared_on_node
+
+dist.init_process_group()
+rank, size = dist.get_rank(), dist.get_world_size()
+calls = []
+
+def load():
+    calls.append(socket.gethostname())
+    return [np.arange(60_000.0).reshape(3000, 20), np.arange(3000), np.load(sys.argv[1], mmap_mode="r")]
+
+samples, labels, mapped = shared_on_node(load)
+start = samples.__array_interface__["data"][0]
+for line in Path("/proc/self/maps").read_text().splitlines():
+    first, last = (int(part, 16) for part in line.split()[0].split("-"))
+    if first <= start < last:
+        file = line.split()[4]
+data = ArrayDataset(samples, labels, mapped)
+loader = DataLoader(data, 100, sampler=DistributedSampler(data, mode="exact"))
+seen = []
+for x, y, z in loader:
+    assert (x[:, 0] == 20 * y).all() and (z == -y).all()
+    seen += y.tolist()
+told = [None] * size
+dist.all_gather_object(told, (socket.gethostname(), calls, file, seen))
+if rank == 0:
+    assert sorted(sum((seen for *_, seen in told), [])) == list(range(3000))
+    print(json.dumps([each[:3] for each in told]), flush=True)
+
+def fails_on_the_last_host():
+    if socket.gethostname() == told[-1][0]:
+        raise FileNotFoundError("no corpus on " + socket.gethostname())
+    return [np.ones(3)]
+
+try:
+    shared_on_node(fails_on_the_last_host)
+except FileNotFoundError as error:
+    assert str(error) == "no corpus on h2" and ", host h2" in error.__notes__[0], error.__notes__
+else:
+    raise SystemExit("a fault of another host went unseen")
+dist.destroy_process_group()
+"""
+
 fault = hosts.why_not()
 pytestmark = pytest.mark.skipif(fault is not None, reason=f"no hosts to test with: {fault}")
 
@@ -110,6 +159,18 @@ def test_places_memory_and_collectives(two, tmp_path, ranks, cyclic, expected):
     assert found["hosts"] == expected
     assert found["nodes"] == [int(host[1]) - 1 for host in expected]
     assert found["checked"] >= 24
+
+
+@pytest.mark.parametrize("cyclic", [False, True], ids=["block", "cyclic"])
+def test_one_copy_of_a_data_set_serves_the_ranks_of_its_host(two, tmp_path, cyclic):
+    (tmp_path / "data.py").write_text(DATA)
+    np.save(tmp_path / "z.npy", -np.arange(3000))
+    found = json.loads(run(two, 4, tmp_path / "data.py", tmp_path / "z.npy", cyclic=cyclic).stdout)
+    assert [host for host, *_ in found] == (["h1", "h2", "h1", "h2"] if cyclic else ["h1", "h1", "h2", "h2"])
+    files = {host: {file for where, _, file in found if where == host} for host in ("h1", "h2")}
+    assert all(len(each) == 1 and each != {"0"} for each in files.values()), "the ranks of a host map one file"
+    assert files["h1"] != files["h2"]
+    assert sorted(call for _, calls, _ in found for call in calls) == ["h1", "h2"], "loaded once a host"
 
 
 def test_four_hosts(tmp_path):
