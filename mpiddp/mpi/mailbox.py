@@ -53,7 +53,7 @@ class Receive:
 
     def __init__(self, x: Array, source: int, tag: int) -> None:
         self.x, self._source, self._tag = x, source, tag
-        self._landing = Landing(x) if is_device_array(x) else None
+        self._landing = Landing(x) if _on_device(x) else None
         self._request: MPI.Request | Driven | None = None
         self._fault: str | None = None
         self.sender = -1
@@ -102,6 +102,10 @@ class Receive:
         self._check()
 
 
+def _on_device(x: Array) -> bool:
+    return type(x) is not np.ndarray and is_device_array(x)  # most arrays are NumPy's: no look-up of CuPy for them
+
+
 class Mailbox:
     """The point-to-point messages of a group.
 
@@ -129,7 +133,7 @@ class Mailbox:
 
     def send(self, x: Array, to: int, tag: int) -> None:
         """Send ``x`` and block until its memory may be used again."""
-        if is_device_array(x):
+        if _on_device(x):
             drive(depart(x, Turn(self._departing[to]), self._comm, to, tag * CODES + dtype_code(x.dtype)))
             return
         self._comm.Send(as_message(x, x.nbytes), to, tag * CODES + dtype_code(x.dtype))
@@ -137,7 +141,7 @@ class Mailbox:
     def isend(self, x: Array, to: int, tag: int, what: Operation) -> Work:
         """Begin to send ``x``."""
         code = tag * CODES + dtype_code(x.dtype)
-        if self._departing[to] or is_device_array(x):
+        if self._departing[to] or _on_device(x):
             return self._submit(Work(depart(x, Turn(self._departing[to]), self._comm, to, code), what, [x]))
 
         def steps() -> Steps:
