@@ -87,9 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _team(here: Job, size: int) -> Team:
     """Return the first ``size`` ranks; all ranks call."""
-    group = dist.new_group(range(size))
-    comm = here.comm.Split(0 if here.rank < size else MPI.UNDEFINED)
-    return Team(size, group, Clock(comm) if here.rank < size else None)
+    group: Any = dist.new_group(range(size))
+    return Team(size, group, Clock(group.comm.Dup()) if here.rank < size else None)
 
 
 def _measure(

@@ -54,6 +54,7 @@ class Keeper:
         self._folder = config.output / "checkpoints"
         self._store = CheckpointStore(self._folder, config.keep) if first else None
         self._saved: tuple[int, int] | None = None
+        self._versions: dict[str, str] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mpiddp-part")
         self._part: Future[None] | None = None
         # Of the checkpoint that is being written; None, on all ranks, if it has no parts.
@@ -72,6 +73,7 @@ class Keeper:
         UsageError
             If there are checkpoints, and the configuration does not resume.
         """
+        self._versions = surroundings.get("versions", {})
         if self._store is None:
             return
         if self._config.resume == "no" and self._store.steps():
@@ -100,8 +102,12 @@ class Keeper:
         if self._saved == (trainer.epoch, trainer.step):
             return
         self._saved = (trainer.epoch, trainer.step)
-        decisive = {"score": score, "config": self._config.as_dict(), "bits": bits.what_decides_bits()}
-        state = trainer.state_dict() | decisive
+        state = trainer.state_dict() | {
+            "score": score,
+            "config": self._config.as_dict(),
+            "bits": bits.what_decides_bits(),
+            "versions": self._versions,
+        }
         try:
             self.finish()
         except OSError as error:

@@ -156,6 +156,26 @@ def test_keeper_saves_and_resumes_and_only_the_first_rank_sees_files(world, tmp_
     assert (tmp_path / "checkpoints").exists() == (world.rank == 0)
 
 
+def test_a_checkpoint_says_all_that_decides_how_training_goes_on(world, tmp_path):
+    config = Config(output=tmp_path, batch_size=BATCH)
+    trainer, _ = make(stop_after=STEPS_AN_EPOCH + 2)
+    trainer.fit(EPOCHS)
+    keeper = keeper_of(config, world)
+    together(lambda: keeper.prepare({"versions": {"mpiddp": "1.2.3"}}))
+    keeper.save(trainer)
+    together(keeper.finish)
+    if world.rank:
+        return
+    state = read_checkpoint(tmp_path / "checkpoints" / "step-0000000008").state
+    assert (state["epoch"], state["step"], state["skipped"]) == (1, 8, 0)
+    assert state["loader"]["position"] == 2 * BATCH
+    assert len(state["random"]) == len(state["stateful"]) == world.size
+    assert [each["epoch"] for each in state["history"]] == [1] and state["running"][0] == 2 * BATCH
+    assert state["param_groups"][0]["lr"] == 0.05 and sorted(state["bucket_order"]) == list(range(8))
+    assert state["config"]["batch_size"] == BATCH and state["versions"] == {"mpiddp": "1.2.3"}
+    assert {"ranks", "nodes", "BLAS threads", "NumPy", "MPI library", "machine", "algorithms"} <= set(state["bits"])
+
+
 def test_new_run_does_not_mix_with_an_old_one(world, tmp_path):
     config = Config(output=tmp_path, batch_size=BATCH)
     trainer, _ = make()
