@@ -95,23 +95,19 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
     side = stream.after("add", x)
+    at_root = link.rank == root
     with stream.on(side):
-        sent = x
-        if op.factor is not None:
-            sent = x.copy()
-            premultiply(op, sent)
+        sent = x if at_root or op.factor is None else x.copy()
+        premultiply(op, sent)
     yield stream.mark(side)
-    source = MPI.IN_PLACE
-    if link.rank == root and sent is not x:
-        with stream.on(side):
-            x[...] = sent
-        yield stream.mark(side)
     requests = []
-    for piece in chunks(x if link.rank == root else sent):
-        ends = (source, movable(piece)) if link.rank == root else (movable(piece), None)
-        requests.append(link.later.Ireduce(*ends, reduction, root))
+    for piece in chunks(sent):
+        if at_root:
+            requests.append(link.later.Ireduce(MPI.IN_PLACE, movable(piece), reduction, root))
+        else:
+            requests.append(link.later.Ireduce(movable(piece), None, reduction, root))
     yield All(requests)
-    if link.rank == root:
+    if at_root:
         with stream.on(side):
             finish(op, x, link.size)
         yield stream.mark(side)

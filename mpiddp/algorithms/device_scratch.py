@@ -6,8 +6,6 @@ host memory of the node, pinned for every rank's GPU, whose kernels then read an
 
 from __future__ import annotations
 
-import mmap
-
 import numpy as np
 
 from mpiddp.device import ipc, pinned
@@ -75,7 +73,7 @@ class DeviceScratch(Scratch):
         """Give the memory back; the ranks of the group call together."""
         self._regions = []
         self._unpin()
-        self._memory: mmap.mmap | None = None
+        self._memory = None
         segment, self._segment = self._segment, None
         if segment is not None:
             yield link.later.Ibarrier()

@@ -68,7 +68,7 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePointers]:
 
 
 def sizes(world: Any) -> list[int]:
-    return [0, 1, max(world.size - 1, 1), world.size + 1, 127, 9973]
+    return [0, 1, max(world.size - 1, 1), world.size + 1, 127, 5011]
 
 
 def own_op(op: dist.ReduceOp, rank: int) -> dist.ReduceOp:
@@ -86,8 +86,11 @@ def expected(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
 # -- all-reduce: every way, on every dtype -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LONG)
-@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("device_two_shot", kind) for kind in DTYPES]
+    + [(name, kind) for name in LONG[1:] for kind in ("float32", "bfloat16", "int8")],
+)
 def test_algorithm(world: Any, cupy: Any, kind: str, name: str) -> None:
     if world.size == 1:
         pytest.skip("one rank has an algorithm of its own")
@@ -105,7 +108,7 @@ def test_algorithm(world: Any, cupy: Any, kind: str, name: str) -> None:
 @pytest.mark.parametrize("kind", DTYPES)
 def test_all_reduce(world: Any, cupy: Any, kind: str) -> None:
     dtype = dtype_of(kind)
-    for op, shape in itertools.product(OPS, [(), (0,), (3, 5), (2, 0, 3), (31, 37)]):
+    for op, shape in itertools.product(OPS, [(), (2, 0, 3), (31, 37)]):
         if not means_something(op, dtype):
             continue
         xs = draw(world.rng, world.size, shape, dtype)
@@ -115,7 +118,7 @@ def test_all_reduce(world: Any, cupy: Any, kind: str) -> None:
             assert close(x.get(), expected(op, xs)), (op, shape)
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int64"])
+@pytest.mark.parametrize("kind", ["float32", "float16", "int64"])
 def test_symmetric_all_reduce(world: Any, cupy: Any, kind: str) -> None:
     dtype = dtype_of(kind)
     for op, size in itertools.product(OPS, sizes(world)):
@@ -156,9 +159,7 @@ def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
 def collectives(world: Any, cupy: Any) -> None:
     """Run every other collective on device arrays, blocking and not."""
     rank, size = world.rank, world.size
-    for kind, shape, options in itertools.product(
-        ["float32", "bfloat16", "bool"], [(), (0,), (5, 3), (997,)], both_ways()
-    ):
+    for kind, shape, options in itertools.product(["float32", "bfloat16"], [(), (0,), (997,)], both_ways()):
         dtype = dtype_of(kind)
         xs = draw(world.rng, size, shape, dtype)
         mine = cupy.asarray(xs[rank])
@@ -598,6 +599,24 @@ def test_overrides(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> No
         renew()
         with pytest.raises(ValueError, match="needs an MPI that takes addresses"):
             dist.all_reduce(cupy.ones(3))
+    monkeypatch.undo()
+    renew()
+
+
+def test_observed_operations(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_DEBUG", "DETAIL")
+    renew()
+    for count in (3, 900):
+        x = cupy.full(count, world.rank + 1.0)
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        outs = [cupy.empty(count) for _ in range(world.size)]
+        dist.all_gather(outs, x)
+        assert all((out.get() == world.size * (world.size + 1) / 2).all() for out in outs)
+    pending = dist.all_reduce(x, async_op=True)
+    x += 1
+    with pytest.raises(ArrayError, match="was changed before"):
+        pending.wait()
     monkeypatch.undo()
     renew()
 
