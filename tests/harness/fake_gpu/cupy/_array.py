@@ -11,12 +11,19 @@ import ctypes
 import operator
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import _late
-from ._memory import MemoryPointer, Pooled
+from ._memory import MemoryPointer, Pooled, UnownedMemory
+
+
+class Flags(NamedTuple):
+    """How an array lies in memory; CuPy knows none that is read-only."""
+
+    c_contiguous: bool
+    f_contiguous: bool
 
 
 class ndarray:  # noqa: N801 - CuPy's name
@@ -52,7 +59,7 @@ class ndarray:  # noqa: N801 - CuPy's name
     ndim = property(lambda self: self._host.ndim)
     nbytes = property(lambda self: self._host.nbytes)
     itemsize = property(lambda self: self._host.itemsize)
-    flags = property(lambda self: self._host.flags)
+    flags = property(lambda self: Flags(self._host.flags.c_contiguous, self._host.flags.f_contiguous))
     T = property(lambda self: self._view(self._host.T))
     real = property(lambda self: call(np.real, self))
     imag = property(lambda self: call(np.imag, self))
@@ -331,6 +338,12 @@ def array(obj: Any, dtype: Any = None, copy: bool = True, order: str = "K", ndmi
         return obj.astype(dtype or obj.dtype, copy=bool(copy))
     if isinstance(obj, (list, tuple)) and any(isinstance(each, ndarray) for each in obj):
         return call(np.stack, list(obj)).astype(dtype or obj[0].dtype, copy=False)
+    if hasattr(obj, "__cuda_array_interface__"):
+        found = obj.__cuda_array_interface__
+        pointer, _ = found["data"]
+        kind, count = np.dtype(found["typestr"]), int(np.prod(found["shape"], dtype=np.int64))
+        memory = UnownedMemory(pointer, count * kind.itemsize, obj) if count else Pooled(0)
+        return ndarray(found["shape"], kind, MemoryPointer(memory, 0), found.get("strides"))
     host = np.array(obj, dtype, ndmin=ndmin)
     made = ndarray(host.shape, host.dtype)
     made.set(host)
