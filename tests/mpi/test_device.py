@@ -308,7 +308,7 @@ def test_operation_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
             for _ in range(60):  # a long kernel
                 x += world.rank + 1
             dist.all_reduce(x)
-        assert (x.get() == 60 * total).all()
+            assert (x.get() == 60 * total).all()
 
 
 def test_message_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
@@ -337,6 +337,8 @@ def test_earlier_kernels_read_what_was_there_before(world: Any, cupy: Any) -> No
         works = [dist.all_reduce(x, async_op=True)]
         for each in works:
             each.wait()
+        if world.size == 1:
+            stream.current(x).synchronize()  # an operation of one rank is work of its stream
         with cupy.cuda.Stream(non_blocking=True):  # a stream that knows nothing of the operation
             after = (x + 1).get()
         assert (before.get() == 32 * (world.rank + 1)).all()
