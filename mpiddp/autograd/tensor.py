@@ -185,6 +185,11 @@ class Tensor(Variable):
             twin.grad = self.grad.copy()
         return twin
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What a pickle holds: as above. Hooks may hold anything, communicators too.
+        left_out = {"grad_slot", "grad_hooks", "post_accumulate_grad_hooks"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
     # -- the tape --------------------------------------------------------------------------------------------------
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:

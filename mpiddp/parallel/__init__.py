@@ -4,6 +4,7 @@ Start reading at `naive`. May import everything up to ``nn`` and ``optim``.
 """
 
 from .bucket import GradBucket
+from .buffers import BufferCommHookLocation
 from .comm_hooks import (
     PostLocalSGDState,
     PowerSGDState,
@@ -18,7 +19,7 @@ from .comm_hooks import (
     powerSGD_hook,
 )
 from .data_parallel import DataParallel
-from .ddp import BufferCommHookLocation, DistributedDataParallel
+from .ddp import DistributedDataParallel
 from .join import Join, Joinable, JoinHook
 from .model_averaging import (
     HierarchicalModelAverager,

@@ -2,85 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum, auto
 from typing import Any
 
-from mpiddp.autograd import Function, Tensor, is_grad_enabled
+from mpiddp.autograd import is_grad_enabled
 from mpiddp.distributed import ProcessGroup
-from mpiddp.distributed.groups import GroupLike, member
+from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Module, Parameter
-from mpiddp.typing import Array
 
+from .buffers import BufferCommHookLocation, BufferHook, BufferSync
+from .delayed import DelayedAverage
 from .join import Join, Joinable, JoinHook
 from .naive import current_share, sample_share
-from .plan import MIB
+from .outputs import announcing
+from .plan import caps_in_bytes
 from .reducer import CommHook, Reducer
 from .replicas import broadcast_arrays, check_equal_values, check_same_parameters
 from .shadow import Shadow, announce
 from .sync_batchnorm import SyncBatchNorm
 from .timeline import Timeline, asked_for
-
-BufferHook = Callable[[Any, dict[str, Array]], Any]
-
-
-class BufferCommHookLocation(Enum):
-    """When a hook on buffers runs (torch's ``_BufferCommHookLocation``)."""
-
-    PRE_FORWARD = auto()
-    POST_FORWARD = auto()
-
-
-class _BackwardBegins(Function):
-    """The identity on an output; its backward, the first of all, tells the reducer."""
-
-    def forward(self, x: Array, reducer: Reducer) -> Array:
-        self.reducer = reducer
-        return x
-
-    def backward(self, grad: Array) -> tuple[Array, None]:
-        self.reducer.begin()
-        return grad, None
-
-
-def _announcing(output: Any, reducer: Reducer) -> Any:
-    """Return ``output`` with every tensor in it replaced by one that announces its backward."""
-    if isinstance(output, Tensor):
-        return _BackwardBegins.apply(output, reducer) if output.requires_grad else output
-    if isinstance(output, dict):
-        twin = copy.copy(output)
-        for key, value in output.items():
-            twin[key] = _announcing(value, reducer)
-        return twin
-    if isinstance(output, tuple) and hasattr(output, "_fields"):
-        return type(output)(*(_announcing(value, reducer) for value in output))
-    if isinstance(output, (list, tuple)):
-        return type(output)(_announcing(value, reducer) for value in output)
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        record: Any = copy.copy(output)
-        for field in dataclasses.fields(output):
-            # Object's own, because a frozen one has no other.
-            object.__setattr__(record, field.name, _announcing(getattr(output, field.name), reducer))
-        return record
-    if output is not None:
-        reducer.arm()  # whatever hides in there, the first gradient tells
-    return output
-
-
-def _caps_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int] | None:
-    if bucket_cap_mb is not None and bucket_cap_mb_list is not None:
-        raise ValueError("give bucket_cap_mb or bucket_cap_mb_list, not both")
-    caps = (
-        bucket_cap_mb_list if bucket_cap_mb_list is not None else [bucket_cap_mb] if bucket_cap_mb is not None else None
-    )
-    if caps is None:
-        return None
-    if not caps or min(caps) <= 0:
-        raise ValueError(f"bucket caps must be positive numbers of MiB, got {list(caps)}")
-    return [int(cap * MIB) for cap in caps]
 
 
 class DistributedDataParallel(Module, Joinable):
@@ -112,16 +53,30 @@ class DistributedDataParallel(Module, Joinable):
         Accepted for compatibility; gradients are always views of their bucket: they are born there.
     static_graph : bool, default False
         The same parameters are unused in every iteration: learned in the first.
+    delay_all_reduce_named_params : sequence of (str, Parameter), optional
+        Parameters, under their names in ``module``, that no bucket holds: their gradients are averaged when that of
+        ``param_to_hook_all_reduce`` is final. Other options do not concern them.
+    param_to_hook_all_reduce : Parameter, optional
+        See there.
+    mixed_precision
+        Not offered; see Raises.
     forward_sync_buffers : bool, optional
         Copy the buffers (running statistics) of the first rank before every forward that follows a reduced backward.
         Default True.
+    skip_all_reduce_unused_params : bool, default False
+        With ``find_unused_parameters``: do not send buckets of which no parameter was used, nor ask which ones were.
+        What is unused must then be the same on all ranks in every iteration; where it is not, ranks wait for each
+        other until the timeout, as in torch.
+    batched_grad_copy
+        Accepted for compatibility; gradients are not copied.
 
     Raises
     ------
     RuntimeError
         On every rank, if ranks hold different parameters; if there is none that requires a gradient.
     ValueError
-        If the module holds a wrapper that averages some of the parameters already; if an option is out of range.
+        If the module holds a wrapper that averages some of the parameters already; if an option is out of range; for
+        ``mixed_precision``, which `mpiddp.nn.MixedPrecision` does.
 
     Notes
     -----
@@ -130,6 +85,9 @@ class DistributedDataParallel(Module, Joinable):
 
     What is averaged are the parameters that require a gradient at construction: to train others later, `detach`, and
     wrap the model again.
+
+    ``copy.deepcopy`` and unpickling make a wrapper of their own around a copy of the module, with the same options and
+    buckets, and without communication hooks. They are collective: all ranks do it, in the default group.
 
     References
     ----------
@@ -157,21 +115,47 @@ class DistributedDataParallel(Module, Joinable):
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = True,
         static_graph: bool = False,
+        delay_all_reduce_named_params: Sequence[tuple[str, Parameter]] | None = None,
+        param_to_hook_all_reduce: Parameter | None = None,
+        mixed_precision: object = None,
         *,
         bucket_cap_mb_list: Sequence[float] | None = None,
         forward_sync_buffers: bool | None = None,
+        skip_all_reduce_unused_params: bool = False,
+        batched_grad_copy: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(module, Module):
             raise TypeError(f"DistributedDataParallel needs an mpiddp.nn.Module, got {type(module).__name__}")
         if device_ids is not None and len(device_ids) > 1:
             raise ValueError("device_ids can only be None or contain a single element.")
+        if mixed_precision is not None:
+            raise ValueError(
+                "DistributedDataParallel takes no mixed_precision: wrap the model in nn.MixedPrecision, whose autocast"
+                " leaves parameters and gradients in float32, and register fp16_compress_hook to reduce in float16"
+            )
+        if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
+            raise ValueError(
+                "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time."
+            )
         group = member(process_group, "DistributedDataParallel")
         if group is None:
             raise ValueError("DistributedDataParallel: this rank is not a member of process_group")
         self.module = module
         self.process_group: ProcessGroup = group
-        self._ignored: frozenset[str] = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._options = {
+            "broadcast_buffers": broadcast_buffers,
+            "bucket_cap_mb": bucket_cap_mb,
+            "find_unused_parameters": find_unused_parameters,
+            "static_graph": static_graph,
+            "bucket_cap_mb_list": bucket_cap_mb_list,
+            "forward_sync_buffers": forward_sync_buffers,
+            "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
+        }
+        delayed = list(delay_all_reduce_named_params or ())
+        self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ())).union(
+            name for name, _ in delayed
+        )
         named = [(name, p) for name, p in module.named_parameters() if name not in self._ignored]
         trained = [(name, p) for name, p in named if p.requires_grad]
         wrapped = {id(p) for each in module.modules() if isinstance(each, type(self)) for p in each.parameters()}
@@ -186,27 +170,37 @@ class DistributedDataParallel(Module, Joinable):
                 "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a"
                 " gradient."
             )
+        self._buffer_sync = BufferSync(module, self._ignored, group)
         if init_sync:
             check_same_parameters(named, group)
-            buffers = self._buffers_to_sync() if broadcast_buffers is not False else []
+            buffers = self._buffer_sync.arrays() if broadcast_buffers is not False else []
             broadcast_arrays([parameter.data for _, parameter in named] + buffers, group)
         self._forward_sync_buffers = (
             forward_sync_buffers if forward_sync_buffers is not None else broadcast_buffers is not False
         )
         self._reducer = Reducer(
-            trained, group, _caps_bytes(bucket_cap_mb, bucket_cap_mb_list), find_unused_parameters, static_graph
+            trained,
+            group,
+            caps_in_bytes(bucket_cap_mb, bucket_cap_mb_list),
+            find_unused_parameters,
+            static_graph,
+            skip_all_reduce_unused_params,
         )
+        self._delayed: DelayedAverage | None = None
+        if param_to_hook_all_reduce is not None:
+            self._delayed = DelayedAverage([parameter for _, parameter in delayed], param_to_hook_all_reduce, group)
         self.timeline = asked_for(group)
         self._reduce = True
         self._divide_by_all = True
         self._backwards_at_sync = 0
-        self._buffer_hook: tuple[object, BufferHook, BufferCommHookLocation] | None = None
 
-    def _named_buffers_to_sync(self) -> dict[str, Array]:
-        return {name: buffer for name, buffer in self.module.named_buffers() if name not in self._ignored}
-
-    def _buffers_to_sync(self) -> list[Array]:
-        return list(self._named_buffers_to_sync().values())
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.process_group is not default_group() or self._delayed is not None:
+            raise RuntimeError(
+                "DDP Pickling/Unpickling are only supported when using DDP with the default process group, and without"
+                " delayed parameters: copy or pickle ddp.module, and wrap the copy on all ranks"
+            )
+        return _wrapped_anew, (self.module, self._options, self.training, self.bucket_order())
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; the backward of what it returns reduces the gradients, unless under `no_sync`."""
@@ -225,7 +219,7 @@ class DistributedDataParallel(Module, Joinable):
         self._reducer.times.end_forward()
         if syncs:
             self._sync_buffers(source, BufferCommHookLocation.POST_FORWARD)
-        return _announcing(output, self._reducer) if reduces else output
+        return announcing(output, self._reducer) if reduces else output
 
     def skip_forward(self) -> None:
         """Take part in what a forward of the other ranks sends, on a rank that has no inputs for one."""
@@ -243,18 +237,8 @@ class DistributedDataParallel(Module, Joinable):
         )
 
     def _sync_buffers(self, source: int, now: BufferCommHookLocation) -> None:
-        """Make the buffers those of ``source``, a rank of the group, or what the registered hook makes them."""
-        if self._buffer_hook is None:
-            if now is BufferCommHookLocation.PRE_FORWARD:
-                broadcast_arrays(self._buffers_to_sync(), self.process_group, source)
-                self._backwards_at_sync = self._reducer.backwards
-            return
-        state, hook, when = self._buffer_hook
-        if when is not now:
-            return
-        for work in hook(state, self._named_buffers_to_sync()) or ():
-            work.wait()
-        self._backwards_at_sync = self._reducer.backwards
+        if self._buffer_sync.sync(source, now):
+            self._backwards_at_sync = self._reducer.backwards
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -290,7 +274,8 @@ class DistributedDataParallel(Module, Joinable):
         reduced = self._reducer.backwards
         try:
             yield
-            if self._reduce and self._reducer.backwards == reduced:
+            # Inside of another weighted() the backward that reduces may be still to come.
+            if self._reduce and self._reducer.backwards == reduced and (outer is None or n_samples == 0):
                 self._reducer.contribute_nothing()
         finally:
             self._reducer.share = outer
@@ -333,9 +318,7 @@ class DistributedDataParallel(Module, Joinable):
         TypeError
             If it cannot be called.
         """
-        if not callable(hook):
-            raise TypeError("Communication hook must be callable.")
-        self._buffer_hook = state, hook, comm_hook_location
+        self._buffer_sync.register_hook(state, hook, comm_hook_location)
 
     def join(
         self,
@@ -374,7 +357,7 @@ class DistributedDataParallel(Module, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return what a rank without inputs does; ``divide_by_initial_world_size`` is the one option."""
-        if self._buffer_hook is not None:
+        if self._buffer_sync.has_hook:
             raise RuntimeError(
                 "a rank without inputs cannot follow a hook on buffers: join() needs a model without one"
             )
@@ -443,6 +426,8 @@ class DistributedDataParallel(Module, Joinable):
         """Let go of the model: its backward is a local matter again, and its gradients have no place in buckets."""
         self._reduce = False
         self._reducer.detach()
+        if self._delayed is not None:
+            self._delayed.detach()
 
     def check_replicas(self) -> None:
         """Check that all ranks hold the same bits in every parameter.
@@ -475,3 +460,14 @@ class DistributedDataParallel(Module, Joinable):
     def bucket_sizes_bytes(self) -> list[int]:
         """Return the size of each bucket, in the order in which they are sent."""
         return self._reducer.bucket_sizes_bytes()
+
+
+def _wrapped_anew(
+    module: Module, options: dict[str, Any], training: bool, order: list[int] | None
+) -> DistributedDataParallel:
+    """Wrap a copy of a module as the original was wrapped."""
+    ddp = DistributedDataParallel(module, init_sync=False, **options)
+    ddp.training = training
+    if order is not None:
+        ddp.install_bucket_order(order)
+    return ddp

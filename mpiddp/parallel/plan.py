@@ -69,3 +69,21 @@ def plan(
             buckets += [bucket[::-1] for bucket in from_behind[::-1]]
     place = {index: position for position, index in enumerate(order)}
     return sorted(buckets, key=lambda bucket: place[bucket[-1]])
+
+
+def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int] | None:
+    """Return the caps that a program gives in MiB, as one number or one for each bucket, or None without any.
+
+    Raises
+    ------
+    ValueError
+        If both are given, or a cap is not positive.
+    """
+    if bucket_cap_mb is not None and bucket_cap_mb_list is not None:
+        raise ValueError("give bucket_cap_mb or bucket_cap_mb_list, not both")
+    caps = [bucket_cap_mb] if bucket_cap_mb is not None else bucket_cap_mb_list
+    if caps is None:
+        return None
+    if not caps or min(caps) <= 0:
+        raise ValueError(f"bucket caps must be positive numbers of MiB, got {list(caps)}")
+    return [int(cap * MIB) for cap in caps]

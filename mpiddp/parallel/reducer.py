@@ -33,8 +33,9 @@ CommHook = Callable[[Any, GradBucket], Any]
 _UNUSED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that"
     " your module has parameters that were not used in producing loss. Pass find_unused_parameters=True to"
-    " DistributedDataParallel, and make sure that all forward outputs take part in the loss. Parameters that did not"
-    " receive a gradient on rank {rank}: {names}"
+    " DistributedDataParallel, and make sure that all forward outputs take part in the loss; where parameters were"
+    " frozen or replaced after wrapping, wrap the model again. Parameters that did not receive a gradient on rank"
+    " {rank}: {names}"
 )
 
 _NOT_A_FUTURE = "DDP communication hook's callback must return a Work or a Future object, but got {kind}"
@@ -55,6 +56,8 @@ class Reducer:
         Some parameters may get no gradient in a backward, different ones on different ranks.
     static_graph : bool
         The ones that get none are the same in every backward: learned in the first.
+    skip_unused : bool
+        With ``find_unused``: those that get none are the same on all ranks, and buckets of nothing else stay here.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Reducer:
         caps_bytes: Sequence[int] | None,
         find_unused: bool,
         static_graph: bool,
+        skip_unused: bool = False,
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [parameter for _, parameter in named_parameters]
@@ -71,6 +75,7 @@ class Reducer:
         self._caps_bytes = caps_bytes
         self._find_unused = find_unused
         self._static_graph = static_graph
+        self._skip_unused = skip_unused and find_unused
         self._hook: CommHook | None = None
         self._hook_state: Any = None
         self.share: float | None = None
@@ -272,13 +277,16 @@ class Reducer:
             slot[...] = parameter.grad
             parameter.grad = slot
 
-    def _send_complete(self) -> None:
-        """Submit the complete buckets that are next in order."""
+    def _send_complete(self, unused: Sequence[int] = ()) -> None:
+        """Submit the complete buckets that are next in order, but those that hold ``unused`` parameters only."""
+        needless = {id(self._parameters[index]) for index in unused}
         while self._next_bucket < len(self.buckets) and self.buckets[self._next_bucket].pending == 0:
             bucket = self.buckets[self._next_bucket]
             if self._next_bucket == 0:
                 self.times.begin_communication()
             self._next_bucket += 1
+            if needless and needless.issuperset(map(id, bucket.parameters())):
+                continue
             timeline, began = self.times.timeline, perf_counter_ns()
             outcome = self._send(bucket)
             self._on_their_way.append((bucket, outcome))
@@ -324,7 +332,7 @@ class Reducer:
                 self._keep(index, parameter)  # of an earlier backward that was not reduced
             self._bucket_of[index].pending -= 1
         unused = [index for index in silent if self._parameters[index].grad is None]
-        self._send_complete()
+        self._send_complete(unused if self._skip_unused else ())
         self._unused_bytes = sum(self._parameters[index].data.nbytes for index in unused)
         used_somewhere = self._agree_on_use(unused)
         self._wait()
@@ -350,7 +358,8 @@ class Reducer:
         if self._used_somewhere is None or not self._static_graph:
             used = np.ones(len(self._parameters), dtype=bool)
             used[list(unused)] = False
-            all_reduce(used, ReduceOp.MAX, self._group)
+            if not self._skip_unused:
+                all_reduce(used, ReduceOp.MAX, self._group)
             self._used_somewhere = used
         return self._used_somewhere
 

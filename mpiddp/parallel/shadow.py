@@ -45,7 +45,7 @@ class Shadow(JoinHook):
         ddp = self._ddp
         reduces, syncs, source = _agree(ddp.process_group, False, False, active=False)
         if syncs:
-            broadcast_arrays(ddp._buffers_to_sync(), ddp.process_group, source)
+            broadcast_arrays(ddp._buffer_sync.arrays(), ddp.process_group, source)
             ddp._backwards_at_sync = ddp._reducer.backwards
         if reduces:
             ddp._reducer.share = 0
@@ -59,4 +59,4 @@ class Shadow(JoinHook):
         ddp = self._ddp
         _, _, source = _agree(ddp.process_group, False, False, active=is_last_joiner)
         arrays = [p.data for name, p in ddp.module.named_parameters() if name not in ddp._ignored]
-        broadcast_arrays(arrays + ddp._buffers_to_sync(), ddp.process_group, source)
+        broadcast_arrays(arrays + ddp._buffer_sync.arrays(), ddp.process_group, source)

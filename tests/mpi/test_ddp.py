@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 import tracemalloc
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
@@ -410,6 +411,55 @@ def test_unused_parameters_are_those_of_torch(world: World) -> None:
             assert (p.grad is None) == (q.grad is None), name
             if q.grad is not None:
                 np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_frozen_after_wrapping_is_an_error_that_says_so(world: World) -> None:
+    ddp = DDP(mlp())
+    ddp.module[0].weight.requires_grad_(False)
+    with pytest.raises(RuntimeError, match=r"frozen or replaced after wrapping.*: 0\.weight$"):
+        step_of(ddp, *batch(world.rng, 3))
+
+
+def test_buckets_that_nobody_uses_stay_here(world: World) -> None:
+    ddp = DDP(Branches(), find_unused_parameters=True, skip_all_reduce_unused_params=True, bucket_cap_mb=1e-5)
+    plain = DDP(Branches(), find_unused_parameters=True, bucket_cap_mb=1e-5)
+    sent: list[int] = []
+
+    def counting(_: Any, bucket: Any) -> Any:
+        sent.append(bucket.index())
+        return dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
+
+    ddp.register_comm_hook(None, counting)
+    x = np.full((2, 4), world.rank + 1, np.float32)
+    for use, buckets in (("ac", 4), ("a", 2), ("abc", 6)):
+        sent.clear()
+        for model in (ddp, plain):
+            model.zero_grad()
+            model(x, use).sum().backward()
+        assert len(sent) == buckets
+        assert [name for name, p in ddp.module.named_parameters() if p.grad is None] == [
+            f"{name}.{kind}" for name in "abc" if name not in use for kind in ("weight", "bias")
+        ]
+        used = [{n: p.grad for n, p in m.named_parameters() if p.grad is not None} for m in (ddp, plain)]
+        assert_close(*used)
+
+
+def test_delayed_parameters_are_averaged_when_another_ones_gradient_is_there(world: World) -> None:
+    model, alone = Branches(), Branches()
+    late = [("c.weight", model.c.weight), ("c.bias", model.c.bias), ("b.bias", model.b.bias)]
+    model.c.bias.data += world.rank
+    ddp = DDP(model, delay_all_reduce_named_params=late, param_to_hook_all_reduce=model.a.weight)
+    assert_same_bits_everywhere({name: p.data for name, p in model.named_parameters()})
+    assert sum(ddp.bucket_sizes_bytes()) == 4 * (16 + 4 + 16)
+    for _ in range(2):
+        ddp.zero_grad(), alone.zero_grad()
+        for rank in range(world.size):
+            (alone(np.full((2, 4), rank + 1, np.float32), "abc").sum() / world.size).backward()
+        ddp(np.full((2, 4), world.rank + 1, np.float32), "abc").sum().backward()
+        assert_same_bits_everywhere(gradients(ddp.module))
+        assert_close(gradients(ddp.module), gradients(alone))
+    ddp.detach()
+    assert all(p.grad_slot is None and not p.post_accumulate_grad_hooks for p in model.parameters())
 
 
 def test_static_graph_learns_what_is_unused(world: World) -> None:
@@ -873,6 +923,10 @@ def test_wrong_arguments_are_refused(world: World) -> None:
         DDP(mlp(), bucket_cap_mb=0)
     with pytest.raises(ValueError, match="device_ids"):
         DDP(mlp(), device_ids=[0, 1])
+    with pytest.raises(ValueError, match=r"nn\.MixedPrecision"):
+        DDP(mlp(), mixed_precision=object())
+    with pytest.raises(ValueError, match="need to be set at the same time"):
+        DDP(mlp(), delay_all_reduce_named_params=[])
 
 
 def test_replicas_that_drift_are_found(world: World) -> None:
@@ -909,6 +963,28 @@ def test_the_wrapped_model_can_be_copied(world: World) -> None:
     step_of(average, *batch(world.rng, 3))  # a local matter
     assert ddp._reducer.backwards == 1
     assert not np.shares_memory(average[0].weight.data, ddp.module[0].weight.data)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda ddp: pickle.loads(pickle.dumps(ddp))], ids=["copy", "pickle"])
+def test_a_copy_of_the_wrapper_averages_on_its_own(world: World, way: Any) -> None:
+    ddp = DDP(mlp(), bucket_cap_mb=0.0002)
+    step_of(ddp, *batch(np.random.default_rng(world.rank), 3))
+    ddp.eval()
+    twin = way(ddp)
+    assert_equal(values(twin), values(ddp))
+    assert twin.bucket_sizes_bytes() == ddp.bucket_sizes_bytes() and not twin.training
+    before = {name: gradient.copy() for name, gradient in gradients(ddp).items()}
+    twin.zero_grad()
+    step_of(twin, *batch(np.random.default_rng(world.rank + 9), 3))
+    assert_same_bits_everywhere(gradients(twin))
+    assert_equal(gradients(ddp), before)
+
+
+def test_a_wrapper_in_another_group_says_what_to_copy(world: World) -> None:
+    group = dist.new_group(list(range(world.size)))
+    with pytest.raises(RuntimeError, match=r"only supported .* with the default process group.*ddp\.module"):
+        copy.deepcopy(DDP(mlp(), process_group=group))
+    dist.destroy_process_group(group)
 
 
 def test_a_model_that_is_let_go_is_local_again(world: World) -> None:
