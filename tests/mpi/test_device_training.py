@@ -18,7 +18,7 @@ from mpiddp.training import Trainer, devices
 from mpiddp.training.config import UsageError
 from mpiddp.training.metrics import Tally, count_correct
 
-pytest.importorskip("ml_dtypes")
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
 class Pair(NamedTuple):
@@ -133,3 +133,25 @@ def test_batches_are_uploaded_as_they_are_nested(cupy: Any) -> None:
     assert isinstance(found["a"][0], cupy.ndarray) and isinstance(found["a"][1][1], cupy.ndarray)
     assert found["a"][1][0] == "text" and isinstance(found["b"], cupy.ndarray)
     assert isinstance(found["c"], Pair) and isinstance(found["c"].x, cupy.ndarray) and found["c"].n == 1
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_half_precision_buckets(cupy: Any, world: Any, name: str) -> None:
+    dtype = np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
+    nn.manual_seed(2)
+    ddp = dist.DistributedDataParallel(nn.Linear(3, 2).convert(lambda x: cupy.asarray(x.astype(dtype))))
+    x = np.full((world.size, 2, 3), 0.5, np.float32) * np.arange(1, world.size + 1)[:, None, None]
+    loss = ddp(cupy.asarray(x[world.rank].astype(dtype))).sum()
+    loss.backward()
+    found = ddp.module.weight.grad
+    assert isinstance(found, cupy.ndarray) and found.dtype == dtype
+    expected = np.tile(x.sum(axis=(0, 1)) / world.size, (2, 1))
+    np.testing.assert_allclose(found.get().astype(np.float32), expected, rtol=2**-7)
+
+
+@pytest.mark.parametrize("hook", [dist.fp16_compress_hook, dist.bf16_compress_hook], ids=lambda hook: hook.__name__)
+def test_compressed_buckets(cupy: Any, world: Any, hook: Any) -> None:
+    ddp = dist.DistributedDataParallel(nn.Linear(3, 2).convert(cupy.asarray))
+    ddp.register_comm_hook(None, hook)
+    ddp(cupy.full((2, 3), world.rank + 1.0, dtype=np.float32)).sum().backward()
+    np.testing.assert_allclose(ddp.module.weight.grad.get(), np.full((2, 3), world.size + 1.0), rtol=2**-7)

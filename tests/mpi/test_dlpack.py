@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.faking import fake_gpu
 
 import mpiddp as dist
 from mpiddp import device
@@ -256,3 +257,27 @@ def test_numpy_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dist.all_reduce(x)
+
+
+class Exported:
+    """What Numba's arrays offer: memory of a GPU under the CUDA array interface."""
+
+    def __init__(self, x: Any, **changes: Any) -> None:
+        self.x = x
+        self.__cuda_array_interface__ = {**x.__cuda_array_interface__, **changes}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_gpu_memory_is_used_where_it_lies(world: Any, length: int) -> None:
+    with fake_gpu() as cupy:
+        total = world.size * (world.size + 1) / 2
+        x = cupy.full((length,), world.rank + 1.0)
+        dist.all_reduce(Exported(x))
+        assert (x.get() == total).all()
+        work = dist.broadcast(Exported(x), 0, async_op=True)
+        work.wait()
+        rows = [cupy.zeros(length) for _ in range(world.size)]
+        dist.all_gather([Exported(row) for row in rows], Exported(x))
+        assert all((row.get() == total).all() for row in rows)
+        with pytest.raises(dist.ArrayError, match="C-contiguous"):
+            dist.all_reduce(Exported(cupy.zeros((3, 4)).T))
