@@ -13,9 +13,12 @@ from mpiddp import nn, optim
 from mpiddp.autograd import Tensor, no_grad
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.parallel import DataParallel
-from mpiddp.parallel.data_parallel import gather, scatter
+from mpiddp.parallel.data_parallel import gather, parallel_apply, replicate, scatter
+from mpiddp.training.models import MLP
 
 Pair = namedtuple("Pair", "a b")
+DOCUMENTED_MB = (3.8, 1.7)
+"""What DataParallel's docstring says of its first device and of the others."""
 
 
 class Net(nn.Module):
@@ -152,3 +155,43 @@ def test_nested_outputs_are_joined() -> None:
 def test_other_devices_are_refused(devices: list[Any]) -> None:
     with pytest.raises(ValueError, match="DistributedDataParallel"):
         DataParallel(Net(), devices)
+
+
+def tape_arrays(output: Tensor) -> list[np.ndarray]:
+    """Return the arrays that the tape behind a tensor keeps for backward, its inputs among them."""
+    nodes, arrays = [output.grad_fn], [output.data]
+    for node in nodes:
+        arrays += [value for value in vars(node).values() if isinstance(value, np.ndarray)]
+        nodes += [edge for edge in node.edges or () if edge is not None and hasattr(edge, "edges")]
+    return arrays
+
+
+def memory_bytes(arrays: list[np.ndarray]) -> int:
+    """Return the size of the memory that arrays cover, each root of views counted once."""
+    roots: dict[int, int] = {}
+    for array in arrays:
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        roots[id(array)] = array.nbytes
+    return sum(roots.values())
+
+
+def test_the_first_device_would_hold_more_than_twice_what_the_second_holds() -> None:
+    model = MLP()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    rng = np.random.default_rng(0)
+    parts = [part.copy() for part in scatter(rng.standard_normal((128, 1, 28, 28), np.float32), 2)]
+    outputs = parallel_apply(replicate(model, 2), [((part,), {}) for part in parts])
+    parameters = [p.data for p in model.parameters()]
+    kept = [memory_bytes([*parameters, part, *tape_arrays(y)]) for part, y in zip(parts, outputs, strict=True)]
+    output = gather(outputs)
+    F.nll_loss(output, rng.integers(0, 10, 128)).backward()
+    optimizer.step()
+    gathered = memory_bytes([output.data])
+    momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+    owned = memory_bytes([*(p.grad for p in model.parameters()), *momenta])
+    assert kept[0] == kept[1]  # replicas of parameters, and what each part leaves for backward
+    assert owned == 2 * memory_bytes(parameters)
+    first, second = kept[0] + gathered + owned, kept[1]
+    assert (round(first / 1e6, 1), round(second / 1e6, 1)) == DOCUMENTED_MB
+    assert all(f"{megabytes} MB" in " ".join((DataParallel.__doc__ or "").split()) for megabytes in DOCUMENTED_MB)
