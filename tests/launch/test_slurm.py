@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from harness import launcher
+from harness import faking, launcher
 
 from launch import mini_slurm
 
@@ -96,6 +98,14 @@ class Jobs:
         script.write_text(f"#!/bin/bash\nset -euo pipefail\nsource {SLURM}/env.sh\n{text}")
         self.submit(name, "--output=log", *options, script, **env)
 
+    def wait_for(self, name: str, text: str) -> None:
+        """Wait until a job's log has a text, or for as long as it takes on a machine that is busy with other things."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and not any(
+            text in log.read_text() for log in self.folder.glob(f"{name}/*.log")
+        ):
+            time.sleep(0.1)
+
     def ends(self, name: str) -> list[mini_slurm.JobEnd]:
         """Return how the tasks of an array ended."""
         if name not in self._done:
@@ -131,18 +141,38 @@ def submit_all(jobs: Jobs) -> None:
     # Slurm looks at the limits every 30 s, and warns when the limit less the time given is nearer than that.
     warned = ("--time=1", "--signal=B:USR1@60")
     jobs.submit("requeue", *warned, SLURM / "requeue.sbatch", *TRAIN, PYTHONPATH=f"{folder}/slow:{path}")
+    # Alone until it trains: Slurm's look comes 30 s after the cluster's start, and would find no rank to warn.
+    jobs.wait_for("requeue", "training on")
     jobs.submit("multinode", SLURM / "train_multinode.sbatch", *TRAIN)
+    jobs.submit("mpirun", SLURM / "train_multinode.sbatch", *TRAIN, MPIDDP_LAUNCH="mpirun")
     few = "--ntasks-per-node=2"
     jobs.submit("cpu", few, SLURM / "train_cpu.sbatch", "--epochs", "1")
-    jobs.submit("array", SLURM / "array.sbatch", "--epochs", "1")
-    jobs.submit("gpu", SLURM / "train_gpu.sbatch", "--epochs", "1")
+    jobs.submit("array", SLURM / "array.sbatch", "--epochs", "1", "--model", "mlp")
+    jobs.submit("no-gpu", SLURM / "train_gpu.sbatch", "--epochs", "1")
+    rng = np.random.default_rng(0)
+    np.savez(folder / "few.npz", x=rng.integers(0, 256, (40, 28, 28), np.uint8), y=rng.integers(0, 10, 40))
+    little = (
+        "--model",
+        "mlp",
+        "--data",
+        f"npz:{folder}/few.npz",
+        "--batch-size",
+        "20",
+        "--epochs",
+        "2",
+        "--workers",
+        "1",
+    )
+    jobs.submit("gpu", SLURM / "train_gpu.sbatch", *little, PYTHONPATH=f"{faking.FOLDER}:{path}")
+    jobs.submit("host", SLURM / "train_gpu.sbatch", *little, "--device", "cpu")
     jobs.submit("bench", SLURM / "bench.sbatch", *BENCH)
     jobs.submit("test", SLURM / "test.sbatch", "-q", "tests/mpi/test_naive.py")
     jobs.submit("bad-option", few, SLURM / "train_cpu.sbatch", "--epocs", "1")
     for name, plugin in {"wrong-plugin": jobs.other_plugin, "no-plugin": "none", "unknown-plugin": "pmix_v9"}.items():
         jobs.submit(name, few, SLURM / "train_cpu.sbatch", MPIDDP_LAUNCH=plugin)
-    runs = [f'run "$PYTHON" {folder}/fails.py {way} || echo "{way} $?" >> codes' for way in WAYS]
-    jobs.submit_text("fails", "\n".join(runs), "--nodes=2", "--ntasks-per-node=1")
+    # Side by side: most of the time, Slurm waits for what is left of a step.
+    runs = [f'(run "$PYTHON" {folder}/fails.py {way} || echo "{way} $?" >> codes) &\n' for way in WAYS]
+    jobs.submit_text("fails", "".join([*runs, "wait"]), "--nodes=2", "--ntasks-per-node=1", SLURM_OVERLAP="1")
     infos = [
         f'{start} "$PYTHON" -m mpiddp info --json > {name}.json 2> {name}.err || echo {name} $? >> codes'
         for name, start in LAUNCHERS.items()
@@ -196,6 +226,17 @@ def test_train_on_two_nodes(jobs):
 
 
 @needs_slurm
+def test_train_by_mpirun_in_the_same_job_script(jobs):
+    end = jobs.end("mpirun")
+    assert (end.state, end.rc) == ("COMPLETED", 0), end
+    assert re.search(rf"^{jobs.library}.*, started by \S*mpirun", end.log), end
+    assert "training on 4 ranks on 2 nodes:" in end.log, end
+    assert jobs.end("multinode").rc == 0
+    models = [jobs.file(f"{name}/runs/*/model.safetensors").read_bytes() for name in ("mpirun", "multinode")]
+    assert models[0] == models[1], "who starts the ranks makes no difference"
+
+
+@needs_slurm
 def test_array(jobs):
     ends = jobs.ends("array")
     assert [(end.state, end.rc) for end in ends] == [("COMPLETED", 0)] * 3, "\n".join(map(str, ends))
@@ -220,9 +261,20 @@ def test_bench(jobs):
 
 @needs_slurm
 def test_train_gpu_says_what_is_missing(jobs):
-    end = jobs.end("gpu")
+    end = jobs.end("no-gpu")
     assert end.state == "FAILED", end
     assert end.log.count("mpiddp: error: --device cuda: CuPy ") == 1, end
+
+
+@needs_slurm
+def test_train_gpu(jobs):
+    """On Slurm's pretended GPUs, with a CuPy that pretends too: the script, the options and the way of the data."""
+    end, host = jobs.end("gpu"), jobs.end("host")
+    assert (end.state, end.rc) == ("COMPLETED", 0), end
+    assert "training on 2 ranks on 1 node:" in end.log and "device=cuda" in end.log, end
+    assert (host.rc, "device=cpu" in host.log) == (0, True), host
+    curves = [losses(jobs.file(f"{name}/runs/*/metrics.jsonl")) for name in ("gpu", "host")]
+    assert len(curves[0]) == 2 and curves[0] == pytest.approx(curves[1], rel=1e-5)
 
 
 @needs_slurm
