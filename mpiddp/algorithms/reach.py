@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
 from mpiddp.mpi import symmetric
 from mpiddp.mpi.attach import Attachment
 from mpiddp.mpi.link import Channel, Link
@@ -106,8 +104,9 @@ class Attached:
         return rows
 
     def _spare(self, count: int) -> Array:
-        step = max(min(PIECE_BYTES // self._own.itemsize, count), 1)
-        return np.empty((len(self._addresses), step), self._own.dtype)
+        size, dtype = len(self._addresses), self._own.dtype
+        step = max(min(PIECE_BYTES // dtype.itemsize, count), 1)
+        return self._attachment.buffer(size * step * dtype.itemsize).view(dtype).reshape(size, step)
 
     def fold(
         self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None

@@ -5,8 +5,9 @@ alike. Whether an array is symmetric is not: one rank may give an ordinary array
 the algorithms that work in shared memory decide about that themselves, when they have heard of all ranks' arrays.
 
 In the table "native" means MPI's own algorithm, or for reductions that MPI does not define, and for all of them under
-``MPIDDP_DETERMINISTIC=1``, the exchange. ``MPIDDP_ALGORITHM=all_reduce:ring`` replaces the table's choice, and what
-`bench tune` has measured on this machine (see `tuned`) replaces the table.
+``MPIDDP_DETERMINISTIC=1``, the exchange. A call's argument ``algorithm="ring"`` goes before
+``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before what `bench tune` has measured on this machine (see `tuned`),
+which goes before the table.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _KIB = 1 << 10
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0; `python -m mpiddp bench tune` does it anew. Bytes
 # are those of the largest array of the call: the output of an all-gather, the input of a reduce-scatter.
 ONE_NODE: dict[str, Rows] = {
-    "all_reduce": ((256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "all_reduce": ((64 * _KIB, "native"), (ANY_SIZE, "two_shot")),
     "reduce": ((64 * _KIB, "native"), (ANY_SIZE, "two_shot")),
     "reduce_scatter": ((256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
     "all_gather": ((256 * _KIB, "native"), (ANY_SIZE, "two_shot")),

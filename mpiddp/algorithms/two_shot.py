@@ -2,8 +2,8 @@
 
 Where the arrays lie decides how, when the ranks have met:
 
-- Symmetric arrays are worked on in place: a barrier, the slice, a barrier. Each byte is read once and written once by
-  somebody, so an all-reduce costs about one copy of the array.
+- Symmetric arrays, but short ones, are worked on in place: a barrier, the slice, a barrier. Each byte is read once and
+  written once by somebody, so an all-reduce costs about one copy of the array.
 - Long ordinary arrays are too, by copies that the kernel makes (see `reach`).
 - Others pass in pieces through a scratch (see `passage`). Two ranks, and short arrays of any number, need one shot
   only: everybody folds all of it. So do broadcast, all-gather and reduce-scatter.
@@ -26,7 +26,7 @@ from mpiddp.mpi.board import NO_ROOT, comparing
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.symmetric import Place, find
+from mpiddp.mpi.symmetric import NOWHERE, Place, find
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
@@ -36,10 +36,11 @@ from .folding import bounds, fold_rows
 from .passage import Passage
 from .reach import Reach, attached, in_place, place_of
 
-ATTACH_BYTES = 1 << 21
+ATTACH_BYTES = 1 << 22
 """Longer ordinary arrays are copied by the kernel: below, its costs are more than the copies that it saves."""
 ONE_SHOT_BYTES = 1 << 17
-"""Longer arrays of more than two ranks are reduced in two shots: a barrier more, and less to read for everybody."""
+"""Shorter arrays go through the scratch, symmetric ones too, and are reduced in one shot by any number of ranks: that
+takes a barrier less. Longer ones of more than two ranks are reduced in two: everybody has less to read."""
 _ONE_SHOT_PIECE_BYTES = 1 << 20
 _BEGUN = Place(-1, 0)
 """Where an array lies whose first piece is in the scratch."""
@@ -60,7 +61,7 @@ def _meet(
 ) -> Steps:
     """Wait until every rank has come to this operation, and return how they go on; None if only by messages."""
     long = x.nbytes > ATTACH_BYTES
-    place = place_of(x) if long else find(x)
+    place = place_of(x) if long else NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment and (not long or link.attachment.fault) and passage.begin():
         place = _BEGUN
     entries = yield from meet(link, operation, x, op, root, place)

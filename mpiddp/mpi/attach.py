@@ -69,6 +69,7 @@ class Attachment:
 
     def __init__(self) -> None:
         self._pids: list[int] = []
+        self._buffer: Array = np.empty(0, np.uint8)
         self.fault = ""
         """Why it does not work; empty before it has been tried, and where it does."""
 
@@ -90,6 +91,12 @@ class Attachment:
         else:
             self._pids = [int(pid) for pid in told[:, 0]]
         return not self.fault
+
+    def buffer(self, nbytes: int) -> Array:
+        """Return memory to copy to, the same each time: the kernel gives fresh pages slowly."""
+        if self._buffer.size < nbytes:
+            self._buffer = np.empty(nbytes, np.uint8)
+        return self._buffer[:nbytes]
 
     def read(self, rank: int, address: int, into: Array) -> None:
         """Copy from an address of a rank of the node into a contiguous array."""
