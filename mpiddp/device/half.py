@@ -44,10 +44,14 @@ def converted(x: Array, dtype: DTypeLike) -> Array:
     """Return ``x.astype(dtype)``, fast from float32 to float16 and back."""
     if is_device_array(x) or {x.dtype, np.dtype(dtype)} != {_SINGLE, _HALF}:
         return x.astype(dtype)
-    result: Array = np.empty_like(x, dtype=dtype)
-    # As it lies in memory: to be flat, both need the same order.
-    assign(result.ravel(order="K"), x.ravel(order="K"))
-    return result
+    axes = sorted(range(x.ndim), key=lambda axis: -x.strides[axis])
+    lying = x.transpose(axes)
+    if not lying.flags.c_contiguous:  # a view with gaps, or that repeats
+        with np.errstate(over="ignore", under="ignore"):
+            return x.astype(dtype)
+    result: Array = np.empty(lying.shape, dtype)
+    assign(result, lying)
+    return result.transpose(np.argsort(axes))
 
 
 def _is_plain(x: Array) -> bool:
