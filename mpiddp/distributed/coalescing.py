@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mpiddp.algorithms import select
+from mpiddp.mpi.future import Future
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_array, as_bytes, expect_like
 from mpiddp.mpi.reduction import ReduceOp, check
-from mpiddp.mpi.work import Future, Steps, Work
+from mpiddp.mpi.work import Steps, Work
 from mpiddp.typing import Array, ArrayLike
 
 from .collectives import perform
