@@ -27,7 +27,7 @@ def torch_group(backend: str = "gloo") -> Any:
     rank, size = dist.get_rank(), dist.get_world_size()
     store = TCPStore("127.0.0.1", 0, size, True, limit, wait_for_workers=False) if rank == 0 else None
     port = [store.port if store else None]
-    dist.broadcast_object_list(port)
+    dist.broadcast_object_list(port, 0)
     td.init_process_group(
         backend, store=store or TCPStore("127.0.0.1", port[0], size, False, limit), rank=rank, world_size=size,
         timeout=limit,

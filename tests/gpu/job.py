@@ -28,7 +28,7 @@ def main(name: str, small: bool) -> None:
     import cupy  # noqa: F401 - before MPI starts, so that it does so with this rank's GPU current
 
     section = getattr(importlib.import_module(f".{MODULES[name]}", __package__), name)
-    if name in ("probe", "nccl"):  # which start the group themselves, or need none
+    if name in ("probe", "nccl", "train"):  # which start the group, or a job, themselves
         section(small)
         return
     import mpiddp as dist

@@ -76,7 +76,7 @@ def mpiexec() -> str | None:
 def run(section: Section, name: str, ranks: int, *, fake: bool, small: bool, limit_s: float) -> list[dict]:
     """Run a section and return its rows, and one more if it did not end well."""
     launcher = mpiexec()
-    alone = name == "probe"  # it starts its jobs itself
+    alone = name in ("probe", "train")  # they start their jobs themselves
     if launcher is None:
         return [{"section": name, "ranks": ranks, "what": "no mpiexec", "wrong": True}]
     job = [sys.executable, "-m", "tests.gpu.job", name, *(["--small"] if small else [])]
@@ -101,7 +101,7 @@ def run(section: Section, name: str, ranks: int, *, fake: bool, small: bool, lim
         errors.seek(0)
         rows = [json.loads(line[5:]) for line in output if line.startswith("ROW: ")]
         if code != 0:
-            last = [text.strip() for text in errors.read().splitlines() if text.strip()][-12:]
+            last = [text.strip() for text in errors.read().splitlines() if text.strip()][-3:]
             how = f"not done in {limit_s:.0f} s" if code is None else f"exit code {code}"
             rows.append({"what": f"{how}: {' / '.join(last)[-1500:]}", "wrong": True})
     return [{"section": name, "ranks": ranks, **row} for row in rows]

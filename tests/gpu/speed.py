@@ -22,7 +22,7 @@ def alone(measure: Callable[[], float]) -> float:
     """Return what rank 0 measures while the others wait without work for the GPU; the same on all ranks."""
     found = [measure() if dist.get_rank() == 0 else None]
     dist.barrier()
-    dist.broadcast_object_list(found)
+    dist.broadcast_object_list(found, 0)
     return float(found[0])  # type: ignore[arg-type]
 
 
