@@ -151,18 +151,7 @@ def submit_all(jobs: Jobs) -> None:
     jobs.submit("no-gpu", SLURM / "train_gpu.sbatch", "--epochs", "1")
     rng = np.random.default_rng(0)
     np.savez(folder / "few.npz", x=rng.integers(0, 256, (40, 28, 28), np.uint8), y=rng.integers(0, 10, 40))
-    little = (
-        "--model",
-        "mlp",
-        "--data",
-        f"npz:{folder}/few.npz",
-        "--batch-size",
-        "20",
-        "--epochs",
-        "2",
-        "--workers",
-        "1",
-    )
+    little = f"--model mlp --dropout 0 --data npz:{folder}/few.npz --batch-size 20 --epochs 2 --workers 1".split()
     jobs.submit("gpu", SLURM / "train_gpu.sbatch", *little, PYTHONPATH=f"{faking.FOLDER}:{path}")
     jobs.submit("host", SLURM / "train_gpu.sbatch", *little, "--device", "cpu")
     jobs.submit("bench", SLURM / "bench.sbatch", *BENCH)
