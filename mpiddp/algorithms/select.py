@@ -65,7 +65,7 @@ _KIB = 1 << 10
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0; `python -m mpiddp bench tune` does it anew. Bytes
 # are those of the largest array of the call: the output of an all-gather, the input of a reduce-scatter.
 ONE_NODE: dict[str, Rows] = {
-    "all_reduce": ((64 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "all_reduce": ((128 * _KIB, "native"), (ANY_SIZE, "two_shot")),
     "reduce": ((64 * _KIB, "native"), (ANY_SIZE, "two_shot")),
     "reduce_scatter": ((256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
     "all_gather": ((256 * _KIB, "native"), (ANY_SIZE, "two_shot")),

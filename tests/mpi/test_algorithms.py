@@ -292,6 +292,7 @@ def test_nan_reaches_every_rank(case: Case, kind: str) -> None:
 def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     if not case.link.one_node:
         pytest.skip("the same on one node")
+    monkeypatch.setattr(two_shot, "_left_to_the_library", tuple)
     monkeypatch.setattr(Scratch, "PIECE_BYTES", 4096)
     monkeypatch.setattr(folding, "CHUNK_BYTES", 256)
     for dtype in (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")):
@@ -312,6 +313,7 @@ def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.Mon
 @pytest.fixture(params=["copied by the kernel", "by the scratch", "by messages"])
 def way(request: pytest.FixtureRequest, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let ordinary arrays of any length go one way only, in short pieces."""
+    monkeypatch.setattr(two_shot, "_left_to_the_library", tuple)
     monkeypatch.setattr(two_shot, "ATTACH_BYTES", -1)
     monkeypatch.setattr(two_shot, "ONE_SHOT_BYTES", 256)
     monkeypatch.setattr(two_shot, "_ONE_SHOT_PIECE_BYTES", 1024)
