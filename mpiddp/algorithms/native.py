@@ -17,7 +17,7 @@ from mpiddp.errors import MismatchError
 from mpiddp.mpi import message
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Channel
-from mpiddp.mpi.message import as_bytes, chunks, countable, movable
+from mpiddp.mpi.message import as_bytes, chunks, countable, counted, movable
 from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
 from mpiddp.mpi.work import All, Awaited, Each, Steps
 from mpiddp.typing import Array
@@ -37,7 +37,7 @@ def broadcast(link: Channel, x: Array, root: int) -> Steps:
     """Copy root's ``x`` to all ranks."""
     sent = movable(x)
     if countable(sent):
-        yield link.now.Ibcast(sent, root)
+        yield link.now.Ibcast(counted(sent), root)
     else:
         yield All([link.now.Ibcast(piece, root) for piece in chunks(sent)])
 
@@ -48,7 +48,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
     if countable(x):
-        yield link.now.Iallreduce(MPI.IN_PLACE, x, reduction)
+        yield link.now.Iallreduce(MPI.IN_PLACE, counted(x), reduction)
     else:
         yield All([link.now.Iallreduce(MPI.IN_PLACE, piece, reduction) for piece in chunks(x)])
     finish(op, x, link.size)

@@ -35,6 +35,9 @@ AGREES = 1
 """What is added to the kind of an operation that compares the ranks' calls itself."""
 
 _CALL = struct.Struct("<qQqq")
+_NUMBER_BYTES = 8
+# Stands before the number in memory, so that no count is taken for it.
+_MARK = 0x5EA1 << 40
 _pack = _CALL.pack
 _ROWS = mmap.PAGESIZE // _CALL.size
 REGION_BYTES = mmap.PAGESIZE
@@ -175,8 +178,8 @@ class Board:
         self._place = rank * _CALL.size
         self.history = 0
         """Stands for this rank's calls that nobody has compared, the same on all ranks that have made the same ones."""
-        self.open: set[int] = set()
-        """Numbers of the calls that are on their way and that some rank of the node had not come to."""
+        self.open: dict[int, bytes] = {}
+        """The calls, by number, that are on their way and that some rank of the node had not come to."""
 
     def post(self, sequence: int, kind: int, count: int, root: int) -> bool:
         """Write a call, and tell whether all ranks of the node have made the same.
@@ -186,26 +189,43 @@ class Board:
         MismatchError
             If one has made another.
         """
-        call = _pack(sequence, kind, count, root)
+        call = _pack(_MARK | sequence, kind, count, root)
         if self._distant and not kind & AGREES:
             self.history = hash((self.history, kind, count, root))
         start = sequence % _ROWS * self._row_bytes
         mine = start + self._place
         self._memory[mine : mine + _CALL.size] = call
-        if self._memory[start : start + self._row_bytes] == call * self._size:
+        row = self._memory[start : start + self._row_bytes]
+        if row == call * self._size:
             return True
-        self.compare(sequence)
-        self.open.add(sequence)
+        self.open[sequence] = call
+        if row.count(call[:_NUMBER_BYTES]) != row.count(call):
+            self._judge(sequence)
         return False
 
     def compare(self, sequence: int) -> None:
-        """Compare what the ranks of the node have written as their call of this number.
+        """Compare an open call with what the ranks of the node have written under its number.
 
         Raises
         ------
         MismatchError
             If they have made different calls. Who has not come, or is far ahead, is left out.
         """
+        call = self.open.get(sequence)
+        if call is not None:
+            start = sequence % _ROWS * self._row_bytes
+            row = self._memory[start : start + self._row_bytes]
+            if row != call * self._size and row.count(call[:_NUMBER_BYTES]) != row.count(call):
+                self._judge(sequence)
+
+    def close(self, sequence: int) -> None:
+        """Compare a call that has come to its end for the last time; raises as `compare`."""
+        if sequence in self.open:
+            self.compare(sequence)
+            self.open.pop(sequence, None)
+
+    def _judge(self, sequence: int) -> None:
+        """Raise if ranks that have written a call of this number have not written the same one."""
         calls = self.row(sequence)
         mine = calls[self._rank]
         for rank, call in enumerate(calls):
@@ -215,7 +235,8 @@ class Board:
     def row(self, sequence: int) -> list[Call]:
         """Return the calls that are written where those of this number belong, one of each rank."""
         start = sequence % _ROWS * self._row_bytes
-        return [Call(*fields) for fields in _CALL.iter_unpack(self._memory[start : start + self._row_bytes])]
+        rows = _CALL.iter_unpack(self._memory[start : start + self._row_bytes])
+        return [Call(number & ~_MARK, *fields) for number, *fields in rows]
 
     def recent(self) -> list[Call]:
         """Return the last calls of this rank, those of long ago left out."""

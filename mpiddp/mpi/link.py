@@ -194,6 +194,7 @@ class Link(Channel):
             If one has made another call.
         """
         self.sequence = sequence = self.sequence + 1
+        self.world.presence.sequences[self.id] = sequence  # for peers that ask how far this rank has come
         if self.board is None:
             return True
         try:
@@ -204,13 +205,10 @@ class Link(Channel):
 
     def confirm(self, sequence: int) -> None:
         """Compare a call that has come to its end with those of the other ranks of the node; raises as `begin`."""
-        if self.board is not None:
-            self.board.open.discard(sequence)
-            self._compare(self.board, sequence)
-
-    def _compare(self, calls: Board, sequence: int) -> None:
+        if self.board is None:
+            return
         try:
-            calls.compare(sequence)
+            self.board.close(sequence)
         except MismatchError as error:
             self.spoil(error)
             raise
@@ -228,9 +226,14 @@ class Link(Channel):
 
     def look(self) -> None:
         """Compare the calls that are on their way with those of the other ranks of the node; raises as `begin`."""
-        if self.board is not None:
+        if self.board is None:
+            return
+        try:
             for sequence in tuple(self.board.open):
-                self._compare(self.board, sequence)
+                self.board.compare(sequence)
+        except MismatchError as error:
+            self.spoil(error)
+            raise
 
     def spoil(self, error: MismatchError) -> None:
         """Give the group up: what its ranks have sent would meet what it was not meant for."""
@@ -261,6 +264,7 @@ class Link(Channel):
             return
         self.expect_idle()
         self.closed = True
+        self.world.presence.retire(self.id)
         self.scratch.close()
         self.board = None
         self._free()

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,7 @@ _GROUP, _HEAD = struct.Struct("<q"), struct.Struct("<qq??")
 SILENCE_S = 3.0
 _STATE_BYTES = 300
 _NAMED = 8
+_MOST_RETIRED = 1000
 
 
 class Answer(NamedTuple):
@@ -61,9 +63,16 @@ class Presence:
         self._answers: dict[tuple[int, int], Answer] = {}
         self._sent: list[tuple[MPI.Request, bytes]] = []
         self.sequences: dict[int, int] = {}
-        """Operations begun, by group; kept when a group is destroyed, because peers may still be in its last one."""
+        """Operations begun, by group."""
+        self._retired: deque[int] = deque()
         self.ended = False
         """Whether this rank's program has ended."""
+
+    def retire(self, group: int) -> None:
+        """Keep what is known of a destroyed group, because peers may still be in its last operation, for a while."""
+        self._retired.append(group)
+        if len(self._retired) > _MOST_RETIRED:
+            self.sequences.pop(self._retired.popleft(), None)
 
     def _send(self, to: int, tag: int, message: bytes) -> None:
         self._sent = [pair for pair in self._sent if not pair[0].Test()]

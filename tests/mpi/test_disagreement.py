@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp.mpi import work
 
 from .inputs import Op
 
@@ -267,3 +268,25 @@ def test_without_shared_memory_it_is_off(world, monkeypatch):
     dist.all_reduce(x, group=group, async_op=True).wait()
     assert (x == world.size**2).all()
     dist.destroy_process_group(group)
+
+
+def test_an_operation_that_finds_it_out_at_its_end_ends_once(world):
+    """And those that follow it in the queue end with its error."""
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    group = dist.new_group()
+    works = [dist.barrier(group, async_op=True) for _ in range(3)]
+    group.link.board.compare = refuse  # as if another rank had written something else by now
+    group.link.board.open.update({works[0]._what.number: b"", works[1]._what.number: b""})
+    before = work.unfinished
+    for each in works:
+        with contextlib.suppress(dist.MismatchError):
+            each.wait()
+    assert work.unfinished == before - 3
+    assert not len(group.link.queue)
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+def refuse(_):
+    raise dist.MismatchError("pretended")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp.mpi import presence
 from mpiddp.mpi.library import MPI
 
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
@@ -415,3 +418,26 @@ def test_many_groups_leak_nothing(world):
             assert total(group, 1) == world.size
         dist.destroy_process_group(group)
     assert total(None, 1) == world.size
+
+
+def test_making_and_destroying_does_not_grow(world, monkeypatch):
+    monkeypatch.setattr(presence, "_MOST_RETIRED", 30)
+    x = np.ones(3)
+
+    def cycles(number):
+        for _ in range(number):
+            group = dist.new_group()
+            dist.all_reduce(x, group=group)
+            dist.destroy_process_group(group)
+
+    def held():
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir())), len(Path("/proc/self/maps").read_text().splitlines())
+
+    cycles(40)
+    files, maps = held()
+    known = len(dist.group.WORLD.link.world.presence.sequences)
+    cycles(120)
+    assert held()[0] == files
+    assert held()[1] <= maps + 4, "mappings of the allocator come and go"
+    assert len(dist.group.WORLD.link.world.presence.sequences) == known
