@@ -71,7 +71,7 @@ class DeviceScratch(Scratch):
 
     def give_back(self, link: Link) -> Steps:
         """Give the memory back; the ranks of the group call together."""
-        self._regions = []
+        self._regions, self._views = [], {}
         self._unpin()
         self._memory = None
         segment, self._segment = self._segment, None
