@@ -163,7 +163,8 @@ class Board:
     -----
     A row has one call of every rank: that whose number gives this remainder. Stores reach other ranks in an order of
     the processor's own, so a call is only taken as written where its number is read together with all the rest of it
-    after a synchronisation, or again some time later.
+    after a synchronisation, or again some time later. A row is used again after a page's worth of calls: of a rank that
+    is further ahead than that, as the root of many broadcasts may be, nothing is found out here.
     """
 
     def __init__(
