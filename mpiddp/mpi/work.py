@@ -18,6 +18,7 @@ in torch, where one rank waits before a small blocking call and another after it
 from __future__ import annotations
 
 import concurrent.futures
+import inspect
 import os
 import threading
 import time
@@ -281,7 +282,7 @@ class Work:
 
     def is_running(self) -> bool:
         """Tell whether one of the steps is being run now, somewhere up the stack."""
-        return self._steps.gi_running
+        return inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING
 
     def fail(self, error: BaseException) -> None:
         """Finish an operation that will never be, with an error; MPI may still write to its memory, which is kept."""
