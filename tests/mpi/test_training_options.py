@@ -23,6 +23,8 @@ from mpiddp.training.models import MLP, ResNet
 
 SAMPLES, BATCH, EPOCHS = 29, 4, 2
 """29 = 7 * 4 + 1: the last batch leaves all ranks but one without a sample; 8 batches are windows of 3, 3 and 2."""
+SEED = 5
+"""With 3, a unit of a ReLU lies within rounding of its kink on 4 ranks, and all that follows differs in the third digit."""
 
 
 @functools.cache
@@ -32,7 +34,7 @@ def data() -> tuple[ArrayDataset, ArrayDataset]:
 
 
 def configured(**options) -> Config:
-    defaults = {"model": "mlp", "dropout": 0.0, "lr": 0.1, "batch_size": BATCH, "epochs": EPOCHS, "seed": 3}
+    defaults = {"model": "mlp", "dropout": 0.0, "lr": 0.1, "batch_size": BATCH, "epochs": EPOCHS, "seed": SEED}
     return Config(**{**defaults, **options})
 
 
@@ -43,7 +45,7 @@ def trained(**options) -> Trainer:
     return trainer
 
 
-def batches(epoch: int, seed: int = 3, size: int = BATCH):
+def batches(epoch: int, seed: int = SEED, size: int = BATCH):
     """Yield an epoch's batches, whole."""
     sampler = GlobalBatchSampler(range(SAMPLES), size, num_replicas=1, rank=0, seed=seed)
     sampler.set_epoch(epoch)
@@ -145,7 +147,7 @@ def test_option_is_torchs(world, name):
 
 def by_hand(hook, **options) -> list[np.ndarray]:
     """Train with a hook on all ranks, by a loop that knows nothing of Trainer."""
-    nn.manual_seed(3)
+    nn.manual_seed(SEED)
     model = dist.DistributedDataParallel(MLP(0.0))
     if hook is not None:
         model.register_comm_hook(*hook())
@@ -206,7 +208,7 @@ def test_power_sgd_forgets_a_gradient_that_is_not_finite(world):
 
 def plain_resnet(accumulate: int) -> list[np.ndarray]:
     """Train the residual network on whole batches, as one rank would."""
-    nn.manual_seed(3)
+    nn.manual_seed(SEED)
     model = ResNet()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     listed = batches(0)
