@@ -19,7 +19,9 @@ import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp import settings
+from mpiddp.algorithms import select
 from mpiddp.device import cuda_fault, device_count
+from mpiddp.distributed.groups import default_group
 from mpiddp.mpi import capability, probe, runtime, symmetric
 from mpiddp.mpi.verdict import KINDS
 
@@ -56,6 +58,7 @@ def collect(version: str) -> dict[str, Any]:
         },
         "watchdog": "on" if world.thread_multiple and world.size > 1 else _why_no_watchdog(world),
         "shared_memory": _shared_memory(),
+        "algorithms": _algorithms(),
         "blas": {"name": _blas_name(), "threads": settings.blas_threads() or settings.available_cores()},
         "cuda": cuda_fault() or "usable",
         "ranks": places,
@@ -100,6 +103,7 @@ def text(found: dict[str, Any]) -> str:
         ("shared memory", found["shared_memory"]),
         ("BLAS", f"{blas['name']}, threads a rank: {blas['threads']}"),
         ("CUDA", found["cuda"]),
+        *(("algorithms", f"{operation}: {rows}") for operation, rows in found["algorithms"].items()),
         *(("GPU pointers", _device_pointers(kind, mpi["device_pointers"][kind])) for kind in KINDS),
     ]
     lines = [f"{name:<14} {value}" for name, value in rows]
@@ -218,6 +222,16 @@ def _shared_memory() -> str:
     if symmetric.find(array) == symmetric.NOWHERE:
         return "; ".join(str(warning.message) for warning in caught) or "not needed: one rank on each node"
     return "memfd" if "/memfd:" in Path("/proc/self/maps").read_text() else "files in /dev/shm"
+
+
+def _algorithms() -> dict[str, str]:
+    """Return, for each operation that has several, which one the group of all ranks runs on arrays of what size."""
+    table = select.table_of(default_group().link)
+    return {operation: ", ".join(_up_to(limit, name) for limit, name in rows) for operation, rows in table.items()}
+
+
+def _up_to(limit: float, name: str) -> str:
+    return name if limit == select.ANY_SIZE else f"{name} to {limit / 1024:g} KiB"
 
 
 def _blas_name() -> str:

@@ -78,7 +78,9 @@ def test_info(ranks):
         "mpi4py",
         "shared memory",
         "BLAS  ",
-        "GPU p",
+        "GPU pointers   point to point",
+        "GPU pointers   collectives",
+        "algorithms     all_reduce",
     ):
         assert done.stdout.count(word) == 1, (word, done)
     assert re.search(r"libmpi\S*\.so", done.stdout), done

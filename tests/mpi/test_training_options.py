@@ -24,7 +24,7 @@ from mpiddp.training.models import MLP, ResNet
 SAMPLES, BATCH, EPOCHS = 29, 4, 2
 """29 = 7 * 4 + 1: the last batch leaves all ranks but one without a sample; 8 batches are windows of 3, 3 and 2."""
 SEED = 5
-"""With 3 and 4 ranks, a unit of a ReLU lies within rounding of its kink, and what follows differs in the third digit."""
+"""With 3 and 4 ranks, a unit of a ReLU is within rounding of its kink; what follows differs in the third digit."""
 
 
 @functools.cache

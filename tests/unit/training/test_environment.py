@@ -24,6 +24,7 @@ def found(*masks: list[int], nodes=None, threads: int = 1, wheels=("mpich 5.0.2"
         },
         "watchdog": "on",
         "shared_memory": "memfd",
+        "algorithms": {"all_reduce": "native to 64 KiB, two_shot"},
         "blas": {"name": "openblas", "threads": threads},
         "cuda": "usable",
         "ranks": [
