@@ -25,8 +25,28 @@ def load_data(config: Config) -> Split:
     Raises
     ------
     UsageError
-        On every rank, if there is none; the text says which file, and what to do.
+        On every rank, if there is none, or another number of samples on another rank; the text says which file, and
+        what to do.
     """
+    train, test = together(lambda: _load(config))
+    lengths: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
+    dist.all_gather_object(lengths, (len(train), len(test)))
+    for rank, found in enumerate(lengths):
+        if found != lengths[0]:
+            raise UsageError(
+                f"--data {config.data} gave {lengths[0]} samples (for training and for the test) on rank 0, and {found}"
+                f" on rank {rank}: it has to give all of them on every rank, each of which takes its share"
+            )
+    if 0 in lengths[0]:
+        raise UsageError(
+            f"--data {config.data} gave {lengths[0]} samples (for training and for the test): at least one of each is"
+            " needed"
+        )
+    return train, test
+
+
+def _load(config: Config) -> Split:
+    """Return the data, where this rank finds it."""
     kind, colon, place = config.data.partition(":")
     try:
         if not colon:

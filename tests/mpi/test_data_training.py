@@ -113,6 +113,14 @@ def make(train):
 def nonsense(train):
     return 3
 
+def empty(train):
+    return ArrayDataset(np.ones((0 if train else 5, 4), np.float32), np.zeros(0 if train else 5, np.int64))
+
+def own(train):
+    import mpiddp as dist
+    n = 20 + dist.get_rank()
+    return ArrayDataset(np.ones((n, 4), np.float32), np.zeros(n, np.int64))
+
 def fails(train):
     import mpiddp as dist
     if dist.get_rank() == dist.get_world_size() - 1:
@@ -122,8 +130,6 @@ def fails(train):
 
 
 def test_a_callable_of_ones_own(world: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mpiddp.training.together import together
-
     if world.rank == 0:
         (folder / "my_data.py").write_text(MODULE)
     dist.barrier()
@@ -135,8 +141,13 @@ def test_a_callable_of_ones_own(world: Any, folder: Path, monkeypatch: pytest.Mo
         load_data(Config(data="my_data:nonsense"))
     with pytest.raises(UsageError, match="--data my_data:mke: 'mke' is not in my_data; did you mean make"):
         load_data(Config(data="my_data:mke"))
-    with pytest.raises(UsageError, match="no such corpus"):
-        together(lambda: load_data(Config(data="my_data:fails")))
+    with pytest.raises(UsageError, match="--data my_data:fails: no such corpus"):
+        load_data(Config(data="my_data:fails"))
+    with pytest.raises(UsageError, match=r"--data my_data:empty gave \(0, 5\) samples"):
+        load_data(Config(data="my_data:empty"))
+    if world.size > 1:
+        with pytest.raises(UsageError, match=r"gave \(20, 20\) samples .* on rank 0, and \(21, 21\) on rank 1: "):
+            load_data(Config(data="my_data:own"))
 
 
 @pytest.mark.parametrize("name", ["npz:{}/none.npz", "text:{}/none", "npy:{}/x.npy,{}/y.npy", "idx:{}/a,{}/b"])
