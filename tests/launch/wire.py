@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - teaches NumPy bfloat16
 import numpy as np
 
 import mpiddp as dist
@@ -21,7 +22,7 @@ from mpiddp.data import DataLoader, GlobalBatchSampler, synthetic
 from mpiddp.nn import functional, manual_seed
 from mpiddp.optim import SGD
 from mpiddp.parallel import DistributedDataParallel
-from mpiddp.parallel.comm_hooks import fp16_compress_hook
+from mpiddp.parallel.comm_hooks import PowerSGDState, bf16_compress_hook, fp16_compress_hook, powerSGD_hook
 from mpiddp.training.models import MLP
 from mpiddp.training.trainer import Trainer
 
@@ -69,12 +70,12 @@ def all_reduce(size_bytes: int, rounds: int) -> dict[str, Any]:
     return {name: {"s": statistics.median(times[name]), "bytes": sent[name]} for name in CONTENDERS}
 
 
-def trainer(bucket_mb: float, compressed: bool) -> Trainer:
-    """Return a trainer of a perceptron with 1.9 million parameters (7.5 MB)."""
+def trainer(bucket_mb: float, hook: Any = None, state: Any = None) -> Trainer:
+    """Return a trainer of a perceptron with 1.9 million parameters (7.5 MB), whose buckets a hook may reduce."""
     manual_seed(0)
     model = DistributedDataParallel(MLP(dropout=0.0, hidden=HIDDEN), bucket_cap_mb=bucket_mb)
-    if compressed:
-        model.register_comm_hook(None, fp16_compress_hook)
+    if hook is not None:
+        model.register_comm_hook(state, hook)
     data = synthetic(SAMPLES, seed=0, noise=2.0)
     loader = DataLoader(data, batch_sampler=GlobalBatchSampler(data, BATCH, seed=0))
     return Trainer(model, SGD(model.module.parameters(), lr=0.01, momentum=0.9), functional.nll_loss, loader)
@@ -82,9 +83,10 @@ def trainer(bucket_mb: float, compressed: bool) -> Trainer:
 
 def train(rounds: int = 3) -> dict[str, Any]:
     """Return step time (s), the share of it that waits for communication, and the loss, of each way to train."""
-    ways = {f"{cap:g} MiB": trainer(cap, False) for cap in BUCKETS_MB}
-    ways["25 MiB, fp16_compress_hook"] = trainer(25, True)
-    ways["1 MiB, fp16_compress_hook"] = trainer(1, True)
+    ways = {f"{cap:g} MiB": trainer(cap) for cap in BUCKETS_MB}
+    for hook in (fp16_compress_hook, bf16_compress_hook, powerSGD_hook):
+        state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)  # in the warm-up
+        ways[f"25 MiB, {hook.__name__}"] = trainer(25, hook, state if hook is powerSGD_hook else None)
     for turn in range(1, rounds + 2):  # the first warms up
         for each in ways.values():
             each.fit(turn)
