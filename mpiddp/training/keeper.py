@@ -156,7 +156,7 @@ class Keeper:
         Raises
         ------
         UsageError
-            If it is one of another model, other data or another seed.
+            On every rank: if it is one of another model, other data or another seed.
         """
         if self._config.resume == "no":
             return
@@ -173,8 +173,11 @@ class Keeper:
         for rank in range(ranks):
             part = found.parts.get(rank, {}) if found else {}
             arrays |= _from_first_rank(part, functools.partial(trainer.wants, rank=rank, ranks=ranks))
-        trainer.load_state_dict(state, arrays)
-        then, now = group_options(Config.from_mapping(state["config"])), group_options(self._config)
+        together(lambda: _load(trainer, state, arrays))
+        before = Config.from_mapping(state["config"])
+        then, now = group_options(before), group_options(self._config)
+        if before.schedule != "constant" or before.warmup_steps:
+            del then["lr"]  # the checkpoint's is the schedule's
         for group in trainer.optimizer.param_groups:
             # Where they differ from the checkpoint's, the new ones hold; a schedule has set its own learning rate.
             group |= {
@@ -210,6 +213,17 @@ def _check(then: Mapping[str, Any], config: Config) -> None:
                 f"the checkpoint to resume from was made with {name}={then[name]}, this run has"
                 f" {name}={getattr(config, name)}; give the same, or another --output"
             )
+
+
+def _load(trainer: Trainer, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Let the trainer go on from a checkpoint; refuse one that does not fit."""
+    try:
+        trainer.load_state_dict(state, arrays)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"the checkpoint to resume from is not one of this model and these data: {error}; give those that it was"
+            " made with, or another --output"
+        ) from error
 
 
 def _from_first_rank(arrays: Mapping[str, Array], wanted: Callable[[str], bool]) -> Iterator[tuple[str, Array]]:

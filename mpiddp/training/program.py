@@ -82,7 +82,7 @@ def run(config: Config, version: str) -> int:
     if first:
         print(configuration_lines(here, world.size, len(set(world.nodes))), flush=True)
     together(lambda: check_request(config))
-    data = together(lambda: load_data(config))
+    data = load_data(config)
     logs = config.output / "logs" if config.log_ranks and config.output else None
     log = together(lambda: RankLog(world.rank, world.size, logs))
     deadline = together(lambda: _deadline(config, began_s))
@@ -103,14 +103,15 @@ def run(config: Config, version: str) -> int:
             trainer.fit(config.epochs)
         except FloatingPointError as error:
             raise RunError(str(error)) from error
-    if outputs is not None:
-        outputs.close()
-    code = _stop(stop, trainer, keeper) if trainer.stopped else _finish(config, trainer, keeper)
-    if timeline is not None:
-        summary = together(timeline.write, RunError)
-        if first:
-            print(f"{summary}\ntimeline written to {timeline.path}", flush=True)
-    dist.destroy_process_group()
+        if outputs is not None:
+            outputs.close()
+        # Still inside: a signal that comes late, as ranks do not get it at the same time, would end the saving.
+        code = _stop(stop, trainer, keeper) if trainer.stopped else _finish(config, trainer, keeper)
+        if timeline is not None:
+            summary = together(timeline.write, RunError)
+            if first:
+                print(f"{summary}\ntimeline written to {timeline.path}", flush=True)
+        dist.destroy_process_group()
     return code
 
 

@@ -170,6 +170,28 @@ def test_sigusr1_checkpoints_exits_with_75_and_resumes_to_the_same_bits(tmp_path
     assert again.rc == 0 and "epoch" not in again.stdout.split("resumed")[1].split("from")[1], again
 
 
+LATE = """
+import os, signal, sys
+from mpiddp.cli import main
+from mpiddp.training.keeper import Keeper
+
+def save(self, *args, **kwargs):
+    write(self, *args, **kwargs)
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+write, Keeper.save = Keeper.save, save
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_that_comes_while_a_stopped_run_saves_does_not_end_it(tmp_path):
+    # The first checkpoint is followed by the signal to stop; then there is another, and another signal.
+    options = ("train", "--model", "mlp", "--epochs", "3", "--batch-size", "512", "--output", str(tmp_path))
+    stopped = launcher.mpirun(2, LATE, *options)
+    assert stopped.rc == 75 and "stopped after step 4, saved a checkpoint" in stopped.stdout, stopped
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000003", "step-0000000004"]
+
+
 def test_another_number_of_ranks_goes_on(tmp_path):
     with start(2, *RUN, "--output", tmp_path / "out") as job:
         job.wait_for("epoch 1/4")

@@ -199,6 +199,28 @@ def test_checkpoint_of_another_problem_is_refused(world, tmp_path, changed):
         keeper_of(dataclasses.replace(config, **changed), world).resume(trainer)
 
 
+def test_checkpoint_that_does_not_fit_is_refused(world, tmp_path):
+    trainer, config = make(output=tmp_path, resume="auto")
+    keeper = keeper_of(config, world)
+    keeper.save(trainer)
+    together(keeper.finish)
+    with pytest.raises(UsageError, match=r"not one of this model and these data: Error\(s\) in loading"):
+        keeper_of(config, world).resume(make(model="mlp")[0])
+
+
+@pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"warmup_steps": 9}])
+def test_without_a_schedule_the_learning_rate_is_the_one_given(world, tmp_path, planned):
+    trainer, config = make(output=tmp_path, resume="auto", **planned)
+    trainer.fit(1)
+    assert trainer.optimizer.param_groups[0]["lr"] < 0.05
+    keeper = keeper_of(config, world)
+    keeper.save(trainer)
+    together(keeper.finish)
+    resumed, config = make(output=tmp_path, resume="auto")
+    keeper_of(config, world).resume(resumed)
+    assert resumed.optimizer.param_groups[0]["lr"] == 0.05
+
+
 def test_changed_learning_rate_holds(world, tmp_path):
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4, lr=0.05)
     trainer, _ = make()
