@@ -19,14 +19,9 @@ from mpiddp.typing import Array
 from . import native
 
 
-def _ready(x: Array) -> stream.Mark:
-    """Return the point up to which the program's kernels have been queued."""
-    return stream.mark(stream.current(x))
-
-
 def broadcast(link: Link, x: Array, root: int) -> Steps:
     """Copy root's ``x`` to all ranks."""
-    yield _ready(x)
+    yield stream.ready(x)
     yield from native.broadcast(link.after(), x, root)
 
 
@@ -35,7 +30,7 @@ def _moved(arrays: Sequence[Array], steps: Steps) -> Steps:
 
     The arrays are held here: the steps drop theirs when they end, and their copy may not have begun.
     """
-    yield _ready(arrays[0])
+    yield stream.ready(arrays[0])
     side = stream.side("add", arrays[0])
     yield from stream.under(side, steps)
     yield stream.mark(side)

@@ -32,7 +32,7 @@ def in_lanes(x: Array, ranks: int, part_bytes: int, lanes: int) -> list[list[Arr
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
-    yield stream.mark(stream.current(x))
+    yield stream.ready(x)
     lanes = in_lanes(x, link.size, PART_BYTES, LANES)
     yield from abreast([_rings(link, pieces, op, tag) for tag, pieces in enumerate(lanes)])
 

@@ -24,7 +24,7 @@ from .folding import bounds
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks of a node, in place."""
-    ready = stream.mark(stream.current(x))
+    ready = stream.ready(x)
     entries = yield from meet(link, "all_reduce", x, op, place=cuda_ipc.find(x))
     factors = None if op.factor is None else [entry.factor for entry in entries]
     segment = _common(entries)

@@ -35,7 +35,7 @@ class Twins:
         self._memory = {key: pinned.take(x.nbytes) for key, x in arrays.items()}
         self._twins = {key: self._memory[key][: x.nbytes].view(x.dtype).reshape(x.shape) for key, x in arrays.items()}
         self._like: Array = next(iter(arrays.values()))
-        self._begin = stream.mark(stream.current(self._like))
+        self._begin = stream.ready(self._like)
 
     def of(self, given: Any) -> Any:
         """Return the twin of an array, those of a list, and anything else as it is."""

@@ -30,7 +30,7 @@ PART_BYTES = 1 << 20
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
-    yield stream.mark(stream.current(x))
+    yield stream.ready(x)
     lanes = in_lanes(x, link.size, PART_BYTES, LANES)
     yield from abreast([_Lane(link, op, tag, pieces).steps() for tag, pieces in enumerate(lanes)])
 

@@ -78,7 +78,7 @@ def send(batch: Any) -> Sent:
 def receive(sent: Sent) -> Any:
     """Return a batch; what the consumer's stream does from now on waits for it, the host does not."""
     if sent.one is not None and sent.there is not None:
-        stream.follow(stream.current(sent.one), sent.there)
+        stream.hold(sent.one, sent.there)
     return sent.batch
 
 

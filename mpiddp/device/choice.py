@@ -87,9 +87,15 @@ def in_use() -> bool:
 
 
 def device_uuid() -> bytes:
-    """Return the bytes by which the current device is known on all nodes and in every container."""
+    """Return the bytes by which the current device is known on all nodes and in every container.
+
+    CuPy gives its UUID as if it were text, up to the first zero byte. The place on the bus tells devices of a node
+    apart where too little is left; parts of one device, which share their place, differ by their UUIDs.
+    """
     runtime = importlib.import_module("cupy").cuda.runtime
-    return bytes(runtime.getDeviceProperties(runtime.getDevice())["uuid"])
+    device = runtime.getDevice()
+    uuid = bytes(runtime.getDeviceProperties(device)["uuid"])[:16]
+    return uuid.ljust(16, b"\0") + runtime.deviceGetPCIBusId(device).encode()
 
 
 def forget() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from mpiddp.typing import Array
 
+_REACHED, _NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady
 _sides: dict[tuple[str, int], Any] = {}
 
 
@@ -37,8 +38,18 @@ class Mark:
         self.event = event
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Tell whether it has been reached."""
-        return bool(self.event.done)
+        """Tell whether it has been reached.
+
+        Raises
+        ------
+        CUDARuntimeError
+            If the device has failed, such as by a kernel's invalid access: then no mark is ever reached.
+        """
+        # Event.done says of a device that has failed what it says of one that is at work.
+        status = _cuda().runtime.eventQuery(self.event.ptr)
+        if status not in (_REACHED, _NOT_READY):
+            self.event.synchronize()  # raises what it is
+        return bool(status == _REACHED)
 
     def Wait(self) -> None:  # noqa: N802
         """Block until it has been reached.
@@ -46,13 +57,28 @@ class Mark:
         Asks again and again and gives the core away in between: CUDA's own wait spins on a core that another rank may
         need.
         """
-        while not self.event.done:
+        while not self.Test():
             os.sched_yield()
 
 
 def current(x: Array) -> Any:
-    """Return the stream that is current on the device of ``x``: where its last values were computed."""
+    """Return the stream that is current on the device of ``x``: where its last values were computed.
+
+    Only to be given work while that device is current: a default stream has the same address on all of them.
+    """
     return _cuda().get_current_stream(x.device.id)  # type: ignore[attr-defined]
+
+
+def ready(x: Array) -> Mark:
+    """Return the point up to which the program has given work to the device of ``x``, which need not be current."""
+    with _cuda().Device(x.device.id):  # type: ignore[attr-defined]
+        return _marked(current(x))
+
+
+def hold(x: Array, reached: Mark) -> None:
+    """Let what the program gives to the device of ``x`` from now on wait for a mark; the host goes on."""
+    with _cuda().Device(x.device.id):  # type: ignore[attr-defined]
+        follow(current(x), reached)
 
 
 def side(role: str, x: Array) -> Any:
@@ -69,20 +95,25 @@ def side(role: str, x: Array) -> Any:
     return made
 
 
-def mark(stream: Any) -> Mark:
-    """Return the point that ``stream`` has been given work up to."""
+def _marked(stream: Any) -> Mark:
     return Mark(stream.record(_cuda().Event(disable_timing=True)))
 
 
+def mark(stream: Any) -> Mark:
+    """Return the point that ``stream``, a `side` one, has been given work up to."""
+    with _cuda().Device(stream.device_id):  # an event belongs to the device that is current
+        return _marked(stream)
+
+
 def follow(stream: Any, reached: Mark) -> None:
-    """Let what ``stream`` is given from now on wait for a mark of another stream; the host goes on."""
+    """Let what ``stream``, a `side` one, is given from now on wait for a mark of another; the host goes on."""
     stream.wait_event(reached.event)
 
 
 def after(role: str, x: Array) -> Any:
     """Return the `side` stream for ``role``, which does what it is given now after the work that ``x`` comes from."""
     stream = side(role, x)
-    follow(stream, mark(current(x)))
+    follow(stream, ready(x))
     return stream
 
 

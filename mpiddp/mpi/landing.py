@@ -70,7 +70,7 @@ def depart(x: Array, turn: Turn, comm: MPI.Intracomm, to: int, tag: int) -> Step
     try:
         source = x
         if is_device_array(x) and by_address:
-            yield stream.mark(stream.current(x))
+            yield stream.ready(x)
         elif is_device_array(x):
             memory = pinned.take(x.nbytes)
             source = memory[: x.nbytes]
@@ -99,7 +99,7 @@ class Landing:
 
     def __init__(self, x: Array) -> None:
         self._x: Any = x
-        self._begin = stream.mark(stream.current(x))
+        self._begin = stream.ready(x)
 
     def receive(self, message: MPI.Message, size_bytes: int) -> Driven:
         """Begin to receive ``message``, of ``size_bytes``, which fit."""

@@ -21,14 +21,39 @@ def cupy() -> Iterator[Any]:
 
 def test_marks(cupy: Any) -> None:
     x = cupy.zeros(5)
-    reached = stream.mark(stream.current(x))
+    reached = stream.ready(x)
     polls = 0
     while not reached.Test():
         polls += 1
         assert polls < 1000
     x += 1
-    stream.mark(stream.current(x)).Wait()
+    stream.ready(x).Wait()
     assert (x._host == 1).all()
+
+
+def test_marks_of_a_device_that_is_not_current(cupy: Any) -> None:
+    with cupy.cuda.Device(1):
+        x = cupy.zeros(5)
+    for reached in (stream.ready(x), stream.mark(stream.side("up", x)), stream.mark(stream.after("down", x))):
+        assert reached.event.device_id == 1
+        reached.Wait()
+    devices = []
+    follow = stream.follow
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "follow", lambda *what: (devices.append(cupy.cuda.runtime.getDevice()), follow(*what)))
+        stream.hold(x, stream.ready(x))
+    assert devices == [1], "the address of the default stream means the current device's"
+    assert cupy.cuda.runtime.getDevice() == 0
+
+
+def test_a_device_that_has_failed_reaches_no_mark(cupy: Any) -> None:
+    reached = stream.ready(cupy.zeros(5))
+    cupy.cuda.runtime.failed = 700
+    for ask in (reached.Test, reached.Wait):
+        with pytest.raises(RuntimeError, match="IllegalAddress"):
+            ask()
+    cupy.cuda.runtime.failed = 0
+    reached.Wait()
 
 
 def test_sides_are_kept_and_do_not_wait_for_each_other(cupy: Any) -> None:

@@ -14,10 +14,17 @@ from typing import Any, ClassVar
 
 _random = random.Random(0)
 _streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+_events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
 _busy: dict[int, Stream] = {}  # streams with work; a stream that the program has dropped still does it
 _pointers = itertools.count(0x1000, 0x10)
 _current: list[Stream] = []
 _after_idle: list[Any] = []  # memory that queued work may still point to
+
+
+def _runtime() -> Any:
+    from .cuda import runtime
+
+    return runtime
 
 
 class Stream:
@@ -29,7 +36,7 @@ class Stream:
         self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None
     ) -> None:
         self.ptr = 0 if null else next(_pointers)
-        self.device_id = 0
+        self.device_id = -1 if null else _runtime().getDevice()
         self.work: deque[tuple[str, Any]] = deque()
         _streams.setdefault(self.ptr, self)
 
@@ -65,6 +72,8 @@ class Stream:
     def record(self, event: Event | None = None) -> Event:
         """Record an event behind what is queued."""
         event = event or Event()
+        if event.device_id != (_runtime().getDevice() if self.device_id < 0 else self.device_id):
+            raise _runtime().CUDARuntimeError("cudaErrorInvalidResourceHandle: invalid resource handle")
         event.recorded += 1
         event.places[event.recorded] = self
         self.put("record", (event, event.recorded))
@@ -88,6 +97,8 @@ class Event:
         self.recorded = self.reached = 0
         self.places: dict[int, Stream] = {}
         self.ptr = next(_pointers)
+        self.device_id = _runtime().getDevice()
+        _events[self.ptr] = self
 
     @property
     def done(self) -> bool:
@@ -101,6 +112,8 @@ class Event:
 
     def synchronize(self) -> None:
         """Do what is before it."""
+        if _runtime().failed:
+            raise _runtime().CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
         _reach(self, self.recorded)
 
 
@@ -161,6 +174,11 @@ def synchronize_all() -> None:
 def get_current_stream(device_id: int = -1) -> Stream:
     """Return the stream that is current."""
     return _current[-1]
+
+
+def event_at(pointer: int) -> Event:
+    """Return the event with an address."""
+    return _events[pointer]
 
 
 def stream_at(pointer: int) -> Stream:

@@ -33,8 +33,9 @@ def address_of(buffer: Any) -> int:
 class BaseMemory:
     """Memory on the device."""
 
-    def __init__(self, ptr: int, size: int) -> None:
-        self.ptr, self.size, self.device_id = ptr, size, 0
+    def __init__(self, ptr: int, size: int, device_id: int = -1) -> None:
+        self.ptr, self.size = ptr, size
+        self.device_id = _late._runtime().getDevice() if device_id < 0 else device_id
 
 
 _pooled = 0
@@ -86,7 +87,7 @@ class UnownedMemory(BaseMemory):
     """Memory that somebody else owns."""
 
     def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
-        super().__init__(ptr, size)
+        super().__init__(ptr, size, device_id)
         self._owner = owner
 
 

@@ -10,16 +10,19 @@ from . import runtime
 
 
 class Device:
-    """A device by its number; there is one."""
+    """A device by its number."""
 
     def __init__(self, device: int | None = None) -> None:
         self.id = runtime.getDevice() if device is None else int(device)
+        self._before: list[int] = []
 
     def __enter__(self) -> Device:
+        self._before.append(runtime.getDevice())
+        runtime.setDevice(self.id)
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        runtime.setDevice(self._before.pop())
 
     def __int__(self) -> int:
         return self.id

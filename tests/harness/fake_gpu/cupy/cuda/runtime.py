@@ -20,6 +20,8 @@ COUNT = 2
 """Devices that a process sees."""
 synchronised = 0
 """How often a whole device was synchronised."""
+failed = 0
+"""The number of an error that every call returns that waits, as after a kernel's invalid access."""
 _device = 0
 
 
@@ -46,9 +48,22 @@ def setDevice(device: int) -> None:
 
 
 def getDeviceProperties(device: int) -> dict[str, object]:
-    """Return what is known of a device; ``FAKE_GPU_UUID`` makes that of a process its own."""
+    """Return what is known of a device; ``FAKE_GPU_UUID`` makes that of a process its own.
+
+    CuPy cuts a UUID off at its first zero byte, and here that comes early.
+    """
     name = os.environ.get("FAKE_GPU_UUID", "0")
-    return {"name": b"fake", "uuid": f"fake-{name}-{device}".encode().ljust(16, b"\0"), "major": 9, "minor": 0}
+    return {"name": b"fake", "uuid": f"fake-{name}".encode(), "major": 9, "minor": 0}
+
+
+def deviceGetPCIBusId(device: int) -> str:
+    """Return a device's place on the bus."""
+    return f"0000:{device:02x}:00.0"
+
+
+def eventQuery(event: int) -> int:
+    """Return cudaSuccess if an event has been reached, else cudaErrorNotReady; what has failed, if something has."""
+    return failed or (0 if _late.event_at(event).done else 600)
 
 
 def deviceGetAttribute(attribute: int, device: int) -> int:
