@@ -66,7 +66,7 @@ class DistributedDataParallel(Module, Joinable):
     skip_all_reduce_unused_params : bool, default False
         With ``find_unused_parameters``: do not send buckets of which no parameter was used, nor ask which ones were.
         What is unused must then be the same on all ranks in every iteration; where it is not, ranks wait for each
-        other until the timeout, as in torch.
+        other until the timeout, as in torch. A rank without samples runs an empty batch: see `weighted`.
     batched_grad_copy
         Accepted for compatibility; gradients are not copied.
 
@@ -263,7 +263,8 @@ class DistributedDataParallel(Module, Joinable):
         ----------
         n_samples : float
             Samples that this rank's loss is the mean of. A rank that runs no backward still gets the average, to which
-            it adds what it has accumulated, or nothing: ``with ddp.weighted(0, total): ddp.skip_forward()``.
+            it adds what it has accumulated, or nothing: ``with ddp.weighted(0, total): ddp.skip_forward()``. (Not under
+            ``skip_all_reduce_unused_params``, where only a backward tells what is to be sent: run an empty batch.)
         total : float, optional
             Samples of all ranks, where the loader knows it; else found by an all-reduce of 8 bytes.
         """

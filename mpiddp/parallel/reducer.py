@@ -314,7 +314,19 @@ class Reducer:
         return outcome
 
     def contribute_nothing(self) -> None:
-        """Take part in a backward of the other ranks with gradients of zero, and receive its result."""
+        """Take part in a backward of the other ranks with gradients of zero, and receive its result.
+
+        Raises
+        ------
+        RuntimeError
+            With ``skip_unused``: which buckets the other ranks send is not known without a backward.
+        """
+        if self._skip_unused:
+            raise RuntimeError(
+                "skip_all_reduce_unused_params: a rank without samples does not know which buckets the others send."
+                " Run forward and backward on an empty batch there, choose a batch size that gives every rank a sample,"
+                " or leave the option out"
+            )
         self.abandon()
         self._reset()
         self._finish_backward()

@@ -72,6 +72,7 @@ def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
         bucket_cap_mb_list=config.bucket_cap_mb_list,
         find_unused_parameters=config.find_unused_parameters,
         static_graph=config.static_graph,
+        skip_all_reduce_unused_params=config.skip_all_reduce_unused_params,
         forward_sync_buffers=None if config.forward_sync_buffers else False,
     )
     if config.compress == "fp16":

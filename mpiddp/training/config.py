@@ -185,6 +185,9 @@ class Config:
         None, "ddp", "the same for the first, second, ... bucket", within=POSITIVE, metavar="MIB"
     )
     find_unused_parameters: bool = option(False, "ddp", "allow parameters that get no gradient in a step")
+    skip_all_reduce_unused_params: bool = option(
+        False, "ddp", "do not send buckets that no rank uses: what is unused in a step is so on all ranks"
+    )
     static_graph: bool = option(False, "ddp", "the same parameters get no gradient in every step")
     gradient_as_bucket_view: bool = option(True, "ddp", "gradients are views of their bucket: always so here")
     broadcast_buffers: bool = option(
@@ -283,6 +286,10 @@ class Config:
         yield (
             self.bucket_cap_mb is not None and self.bucket_cap_mb_list is not None,
             ("give --bucket-cap-mb or --bucket-cap-mb-list, not both"),
+        )
+        yield (
+            self.skip_all_reduce_unused_params and not self.find_unused_parameters,
+            ("--skip-all-reduce-unused-params goes with --find-unused-parameters: give both, or neither"),
         )
         yield (
             not self.gradient_as_bucket_view,

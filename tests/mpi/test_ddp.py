@@ -444,6 +444,20 @@ def test_buckets_that_nobody_uses_stay_here(world: World) -> None:
         assert_close(*used)
 
 
+def test_a_rank_without_samples_runs_an_empty_batch_where_unused_buckets_stay_here(world: World) -> None:
+    options = {"find_unused_parameters": True, "bucket_cap_mb": 1e-5}
+    ddp, plain = DDP(Branches(), skip_all_reduce_unused_params=True, **options), DDP(Branches(), **options)
+    n = 0 if world.rank == world.size - 1 and world.size > 1 else 2
+    x = np.full((n, 4), world.rank + 1, np.float32)
+    for model in (ddp, plain):
+        with model.weighted(n):
+            model(x, "ac").sum().backward()
+    assert_close(*({k: p.grad for k, p in m.named_parameters() if p.grad is not None} for m in (ddp, plain)))
+    assert ddp.module.b.weight.grad is None
+    with pytest.raises(RuntimeError, match="a rank without samples does not know"), ddp.weighted(0, 1):
+        ddp.skip_forward()
+
+
 def test_delayed_parameters_are_averaged_when_another_ones_gradient_is_there(world: World) -> None:
     model, alone = Branches(), Branches()
     late = [("c.weight", model.c.weight), ("c.bias", model.c.bias), ("b.bias", model.b.bias)]

@@ -360,6 +360,25 @@ def test_unused_parameters_are_allowed_where_asked(world, option):
         trainer.fit(1)
 
 
+def test_buckets_that_nobody_uses_are_sent_unless_told_otherwise(world):
+    def sent(**options):
+        trainer = build_trainer(own("Unused", batch_size=SAMPLES, bucket_cap_mb=1e-5, **options), data())
+        buckets = []
+
+        def counting(_, bucket):
+            buckets.append([p.shape for p in bucket.parameters()])
+            return dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
+
+        trainer.model.register_comm_hook(None, counting)
+        trainer.fit(1)
+        assert trainer.model.module.idle.weight.grad is None
+        return sorted(shape for bucket in buckets for shape in bucket)
+
+    everything, used = [(3,), (3, 3), (10,), (10, 784)], [(10,), (10, 784)]
+    assert sent(find_unused_parameters=True) == everything
+    assert sent(find_unused_parameters=True, skip_all_reduce_unused_params=True) == used
+
+
 def test_initial_values_are_the_first_ranks_unless_told_otherwise(world):
     def found(**options):
         module = build_trainer(own("Apart", **options), data()).model.module

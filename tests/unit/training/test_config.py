@@ -163,6 +163,7 @@ def test_nearest():
     [
         ({"resume": "auto"}, "--resume auto needs --output DIR"),
         ({"log_ranks": True}, "--log-ranks needs --output DIR"),
+        ({"skip_all_reduce_unused_params": True}, "goes with --find-unused-parameters: give both, or neither"),
         ({"max_time": "90"}, "--max-time stops with a checkpoint: give --output DIR"),
         ({"data": "text:a.txt"}, "--model net cannot read: take --model transformer"),
         ({"model": "transformer"}, "--model transformer reads text, and --data digits is images"),
