@@ -39,7 +39,8 @@ exec sh -c "$3"
 
 def why_not() -> str | None:
     """Return why no hosts can be made here, or None where they can."""
-    missing = [name for name in ("ip", "tc", "unshare") if shutil.which(name, path=_search_path()) is None]
+    tools = ("ip", "setpriv", "tc", "unshare")
+    missing = [name for name in tools if shutil.which(name, path=_search_path()) is None]
     if missing:
         return f"{', '.join(missing)} not installed: apt-get install {PACKAGES}"
     if os.geteuid() != 0:
@@ -55,7 +56,8 @@ def _search_path() -> str:
     return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
-def _call(command: str, check: bool = True) -> str:
+def call(command: str, check: bool = True) -> str:
+    """Run a command line, and return what it printed."""
     env = {**os.environ, "PATH": _search_path()}
     done = subprocess.run(command.split(), env=env, capture_output=True, text=True, check=check, timeout=30)
     return done.stdout
@@ -88,17 +90,17 @@ class Hosts:
         switch = self._space("switch")
         lines = ["127.0.0.1 localhost"]
         for space in map(self._space, ("switch", *self.names)):
-            _call(f"ip netns add {space}")
-            _call(f"ip -n {space} link set lo up")
-        _call(f"ip -n {switch} link add bridge type bridge")
-        _call(f"ip -n {switch} link set bridge up")
+            call(f"ip netns add {space}")
+            call(f"ip -n {space} link set lo up")
+        call(f"ip -n {switch} link add bridge type bridge")
+        call(f"ip -n {switch} link set bridge up")
         for number, name in enumerate(self.names, 1):
             space, address = self._space(name), f"10.77.0.{number}"
             lines.append(f"{address} {name}")
-            _call(f"ip -n {space} link add eth0 type veth peer name {name} netns {switch}")
-            _call(f"ip -n {space} address add {address}/24 dev eth0")
-            _call(f"ip -n {space} link set eth0 up")
-            _call(f"ip -n {switch} link set {name} master bridge up")
+            call(f"ip -n {space} link add eth0 type veth peer name {name} netns {switch}")
+            call(f"ip -n {space} address add {address}/24 dev eth0")
+            call(f"ip -n {space} link set eth0 up")
+            call(f"ip -n {switch} link set {name} master bridge up")
         (self._folder / "hosts").write_text("\n".join(lines) + "\n")
         self.agent.write_text(_AGENT.format(prefix=self._prefix, folder=self._folder))
         self.agent.chmod(0o755)
@@ -106,7 +108,7 @@ class Hosts:
     def __exit__(self, *_: object) -> None:
         for space in map(self._space, (*self.names, "switch")):
             with contextlib.suppress(OSError):
-                _call(f"ip netns delete {space}", check=False)
+                call(f"ip netns delete {space}", check=False)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _space(self, name: str) -> str:
@@ -117,8 +119,8 @@ class Hosts:
         """Limit what each host sends and receives, e.g. to ``1gbit``."""
         shape = f"root tbf rate {rate} burst 128kb latency 20ms"
         for name in self.names:
-            _call(f"tc -n {self._space(name)} qdisc replace dev eth0 {shape}")
-            _call(f"tc -n {self._space('switch')} qdisc replace dev {name} {shape}")
+            call(f"tc -n {self._space(name)} qdisc replace dev eth0 {shape}")
+            call(f"tc -n {self._space('switch')} qdisc replace dev {name} {shape}")
 
     def start(
         self,
@@ -138,7 +140,9 @@ class Hosts:
         else:
             hosts = ",".join(f"{name}:{1 if cyclic else slots}" for name in self.names)
             where = ["-launcher", "rsh", "-launcher-exec", str(self.agent), "-hosts", hosts]
-        words = [self.agent, self.names[0], mpiexec, *where, "-n", str(ranks), *command]
+        # However this process ends, its ranks do: the launcher is told to end, and ends them.
+        words = ["setpriv", "--pdeathsig", "TERM", self.agent, self.names[0]]
+        words += ["exec", mpiexec, *where, "-n", str(ranks), *command]
         # UCX sees that all hosts are one machine, and would go by its memory.
         return launcher.Program(words, {"UCX_TLS": "tcp,self", "PATH": _search_path(), **(env or {})})
 

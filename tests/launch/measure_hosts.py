@@ -1,15 +1,21 @@
-"""Prints what several hosts gain: ``PYTHONPATH=.:tests python -m launch.measure_hosts [--rate 1gbit]``.
+"""Prints what several hosts gain: ``PYTHONPATH=.:tests python -m launch.measure_hosts [PART...] [--rate 1gbit]``.
 
-Two hosts with two ranks each, of network namespaces on this machine (see hosts), with the rate of their links limited.
-All-reduce of 16 MiB by mpiddp's hierarchical algorithm, a flat ring and the MPI library's own, with bytes counted by
-the network interface; then training with buckets of several sizes and with compressed gradients.
+Two hosts of network namespaces on this machine (see hosts), with the rate of their links limited.
+
+all_reduce   of 16 MiB on two ranks each by mpiddp's hierarchical algorithm, a flat ring and the MPI library's own, with
+             bytes counted by the network interface
+train        on two ranks each, with buckets of several sizes and with compressed gradients
+overlap      ``bench overlap`` on one rank each: how much of 16 MiB on the wire hides behind computation
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +24,81 @@ from launch import hosts
 RANKS_PROGRAM = Path(__file__).parent / "wire.py"
 
 
-def measure(some: hosts.Hosts, *arguments: str, cyclic: bool = False) -> dict[str, Any]:
-    """Run the ranks' program on two ranks a host, and return what it found."""
-    command = [sys.executable, RANKS_PROGRAM, *arguments]
-    with some.start(2 * len(some.names), command, cyclic=cyclic) as program:
+def run(some: hosts.Hosts, ranks: int, *arguments: str | Path, cyclic: bool = False) -> str:
+    """Run a Python program on this many ranks a host, and return what it printed."""
+    with some.start(ranks * len(some.names), [sys.executable, *arguments], cyclic=cyclic) as program:
         done = program.wait(300)
     if done.rc != 0:
         raise RuntimeError(str(done))
-    found: dict[str, Any] = json.loads(done.stdout)
+    return done.stdout
+
+
+def measure(some: hosts.Hosts, *arguments: str, cyclic: bool = False) -> dict[str, Any]:
+    """Run the ranks' program on two ranks a host, and return what it found."""
+    found: dict[str, Any] = json.loads(run(some, 2, RANKS_PROGRAM, *arguments, cyclic=cyclic))
     return found
+
+
+def row(cells: Iterable[object]) -> None:
+    """Print a line of a table."""
+    print("|", " | ".join(map(str, cells)), "|", flush=True)
+
+
+def all_reduce(some: hosts.Hosts, given: argparse.Namespace) -> None:
+    """Print time and bytes of each algorithm and placement."""
+    size = given.mib << 20
+    row(["placement", f"all_reduce of {given.mib} MiB", "ms", "hierarchical is faster by", "sent by a host, in sizes"])
+    row(["---"] * 5)
+    for placement in ("block", "cyclic"):
+        found = measure(some, "all_reduce", str(size), str(given.rounds), cyclic=placement == "cyclic")
+        for name, each in found.items():
+            ratio = each["s"] / found["hierarchical"]["s"]
+            row([placement, name, f"{each['s'] * 1e3:.0f}", f"{ratio:.2f}", f"{each['bytes'] / size:.2f}"])
+
+
+def train(some: hosts.Hosts, given: argparse.Namespace) -> None:
+    """Print what steps of training take."""
+    row(["bucket_cap_mb, hook", "ms a step", "exposed communication", "loss after 4 epochs"])
+    row(["---"] * 4)
+    for name, each in measure(some, "train").items():
+        row([name, f"{each['s'] * 1e3:.1f}", f"{each['exposed']:.0%}", f"{each['loss']:.4f}"])
+
+
+def overlap(some: hosts.Hosts, given: argparse.Namespace) -> None:
+    """Print what ``bench overlap`` does, whose columns it explains."""
+    options = ("--bytes", f"{given.mib}M", "--rounds", str(given.rounds))
+    print(run(some, 1, "-m", "mpiddp", "bench", "overlap", *options), end="", flush=True)
+
+
+PARTS: dict[str, Callable[[hosts.Hosts, argparse.Namespace], None]] = {
+    "all_reduce": all_reduce,
+    "train": train,
+    "overlap": overlap,
+}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (all of them)")
     parser.add_argument("--rate", default="1gbit", help="of every host's link, as tc takes it (1gbit)")
-    parser.add_argument("--mib", type=int, default=16, help="size of the all-reduce (16)")
+    parser.add_argument("--mib", type=int, default=16, help="size of what is reduced (16)")
     parser.add_argument("--rounds", type=int, default=7, help="in which all take turns; the median counts (7)")
     given = parser.parse_args()
+    unknown = set(given.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     fault = hosts.why_not()
     if fault:
         sys.exit(fault)
-    size = given.mib << 20
+    # The ranks are in sessions of their own: what ends this process, as `timeout` does, reaches them through it alone.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with hosts.Hosts(2) as two:
         two.limit(given.rate)
-        print(f"2 hosts x 2 ranks, {given.rate}, {hosts.mpi_library()}\n")
-        print(
-            f"| placement | all_reduce of {given.mib} MiB | ms | hierarchical is faster by | sent by a host, in sizes |"
-        )
-        print("|---|---|---|---|---|")
-        for placement in ("block", "cyclic"):
-            found = measure(two, "all_reduce", str(size), str(given.rounds), cyclic=placement == "cyclic")
-            for name, each in found.items():
-                ratio = each["s"] / found["hierarchical"]["s"]
-                print(f"| {placement} | {name} | {each['s'] * 1e3:.0f} | {ratio:.2f} | {each['bytes'] / size:.2f} |")
-        print("\n| bucket_cap_mb, hook | ms a step | exposed communication | loss after 4 epochs |\n|---|---|---|---|")
-        for name, each in measure(two, "train").items():
-            print(f"| {name} | {each['s'] * 1e3:.1f} | {each['exposed']:.0%} | {each['loss']:.4f} |")
+        print(f"2 hosts, {given.rate}, {hosts.mpi_library()}, load {os.getloadavg()[0]:.1f}", flush=True)
+        for name in given.parts or PARTS:
+            print()
+            PARTS[name](two, given)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import signal
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import launcher
 
 from launch import hosts, measure_hosts
 
@@ -187,6 +192,40 @@ def test_hierarchical_sends_every_byte_once_and_the_ring_more(two, cyclic, ring)
     # Headers and acknowledgements come on top.
     assert 1.0 <= found["hierarchical"]["bytes"] / size < 1.1
     assert ring <= found["ring"]["bytes"] / size < 1.1 * ring
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_what_started_them(number):
+    command = [sys.executable, "-m", "launch.measure_hosts", "all_reduce", "--rounds", "100000"]
+    with tempfile.TemporaryDirectory(prefix="h-") as folder:
+        env = {"PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'tests'}", "TMPDIR": folder}
+        with launcher.Program(command, env) as program:
+            wait_until(lambda: ranks_of(program) == 4, "four ranks run")
+            (made,) = Path(folder).glob("mpiddp-hosts-*")
+            program.signal(number)
+            wait_until(lambda: not program.members(), "no process is left")
+        left = [line.split()[0] for line in hosts.call("ip netns list").splitlines() if line.startswith(made.name)]
+        for space in left:
+            hosts.call(f"ip netns delete {space}")
+    # Nobody removes the hosts of a process that was killed.
+    assert left == [] if number == signal.SIGTERM else len(left) == 3
+
+
+def ranks_of(program: launcher.Program) -> int:
+    """Return how many ranks of a measurement run."""
+    found = 0
+    for pid in program.members():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            found += words[0] == sys.executable.encode() and words[1].endswith(b"wire.py")
+    return found
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
+        time.sleep(0.05)
 
 
 def test_main_job(two, tmp_path):
