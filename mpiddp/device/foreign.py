@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any
 
 from mpiddp.typing import Array
 
 from .choice import cuda_fault
+
+
+def is_read_only(x: Any) -> bool:
+    """Tell whether the owner of GPU memory forbids writing to it: CuPy's arrays cannot say so.
+
+    The CUDA array interface tells; DLPack before its first version, which most libraries export, does not.
+    """
+    with contextlib.suppress(Exception):  # errors of its library, where the interface does not know the dtype
+        return bool(x.__cuda_array_interface__["data"][1])
+    return False
 
 
 def adopt(x: Any) -> Array:

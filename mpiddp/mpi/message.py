@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mpiddp.device import is_device_array
+from mpiddp.device.foreign import is_read_only
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 
@@ -103,7 +104,8 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
             f"native byte order, {found} in {array.dtype.byteorder!r}",
             "x.astype(x.dtype.newbyteorder('='))",
         )
-    if writable and isinstance(array, np.ndarray) and not array.flags.writeable:
+    fixed = not array.flags.writeable if isinstance(array, np.ndarray) else not ours and is_read_only(x)
+    if writable and fixed:
         cure = "x.copy()" if ours else "a copy of it that may be written to"
         _refuse(operation, name, f"a writable array, {found} that is read-only", cure)
     dtype_code(array.dtype)

@@ -281,3 +281,8 @@ def test_gpu_memory_is_used_where_it_lies(world: Any, length: int) -> None:
         assert all((row.get() == total).all() for row in rows)
         with pytest.raises(dist.ArrayError, match="C-contiguous"):
             dist.all_reduce(Exported(cupy.zeros((3, 4)).T))
+        fixed = Exported(x, data=(x.data.ptr, True))
+        with pytest.raises(dist.ArrayError, match="writable"):
+            dist.all_reduce(fixed)
+        dist.all_gather(rows, fixed)
+        assert all((row.get() == total).all() for row in rows)
