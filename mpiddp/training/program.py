@@ -158,13 +158,14 @@ def _stop(stop: StopRequest, trainer: Trainer, keeper: Keeper | None) -> int:
 
 
 def _finish(config: Config, trainer: Trainer, keeper: Keeper | None) -> int:
-    """Save the model, and say where and how good it is."""
-    if keeper is not None:
-        together(keeper.finish, RunError)
+    """Save the model, and say where it is."""
     first = dist.get_rank() == 0
     if config.output is not None:
         path = config.output / "model.safetensors"
         together(lambda: save_model(path, trainer.model.module) if first else None, RunError)
     if first:
         print(f"saved {path}" if config.output else "no --output DIR, so the model is not saved", flush=True)
+    if keeper is not None:
+        # After the model, which is there then even if the last checkpoint cannot be written.
+        together(keeper.finish, RunError)
     return 0

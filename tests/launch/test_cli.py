@@ -192,6 +192,13 @@ def test_a_signal_that_comes_while_a_stopped_run_saves_does_not_end_it(tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000003", "step-0000000004"]
 
 
+def test_the_model_is_saved_even_if_the_last_checkpoint_cannot_be(tmp_path):
+    (tmp_path / "checkpoints").touch()  # where the folder ought to be
+    done = run(2, "train", "--model", "mlp", "--epochs", "1", "--output", tmp_path)
+    assert done.rc == 1 and re.search(r"error: .*Not a directory: '.*/checkpoints", done.stderr), done
+    assert "saved" in done.stdout and (tmp_path / "model.safetensors").exists(), done
+
+
 def test_another_number_of_ranks_goes_on(tmp_path):
     with start(2, *RUN, "--output", tmp_path / "out") as job:
         job.wait_for("epoch 1/4")
