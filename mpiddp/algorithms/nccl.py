@@ -1,8 +1,8 @@
 """Collectives by NCCL, for groups of ``backend="nccl"`` whose ranks have a GPU each.
 
-A communicator is made with its group: one rank's id goes to all over MPI. An operation is one kernel on a stream of its
-own behind the program's, and is complete when an event says so. What NCCL does not do, or not as it is meant here, runs
-as without it.
+A communicator is made with its group: one rank's id goes to all over MPI. An operation is one kernel on the group's
+own stream behind the program's, and is complete when an event says so. What NCCL does not do, or not as it is meant
+here, runs as without it.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def disconnect(link: Link) -> None:
     if found is not None:
         device.synchronize()
         found.destroy()
+        stream.drop(_role(link))
 
 
 def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
@@ -66,6 +67,16 @@ def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) 
     return reducing and not settings.deterministic() and nccl.reduces(dtype, op.name)  # type: ignore[union-attr]
 
 
+def _role(link: Link) -> str:
+    """Return what the stream of a group is known by: on one of all groups an order that differs by rank is for ever."""
+    return f"nccl {link.id}"
+
+
+def _behind(link: Link, x: Array) -> Any:
+    """Return the stream of a group, which does what it is given now after the work that ``x`` comes from."""
+    return stream.after(_role(link), x)
+
+
 def _apart(x: Array, output: Array) -> Array:
     """Return ``x``, or a copy of it where it lies in the memory of ``output`` or the other way round."""
     shared = array_namespace(x).may_share_memory(x, output)
@@ -74,14 +85,14 @@ def _apart(x: Array, output: Array) -> Array:
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
     """Copy root's ``x`` to all ranks."""
-    side = stream.after("nccl", x)
+    side = _behind(link, x)
     _communicators[link.id].broadcast(x, root, side)
     yield stream.mark(side)
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
     """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
-    side = stream.after("nccl", x)
+    side = _behind(link, x)
     with stream.on(side):
         _communicators[link.id].all_gather(output, _apart(x, output), side)
     yield stream.mark(side)
@@ -89,7 +100,7 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
-    side = stream.after("nccl", x)
+    side = _behind(link, x)
     with stream.on(side):
         premultiply(op, x)
         _communicators[link.id].all_reduce(x, op.name, side)
@@ -99,7 +110,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
-    side = stream.after("nccl", x)
+    side = _behind(link, x)
     with stream.on(side):
         sent = x
         if op.factor is not None and link.rank != root:
@@ -113,7 +124,7 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
-    side = stream.after("nccl", x)
+    side = _behind(link, x)
     with stream.on(side):
         x = x.copy() if op.factor is not None else _apart(x, output)
         premultiply(op, x)

@@ -117,6 +117,12 @@ def after(role: str, x: Array) -> Any:
     return stream
 
 
+def drop(role: str) -> None:
+    """Forget the `side` streams for ``role``; what they were given is done all the same."""
+    for key in [key for key in _sides if key[0] == role]:
+        del _sides[key]
+
+
 @contextlib.contextmanager
 def on(stream: Any) -> Iterator[None]:
     """Make ``stream``, a `side` one, and its device the current ones."""

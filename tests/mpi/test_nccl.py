@@ -150,6 +150,19 @@ def test_names(world: Any, cupy: Any, group: Any) -> None:
     assert sorted(cupy.cuda.nccl.DESTROYED) == sorted([1, world.size])
 
 
+def test_groups_have_streams_of_their_own(world: Any, cupy: Any, group: Any, monkeypatch: Any) -> None:
+    from mpiddp.device import nccl, stream
+
+    other, used, kept = dist.new_group(backend="nccl"), [], set(stream._sides)
+    monkeypatch.setattr(nccl.Communicator, "all_reduce", lambda self, x, name, stream: used.append(stream.ptr))
+    for each in (group, other, group):
+        dist.all_reduce(cupy.ones(3), group=each)
+    assert used[0] == used[2] != used[1], "in one, ranks that call in different orders wait for each other for ever"
+    for each in (group, other):
+        dist.destroy_process_group(each)
+    assert set(stream._sides) == kept
+
+
 def test_it_ends_with_the_default_group(world: Any, cupy: Any) -> None:
     dist.destroy_process_group()
     dist.init_process_group(backend="nccl")
