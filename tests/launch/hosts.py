@@ -151,4 +151,5 @@ class Hosts:
 def mpi_library() -> str:
     """Return the name of this environment's MPI library, asked in another process, since this one is no rank."""
     code = "from mpi4py import MPI; print(MPI.Get_library_version().strip(chr(0)))"
-    return launcher.python(code, env={"MPI4PY_RC_INITIALIZE": "0"}).stdout.split("\n")[0].split(",")[0]
+    first = launcher.python(code, env={"MPI4PY_RC_INITIALIZE": "0"}).stdout.split("\n")[0].split(",")[0]
+    return " ".join(first.split())

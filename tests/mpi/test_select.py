@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,16 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     select.forget()
 
 
-@pytest.mark.parametrize("table", [select.ONE_NODE, select.SEVERAL_NODES], ids=["one node", "several nodes"])
+TABLES = {"one node": select.ONE_NODE, "several nodes": select.SEVERAL_NODES, **select.TWO_RANKS}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_every_row_names_an_algorithm_that_can(table: dict[str, select.Rows]) -> None:
     for operation, rows in table.items():
         limits = [limit for limit, _ in rows]
         assert limits == sorted(limits) and limits[-1] == select.ANY_SIZE
         assert all(name in select.offering(operation) for _, name in rows)
-        assert table is select.ONE_NODE or all(name != "two_shot" for _, name in rows)
+        assert table is not select.SEVERAL_NODES or all(name != "two_shot" for _, name in rows)
 
 
 def test_short_arrays_go_to_mpi_and_long_ones_through_shared_memory(world: Any) -> None:
@@ -40,6 +44,21 @@ def test_short_arrays_go_to_mpi_and_long_ones_through_shared_memory(world: Any) 
     expected = two_shot.all_reduce if world.size > 1 else native.all_reduce
     assert select.choose("all_reduce", link, long, ReduceOp.SUM) is expected
     assert select.name_of("all_reduce", link, long.nbytes) == ("two_shot" if world.size > 1 else "native")
+
+
+@pytest.mark.parametrize(("vendor", "two"), [("Open MPI", "two_shot"), ("MPICH", "native"), ("another", "native")])
+def test_two_ranks_have_rows_of_their_own(vendor: str, two: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "MPI", SimpleNamespace(get_vendor=lambda: (vendor, (1, 0, 0))))
+    select._rows.cache_clear()
+    try:
+        chosen = {
+            nodes: next(name for limit, name in select._rows("all_reduce", nodes) if limit >= 1 << 16)
+            for nodes in [(0, 0), (0, 0, 0), (0, 1)]
+        }
+        assert chosen == {(0, 0): two, (0, 0, 0): "native", (0, 1): "native"}
+        assert select._rows("broadcast", (0, 0)) == select.ONE_NODE["broadcast"]
+    finally:
+        select._rows.cache_clear()
 
 
 def test_what_mpi_does_not_define_is_exchanged() -> None:
