@@ -200,8 +200,9 @@ class Stepper:
                 return None
             # The other ranks' layers wait for this one's part of their sums: that of an empty batch.
             inputs, targets = inputs[:0], targets[:0]
-        output = self._call(self.model, inputs)
-        loss = self.loss_fn(output, targets)
+        with _no_mean_of_nothing(batch.samples):
+            output = self._call(self.model, inputs)
+            loss = self.loss_fn(output, targets)
         if batch.samples:
             correct = self.correct_fn(output, targets)
             mean = loss.data.astype(np.float64) if self._on_device else loss.item()
@@ -214,7 +215,7 @@ class Stepper:
         quiet: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.scaler is not None:
             quiet = np.errstate(over="ignore", invalid="ignore")
-        with quiet:
+        with _no_mean_of_nothing(share), quiet:
             loss.backward(None if factor == 1 else np.asarray(factor, loss.dtype))
 
     def _update(self, tally: Tally, broken: list[str]) -> tuple[bool, bool]:
@@ -244,6 +245,11 @@ class Stepper:
             if loss is not None:
                 self._backward(loss, 1.0)
         return all(is_finite(p.grad) for p in self.model.module.parameters())
+
+
+def _no_mean_of_nothing(share: float) -> contextlib.AbstractContextManager[Any]:
+    """Keep NumPy from warning of the mean loss of a batch without samples, which is NaN and counts for nothing."""
+    return contextlib.nullcontext() if share else np.errstate(divide="ignore", invalid="ignore")
 
 
 def is_finite(x: Array | None) -> bool:

@@ -247,6 +247,13 @@ def test_ranks_without_a_sample_keep_step_with_buffers(world, accumulate):
     assert all(theirs == found[0] for theirs in found)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_ranks_without_a_sample_do_not_warn_of_it(world, label_smoothing):
+    trainer = trained(model="resnet", sync_batchnorm=True, epochs=1, label_smoothing=label_smoothing)
+    assert np.isfinite(trainer.history[-1].loss)
+
+
 @pytest.mark.parametrize(
     ("options", "same"),
     [({}, True), ({"forward_sync_buffers": False}, False), ({"broadcast_buffers": False}, False)],
