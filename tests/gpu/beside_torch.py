@@ -12,7 +12,7 @@ import numpy as np
 import mpiddp as dist
 
 from .machine import torch_fault
-from .rows import say, seconds
+from .rows import say, seconds, symmetric_floats
 
 MIB = 1 << 20
 
@@ -49,8 +49,7 @@ def gloo(small: bool) -> None:
         x = torch.zeros(mib * MIB // 4, device="cuda")
         theirs = seconds(lambda x=x: td.all_reduce(x), 2 if mib == largest else 5)
         ours = seconds(lambda x=x: dist.all_reduce(x), 5)
-        symmetric = dist.symmetric_empty(mib * MIB // 4, np.float32, device="cuda")
-        assert symmetric is not None
+        symmetric = symmetric_floats(mib * MIB // 4)
         shared = torch.from_dlpack(symmetric)
         fast = seconds(lambda shared=shared: dist.all_reduce(shared), 10)
         goal = 10 if mib == largest else None

@@ -13,7 +13,7 @@ import mpiddp as dist
 from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.library import MPI
 
-from .rows import say, seconds
+from .rows import say, seconds, symmetric_floats
 
 MIB = 1 << 20
 
@@ -80,8 +80,7 @@ def ipc(small: bool) -> None:
     copied = alone(lambda: copy_rate(largest * MIB))
     say("copy on the device (read + written)", copied / 1e9, "GB/s")
     for mib in (1, 8) if small else (1, 16, 128, 512):
-        x = dist.symmetric_empty(mib * MIB // 4, np.float32, device="cuda")
-        assert x is not None
+        x = symmetric_floats(mib * MIB // 4)
         x.fill(0)
         taken = seconds(lambda x=x: dist.all_reduce(x), 10)
         rate = 2 * ranks * x.nbytes / taken
