@@ -95,7 +95,7 @@ def device_uuid() -> bytes:
     runtime = importlib.import_module("cupy").cuda.runtime
     device = runtime.getDevice()
     uuid = bytes(runtime.getDeviceProperties(device)["uuid"])[:16]
-    return uuid.ljust(16, b"\0") + runtime.deviceGetPCIBusId(device).encode()
+    return uuid.ljust(16, b"\0") + str(runtime.deviceGetPCIBusId(device)).encode()
 
 
 def forget() -> None:
