@@ -271,10 +271,14 @@ def test_train_shares_the_strong_batch_and_multiplies_the_weak_one(here, monkeyp
     given = ("train", "--strong-batch", "9", "--weak-batch", "3", "-n", "2", "--json", str(file))
     assert train.run(options(*given)) == 0
     if here.rank == 0:
-        strong, weak = results.read(file)[0]["rows"]
-        assert (strong["batch"], weak["batch"]) == (9 // here.size, 3)
-        for row in (strong, weak):
-            assert row["samples_per_s"] == pytest.approx(row["batch"] * here.size / row["step_s"])
+        rows = results.read(file)[0]["rows"]
+        teams = {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 4]}[here.size]
+        expected = [("strong", team, 9 // team) for team in teams] + [("weak", team, 3) for team in teams]
+        assert [(row["scaling"], row["ranks"], row["batch"]) for row in rows] == expected
+        for row in rows:
+            assert row["samples_per_s"] == pytest.approx(row["batch"] * row["ranks"] / row["step_s"])
+            alone = rows[0 if row["scaling"] == "strong" else len(teams)]
+            assert row["efficiency"] == pytest.approx(row["samples_per_s"] / alone["samples_per_s"] / row["ranks"])
 
 
 @pytest.mark.mpi(min_size=2)
