@@ -11,7 +11,10 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from mpiddp.device import array_namespace
+from mpiddp.device.place import returning, stand_at
 from mpiddp.typing import Array
 
 from .function import Function
@@ -71,7 +74,7 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
     outer, callbacks = _running.callbacks, list[Callable[[], object]]()
     _running.callbacks = callbacks
     try:
-        with no_grad():
+        with no_grad(), returning():
             if root.grad_fn is None:
                 leaves = _Leaves({root: 1})
                 leaves.add(root, gradient, owned=False)
@@ -84,7 +87,7 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
 
 
 def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
-    """Run the nodes behind ``root``, the latest first."""
+    """Run the nodes behind ``root``, the latest first, each with the device of its gradient as the current one."""
     nodes, uses = _reachable(root)
     leaves = _Leaves(uses)
     gradients: dict[Function, Array] = {root: gradient}
@@ -94,6 +97,8 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
         if grad is None:
             results: tuple[Any, ...] = (None,) * len(edges)
         else:
+            if grad.__class__ is not np.ndarray:
+                stand_at(grad)
             if node.hooks:
                 grad = _run_hooks(node.hooks, grad)
             results = type(node).backward(node, grad)
@@ -104,6 +109,8 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
         for edge, result in zip(edges, results, strict=False):
             if edge is None:
                 continue
+            if result is not None and result.__class__ is not np.ndarray:
+                stand_at(result)  # it may have been moved, and is added to others there
             if isinstance(edge, Variable):
                 # A gradient that came through unchanged, or went to two inputs, is not the leaf's to keep.
                 owned = result is not grad and sum(other is result for other in results) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,19 +11,21 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor, cat, enable_grad, is_grad_enabled, no_grad
-from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device import array_namespace, device_count, is_device_array
+from mpiddp.device.place import Place, at, current_stream, moved, place_of
 from mpiddp.nn import Module
 from mpiddp.typing import Array
 
 
-class _Replica(Function):
-    """A parameter as one replica sees it: a tensor of its own on the same memory; gradients of all add up."""
+class _Moved(Function):
+    """A tensor of its own at another place, or on the same memory where it is there; its gradient goes back."""
 
-    def forward(self, x: Array) -> Array:
-        return x
+    def forward(self, x: Array, place: Place) -> Array:
+        self.place = place_of(x)
+        return moved(x, place)
 
     def backward(self, grad: Array) -> Array:
-        return grad
+        return moved(grad, self.place)
 
 
 class DataParallel(Module):
@@ -32,30 +35,37 @@ class DataParallel(Module):
     ----------
     module : Module
         The model; its parameters get the sum of all parts' gradients.
-    device_ids : sequence of str, default ``["cpu", "cpu"]``
-        One entry for each part. Only ``"cpu"``: the parts run in threads, which NumPy lets run at once inside of large
-        operations.
-    output_device : str, optional
-        Where outputs are joined; ``"cpu"``.
+    device_ids : sequence of int or str, optional
+        One entry for each part: the number of a GPU, ``"cuda:N"``, or ``"cpu"``, not GPUs and the host together. The
+        model is on the first. By default all GPUs that this process sees for a model on one, else ``["cpu", "cpu"]``:
+        two threads, which NumPy lets run at once inside of large operations.
+    output_device : int or str, optional
+        Where outputs are joined; the first of ``device_ids`` by default. Make a GPU that is not the current one current
+        to go on with them.
     dim : int, default 0
         The axis of the batch.
 
     Raises
     ------
     ValueError
-        For a device other than ``"cpu"``: on GPUs use one rank for each and `DistributedDataParallel`.
+        For a device that is not there, and for GPUs beside ``"cpu"``.
+    RuntimeError
+        In forward, if the model is not on the first device.
 
     Notes
     -----
     A batch of n becomes parts of ``ceil(n / devices)``, the last one smaller, and fewer parts than devices where it is
-    short. Parameters are not copied on the host. The first replica's buffers are the model's own, those of the others
-    are copies that are dropped.
+    short. Each part goes to its device, from the host or from another device, and parameters are copied to all devices
+    but the first in every forward; on the host nothing is copied. A thread works with its device, and the stream of it
+    that is current in the calling thread, as the current ones. In backward, which is one thread, each operation runs
+    where its gradient is, and the parameters' gradients are added up on the first device, the last part's first. The
+    first replica's buffers are the model's own, those of the others are copies that are dropped.
 
-    On GPUs the first device of such a scheme holds all outputs, their loss, the sums of gradients and the optimizer's
-    state besides what every device holds: parameters, its part of the batch, and what the tape keeps. For the
-    perceptron 784-256-256-10, SGD with momentum and a batch of 128 on two devices that is 3.8 MB on the first and
-    1.7 MB on the second (arrays counted by the tests): the first is full when the others are not. And threads share one
-    interpreter. That is why `DistributedDataParallel`, where all hold the same, is preferred everywhere.
+    The first device of such a scheme holds all outputs, their loss, the sums of gradients and the optimizer's state
+    besides what every device holds: parameters, its part of the batch, and what the tape keeps. For the perceptron
+    784-256-256-10, SGD with momentum and a batch of 128 on two devices that is 3.8 MB on the first and 1.7 MB on the
+    second (arrays counted by the tests, on two fake devices): the first is full when the others are not. And threads
+    share one interpreter. That is why `DistributedDataParallel`, where all hold the same, is preferred everywhere.
 
     References
     ----------
@@ -72,28 +82,58 @@ class DataParallel(Module):
     def __init__(
         self,
         module: Module,
-        device_ids: Sequence[str] | None = None,
-        output_device: str | None = None,
+        device_ids: Sequence[int | str] | None = None,
+        output_device: int | str | None = None,
         dim: int = 0,
     ) -> None:
         super().__init__()
-        devices = ["cpu", "cpu"] if device_ids is None else list(device_ids)
-        odd = [device for device in (*devices, output_device or "cpu") if device != "cpu"]
-        if odd or not devices:
+        if device_ids is None:
+            on_device = any(is_device_array(parameter.data) for parameter in module.parameters())
+            device_ids = list(range(device_count())) if on_device else ["cpu", "cpu"]
+        places = [_place(device) for device in device_ids]
+        if not places or (None in places and set(places) != {None}):
             raise ValueError(
-                f'DataParallel needs device_ids of "cpu", one for each thread, got {devices} and output_device='
-                f"{output_device!r}; on GPUs start one rank for each and use DistributedDataParallel"
+                f'DataParallel needs device_ids of one or more GPUs, or of "cpu" once for each thread, got'
+                f" {list(device_ids)}; to use both start ranks, and use DistributedDataParallel"
             )
-        self.module = module
-        self.device_ids, self.output_device, self.dim = devices, output_device or "cpu", dim
+        self.module, self.dim = module, dim
+        self._places, self._output_place = places, places[0] if output_device is None else _place(output_device)
+        self.device_ids, self.output_device = [_name(place) for place in places], _name(self._output_place)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Cut the arguments, run the model on the parts in parallel, and join the outputs."""
-        parts = scatter((inputs, kwargs), len(self.device_ids), self.dim)
-        if len(parts) == 1:
-            return self.module(*parts[0][0], **parts[0][1])
-        replicas = replicate(self.module, len(parts))
-        return gather(parallel_apply(replicas, parts), self.dim)
+        first = self._places[0]
+        for each in (*(p.data for p in self.module.parameters()), *self.module.buffers()):
+            if place_of(each) != first:
+                raise RuntimeError(
+                    f"module must have its parameters and buffers on device {_name(first)} (device_ids[0]) but found"
+                    f" one of them on device: {_name(place_of(each))}"
+                )
+        parts = scatter((inputs, kwargs), self._places, self.dim)
+        places = self._places[: len(parts)]
+        if len(parts) > 1:
+            outputs = parallel_apply(replicate(self.module, places), parts, places)
+            return gather(outputs, self._output_place, self.dim)
+        outputs = parallel_apply([self.module], parts, places)
+        return outputs[0] if self._output_place == first else gather(outputs, self._output_place, self.dim)
+
+
+def _place(device: int | str) -> Place:
+    """Return the place that a user means by a number, ``"cpu"`` or ``"cuda:N"``."""
+    if device == "cpu":
+        return None
+    known = re.fullmatch(r"cuda:(\d+)", device) if isinstance(device, str) else None
+    number = int(known[1]) if known else device
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < device_count():
+        raise ValueError(
+            f'DataParallel: a device is "cpu", "cuda:N" or N, with N below the {device_count()} GPUs that this process'
+            f" sees, got {device!r}"
+        )
+    return number
+
+
+def _name(place: Place) -> str:
+    return "cpu" if place is None else f"cuda:{place}"
 
 
 def _is_batch(value: Any) -> bool:
@@ -109,15 +149,16 @@ def _longest(value: Any, dim: int) -> int:
     return max((_longest(each, dim) for each in value), default=0) if isinstance(value, (list, tuple)) else 0
 
 
-def scatter(value: Any, count: int, dim: int = 0) -> list[Any]:
-    """Cut every array and tensor in nested tuples, lists and dicts into parts; what else is there goes to all.
+def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
+    """Cut every array and tensor in nested tuples, lists and dicts into a part for each place; the rest goes to all.
 
     Parameters
     ----------
     value : Any
         The arguments.
-    count : int
-        Parts to make, at most; the first ones have ``ceil(n / count)`` elements.
+    places : sequence of int or None
+        Where the parts go, at most one to each: device numbers, None is the host. The first ones have
+        ``ceil(n / len(places))`` elements.
     dim : int, default 0
         The axis to cut.
 
@@ -129,33 +170,34 @@ def scatter(value: Any, count: int, dim: int = 0) -> list[Any]:
     Examples
     --------
     >>> import numpy as np
-    >>> [part.shape for part in scatter(np.zeros((30, 2)), 4)]
+    >>> [part.shape for part in scatter(np.zeros((30, 2)), [None] * 4)]
     [(8, 2), (8, 2), (8, 2), (6, 2)]
     """
     length = _longest(value, dim)
-    each = max(-(-length // count), 1)
+    each = max(-(-length // len(places)), 1)
     starts = range(0, max(length, 1), each)
-    return [_part(value, start, start + each, dim) for start in starts]
+    return [_part(value, start, start + each, dim, place) for start, place in zip(starts, places, strict=False)]
 
 
-def _part(value: Any, start: int, stop: int, dim: int) -> Any:
+def _part(value: Any, start: int, stop: int, dim: int, place: Place) -> Any:
     if _is_batch(value):
-        return value[(slice(None),) * (dim % value.ndim) + (slice(start, stop),)]
+        part = value[(slice(None),) * (dim % value.ndim) + (slice(start, stop),)]
+        return _Moved.apply(part, place) if isinstance(part, Tensor) else moved(part, place)
     if isinstance(value, dict):
-        return {key: _part(each, start, stop, dim) for key, each in value.items()}
+        return {key: _part(each, start, stop, dim, place) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_part(each, start, stop, dim) for each in value))
+        return type(value)(*(_part(each, start, stop, dim, place) for each in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_part(each, start, stop, dim) for each in value)
+        return type(value)(_part(each, start, stop, dim, place) for each in value)
     return value
 
 
-def replicate(module: Module, count: int) -> list[Module]:
-    """Return replicas of a module that share its parameters' memory, for use in as many threads."""
+def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
+    """Return a replica of a module for each place, for use in as many threads; they share memory where it is there."""
     replicas = []
-    for index in range(count):
+    for index, place in enumerate(places):
         made: dict[int, Module] = {}
-        tensors = {id(p): _Replica.apply(p) for p in module.parameters()}
+        tensors = {id(p): _Moved.apply(p, place) for p in module.parameters()}
         for original in module.modules():
             twin = copy.copy(original)
             state = vars(twin)
@@ -163,7 +205,7 @@ def replicate(module: Module, count: int) -> list[Module]:
                 name: p if p is None else tensors[id(p)] for name, p in original._parameters.items()
             }
             state["_buffers"] = {
-                name: b if b is None or index == 0 else b.copy() for name, b in original._buffers.items()
+                name: b if b is None or index == 0 else _copied(b, place) for name, b in original._buffers.items()
             }
             made[id(original)] = twin
         for original in module.modules():
@@ -174,8 +216,21 @@ def replicate(module: Module, count: int) -> list[Module]:
     return replicas
 
 
-def parallel_apply(modules: Sequence[Module], arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
+def _copied(buffer: Array, place: Place) -> Array:
+    copied = moved(buffer, place)
+    if copied is not buffer:
+        return copied
+    with at(place):
+        return buffer.copy()
+
+
+def parallel_apply(
+    modules: Sequence[Module], arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], places: Sequence[Place]
+) -> list[Any]:
     """Call each module with its positional and keyword arguments, in parallel threads; return the outputs.
+
+    Each thread has its place and the stream of it that is current in the calling thread as the current ones, so what it
+    gives to a device comes after what the caller has given to it. One module alone needs no thread.
 
     Raises
     ------
@@ -183,12 +238,15 @@ def parallel_apply(modules: Sequence[Module], arguments: Sequence[tuple[tuple[An
         The first module's that failed, with a note that says which.
     """
     recording = is_grad_enabled()
+    streams = [current_stream(place) for place in places]
 
     def call(index: int) -> Any:
         inputs, kwargs = arguments[index]
-        with enable_grad() if recording else no_grad():
+        with enable_grad() if recording else no_grad(), at(places[index], streams[index]):
             return modules[index](*inputs, **kwargs)
 
+    if len(modules) == 1:
+        return [call(0)]
     with ThreadPoolExecutor(len(modules), "mpiddp-data-parallel") as pool:
         futures = [pool.submit(call, index) for index in range(len(modules))]
     for index, future in enumerate(futures):
@@ -199,8 +257,8 @@ def parallel_apply(modules: Sequence[Module], arguments: Sequence[tuple[tuple[An
     return [future.result() for future in futures]
 
 
-def gather(outputs: Sequence[Any], dim: int = 0) -> Any:
-    """Join outputs, nested alike, along ``dim``; scalars become a vector.
+def gather(outputs: Sequence[Any], place: Place = None, dim: int = 0) -> Any:
+    """Join outputs, nested alike, along ``dim`` at a place; scalars become a vector.
 
     Raises
     ------
@@ -209,16 +267,19 @@ def gather(outputs: Sequence[Any], dim: int = 0) -> Any:
     """
     first = outputs[0]
     if isinstance(first, Tensor):
-        return cat([x.reshape(1) for x in outputs] if first.ndim == 0 else list(outputs), 0 if first.ndim == 0 else dim)
-    if isinstance(first, np.ndarray) or is_device_array(first):
-        xp = array_namespace(first)
-        return xp.stack(outputs) if first.ndim == 0 else xp.concatenate(outputs, axis=dim)
+        parts = [_Moved.apply(x.reshape(1) if x.ndim == 0 else x, place) for x in outputs]
+        with at(place):
+            return cat(parts, dim if first.ndim else 0)
+    if _is_batch(first):
+        arrays = [moved(x.reshape(1) if x.ndim == 0 else x, place) for x in outputs]
+        with at(place):
+            return array_namespace(arrays[0]).concatenate(arrays, axis=dim if first.ndim else 0)
     if first is None:
         return None
     if isinstance(first, dict):
-        return type(first)((key, gather([output[key] for output in outputs], dim)) for key in first)
+        return type(first)((key, gather([output[key] for output in outputs], place, dim)) for key in first)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(gather(each, dim) for each in zip(*outputs, strict=True)))
+        return type(first)(*(gather(each, place, dim) for each in zip(*outputs, strict=True)))
     if isinstance(first, (list, tuple)):
-        return type(first)(gather(each, dim) for each in zip(*outputs, strict=True))
+        return type(first)(gather(each, place, dim) for each in zip(*outputs, strict=True))
     raise TypeError(f"outputs must be tensors, arrays, or tuples, lists and dicts of them, got {type(first).__name__}")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections import namedtuple
+from collections import Counter, namedtuple
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from harness.faking import fake_gpu
 
 from mpiddp import nn, optim
 from mpiddp.autograd import Tensor, no_grad
+from mpiddp.device import is_device_array
+from mpiddp.device.place import moved
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.parallel import DataParallel
 from mpiddp.parallel.data_parallel import gather, parallel_apply, replicate, scatter
@@ -19,6 +23,13 @@ from mpiddp.training.models import MLP
 Pair = namedtuple("Pair", "a b")
 DOCUMENTED_MB = (3.8, 1.7)
 """What DataParallel's docstring says of its first device and of the others."""
+
+
+@pytest.fixture
+def cupy() -> Iterator[Any]:
+    """Two fake devices, which do their work late, and none that is not current."""
+    with fake_gpu() as module:
+        yield module
 
 
 class Net(nn.Module):
@@ -132,14 +143,14 @@ def test_an_error_names_its_replica() -> None:
 
 def test_nested_arguments_are_cut_and_the_rest_is_handed_to_all() -> None:
     x = np.arange(6)
-    parts = scatter((Pair(x, "s"), {"k": [x, 3]}, None), 2)
+    parts = scatter((Pair(x, "s"), {"k": [x, 3]}, None), [None, None])
     assert len(parts) == 2
     for part, expected in zip(parts, ([0, 1, 2], [3, 4, 5]), strict=True):
         np.testing.assert_array_equal(part[0].a, expected)
         np.testing.assert_array_equal(part[1]["k"][0], expected)
         assert part[0].b == "s" and part[1]["k"][1] == 3 and part[2] is None
-    assert len(scatter(("no batch",), 3)) == 1
-    np.testing.assert_array_equal(scatter(np.arange(6).reshape(2, 3), 2, dim=-1)[1], [[2], [5]])
+    assert len(scatter(("no batch",), [None] * 3)) == 1
+    np.testing.assert_array_equal(scatter(np.arange(6).reshape(2, 3), [None, None], dim=-1)[1], [[2], [5]])
 
 
 def test_nested_outputs_are_joined() -> None:
@@ -151,47 +162,153 @@ def test_nested_outputs_are_joined() -> None:
         gather(["a", "b"])
 
 
-@pytest.mark.parametrize("devices", [[], ["cuda:0"], [0, 1]])
-def test_other_devices_are_refused(devices: list[Any]) -> None:
-    with pytest.raises(ValueError, match="DistributedDataParallel"):
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        ([], "one or more GPUs"),
+        (["cpu", 0], "DistributedDataParallel"),
+        ([0, 2], "below the 2 GPUs that this process sees, got 2"),
+        ([-1], "got -1"),
+        ([True], "got True"),
+        (["gpu"], "got 'gpu'"),
+    ],
+)
+def test_other_devices_are_refused(cupy: Any, devices: list[Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
         DataParallel(Net(), devices)
 
 
-def tape_arrays(output: Tensor) -> list[np.ndarray]:
+def test_without_gpus_their_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="below the 0 GPUs that this process sees, got 0"):
+        DataParallel(Net(), [0])
+
+
+# -- several devices -------------------------------------------------------------------------------------------------
+
+
+class Mixed(nn.Module):
+    """Convolution, batch norm, a parameter that is there twice, and one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.manual_seed(2)
+        self.conv, self.norm = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)
+        self.one, self.two, self.idle = nn.Linear(3 * 16, 6), nn.Linear(6, 6), nn.Linear(2, 2)
+        self.again = self.two
+        self.places: list[tuple[int, int]] = []
+
+    def forward(self, x: Any, scale: Any = 1.0) -> Any:
+        import cupy
+
+        x = self.norm(self.conv(x))
+        self.places.append((cupy.cuda.runtime.getDevice(), x.data.device.id))
+        hidden = self.two(F.relu(self.again(self.one(F.relu(x).flatten(1)))))
+        return {"y": hidden * scale, "norm": (hidden * hidden).sum()}
+
+
+@pytest.mark.parametrize("output", [None, 1, "cpu"])
+@pytest.mark.parametrize("n", [1, 5, 8])
+@pytest.mark.parametrize("current", [0, 1])
+def test_several_devices_give_what_one_thread_gives(cupy: Any, n: int, output: Any, current: int) -> None:
+    """Each part has batch norm's statistics of its own, so the reference runs the same parts one after the other."""
+    plain, wrapped = Mixed(), Mixed()
+    parts = [slice(0, -(-n // 2)), slice(-(-n // 2), n)][: min(n, 2)]
+    wrapped.convert(lambda array: moved(array, 0))
+    plain.convert(lambda array: moved(array, 0))
+    rng = np.random.default_rng(n)
+    x, scale = rng.standard_normal((n, 1, 6, 6), np.float32), rng.standard_normal((n, 1), np.float32)
+    there = cupy.asarray(x)
+    outputs = [plain(there[part], cupy.asarray(scale[part])) for part in parts[::-1]][::-1]  # the model's statistics
+    plain_loss = sum((each["y"] * each["y"]).sum() + each["norm"] for each in outputs)
+    plain_loss.backward()
+
+    model = DataParallel(wrapped, [0, "cuda:1"], output)
+    place = {None: 0, 1: 1, "cpu": None}[output]
+    leaf = Tensor(there, requires_grad=True)  # on a device, and a host array beside it
+    cupy.cuda.runtime.deviceSynchronize()
+    with cupy.cuda.Device(current), cupy.cuda.Stream(non_blocking=True):
+        found = model(leaf, scale=scale)
+        with cupy.cuda.Device(place or 0):
+            loss = (found["y"] * found["y"]).sum() + found["norm"].sum()
+            loss.backward()
+        assert cupy.cuda.runtime.getDevice() == current
+    cupy.cuda.runtime.deviceSynchronize()
+    assert sorted(wrapped.places) == [(0, 0), (1, 1)][: len(parts)]
+    assert is_device_array(found["y"].data) == (place is not None)
+    assert place is None or found["y"].data.device.id == place
+    expected = np.concatenate([each["y"].detach().numpy() for each in outputs])
+    np.testing.assert_array_equal(moved(found["y"].data, None), expected)
+    assert leaf.grad is not None and leaf.grad.device.id == 0
+    for (name, p), q in zip(wrapped.named_parameters(), plain.parameters(), strict=True):
+        if name.startswith("idle"):
+            assert p.grad is None and q.grad is None
+            continue
+        assert p.grad.device.id == 0, name
+        np.testing.assert_allclose(p.grad.get(), q.grad.get(), rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_buffers_of_the_first_device_are_the_models(cupy: Any) -> None:
+    norm = nn.BatchNorm1d(3, momentum=1.0).convert(lambda array: moved(array, 0))
+    x = np.random.default_rng(2).standard_normal((8, 3)).astype(np.float32)
+    assert DataParallel(norm).device_ids == ["cuda:0", "cuda:1"]
+    DataParallel(norm)(x)
+    np.testing.assert_allclose(norm.running_mean.get(), x[:4].mean(axis=0), rtol=1e-5)
+
+
+def test_training_on_two_devices_is_that_of_one(cupy: Any) -> None:
+    models = [Net().convert(lambda array: moved(array, 0)) for _ in range(2)]
+    model, rng = DataParallel(models[1]), np.random.default_rng(1)
+    optimizers = [optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in models]
+    for _ in range(4):
+        x, y = cupy.asarray(rng.standard_normal((7, 5), np.float32)), cupy.asarray(rng.integers(0, 2, 7))
+        for each, optimizer in zip((models[0], model), optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(each(x), y).backward()
+            optimizer.step()
+    for p, q in zip(*(each.parameters() for each in models), strict=True):
+        np.testing.assert_allclose(p.data.get(), q.data.get(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("where", [None, 1])
+def test_a_model_that_is_elsewhere_is_refused(cupy: Any, where: int | None) -> None:
+    model = DataParallel(Net().convert(lambda array: moved(array, where)), [0, 1])
+    with pytest.raises(RuntimeError, match=r"on device cuda:0 \(device_ids\[0\]\) but found"):
+        model(np.zeros((4, 5), np.float32))
+
+
+def tape_arrays(output: Tensor) -> list[Any]:
     """Return the arrays that the tape behind a tensor keeps for backward, its inputs among them."""
     nodes, arrays = [output.grad_fn], [output.data]
     for node in nodes:
-        arrays += [value for value in vars(node).values() if isinstance(value, np.ndarray)]
+        arrays += [value for value in vars(node).values() if is_device_array(value)]
         nodes += [edge for edge in node.edges or () if edge is not None and hasattr(edge, "edges")]
     return arrays
 
 
-def memory_bytes(arrays: list[np.ndarray]) -> int:
-    """Return the size of the memory that arrays cover, each root of views counted once."""
-    roots: dict[int, int] = {}
-    for array in arrays:
-        while isinstance(array.base, np.ndarray):
-            array = array.base
-        roots[id(array)] = array.nbytes
-    return sum(roots.values())
+def memory_bytes(arrays: list[Any]) -> Counter[int]:
+    """Return the size of the memory of each device that arrays have a view of, each piece counted once."""
+    pieces = {array.data.mem.ptr: array.data.mem for array in arrays}
+    sizes: Counter[int] = Counter()
+    for piece in pieces.values():
+        sizes[piece.device_id] += piece.size
+    return sizes
 
 
-def test_the_first_device_would_hold_more_than_twice_what_the_second_holds() -> None:
-    model = MLP()
+def test_the_first_device_holds_more_than_twice_what_the_second_holds(cupy: Any) -> None:
+    model = MLP().convert(lambda array: moved(array, 0))
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     rng = np.random.default_rng(0)
-    parts = [part.copy() for part in scatter(rng.standard_normal((128, 1, 28, 28), np.float32), 2)]
-    outputs = parallel_apply(replicate(model, 2), [((part,), {}) for part in parts])
-    parameters = [p.data for p in model.parameters()]
-    kept = [memory_bytes([*parameters, part, *tape_arrays(y)]) for part, y in zip(parts, outputs, strict=True)]
-    output = gather(outputs)
-    F.nll_loss(output, rng.integers(0, 10, 128)).backward()
+    parts = scatter(rng.standard_normal((128, 1, 28, 28), np.float32), [0, 1])
+    replicas = replicate(model, [0, 1])
+    outputs = parallel_apply(replicas, [((part,), {}) for part in parts], [0, 1])
+    replicated = [p.data for replica in replicas for each in replica.modules() for p in each._parameters.values()]
+    kept = [*replicated, *parts, *(array for y in outputs for array in tape_arrays(y))]
+    during = memory_bytes(kept)
+    assert during[0] == during[1]  # replicas of parameters, and what each part leaves for backward
+    output = gather(outputs, 0)
+    F.nll_loss(output, cupy.asarray(rng.integers(0, 10, 128))).backward()
     optimizer.step()
-    gathered = memory_bytes([output.data])
     momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
-    owned = memory_bytes([*(p.grad for p in model.parameters()), *momenta])
-    assert kept[0] == kept[1]  # replicas of parameters, and what each part leaves for backward
-    assert owned == 2 * memory_bytes(parameters)
-    first, second = kept[0] + gathered + owned, kept[1]
-    assert (round(first / 1e6, 1), round(second / 1e6, 1)) == DOCUMENTED_MB
+    held = memory_bytes([*kept, output.data, *(p.grad for p in model.parameters()), *momenta])
+    assert (round(held[0] / 1e6, 1), round(held[1] / 1e6, 1)) == DOCUMENTED_MB
     assert all(f"{megabytes} MB" in " ".join((DataParallel.__doc__ or "").split()) for megabytes in DOCUMENTED_MB)

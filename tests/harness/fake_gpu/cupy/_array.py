@@ -109,7 +109,7 @@ class ndarray:  # noqa: N801 - CuPy's name
 
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> Any:
         """Copy to the host, and wait."""
-        (stream or _late.get_current_stream()).synchronize()
+        (stream or _late.get_current_stream(self.data.device_id)).synchronize()
         if out is None:
             return self._host.copy()
         out[...] = self._host
@@ -179,6 +179,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         if isinstance(value, np.ndarray) and value.ndim:
             raise TypeError(f"Unsupported type {type(value)}")
         _check(value)
+        check_current(self, key, value)
         host, key, value = self._host, _host(key), _host(value)
 
         def run() -> None:
@@ -194,8 +195,14 @@ class ndarray:  # noqa: N801 - CuPy's name
         return call(lambda host: host.astype(dtype, order=order), self)
 
     def copy(self, order: str = "C") -> ndarray:
-        """Return a copy."""
-        return call(lambda host: host.copy(order), self)
+        """Return a copy, on the current device."""
+        if self.data.device_id == _late.get_device():
+            return call(lambda host: host.copy(order), self)
+        assert self.flags.c_contiguous, "CuPy copies it with work of its own on the other device"
+        made = ndarray(self.shape, self.dtype)
+        source, target = self._host, made._host
+        _late.get_current_stream().put("run", lambda: np.copyto(target, source))
+        return made
 
     def fill(self, value: Any) -> None:
         """Set all elements."""
@@ -244,6 +251,17 @@ def _check(given: Any) -> None:
             raise TypeError(f"Unsupported type {type(each)}")
 
 
+def check_current(*given: Any) -> None:
+    """Refuse arrays of a device that is not current: a device without access to its peers cannot read them."""
+    current, found = _late.get_device(), list[int]()
+    _walk(given, lambda x: found.append(x.data.device_id))
+    for device in found:
+        if device != current:
+            raise ValueError(
+                f"Array device must be same as the current device: array device = {device} while current = {current}"
+            )
+
+
 def _has_mask(given: Any) -> bool:
     found = []
     _walk(given, lambda x: found.append(x.dtype == bool))
@@ -264,6 +282,10 @@ def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if isinstance(out, tuple):
         (out,) = out
     hosts, options = _host(args), {name: _host(value) for name, value in kwargs.items()}
+    view = _as_view(function, args, hosts, options) if out is None else None
+    if view is not None:
+        return view
+    check_current(args, tuple(kwargs.values()), out)
     stream = _late.get_current_stream()
     masked = function is operator.getitem and _has_mask(args[1:])
     if function in _WAITING or masked:
@@ -272,9 +294,6 @@ def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if function in _WRITING:
         stream.put("run", lambda: function(*hosts, **options))
         return None
-    view = _as_view(function, args, hosts, options) if out is None else None
-    if view is not None:
-        return view
     target = None if out is None else out._host
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -335,6 +354,8 @@ def _walk_numpy(given: Any, change: Callable[[Any], Any]) -> Any:
 def array(obj: Any, dtype: Any = None, copy: bool = True, order: str = "K", ndmin: int = 0) -> ndarray:
     """Return an array on the device (``cupy.array``)."""
     if isinstance(obj, ndarray):
+        if obj.data.device_id != _late.get_device():
+            obj, copy = obj.copy(), False
         return obj.astype(dtype or obj.dtype, copy=bool(copy))
     if isinstance(obj, (list, tuple)) and any(isinstance(each, ndarray) for each in obj):
         return call(np.stack, list(obj)).astype(dtype or obj[0].dtype, copy=False)

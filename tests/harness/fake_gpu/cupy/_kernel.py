@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from . import _late
-from ._array import ndarray
+from ._array import check_current, ndarray
 
 _FUNCTIONS: dict[str, Any] = {
     name: getattr(np, name)
@@ -40,6 +40,7 @@ class ElementwiseKernel:
     def __call__(self, *args: Any) -> None:
         """Queue it on the current stream."""
         arrays = [each for each in args if isinstance(each, ndarray)]
+        check_current(*arrays)
         assert len({each.shape for each in arrays}) == 1, [each.shape for each in arrays]
         names: dict[str, Any] = {}
         for (kind, name), given in zip(self._inputs + self._outputs, args, strict=True):

@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 import weakref
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any
 
 _random = random.Random(0)
 _streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
-_busy: dict[int, Stream] = {}  # streams with work; a stream that the program has dropped still does it
+_busy: dict[tuple[int, int], Stream] = {}  # streams with work; one that the program has dropped still does it
 _pointers = itertools.count(0x1000, 0x10)
-_current: list[Stream] = []
+_nulls: dict[int, Stream] = {}  # the default stream of each device
+_lists = threading.RLock()  # held for moments, never while work is done
 _after_idle: list[Any] = []  # memory that queued work may still point to
+
+
+class _Thread(threading.local):
+    """The streams that are current in a thread, of each device the latest last."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, list[Stream]] = {}
+
+
+_thread = _Thread()
 
 
 def _runtime() -> Any:
@@ -27,30 +39,37 @@ def _runtime() -> Any:
     return runtime
 
 
+def get_device() -> int:
+    """Return the number of the device that is current in this thread."""
+    return int(_runtime().getDevice())
+
+
 class Stream:
     """A queue of work (``cupy.cuda.Stream``)."""
-
-    null: ClassVar[Stream]
 
     def __init__(
         self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None
     ) -> None:
         self.ptr = 0 if null else next(_pointers)
-        self.device_id = -1 if null else _runtime().getDevice()
+        device = get_device()
+        self.device_id = -1 if null else device
+        self.key = self.ptr, device
+        self.at_work = threading.RLock()
         self.work: deque[tuple[str, Any]] = deque()
         _streams.setdefault(self.ptr, self)
 
     def put(self, kind: str, what: Any) -> None:
         """Queue work: ``run`` a function, ``record`` an event, ``wait`` for one."""
-        self.work.append((kind, what))
-        _busy[self.ptr] = self
+        with _lists:
+            self.work.append((kind, what))
+            _busy[self.key] = self
 
     def __enter__(self) -> Stream:
-        _current.append(self)
+        _stack().append(self if self.ptr else _null(get_device()))
         return self
 
     def __exit__(self, *_: object) -> None:
-        _current.pop()
+        _stack().pop()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and self.ptr == other.ptr
@@ -60,7 +79,7 @@ class Stream:
 
     def use(self) -> Stream:
         """Make it the current stream."""
-        _current[-1] = self
+        _stack()[-1:] = [self]
         return self
 
     @property
@@ -72,7 +91,7 @@ class Stream:
     def record(self, event: Event | None = None) -> Event:
         """Record an event behind what is queued."""
         event = event or Event()
-        if event.device_id != (_runtime().getDevice() if self.device_id < 0 else self.device_id):
+        if event.device_id != (get_device() if self.device_id < 0 else self.device_id):
             raise _runtime().CUDARuntimeError("cudaErrorInvalidResourceHandle: invalid resource handle")
         event.recorded += 1
         event.places[event.recorded] = self
@@ -97,7 +116,7 @@ class Event:
         self.recorded = self.reached = 0
         self.places: dict[int, Stream] = {}
         self.ptr = next(_pointers)
-        self.device_id = _runtime().getDevice()
+        self.device_id = get_device()
         _events[self.ptr] = self
 
     @property
@@ -124,11 +143,14 @@ def _reach(event: Event, generation: int) -> None:
 
 def _do_first(stream: Stream) -> None:
     """Do the first piece of a stream's work, and before it whatever that waits for."""
-    kind, what = stream.work[0]
-    if kind == "wait":
-        _reach(*what)
-    if stream.work and stream.work[0] == (kind, what):
-        _done(stream)
+    with stream.at_work:
+        if not stream.work:  # another thread has done it
+            return
+        kind, what = stream.work[0]
+        if kind == "wait":
+            _reach(*what)
+        if stream.work and stream.work[0] == (kind, what):
+            _done(stream)
 
 
 def _done(stream: Stream) -> None:
@@ -139,24 +161,34 @@ def _done(stream: Stream) -> None:
         event, generation = what
         event.reached = max(event.reached, generation)
         event.places.pop(generation, None)
-    stream.work.popleft()  # only now: what is dropped meanwhile sees that the stream is at work
-    if not stream.work:
-        _busy.pop(stream.ptr, None)
-    if not _busy:
-        _after_idle.clear()
+    with _lists:
+        stream.work.popleft()  # only now: what is dropped meanwhile sees that the stream is at work
+        if not stream.work:
+            _busy.pop(stream.key, None)
+        if not _busy:
+            _after_idle.clear()
 
 
 def nudge() -> None:
     """Perhaps do one piece of work of some stream that can."""
     if _random.random() < 0.4:
         return
-    able = [
-        stream
-        for stream in _busy.values()
-        if stream.work[0][0] != "wait" or stream.work[0][1][0].reached >= stream.work[0][1][1]
-    ]
-    if able:
-        _done(_random.choice(able))
+    with _lists:
+        able = [stream for stream in _busy.values() if _is_able(stream)]
+    if not able:
+        return
+    stream = _random.choice(able)
+    if stream.at_work.acquire(blocking=False):  # else another thread does its work
+        try:
+            if stream.work and _is_able(stream):
+                _done(stream)
+        finally:
+            stream.at_work.release()
+
+
+def _is_able(stream: Stream) -> bool:
+    kind, what = stream.work[0]
+    return bool(kind != "wait" or what[0].reached >= what[1])
 
 
 def keep_until_idle(memory: object) -> None:
@@ -168,12 +200,29 @@ def keep_until_idle(memory: object) -> None:
 def synchronize_all() -> None:
     """Do everything."""
     while _busy:
-        next(iter(_busy.values())).synchronize()
+        for stream in list(_busy.values()):
+            stream.synchronize()
+
+
+def _null(device: int) -> Stream:
+    """Return the default stream of a device."""
+    with _lists:
+        if device not in _nulls:
+            _nulls[device] = Stream(null=True)
+            _nulls[device].key = 0, device
+        return _nulls[device]
+
+
+def _stack() -> list[Stream]:
+    """Return the streams of the current device that are current in this thread, and were before."""
+    return _thread.streams.setdefault(get_device(), [])
 
 
 def get_current_stream(device_id: int = -1) -> Stream:
-    """Return the stream that is current."""
-    return _current[-1]
+    """Return the stream that is current in this thread, of a device or of the current one."""
+    device = get_device() if device_id < 0 else device_id
+    streams = _thread.streams.get(device)
+    return streams[-1] if streams else _null(device)
 
 
 def event_at(pointer: int) -> Event:
@@ -182,9 +231,5 @@ def event_at(pointer: int) -> Event:
 
 
 def stream_at(pointer: int) -> Stream:
-    """Return the stream with an address."""
-    return _streams[pointer]
-
-
-Stream.null = Stream(null=True)
-_current.append(Stream.null)
+    """Return the stream with an address; 0 is the default stream of the current device."""
+    return _streams[pointer] if pointer else _null(get_device())

@@ -58,11 +58,11 @@ class Pooled(BaseMemory):
         self._stream = _late.get_current_stream()
 
     def __del__(self) -> None:
-        if not _late._busy:
-            return
         buffer, ptr, size = self._buffer, self.ptr, self.size
-        _late.keep_until_idle(buffer)
-        self._stream.put("run", lambda: ctypes.memset(ptr, _HOLES[0], size))
+        with _late._lists:
+            if _late._busy:
+                _late.keep_until_idle(buffer)
+                self._stream.put("run", lambda: ctypes.memset(ptr, _HOLES[0], size))
 
 
 class Memory(BaseMemory):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 
 from .. import _late, _memory
 from .._memory import ipc_close as ipcCloseMemHandle
@@ -22,7 +23,15 @@ synchronised = 0
 """How often a whole device was synchronised."""
 failed = 0
 """The number of an error that every call returns that waits, as after a kernel's invalid access."""
-_device = 0
+
+
+class _Thread(threading.local):
+    """The device that is current in a thread; each starts with the first."""
+
+    device = 0
+
+
+_thread = _Thread()
 
 
 class CUDARuntimeError(RuntimeError):
@@ -36,15 +45,14 @@ def getDeviceCount() -> int:
 
 def getDevice() -> int:
     """Return the number of the current device."""
-    return _device
+    return _thread.device
 
 
 def setDevice(device: int) -> None:
     """Make a device current."""
-    global _device
     if not 0 <= device < COUNT:
         raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
-    _device = device
+    _thread.device = device
 
 
 def getDeviceProperties(device: int) -> dict[str, object]:
