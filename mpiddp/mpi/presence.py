@@ -71,7 +71,7 @@ class Presence:
     def retire(self, group: int) -> None:
         """Keep what is known of a destroyed group, because peers may still be in its last operation, for a while."""
         self._retired.append(group)
-        if len(self._retired) > _MOST_RETIRED:
+        while len(self._retired) > _MOST_RETIRED:
             self.sequences.pop(self._retired.popleft(), None)
 
     def _send(self, to: int, tag: int, message: bytes) -> None:

@@ -164,7 +164,7 @@ def by_hand(hook, **options) -> list[np.ndarray]:
 
 
 def power_sgd(hook):
-    return lambda: (dist.PowerSGDState(None, 2, 3, random_seed=3), hook)
+    return lambda: (dist.PowerSGDState(None, 2, 3, random_seed=SEED), hook)
 
 
 COMPRESSIONS = {
