@@ -202,13 +202,16 @@ def test_ranks_end_with_what_started_them(number):
         with launcher.Program(command, env) as program:
             wait_until(lambda: ranks_of(program) == 4, "four ranks run")
             (made,) = Path(folder).glob("mpiddp-hosts-*")
-            program.signal(number)
-            wait_until(lambda: not program.members(), "no process is left")
-        left = [line.split()[0] for line in hosts.call("ip netns list").splitlines() if line.startswith(made.name)]
-        for space in left:
-            hosts.call(f"ip netns delete {space}")
-    # Nobody removes the hosts of a process that was killed.
-    assert left == [] if number == signal.SIGTERM else len(left) == 3
+            try:
+                program.signal(number)
+                wait_until(lambda: not program.members(), "no process is left")
+            finally:
+                # Nobody removes the hosts of a process that was killed.
+                listed = [line.split()[0] for line in hosts.call("ip netns list").splitlines()]
+                left = [space for space in listed if space.startswith(made.name)]
+                for space in left:
+                    hosts.call(f"ip netns delete {space}")
+    assert len(left) == (0 if number == signal.SIGTERM else 3)
 
 
 def ranks_of(program: launcher.Program) -> int:
@@ -226,6 +229,14 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) 
     while not condition():
         assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
         time.sleep(0.05)
+
+
+def test_overlap_is_measured_with_a_rank_on_each_host(two):
+    options = ("--bytes", "256K", "--buckets", "2", "--layers", "4", "--rounds", "1", "--compute", "0.01")
+    printed = measure_hosts.run(two, 1, "-m", "mpiddp", "bench", "overlap", *options)
+    assert "2 ranks on 2 nodes" in printed
+    assert [line.split()[0] for line in printed.splitlines() if not line.startswith("#")] == ["1", "2"]
+    assert "# Wrong values: 0 OK" in printed
 
 
 def test_main_job(two, tmp_path):
