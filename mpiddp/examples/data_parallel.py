@@ -6,7 +6,9 @@ one machine, and the first device does the work of collecting. DistributedDataPa
 
 Output::
 
-    a batch of 30 images went through the model in parts of [8, 8, 8, 6]
+    a batch of 30 images went through the model in parts of [30]
+    a batch of 30 images went through the model in parts of [15, 15]
+    a batch of 30 images went through the model in parts of [10, 10, 10]
     the outputs are one batch again: (30, 2)
     outputs are those of the model alone: True
     gradients are those of the model alone: True
@@ -45,13 +47,14 @@ def main() -> None:
     alone.sum().backward()
     expected = np.array(model.linear.weight.grad)
 
-    model.zero_grad()
-    model.sizes.clear()
-    parallel = dist.DataParallel(model, device_ids=["cpu"] * 4)
-    output = parallel(images)
-    output.sum().backward()
+    for devices in (1, 2, 3):
+        model.zero_grad()
+        model.sizes.clear()
+        parallel = dist.DataParallel(model, device_ids=["cpu"] * devices)  # or [0, 1, 2], the numbers of GPUs
+        output = parallel(images)
+        output.sum().backward()
+        print(f"a batch of 30 images went through the model in parts of {sorted(model.sizes, reverse=True)}")
     found = np.array(model.linear.weight.grad)
-    print(f"a batch of 30 images went through the model in parts of {sorted(model.sizes, reverse=True)}")
     print(f"the outputs are one batch again: {output.shape}")
     print(f"outputs are those of the model alone: {np.allclose(output.data, alone.data)}")
     print(f"gradients are those of the model alone: {np.allclose(found, expected, rtol=1e-5)}")

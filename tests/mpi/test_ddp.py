@@ -61,6 +61,24 @@ def test_gradients_are_those_of_the_plain_way(world: World, cap: Any) -> None:
         assert_same_bits_everywhere(gradients(ddp))
 
 
+def test_a_bucket_for_each_parameter_has_the_bits_of_the_plain_way(world: World) -> None:
+    """Then both reduce the same arrays by the same algorithm. Modules are nested, one is there at two depths."""
+    nn.manual_seed(3)
+    twice = nn.Sequential(nn.Linear(7, 7), nn.Tanh())
+    deep = nn.Sequential(nn.Linear(5, 7), nn.Sequential(twice, nn.Sequential(nn.BatchNorm1d(7))))
+    plain = nn.Sequential(deep, twice, nn.Sequential(nn.Sequential(nn.Linear(7, 3, bias=False))))
+    ddp = DDP(twin(plain), bucket_cap_mb=1e-9)
+    assert len(ddp.bucket_sizes_bytes()) == 7
+    for _ in range(3):
+        x, y = mine(world, *(world.rng.standard_normal((4 * world.size, n)).astype(np.float32) for n in (5, 3)))
+        for model in (plain, ddp):
+            model.zero_grad()
+            F.mse_loss(model(x), y).backward()
+        dist.average_gradients(plain)
+        assert_equal(gradients(plain), gradients(ddp.module))
+        assert_same_bits_everywhere(gradients(ddp))
+
+
 @pytest.mark.parametrize("make", [optim.SGD, optim.Adam], ids=["SGD", "Adam"])
 def test_training_is_that_of_one_process_on_the_joined_batch(world: World, make: Any) -> None:
     alone = mlp()
