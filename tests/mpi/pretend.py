@@ -1,12 +1,17 @@
-"""Pretended nodes for a test: the default group as it would be if its ranks were on several nodes."""
+"""Pretended nodes and GPUs for a test: the default group as it would be if its ranks had them."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from harness import faking
+
+from mpiddp.algorithms import device_scratch
 from mpiddp.distributed.groups import default_group
+from mpiddp.mpi import work
 from mpiddp.mpi.link import Link
 
 
@@ -21,3 +26,11 @@ def pretended_nodes(nodes: Sequence[int]) -> Iterator[None]:
         group.link.close()
     finally:
         group.link = real
+
+
+@contextlib.contextmanager
+def pretended_gpus() -> Iterator[Any]:
+    """Let the ranks have the fake GPU, and leave the default group without memory of it; all ranks call this."""
+    with faking.fake_gpu() as cupy:
+        yield cupy
+        work.drive(device_scratch.release(default_group().link))

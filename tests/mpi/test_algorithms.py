@@ -442,7 +442,7 @@ def test_an_average_of_large_half_numbers_is_no_infinity(case: Case) -> None:
 
 
 def test_arrays_between_nodes_longer_than_mpi_can_count(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    if len(set(case.link.nodes)) == case.link.size > 1:
+    if len(set(case.link.nodes)) == case.link.size:
         pytest.skip("there are no messages in a node of one rank")
     monkeypatch.setattr(message, "MAX_COUNT", 40)
     monkeypatch.setattr(case.link.attachment, "fault", "not in this test")

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from harness.faking import fake_gpu
 
 import mpiddp as dist
 from mpiddp import nn, optim
@@ -17,6 +16,8 @@ from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.training import Trainer, devices
 from mpiddp.training.config import UsageError
 from mpiddp.training.metrics import Tally, count_correct
+
+from .pretend import pretended_gpus
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -30,7 +31,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture
 def cupy() -> Iterator[Any]:
-    with fake_gpu() as module:
+    with pretended_gpus() as module:
         yield module
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.faking import fake_gpu
 
 import mpiddp as dist
 from mpiddp import device
 from mpiddp.mpi import foreign, message
+
+from .pretend import pretended_gpus
 
 torch = pytest.importorskip("torch")
 
@@ -269,7 +270,7 @@ class Exported:
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_gpu_memory_is_used_where_it_lies(world: Any, length: int) -> None:
-    with fake_gpu() as cupy:
+    with pretended_gpus() as cupy:
         total = world.size * (world.size + 1) / 2
         x = cupy.full((length,), world.rank + 1.0)
         dist.all_reduce(Exported(x))
