@@ -15,11 +15,15 @@ import ctypes
 import importlib
 import os
 import sys
+import time
 import types
 from typing import TYPE_CHECKING, Any
 
 from mpiddp import settings
 from mpiddp.errors import DistError
+
+_FIRST_WORD_S = 1.0
+"""How long the other ranks wait where rank 0 says why the job may end at once: who aborts ends it for all."""
 
 
 class SetupError(DistError):
@@ -51,12 +55,15 @@ def _start(library: Any, rc: Any) -> None:
     """Start MPI as mpi4py would."""
     launch = settings.launch()
     name = library.Get_library_version().split("\n")[0].replace("\t", " ").strip()
-    if launch is not None and launch.rank == 0 and "(Open MPI)" in launch.launcher and name.startswith("MPICH"):
+    if launch is not None and "(Open MPI)" in launch.launcher and name.startswith("MPICH"):
         # Most builds of MPICH abort in MPI_Init then, and their text does not say why.
-        sys.stderr.write(
-            f"Open MPI's mpirun started this job, but its library is {name} ({library.__file__}); if it ends now, start"
-            " it with the mpirun that belongs to this library\n"
-        )
+        if launch.rank == 0:
+            sys.stderr.write(
+                f"Open MPI's mpirun started this job, but its library is {name} ({library.__file__}); if it ends now,"
+                " start it with the mpirun that belongs to this library\n"
+            )
+        else:
+            time.sleep(_FIRST_WORD_S)
     level = getattr(library, f"THREAD_{rc.thread_level.upper()}") if rc.threads else library.THREAD_SINGLE
     # mpi4py would hold the interpreter until the other ranks have come, and nobody could say what it waits for.
     fault = ctypes.CDLL(library.__file__).MPI_Init_thread(None, None, int(level), ctypes.byref(ctypes.c_int()))

@@ -77,18 +77,18 @@ CALLS = {
         "barrier #1",
     ),
     "all_gather_single": (lambda g: gathered(g, 3), lambda g: gathered(g, 4), "of 3 ", "of 4 "),
-    "reduce_scatter_single": (lambda g: scattered(g, 3), lambda g: scattered(g, 4), "of [69] ", "of (8|12) "),
+    "reduce_scatter_single": (lambda g: scattered(g, 3), lambda g: scattered(g, 4), "of (6|9|12) ", "of (8|12|16) "),
     "all_gather": (
         lambda g: dist.all_gather(blocks(g.size()), ones(), g, True),
         lambda g: dist.all_gather(blocks(g.size(), dtype=float), ones(dtype=float), g, True),
-        "all_gather #1 of (8|12) float32",
-        "all_gather #1 of (8|12) float64",
+        "all_gather #1 of (8|12|16) float32",
+        "all_gather #1 of (8|12|16) float64",
     ),
     "all_gather of lists": (
         lambda g: dist.all_gather([ones(3), *blocks(g.size() - 1)], ones(4 - (g.rank() == 0)), g, True),
         lambda g: dist.all_gather([*blocks(g.size() - 1), ones(3)], ones(3), g, True),
-        "all_gather #1 of (7|11) float32 elements in arrays",
-        "all_gather #1 of (7|11) float32 elements in arrays",
+        "all_gather #1 of (7|11|15) float32 elements in arrays",
+        "all_gather #1 of (7|11|15) float32 elements in arrays",
     ),
     "all_to_all": (
         lambda g: dist.all_to_all(blocks(g.size()), blocks(g.size()), g, True),

@@ -6,7 +6,6 @@ import gc
 import os
 import resource
 import time
-import timeit
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -331,9 +330,3 @@ def test_groups_give_their_scratch_back(world: Any) -> None:
         cycle()
     assert open_files() <= files
     assert resident_kib() < kib + 4096
-
-
-def test_find_costs_less_than_a_message(world: Any) -> None:
-    x, ordinary = dist.symmetric_empty(100)[1:], np.empty(100)
-    for array, limit_s in ((x, 5e-6), (ordinary, 2e-6)):
-        assert min(timeit.repeat(lambda array=array: find(array), number=1000, repeat=20)) / 1000 < limit_s

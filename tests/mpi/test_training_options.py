@@ -24,7 +24,6 @@ from mpiddp.training.models import MLP, ResNet
 SAMPLES, BATCH, EPOCHS = 29, 4, 2
 """29 = 7 * 4 + 1: the last batch leaves all ranks but one without a sample; 8 batches are windows of 3, 3 and 2."""
 SEED = 5
-"""With 3 and 4 ranks, a unit of a ReLU is within rounding of its kink; what follows differs in the third digit."""
 
 
 @functools.cache
@@ -136,13 +135,24 @@ def distance(one, two) -> float:
     return max(float(np.abs(x - y).max()) for x, y in zip(one, two, strict=True))
 
 
+def apart(one, two) -> float:
+    """Return how far two ends of a training are apart, as a share of the way to the second.
+
+    A unit of a ReLU that lies within rounding of its kink changes single parameters by far more than rounding.
+    """
+    nn.manual_seed(SEED)
+    began = [p.data for p in MLP(0.0).parameters()]
+    between = sum(float(np.square(x - y).sum()) for x, y in zip(one, two, strict=True))
+    return (between / sum(float(np.square(x - y).sum()) for x, y in zip(two, began, strict=True))) ** 0.5
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_option_is_torchs(world, name):
     expected = torchs(configured(**OPTIONS[name]))
     found = [p.data for p in trained(**OPTIONS[name]).model.module.parameters()]
-    assert distance(found, expected) < 5e-4
+    assert apart(found, expected) < 0.03
     if name != "lr":
-        assert distance(expected, torchs(configured())) > 4e-3, "or this test could not fail"
+        assert apart(torchs(configured()), expected) > 0.5, "or this test could not fail"
 
 
 def by_hand(hook, **options) -> list[np.ndarray]:
