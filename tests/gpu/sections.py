@@ -103,9 +103,11 @@ def run(section: Section, name: str, ranks: int, *, fake: bool, small: bool, lim
         if code == 0 and not rows:
             rows.append({"what": "it said nothing", "wrong": True})
         if code != 0:
-            last = [text.strip() for text in errors.read().splitlines() if text.strip()][-3:]
+            lines = [text.strip() for text in errors.read().splitlines() if text.strip()]
+            # The launcher may have the last word, and says less than the rank.
+            said = [*[line for line in lines[:-3] if "Error: " in line][:1], *lines[-3:]]
             how = f"not done in {limit_s:.0f} s" if code is None else f"exit code {code}"
-            rows.append({"what": f"{how}: {' / '.join(last)[-1500:]}", "wrong": True})
+            rows.append({"what": f"{how}: {' / '.join(said)[:1500]}", "wrong": True})
     return [{"section": name, "ranks": ranks, **row} for row in rows]
 
 
