@@ -36,7 +36,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(("name", "late"), zip(CALLS, itertools.cycle([0, 2]), strict=False))
+@pytest.mark.parametrize(("name", "late"), list(zip(CALLS, itertools.cycle([0, 2]), strict=False)))
 def test_job_ends(name, late):
     one, other, first, second = CALLS[name]
     job = mpirun(3, PROGRAM.format(one=one, other=other, late=late, then="dist.barrier()"), timeout_s=40)
