@@ -17,6 +17,10 @@ class DistError(RuntimeError):
     """Something is wrong with the job: its launcher, its MPI library, its groups (torch: ``DistError``)."""
 
 
+DistBackendError = DistError
+"""torch's name for an error of a backend: here any error of the job."""
+
+
 class ArrayError(DistError, ValueError):
     """An array cannot be communicated as it is: shape, dtype, layout or flags. The text names the cure."""
 

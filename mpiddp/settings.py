@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +44,14 @@ def _integer(environ: Mapping[str, str], name: str) -> int | None:
         return int(environ[name])
     except (KeyError, ValueError):
         return None
+
+
+def _switch(name: str) -> bool | None:
+    """Return what a variable of 0 or 1 says, or None where it is unset."""
+    text = os.environ.get(name, "")
+    if text not in ("", "0", "1"):
+        raise ValueError(f"{name} must be 0 or 1; got {text!r}")
+    return None if text == "" else text == "1"
 
 
 def launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
@@ -140,8 +149,48 @@ def outside_of_jobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     >>> outside_of_jobs({"PMI_RANK": "0", "RANK": "0", "SLURM_JOB_ID": "7", "HOME": "/home/me"})
     {'SLURM_JOB_ID': '7', 'HOME': '/home/me'}
     """
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", _RANK_PROCESS)
     return {name: value for name, value in environ.items() if name not in names and not name.startswith(_OF_A_JOB)}
+
+
+_RANK_PROCESS = "MPIDDP_RANK_PROCESS"
+"""Left by a rank for the programs that it starts: its process id, and what names its job."""
+
+# What names a job among all others, one launcher each; a job within a step of Slurm's has the step's besides its own.
+_JOB_NAMES = ("PMIX_NAMESPACE", "PMI_PORT", "PALS_APID", "FLUX_JOB_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+
+
+def _job_names() -> tuple[str, str]:
+    """Return what names the job in the environment, and the socket by which the launcher serves this rank, or ``""``.
+
+    Hydra announces an mpirun inside a rank in the very words of the outer one: only the socket tells them apart. A
+    program that a rank starts does not have it, or has the rank's own.
+    """
+    names = ",".join(os.environ.get(name, "") for name in _JOB_NAMES)
+    try:
+        found = os.fstat(_integer(os.environ, "PMI_FD") or -1)
+    except OSError:
+        return names, ""
+    return names, str(found.st_ino) if stat.S_ISSOCK(found.st_mode) else ""
+
+
+def claim_rank() -> None:
+    """Let the programs that this process starts know that it is the rank which the launcher announced, if one did."""
+    if launch() is not None:
+        os.environ[_RANK_PROCESS] = " ".join([str(os.getpid()), *_job_names()])
+
+
+def started_by_rank() -> int | None:
+    """Return the process of the rank whose launcher's variables this process has inherited, None if they are its own.
+
+    Only of a rank that has used MPI through mpiddp: one that has not may leave its part to a program that it starts.
+    """
+    if launch() is None or _RANK_PROCESS not in os.environ:
+        return None
+    pid, names, socket = os.environ[_RANK_PROCESS].split(" ")
+    own_names, own_socket = _job_names()
+    inherited = names == own_names and own_socket in ("", socket)
+    return int(pid) if inherited and int(pid) != os.getpid() else None
 
 
 def pretended_nodes() -> tuple[int, ...] | None:
@@ -159,9 +208,12 @@ def default_timeout_s() -> float:
     """Return ``MPIDDP_TIMEOUT`` in seconds: how long an operation may take where no timeout is given (30 minutes)."""
     text = os.environ.get("MPIDDP_TIMEOUT", "1800")
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
-        raise ValueError(f"MPIDDP_TIMEOUT must be a number of seconds; got {text!r}") from None
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(f"MPIDDP_TIMEOUT must be a number of seconds above 0; got {text!r}")
+    return seconds
 
 
 def debug_level() -> str:
@@ -184,7 +236,7 @@ def job_end_s() -> int | None:
 
 def deterministic() -> bool:
     """Tell whether ``MPIDDP_DETERMINISTIC=1`` keeps MPI's own reductions out."""
-    return os.environ.get("MPIDDP_DETERMINISTIC", "0") == "1"
+    return _switch("MPIDDP_DETERMINISTIC") is True
 
 
 def algorithms() -> dict[str, str]:
@@ -203,15 +255,24 @@ def algorithms() -> dict[str, str]:
 
 def takes_device_pointers() -> bool | None:
     """Return what ``MPIDDP_CUDA_AWARE`` (0 or 1) says of the MPI library, or None where it is unset."""
-    text = os.environ.get("MPIDDP_CUDA_AWARE", "")
-    if text not in ("", "0", "1"):
-        raise ValueError(f"MPIDDP_CUDA_AWARE must be 0 or 1; got {text!r}")
-    return None if text == "" else text == "1"
+    return _switch("MPIDDP_CUDA_AWARE")
 
 
 def cray_gpu_support() -> bool:
     """Tell whether Cray MPICH was told to take device pointers (``MPICH_GPU_SUPPORT_ENABLED=1``)."""
     return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+
+
+_TRANSPORTS = (
+    *("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_mtl", "OMPI_MCA_accelerator", "OMPI_MCA_opal_cuda_support"),
+    *("UCX_TLS", "FI_PROVIDER", "MPIR_CVAR_ENABLE_GPU", "MPIR_CVAR_CH4_NETMOD", "MPICH_GPU_SUPPORT_ENABLED"),
+    *("MV2_USE_CUDA", "I_MPI_OFFLOAD", "I_MPI_FABRICS"),
+)
+
+
+def transports() -> list[str]:
+    """Return what MPI libraries are told of how to send, as NAME=value: what they do with GPU memory depends on it."""
+    return [f"{name}={os.environ[name]}" for name in _TRANSPORTS if name in os.environ]
 
 
 def cache_folder() -> Path:
@@ -224,7 +285,7 @@ def cache_folder() -> Path:
 
 def use_tuned() -> bool:
     """Tell whether what ``bench tune`` has found is used; ``MPIDDP_TUNED=0`` ignores it."""
-    return os.environ.get("MPIDDP_TUNED", "1") != "0"
+    return _switch("MPIDDP_TUNED") is not False
 
 
 def core_mask() -> int:

@@ -22,6 +22,8 @@ export SLURM_WAIT=${SLURM_WAIT:-60}        # seconds that a step lives on after 
 
 # Slurm's warning may come before the ranks are there to hear it.
 warned=''
+# shellcheck disable=SC2034 # requeue.sbatch asks for it
+terminated=''
 trap 'warned=yes' USR1
 stopped=75 # the exit code of mpiddp train when it has saved a checkpoint on a signal
 
@@ -33,6 +35,10 @@ fail() { # MESSAGE...
 # Newer versions of Slurm do not hand --cpus-per-task on from the job to its steps.
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SRUN_CPUS_PER_TASK}
+# When the job ends, for --max-time slurm; Slurm itself sets this since 23.02.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+ends=$(scontrol show job "${job:-$SLURM_JOB_ID}" | sed -n 's/.* EndTime=\([0-9][0-9T:-]*\).*/\1/p' | tail -n 1) || true
+if [ -n "$ends" ] && ends=$(date -d "$ends" +%s); then export SLURM_JOB_END_TIME=$ends; fi
 # One unbuffered write for each line would mix lines of several ranks.
 unset PYTHONUNBUFFERED
 
@@ -118,7 +124,7 @@ run() { # COMMAND...
     "${start[@]}" "$@" &
     pid=$!
     trap 'warned=yes; kill -USR1 $pid || true' USR1
-    trap 'kill -TERM $pid || true' TERM
+    trap 'terminated=yes; kill -TERM $pid || true' TERM
     # A trap ends a wait, not the ranks.
     while kill -0 "$pid" 2> /dev/null; do wait "$pid" || true; done
     trap 'warned=yes' USR1

@@ -13,6 +13,11 @@ UNDER_LAUNCHER = launcher.announced_size() > 0 or launcher.PLAN in os.environ
 pytest_plugins = ["harness.ranks" if UNDER_LAUNCHER else "harness.parent"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Name our marks."""
+    config.addinivalue_line("markers", "once: says nothing of the MPI library, so to run it with one of them is enough")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave tests that start launchers to the plain process."""
     if UNDER_LAUNCHER:

@@ -6,6 +6,7 @@ The rules are functions of sources, so that the tests can also show them sources
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ class Import:
     """A call imports too (``import_module``); a look-up only asks (``sys.modules``, ``find_spec``)."""
 
 
+@functools.cache
 def read_package() -> tuple[Sources, set[str]]:
     """Return the sources of the mpiddp that tests import, installed or not, and which of them are packages."""
     spec = importlib.util.find_spec("mpiddp")
@@ -82,7 +84,8 @@ def read_package() -> tuple[Sources, set[str]]:
     return sources, packages
 
 
-def imports(module: str, source: str, names: set[str], packages: set[str]) -> list[Import]:
+@functools.cache
+def imports(module: str, source: str, names: frozenset[str], packages: frozenset[str]) -> list[Import]:
     """Return what ``module`` imports; ``names`` tells a submodule from a name in a package."""
     found: list[Import] = []
 
@@ -156,7 +159,7 @@ def reaching_up(sources: Sources, packages: set[str]) -> Iterator[str]:
             yield f"{module} is in no layer: add it to the table in design and test, or put it where it belongs"
             continue
         allowed = NARROWER.get(_part(module), set(range(own + 1)))
-        for found in imports(module, source, set(sources), packages):
+        for found in imports(module, source, frozenset(sources), frozenset(packages)):
             if found.target.split(".")[0] != "mpiddp" or _part(found.target) == _part(module):
                 continue
             layer = _layer(_part(found.target))
@@ -171,7 +174,7 @@ def cycles(sources: Sources, packages: set[str]) -> Iterator[str]:
     modules: dict[str, set[str]] = {module: set() for module in sources}
     parts: dict[str, set[str]] = {_part(module): set() for module in sources}
     for module, source in sources.items():
-        for found in imports(module, source, set(sources), packages):
+        for found in imports(module, source, frozenset(sources), frozenset(packages)):
             if found.target in sources and not (found.typing_only or found.in_function):
                 modules[module].add(found.target)
                 if _part(found.target) != _part(module):
@@ -203,7 +206,7 @@ def _cycle(graph: dict[str, set[str]]) -> list[str]:
 def unguarded(sources: Sources, packages: set[str]) -> Iterator[str]:
     """Yield uses of a guarded library outside of its place."""
     for module, source in sources.items():
-        for found in imports(module, source, set(sources), packages):
+        for found in imports(module, source, frozenset(sources), frozenset(packages)):
             library = found.target.split(".")[0]
             if library in GUARDED and not _inside(module, GUARDED[library]):
                 yield f"{module}:{found.line} uses {library}, which belongs in {' and '.join(GUARDED[library])}"
@@ -213,7 +216,7 @@ def hidden(sources: Sources, packages: set[str]) -> Iterator[str]:
     """Yield imports inside functions."""
     whole = tuple(place.removesuffix(".*") for place in LAZY if place.endswith(".*"))
     for module, source in sources.items():
-        for found in imports(module, source, set(sources), packages):
+        for found in imports(module, source, frozenset(sources), frozenset(packages)):
             if found.in_function and found.way != "look-up" and not (module in LAZY or _inside(module, whole)):
                 yield f"{module}:{found.line} imports {found.target or 'something'} inside a function"
 

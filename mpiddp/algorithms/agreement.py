@@ -150,12 +150,16 @@ def _find_disagreement(link: Link) -> Steps:
     raise MismatchError(f"the ranks of {link} made different calls long ago: none of their last {len(rows[0])} differ")
 
 
+def common_segment_number(entries: list[Entry]) -> int:
+    """Return the number of the segment in which the arrays of all these ranks of a node lie, or 0."""
+    numbers = {entry.segment for entry in entries}
+    return numbers.pop() if len(numbers) == 1 else 0
+
+
 def common_segment(entries: list[Entry]) -> symmetric.Segment | None:
     """Return the segment in which the arrays of all these ranks of a node lie, or None."""
-    number = entries[0].segment
-    if not number or any(entry.segment != number for entry in entries):
-        return None
-    return symmetric.segment(number)
+    number = common_segment_number(entries)
+    return symmetric.segment(number) if number else None
 
 
 def views(

@@ -11,15 +11,17 @@ is freed only with the group (`release`): barrier, unmap the peers', barrier, fr
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import struct
 import weakref
 from bisect import bisect_right, insort
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from mpiddp.device import ipc, stream
+from mpiddp.device import ipc, place, stream
 from mpiddp.errors import MismatchError
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Channel, Link
@@ -55,7 +57,7 @@ class Segment:
 
     def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
         """Return ``count`` elements at ``offset`` bytes of the region of a world rank, as a flat array."""
-        return ipc.array(self._starts[rank] + offset, count * dtype.itemsize, self).view(dtype)
+        return ipc.array(self._starts[rank] + offset, count * dtype.itemsize, self, self.memory.device).view(dtype)
 
     def free(self) -> bool:
         """Tell whether no array of the program lies in it."""
@@ -66,13 +68,13 @@ class Segment:
         lease = Lease()
         lease.memory = self.memory  # type: ignore[attr-defined]  # outlives the group, if the array does
         self._lease = weakref.ref(lease)
-        return ipc.array(self.start, nbytes, lease)
+        return ipc.array(self.start, nbytes, lease, self.memory.device)
 
     def unmap(self) -> None:
         """Unmap the peers' regions."""
         for rank, start in self._starts.items():
             if rank != self._mine:
-                ipc.close_handle(start)
+                ipc.close_handle(start, self.memory.device)
 
 
 _segments: dict[int, Segment] = {}
@@ -103,7 +105,7 @@ _FIT = 2  # a region is not taken for less than this part of it
 
 
 def empty(link: Link, nbytes: int) -> Steps:
-    """Find or make memory of ``nbytes`` on the device of each rank of a group.
+    """Find or make memory of ``nbytes`` for each rank of a group, on the device that is current when it calls.
 
     Returns
     -------
@@ -115,8 +117,9 @@ def empty(link: Link, nbytes: int) -> Steps:
     MismatchError
         On every rank, if ranks ask for different sizes.
     """
-    kept = _of_link.setdefault(link.id, [])
-    fits = [each.number for each in kept if each.free() and nbytes <= each.memory.nbytes <= _room(nbytes)]
+    kept, device = _of_link.setdefault(link.id, []), place.here()
+    usable = [each for each in kept if each.memory.device == device and each.free()]
+    fits = [each.number for each in usable if nbytes <= each.memory.nbytes <= _room(nbytes)]
     told = np.zeros((link.size, 1 + _MOST_FREE), np.int64)
     mine = np.array([nbytes, *fits[:_MOST_FREE], *[0] * (_MOST_FREE - len(fits))], np.int64)
     yield link.now.Iallgather(mine, told)
@@ -131,9 +134,9 @@ def empty(link: Link, nbytes: int) -> Steps:
     common = _in_common(told[:, 1:], link.nodes)
     if common is not None:
         found = _segments[common[link.nodes[link.rank]]]
-        ipc.settle()  # kernels of its last user may not have ended
+        ipc.settle(device)  # kernels of its last user may not have ended
     else:
-        made, fault = yield from make(link.node, link, nbytes)
+        made, fault = yield from make(link.node, link, nbytes, device)
         if made is None:
             return None, fault
         found = made
@@ -162,13 +165,13 @@ def _in_common(told: Array, nodes: tuple[int, ...]) -> dict[int, int] | None:
 _TOLD = struct.Struct(f"<q{ipc.HANDLE_BYTES}s")
 
 
-def make(node: Channel, everybody: Channel, nbytes: int) -> Steps:
-    """Allocate, exchange handles, map and try; all ranks of ``everybody`` succeed, or none does."""
+def make(node: Channel, everybody: Channel, nbytes: int, device: int) -> Steps:
+    """Allocate on ``device``, exchange handles, map and try; all ranks of ``everybody`` succeed, or none does."""
     fault, memory, handle = "", None, bytes(ipc.HANDLE_BYTES)
     try:
-        memory = ipc.Memory(nbytes)
+        memory = ipc.Memory(nbytes, device)
         handle = memory.handle()
-    except (RuntimeError, MemoryError) as error:
+    except RuntimeError as error:
         fault = str(error)
     mine = _TOLD.pack(secrets.randbits(62) | 1, handle)
     told = bytearray(len(mine) * node.size)
@@ -178,7 +181,7 @@ def make(node: Channel, everybody: Channel, nbytes: int) -> Steps:
     for rank, other in zip(node.ranks, handles, strict=True):
         if not fault and rank != node.ranks[node.rank]:
             try:
-                opened[rank] = ipc.open_handle(other)
+                opened[rank] = ipc.open_handle(other, device)
             except RuntimeError as error:
                 fault = str(error)
     fault = yield from agreed(everybody, fault)
@@ -190,7 +193,8 @@ def make(node: Channel, everybody: Channel, nbytes: int) -> Steps:
     if not fault:
         return tried, ""
     for start in opened.values():
-        ipc.close_handle(start)
+        with contextlib.suppress(RuntimeError):  # of a device that has failed; the others wait at the barrier
+            ipc.close_handle(start, device)
     yield node.later.Ibarrier()  # nobody frees what others map
     return None, fault
 
@@ -203,25 +207,43 @@ def agreed(everybody: Channel, fault: str) -> Steps:
 
 
 def _try(node: Channel, tried: Segment) -> Steps:
-    """Let every rank write to every other one's memory and read what is there; return what was wrong, or nothing."""
+    """Let every rank write to every other one's memory and read what is there; return what was wrong, or nothing.
+
+    What fails on one rank must not leave the others waiting, so each waits for its device before it comes to a barrier,
+    where what a kernel has done wrong is an error of this rank's.
+    """
     kind = np.dtype(np.int64)
     views = [tried.view(rank, 0, node.size, kind) for rank in node.ranks]
-    mine = views[node.rank]
-    side = stream.side("add", mine)
-    with stream.on(side):
-        mine.fill(0)
-    yield stream.mark(side)
-    yield node.later.Ibarrier()
-    with stream.on(side):
+    side = stream.side("add", views[node.rank])
+
+    def clear() -> None:
+        views[node.rank].fill(0)
+
+    def write() -> None:
         for rank, view in enumerate(views):
             view[node.rank : node.rank + 1] = _token(node.rank, rank)
-    yield stream.mark(side)
+
+    def read() -> None:
+        for rank, view in enumerate(views):
+            row = view.get()  # type: ignore[attr-defined]
+            if row.tolist() != [_token(writer, rank) for writer in range(node.size)]:
+                raise RuntimeError("what is written through CUDA IPC is not what is read")
+
+    fault = _fault_of(clear, side)
     yield node.later.Ibarrier()
-    with stream.on(side):
-        read = [view.get() for view in views]  # type: ignore[attr-defined]
-    for rank, row in enumerate(read):
-        if row.tolist() != [_token(writer, rank) for writer in range(node.size)]:
-            return "what is written through CUDA IPC is not what is read"
+    fault = fault or _fault_of(write, side)
+    yield node.later.Ibarrier()
+    return fault or _fault_of(read, side)
+
+
+def _fault_of(step: Callable[[], None], side: Any) -> str:
+    """Do a step of the trial on a stream to its end, and return what went wrong, or nothing."""
+    try:
+        with stream.on(side):
+            step()
+        stream.mark(side).Wait()
+    except Exception as error:  # of CUDA, of CuPy, of its compiler: whatever it is, this way is not to be gone
+        return str(error) or type(error).__name__
     return ""
 
 
@@ -232,11 +254,30 @@ def _token(writer: int, reader: int) -> int:
 def release(link: Link) -> Steps:
     """Give the memory of a group back; its ranks call together, and no operation is on its way."""
     kept = _of_link.pop(link.id, [])
-    if not kept:
-        return
-    yield link.later.Ibarrier()
     for each in kept:
-        each.unmap()
         del _segments[each.number], _by_start[each.start]
         _starts.remove(each.start)
+    if kept:
+        yield from close(link, kept)
+
+
+_abandoned: list[Segment] = []
+"""Segments of groups that were given up: nobody hears when the others have unmapped them, so they are never freed."""
+
+
+def close(link: Link, segments: list[Segment]) -> Steps:
+    """Unmap the peers' regions of segments, when nobody uses them any more; none is freed before all have done so.
+
+    The ranks of the group call together; of one that was given up, each does it for itself.
+    """
+    try:
+        yield link.later.Ibarrier()
+    except MismatchError:
+        _abandoned.extend(segments)
+        for each in segments:
+            ipc.settle(each.memory.device)  # kernels of what was on its way
+            each.unmap()
+        return
+    for each in segments:
+        each.unmap()
     yield link.later.Ibarrier()

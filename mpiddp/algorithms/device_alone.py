@@ -1,9 +1,10 @@
-"""Collectives of a group of one rank on a device: kernels on the program's own stream, and nobody waits for them."""
+"""Collectives of a group of one rank on devices: kernels on the program's own stream, and nobody waits for them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mpiddp.device.place import at, moved, place_of
 from mpiddp.mpi.link import READY, Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.reduction import ReduceOp, premultiply
@@ -18,7 +19,8 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Multiply ``x`` with its factor, if ``op`` has one."""
-    premultiply(op, x)
+    with at(place_of(x)):
+        premultiply(op, x)
     yield READY
 
 
@@ -29,8 +31,15 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Copy ``x`` to ``output``."""
-    as_bytes(output)[...] = as_bytes(x)
+    _copy(output, x)
     return all_reduce(link, output, op)
+
+
+def _copy(output: Array, x: Array) -> None:
+    """Copy ``x`` to ``output``, wherever both lie; the host waits only for what is to come to it."""
+    place = place_of(output)
+    with at(place):
+        as_bytes(output)[...] = as_bytes(moved(x, place))
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
@@ -56,7 +65,7 @@ def scatter(link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> 
 def all_to_all(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
     """Copy the one of ``inputs`` to the one of ``outputs``."""
     for output, x in zip(outputs, inputs, strict=True):
-        as_bytes(output)[...] = as_bytes(x)
+        _copy(output, x)
     yield READY
 
 

@@ -6,9 +6,11 @@ there when its request is complete. So each begins with an event, and ends when 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from mpiddp.device import array_namespace, stream
+from mpiddp.device import array_namespace, copies, stream
+from mpiddp.device.place import place_of
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import chunks, movable
@@ -17,6 +19,7 @@ from mpiddp.mpi.work import All, Steps
 from mpiddp.typing import Array
 
 from . import native
+from .staged import through_host
 
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
@@ -25,15 +28,22 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
     yield from native.broadcast(link.after(), x, root)
 
 
-def _moved(arrays: Sequence[Array], steps: Steps) -> Steps:
-    """Run steps that send messages between ``arrays``, and copy this rank's own block themselves.
+def _moved(
+    algorithm: Callable[..., Steps], link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
+) -> Steps:
+    """Run an algorithm that sends messages between arrays, and copies this rank's own block itself.
 
-    The arrays are held here: the steps drop theirs when they end, and their copy may not have begun.
+    Not where they lie in several places: kernels of one device do not reach the memory of another. Then the same
+    messages come from the host.
     """
+    arrays = [*reads, *writes]
+    if len({place_of(x) for x in arrays}) > 1:
+        yield from through_host(algorithm, link, reads, writes, *args)
+        return
     yield stream.ready(arrays[0])
     side = stream.side("add", arrays[0])
-    yield from stream.under(side, steps)
-    yield stream.mark(side)
+    yield from stream.under(side, algorithm(link.after(), *args))
+    yield stream.mark(side)  # the arrays are held here until then: the algorithm has dropped its own
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
@@ -43,29 +53,29 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
 
 def all_gather_list(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
     """Copy every rank's ``x``, whose sizes may differ, to all ranks, each into an array of its own."""
-    return _moved([x, *outputs], native.all_to_all(link.after(), outputs, [x] * link.size))
+    return _moved(native.all_to_all, link, [x], outputs, outputs, [x] * link.size)
 
 
 def gather(link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
     """Copy every rank's ``x`` to root, each into an array of its own."""
-    return _moved([x, *(outputs or ())], native.gather(link.after(), outputs, x, root))
+    return _moved(native.gather, link, [x], outputs or (), outputs, x, root)
 
 
 def scatter(link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
     """Copy array r of root's ``inputs`` to rank r's ``x``."""
-    return _moved([x, *(inputs or ())], native.scatter(link.after(), x, inputs, root))
+    return _moved(native.scatter, link, inputs or (), [x], x, inputs, root)
 
 
 def all_to_all(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
     """Copy array s of rank r's ``inputs`` to array r of rank s's ``outputs``, for all r and s."""
-    return _moved([*outputs, *inputs], native.all_to_all(link.after(), outputs, inputs))
+    return _moved(native.all_to_all, link, inputs, outputs, outputs, inputs)
 
 
 def all_to_all_single(
     link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
 ) -> Steps:
     """Copy consecutive blocks of ``x``, of the given lengths in bytes, to the ranks, and theirs to ``output``."""
-    return _moved([x, output], native.all_to_all_single(link.after(), output, x, output_counts, input_counts))
+    return _moved(native.all_to_all_single, link, [x], [output], output, x, output_counts, input_counts)
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
@@ -113,6 +123,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
     side = stream.after("add", x)
+    stream.follow(side, stream.ready(output))  # which may lie on another device
     with stream.on(side):
         # The output may be this rank's block, which MPI calls an error; and what is sent may have a factor.
         sent, result = x.copy(), array_namespace(x).empty_like(output)
@@ -128,5 +139,5 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     yield All(requests)
     with stream.on(side):
         finish(op, result, link.size)
-        output[...] = result
+    copies.across(output, result, side)
     yield stream.mark(side)

@@ -7,7 +7,7 @@ on the wire while another is added.
 from __future__ import annotations
 
 from mpiddp.device import array_namespace, stream
-from mpiddp.mpi.link import Link
+from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import movable
 from mpiddp.mpi.reduction import ReduceOp, combine, finish
 from mpiddp.mpi.work import All, Steps
@@ -30,19 +30,19 @@ def in_lanes(x: Array, ranks: int, part_bytes: int, lanes: int) -> list[list[Arr
     return [pieces[lane::lanes] for lane in range(min(lanes, len(pieces)))]
 
 
-def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
+def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     yield stream.ready(x)
     lanes = in_lanes(x, link.size, PART_BYTES, LANES)
     yield from abreast([_rings(link, pieces, op, tag) for tag, pieces in enumerate(lanes)])
 
 
-def _rings(link: Link, pieces: list[Array], op: ReduceOp, tag: int) -> Steps:
+def _rings(link: Channel, pieces: list[Array], op: ReduceOp, tag: int) -> Steps:
     for piece in pieces:
         yield from _ring(link, piece, op, tag)
 
 
-def _ring(link: Link, flat: Array, op: ReduceOp, tag: int) -> Steps:
+def _ring(link: Channel, flat: Array, op: ReduceOp, tag: int) -> Steps:
     before, after = (link.rank - 1) % link.size, (link.rank + 1) % link.size
     edges = bounds(flat.size, link.size, flat.itemsize)
     parts = [flat[edges[rank] : edges[rank + 1]] for rank in range(link.size)]

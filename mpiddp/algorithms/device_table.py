@@ -6,7 +6,8 @@ is found out by the algorithm that wants it, on all ranks alike.
 
 =============  =======================================================================================================
 all-reduce     short: MPI's own where it takes the address, else through the host; long, on one node: `device_two_shot`;
-               on several: MPI's own, the ring by addresses (`device_ring`), the ring through the host (`staged_ring`)
+               on several: MPI's own, or `device_hierarchical` if a node has several ranks, or a ring, by addresses
+               (`device_ring`) or through the host (`staged_ring`)
 all others     MPI's own or by messages where it takes addresses, else through the host (`staged`)
 one rank       kernels on the program's own stream (`device_alone`)
 NCCL           what it does as it is meant here, in groups of ``backend="nccl"`` whose ranks have a GPU each (`nccl`)
@@ -31,10 +32,20 @@ from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from mpiddp.mpi.verdict import DevicePointers, Verdict
 from mpiddp.mpi.work import Steps
 
-from . import device_alone, device_pointers, device_ring, device_two_shot, nccl, staged, staged_ring
+from . import (
+    device_alone,
+    device_hierarchical,
+    device_pointers,
+    device_ring,
+    device_two_shot,
+    nccl,
+    staged,
+    staged_ring,
+)
 
 ALGORITHMS: dict[str, ModuleType] = {
     "device_two_shot": device_two_shot,
+    "device_hierarchical": device_hierarchical,
     "device_pointers": device_pointers,
     "device_ring": device_ring,
     "staged_ring": staged_ring,
@@ -109,6 +120,8 @@ def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, 
         long: Callable[..., Steps] = device_two_shot.all_reduce
     elif by_address:
         long = device_pointers.all_reduce
+    elif len(set(link.nodes)) < link.size:
+        long = device_hierarchical.all_reduce
     else:
         long = device_ring.all_reduce if addresses.point_to_point.yes else staged_ring.all_reduce
     short = [(SHORT_BYTES, device_pointers.all_reduce)] if by_address else _until(SHORT_BYTES, through_host)
@@ -133,6 +146,8 @@ def _takes_addresses(operation: str, dtype: np.dtype[Any], op: ReduceOp | None) 
 def _expect_possible(name: str, link: Link) -> None:
     if name == "device_two_shot" and not link.one_node:
         raise ValueError(f"all_reduce:device_two_shot works in the memory of one node, and {link} is on several")
+    if name == "device_hierarchical" and link.one_node:
+        raise ValueError(f"all_reduce:device_hierarchical works on several nodes, and {link} is on one")
     needed = {"device_ring": addresses.point_to_point, "device_pointers": addresses.collectives}.get(name)
     if needed is not None and not needed.yes:
         raise ValueError(f"all_reduce:{name} needs an MPI that takes addresses of GPU memory: {needed.reason}")

@@ -18,7 +18,7 @@ from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
 from . import cuda_ipc, device_scratch, staged_ring
-from .agreement import Entry, meet
+from .agreement import Entry, common_segment_number, meet
 from .folding import bounds
 
 
@@ -27,7 +27,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     ready = stream.ready(x)
     entries = yield from meet(link, "all_reduce", x, op, place=cuda_ipc.find(x))
     factors = None if op.factor is None else [entry.factor for entry in entries]
-    segment = _common(entries)
+    segment = cuda_ipc.segment(common_segment_number(entries))
     yield ready
     if link.size > kernels.MOST_ROWS:
         yield from staged_ring.all_reduce(link, x, op)
@@ -35,18 +35,10 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
         yield link.later.Ibarrier()
         yield _in_place(link, x, op, segment, entries, factors)
         yield link.later.Ibarrier()
-    elif (yield from device_scratch.of(link).prepare_on_device(link)):
-        yield from _in_pieces(link, x.reshape(-1), op, factors)
+    elif (yield from device_scratch.of(link).prepare_on_device(link, x)):
+        yield from device_scratch.of(link).passing(x, lambda piece: _in_pieces(link, piece, op, factors))
     else:
         yield from staged_ring.all_reduce(link, x, op)
-
-
-def _common(entries: list[Entry]) -> cuda_ipc.Segment | None:
-    """Return the segment in which all ranks' arrays lie, or None."""
-    number = entries[0].segment
-    if not number or any(entry.segment != number for entry in entries):
-        return None
-    return cuda_ipc.segment(number)
 
 
 def _in_place(

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.device import array_namespace, nccl, stream
+from mpiddp.device import array_namespace, ipc, nccl, stream
+from mpiddp.device.place import place_of
+from mpiddp.errors import ArrayError
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, finish, premultiply
 from mpiddp.mpi.work import Steps
@@ -52,7 +54,7 @@ def disconnect(link: Link) -> None:
     """Destroy a group's communicator, if it has one; all its ranks call, when nothing is on its way."""
     found = _communicators.pop(link.id, None)
     if found is not None:
-        device.synchronize()
+        ipc.settle(found.device)
         found.destroy()
         stream.drop(_role(link))
 
@@ -72,9 +74,22 @@ def _role(link: Link) -> str:
     return f"nccl {link.id}"
 
 
-def _behind(link: Link, x: Array) -> Any:
-    """Return the stream of a group, which does what it is given now after the work that ``x`` comes from."""
-    return stream.after(_role(link), x)
+def _behind(link: Link, *arrays: Array) -> Any:
+    """Return the stream of a group, which does what it is given now after the work that ``arrays`` come from.
+
+    Raises
+    ------
+    ArrayError
+        If one of them is on another device than the group.
+    """
+    device = _communicators[link.id].device
+    for x in arrays:
+        if place_of(x) != device:
+            raise ArrayError(
+                f"{link} works with NCCL on GPU {device}, which was current when the group was made, and got an array"
+                f" on GPU {place_of(x)}; copy it there"
+            )
+    return stream.after(_role(link), arrays[0])
 
 
 def _apart(x: Array, output: Array) -> Array:
@@ -92,7 +107,7 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
     """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
-    side = _behind(link, x)
+    side = _behind(link, x, output)
     with stream.on(side):
         _communicators[link.id].all_gather(output, _apart(x, output), side)
     yield stream.mark(side)
@@ -124,7 +139,7 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
-    side = _behind(link, x)
+    side = _behind(link, x, output)
     with stream.on(side):
         x = x.copy() if op.factor is not None else _apart(x, output)
         premultiply(op, x)

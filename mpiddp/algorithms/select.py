@@ -36,6 +36,7 @@ from . import (
     hierarchical,
     messages,
     native,
+    one_shot,
     rabenseifner,
     reduce_broadcast,
     ring,
@@ -47,6 +48,7 @@ from .tuned import Rows
 
 ALGORITHMS: dict[str, ModuleType] = {
     "native": native,
+    "one_shot": one_shot,
     "two_shot": two_shot,
     "hierarchical": hierarchical,
     "exchange": exchange,
@@ -65,17 +67,16 @@ _KIB = 1 << 10
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0; `python -m mpiddp bench tune` does it anew. Bytes
 # are those of the largest array of the call: the output of an all-gather, the input of a reduce-scatter.
 ONE_NODE: dict[str, Rows] = {
-    "all_reduce": ((128 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-    "reduce": ((64 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-    "reduce_scatter": ((256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-    "all_gather": ((256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-    "broadcast": ((512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "all_reduce": ((64 * _KIB, "one_shot"), (128 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "reduce": ((64 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "reduce_scatter": ((32 * _KIB, "one_shot"), (256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "all_gather": ((128 * _KIB, "one_shot"), (256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "broadcast": ((16 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
 }
-TWO_RANKS: dict[str, dict[str, Rows]] = {
-    "Open MPI": {"all_reduce": ((48 * _KIB, "native"), (ANY_SIZE, "two_shot"))},
-}
-"""By MPI library, what goes before `ONE_NODE` in groups of two ranks: from 64 to 128 KiB Open MPI's non-blocking
-all-reduce takes 1.3 to 1.8 times as long as shared memory, MPICH's as long; on four ranks both take less."""
+TWO_RANKS: dict[str, Rows] = {"all_reduce": ((64 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))}
+"""What goes before `ONE_NODE` in groups of two ranks; on four, MPI's own is faster in between."""
+FEW_RANKS = 8
+"""In groups of more, nothing goes in one shot by default: each rank reads all others' arrays."""
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": ((64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
     "reduce": ((ANY_SIZE, "native"),),
@@ -123,10 +124,22 @@ def _names(operation: str, link: Link, asked: str | None = None) -> Rows:
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
     if chosen is None or chosen in device_table.ALGORITHMS:
-        return _rows(operation, link.nodes)
-    if chosen == "two_shot" and not link.one_node:
-        raise ValueError(f"{operation}:two_shot works in the memory of one node, and {link} is on several")
-    return ((ANY_SIZE, chosen),)
+        return tuple((limit, _possible(name, link)) for limit, name in _rows(operation, link.nodes))
+    if chosen in _IN_MEMORY and not link.one_node:
+        raise ValueError(f"{operation}:{chosen} works in the memory of one node, and {link} is on several")
+    return ((ANY_SIZE, _possible(chosen, link)),)
+
+
+_IN_MEMORY = ("one_shot", "two_shot")
+
+
+def _possible(name: str, link: Link) -> str:
+    """Return the name of an algorithm of the table, or what takes its place where there is no memory for it."""
+    return _by_messages(name) if link.slots is None else name
+
+
+def _by_messages(name: str) -> str:
+    return "native" if name == "one_shot" else name
 
 
 def name_of(operation: str, link: Link, size_bytes: int) -> str:
@@ -154,7 +167,7 @@ def learn(comm: MPI.Intracomm) -> None:
 
 def _usable(shape: str, table: tuned.Table) -> tuned.Table:
     """Return what of a table can be followed in a group of this shape."""
-    usable = [name for name in ALGORITHMS if name != ("two_shot" if "+" in shape else "hierarchical")]
+    usable = [name for name in ALGORITHMS if name not in (_IN_MEMORY if "+" in shape else ("hierarchical",))]
     return {
         operation: rows
         for operation, rows in table.items()
@@ -181,10 +194,14 @@ def install(table: tuned.Table, link: Link) -> None:
 @functools.cache
 def _rows(operation: str, nodes: tuple[int, ...]) -> Rows:
     """Return the rows for a group with these nodes."""
-    defaults = ONE_NODE if len(set(nodes)) == 1 else SEVERAL_NODES
-    if defaults is ONE_NODE and len(nodes) == 2:
-        defaults = ONE_NODE | TWO_RANKS.get(MPI.get_vendor()[0], {})
-    return _measured.get(tuned.shape(nodes), {}).get(operation) or defaults[operation]
+    measured = _measured.get(tuned.shape(nodes), {}).get(operation)
+    if measured:
+        return measured
+    if len(set(nodes)) > 1:
+        return SEVERAL_NODES[operation]
+    if len(nodes) > FEW_RANKS:
+        return tuple((limit, _by_messages(name)) for limit, name in ONE_NODE[operation])
+    return (ONE_NODE | TWO_RANKS if len(nodes) == 2 else ONE_NODE)[operation]
 
 
 Plan = list[tuple[float, Callable[..., Steps]]]

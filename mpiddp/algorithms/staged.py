@@ -2,7 +2,8 @@
 
 The twins of the arrays are pinned, so that a stream copies them while the host goes on. The copy down comes after the
 kernels that were queued when the operation was submitted, by an event, and the operation ends when the copy up has
-ended: then its result is there for every stream. The generator holds the arrays until then.
+ended: then its result is there for every stream. The generator holds the arrays until then. They may lie on several
+devices.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpiddp.device import copies, is_device_array, pinned, stream
+from mpiddp.device.place import Place, place_of
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Steps
@@ -34,8 +36,8 @@ class Twins:
         arrays = {id(x): x for x in (*self._reads, *self._writes)}
         self._memory = {key: pinned.take(x.nbytes) for key, x in arrays.items()}
         self._twins = {key: self._memory[key][: x.nbytes].view(x.dtype).reshape(x.shape) for key, x in arrays.items()}
-        self._like: Array = next(iter(arrays.values()))
-        self._begin = stream.ready(self._like)
+        one_of_each = {place_of(x): x for x in arrays.values()}
+        self._begin = {place: (x, stream.ready(x)) for place, x in one_of_each.items()}
 
     def of(self, given: Any) -> Any:
         """Return the twin of an array, those of a list, and anything else as it is."""
@@ -43,28 +45,45 @@ class Twins:
             return [self.of(each) for each in given]
         return self._twins.get(id(given), given)
 
+    def _sides(self, role: str) -> dict[Place, Any]:
+        """Return a stream of each device, for work after that which was queued when the operation was submitted."""
+        sides = {}
+        for place, (x, begin) in self._begin.items():
+            sides[place] = stream.side(role, x)
+            stream.follow(sides[place], begin)
+        return sides
+
     def down(self) -> Steps:
         """Copy what is read to its twins."""
-        side = stream.side("down", self._like)
-        stream.follow(side, self._begin)
+        sides = self._sides("down")
         for x in self._reads:
-            copies.down(self._memory[id(x)], x, side)
-        yield stream.mark(side)
+            copies.down(self._memory[id(x)], x, sides[place_of(x)])
+        for side in sides.values():
+            yield stream.mark(side)
 
     def up(self) -> Steps:
         """Copy the twins of what is written back, and give their memory away."""
-        side = stream.side("up", self._like)
-        stream.follow(side, self._begin)
+        sides = self._sides("up")
         for x in self._writes:
-            copies.up(x, self._memory[id(x)], side)
-        yield stream.mark(side)
+            copies.up(x, self._memory[id(x)], sides[place_of(x)])
+        for side in sides.values():
+            yield stream.mark(side)
         for memory in self._memory.values():
             pinned.give(memory)
 
 
-def _through_host(
+def through_host(
     algorithm: Algorithm, link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
 ) -> Steps:
+    """Run an algorithm of the host on the twins of arrays, one of which at least is on a device.
+
+    Parameters
+    ----------
+    reads, writes : sequences of arrays
+        See `Twins`.
+    *args
+        What the algorithm is called with after the link, arrays and lists of them among it.
+    """
     twins = Twins(reads, writes)
     yield from twins.down()
     yield from algorithm(link.after(), *(twins.of(each) for each in args))
@@ -74,51 +93,51 @@ def _through_host(
 def broadcast(host: Algorithm, link: Link, x: Array, root: int) -> Steps:
     """Copy root's ``x`` to all ranks."""
     mine = link.rank == root
-    return _through_host(host, link, [x] if mine else [], [] if mine else [x], x, root)
+    return through_host(host, link, [x] if mine else [], [] if mine else [x], x, root)
 
 
 def all_reduce(host: Algorithm, link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
-    return _through_host(host, link, [x], [x], x, op)
+    return through_host(host, link, [x], [x], x, op)
 
 
 def reduce(host: Algorithm, link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
-    return _through_host(host, link, [x], [x] if link.rank == root else [], x, root, op)
+    return through_host(host, link, [x], [x] if link.rank == root else [], x, root, op)
 
 
 def reduce_scatter(host: Algorithm, link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
-    return _through_host(host, link, [x], [output], output, x, op)
+    return through_host(host, link, [x], [output], output, x, op)
 
 
 def all_gather(host: Algorithm, link: Link, output: Array, x: Array) -> Steps:
     """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
-    return _through_host(host, link, [x], [output], output, x)
+    return through_host(host, link, [x], [output], output, x)
 
 
 def all_gather_list(host: Algorithm, link: Link, outputs: Sequence[Array], x: Array) -> Steps:
     """Copy every rank's ``x``, whose sizes may differ, to all ranks, each into an array of its own."""
-    return _through_host(host, link, [x], outputs, outputs, x)
+    return through_host(host, link, [x], outputs, outputs, x)
 
 
 def gather(host: Algorithm, link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
     """Copy every rank's ``x`` to root, each into an array of its own."""
-    return _through_host(host, link, [x], outputs or (), outputs, x, root)
+    return through_host(host, link, [x], outputs or (), outputs, x, root)
 
 
 def scatter(host: Algorithm, link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
     """Copy array r of root's ``inputs`` to rank r's ``x``."""
-    return _through_host(host, link, inputs or (), [x], x, inputs, root)
+    return through_host(host, link, inputs or (), [x], x, inputs, root)
 
 
 def all_to_all(host: Algorithm, link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
     """Copy array s of rank r's ``inputs`` to array r of rank s's ``outputs``, for all r and s."""
-    return _through_host(host, link, inputs, outputs, outputs, inputs)
+    return through_host(host, link, inputs, outputs, outputs, inputs)
 
 
 def all_to_all_single(
     host: Algorithm, link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
 ) -> Steps:
     """Copy consecutive blocks of ``x``, of the given lengths in bytes, to the ranks, and theirs to ``output``."""
-    return _through_host(host, link, [x], [output], output, x, output_counts, input_counts)
+    return through_host(host, link, [x], [output], output, x, output_counts, input_counts)

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpiddp.device import array_namespace, copies, pinned, stream
 from mpiddp.mpi.library import MPI
-from mpiddp.mpi.link import Link
+from mpiddp.mpi.link import Channel
 from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half
 from mpiddp.mpi.work import All, Awaited, Steps
 from mpiddp.typing import Array
@@ -28,7 +28,7 @@ PART_BYTES = 1 << 20
 """Longest message: long enough for the wire and the copies, short enough to have several at once."""
 
 
-def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
+def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     yield stream.ready(x)
     lanes = in_lanes(x, link.size, PART_BYTES, LANES)
@@ -38,7 +38,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 class _Lane:
     """One of the rings: its pieces, one after the other, and its two host buffers."""
 
-    def __init__(self, link: Link, op: ReduceOp, tag: int, pieces: list[Array]) -> None:
+    def __init__(self, link: Channel, op: ReduceOp, tag: int, pieces: list[Array]) -> None:
         self._link, self._op, self._tag, self._pieces = link, op, tag, pieces
         first = pieces[0]
         self._add, self._down, self._up = (stream.side(role, first) for role in ("add", "down", "up"))

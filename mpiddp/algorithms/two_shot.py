@@ -5,7 +5,6 @@ Where the arrays lie decides how, when the ranks have met:
 - Symmetric arrays, but short ones, are worked on in place: a barrier, the slice, a barrier. Each byte is read once and
   written once by somebody, so an all-reduce costs about one copy of the array.
 - Long ordinary arrays are too, by copies that the kernel makes (see `reach`).
-- Or they go by the library's own algorithm, where that is better at it.
 - Others pass in pieces through a scratch (see `passage`). Two ranks, and short arrays of any number, need one shot
   only: everybody folds all of it. So do broadcast, all-gather and reduce-scatter.
 
@@ -20,12 +19,10 @@ memory and NVIDIA's TensorRT-LLM.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 from mpiddp.mpi.board import NO_ROOT, comparing
-from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.reduction import ReduceOp
@@ -45,16 +42,8 @@ ONE_SHOT_BYTES = 1 << 17
 """Shorter arrays go through the scratch, symmetric ones too, and are reduced in one shot by any number of ranks: that
 takes a barrier less. Longer ones of more than two ranks are reduced in two: everybody has less to read."""
 _ONE_SHOT_PIECE_BYTES = 1 << 20
-_BETTER_BY_MESSAGES = {"Open MPI": ("all_gather", "broadcast", "reduce"), "MPICH": ("reduce_scatter",)}
-"""What the library does better with ordinary arrays, measured with 64 KiB to 4 MiB on 2 ranks: 2 to 4 times as fast."""
 _BEGUN = Place(-1, 0)
 """Where an array lies whose first piece is in the scratch."""
-
-
-@functools.cache
-def _left_to_the_library() -> tuple[str, ...]:
-    """Return the operations whose ordinary arrays go by the library's own algorithm."""
-    return _BETTER_BY_MESSAGES.get(MPI.get_vendor()[0], ())
 
 
 class _Met(NamedTuple):
@@ -71,19 +60,15 @@ def _meet(
     link: Link, passage: Passage, operation: str, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT
 ) -> Steps:
     """Wait until every rank has come to this operation, and return how they go on; None if by messages."""
-    long, leave = x.nbytes > ATTACH_BYTES, operation in _left_to_the_library()
-    if leave and op is not None:
-        leave = messages.reduction(x.dtype, op) is native
-    place = find(x) if leave else place_of(x) if long else NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
-    if not (place.segment or leave) and (not long or link.attachment.fault) and passage.begin():
+    long = x.nbytes > ATTACH_BYTES
+    place = place_of(x) if long else NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
+    if not place.segment and (not long or link.attachment.fault) and passage.begin():
         place = _BEGUN
     entries = yield from meet(link, operation, x, op, root, place)
     kinds = [entry.segment for entry in entries]
     if kinds.count(_BEGUN.segment) == link.size:
         return _Met(entries, None, True)
     reach = in_place(link, x, entries)
-    if reach is None and leave:
-        return None
     if reach is None and long and max(kinds) == 0 == min(kinds):
         reach = yield from attached(link, x, entries)
     if reach is None and not (yield from link.scratch.prepare(link, link)):

@@ -60,7 +60,8 @@ class Function:
 
     forward: ClassVar[Callable[..., Any]]
     backward: ClassVar[Callable[..., Any]]
-    output_type: ClassVar[type[Variable]] = Variable
+    output_type: ClassVar[Any] = Variable
+    """The class of outputs: the tensor, which stands above the operations and puts itself here."""
 
     edges: tuple[Variable | Function | None, ...] | None = None
     """For each input the node or the leaf that its gradient goes to, None without one; None as a whole once freed."""

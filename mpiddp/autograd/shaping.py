@@ -1,6 +1,6 @@
-"""Operations that move values about: reshape, transpose, expand, index, join, pad.
+"""Operations that move values about: copy, reshape, transpose, expand, index, join, pad.
 
-Imports ``function``. Outputs are views where NumPy makes views.
+Imports ``function``. Outputs of the others are views where NumPy makes views.
 """
 # ruff: noqa: D102 (forward and backward are Function's)
 
@@ -12,6 +12,16 @@ from mpiddp.device import array_namespace
 from mpiddp.typing import Array, Shape
 
 from .function import Function, unbroadcast
+
+
+class Copy(Function):
+    """The same values in an array of their own."""
+
+    def forward(self, a: Array) -> Array:
+        return a.copy()
+
+    def backward(self, grad: Array) -> Array:
+        return grad
 
 
 class Reshape(Function):

@@ -59,6 +59,16 @@ def fetch(
     return (collate_fn or default_collate)(samples)
 
 
+def targets_of(dataset: Dataset) -> Array | None:
+    """Return the targets of all samples, (n, ...), of a data set of pairs that has them as an array; else None."""
+    if isinstance(dataset, ArrayDataset):
+        return dataset.arrays[1] if len(dataset.arrays) == 2 else None
+    if isinstance(dataset, Subset):
+        whole = targets_of(dataset.dataset)
+        return None if whole is None else whole[dataset.indices]
+    return None
+
+
 class ArrayDataset:
     """Samples along the first axis of arrays of equal length.
 
@@ -176,4 +186,4 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
     return [Subset(dataset, order[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-__all__ = ["ArrayDataset", "BatchDataset", "Dataset", "Subset", "fetch", "random_split"]
+__all__ = ["ArrayDataset", "BatchDataset", "Dataset", "Subset", "fetch", "random_split", "targets_of"]

@@ -80,6 +80,8 @@ def _checked(labels: Array, samples: Array, places: Sequence[str | Path]) -> Arr
             f"{', '.join(map(str, places))}: expected samples (n, ...) and integer labels (n,), got {samples.dtype} "
             f"{samples.shape} and {labels.dtype} {labels.shape}"
         )
+    if samples.dtype.kind not in "iufb":
+        raise ValueError(f"{', '.join(map(str, places))}: expected samples of real numbers, got {samples.dtype}")
     return np.array(labels, np.int64).reshape(-1)
 
 
@@ -106,10 +108,17 @@ def labelled(arrays: Sequence[Array], seed: int = 0) -> tuple[ArrayDataset | Sub
     -------
     tuple
         Two data sets, whose samples pass through `as_inputs` batch by batch; the arrays stay as they are.
+
+    Raises
+    ------
+    ValueError
+        If there are not enough samples for both.
     """
     train = ArrayDataset(*arrays[:2], transform=as_inputs)
     if len(arrays) == 4:
         return train, ArrayDataset(*arrays[2:], transform=as_inputs)
+    if len(train) < 2:
+        raise ValueError(f"at least 2 samples are needed, one to train on and one for the test; there are {len(train)}")
     tests = max(round(TEST_SHARE * len(train)), 1)
     kept, test = random_split(train, [len(train) - tests, tests], seed)
     return kept, test

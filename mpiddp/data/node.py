@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from mpiddp import distributed as dist
-from mpiddp.distributed.collectives import perform
 from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
+from mpiddp.distributed.perform import perform
 from mpiddp.errors import MismatchError
 from mpiddp.mpi import symmetric
 from mpiddp.mpi.link import READY, Link

@@ -9,6 +9,7 @@ from typing import Any
 from mpiddp.typing import Array
 
 from .choice import cuda_fault
+from .namespace import expect_bfloat16
 
 
 def is_read_only(x: Any) -> bool:
@@ -36,11 +37,13 @@ def adopt(x: Any) -> Array:
     Raises
     ------
     TypeError
-        If CuPy cannot be used in this process.
+        If CuPy cannot be used in this process, or knows no bfloat16 and that is what it is.
     """
     fault = cuda_fault()
     if fault is not None:
         raise TypeError(f"its memory is on a GPU, and arrays there are CuPy's to communicate: {fault}")
+    if str(getattr(x, "dtype", "")).endswith("bfloat16"):  # torch.bfloat16, for one
+        expect_bfloat16()
     cupy = importlib.import_module("cupy")
     found: Array = cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
     return found

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpiddp.typing import Array, DTypeLike
 
-from .namespace import is_device_array
+from .namespace import expect_known, is_device_array
 
 _CHUNK = 1 << 15
 """Elements at a time: intermediate results stay in the cache."""
@@ -42,7 +42,10 @@ def assign(target: Array, source: Array) -> None:
 
 def converted(x: Array, dtype: DTypeLike) -> Array:
     """Return ``x.astype(dtype)``, fast from float32 to float16 and back."""
-    if is_device_array(x) or {x.dtype, np.dtype(dtype)} != {_SINGLE, _HALF}:
+    if is_device_array(x):
+        expect_known(dtype)
+        return x.astype(dtype)
+    if {x.dtype, np.dtype(dtype)} != {_SINGLE, _HALF}:
         return x.astype(dtype)
     axes = sorted(range(x.ndim), key=lambda axis: -x.strides[axis])
     lying = x.transpose(axes)

@@ -12,6 +12,8 @@ from typing import Any
 
 from mpiddp.typing import Array
 
+from .place import at
+
 GRANULE_BYTES = 1 << 21
 _HOST_POINTERS = 91  # cudaDevAttrCanUseHostPointerForRegisteredMem
 
@@ -21,53 +23,62 @@ def _cuda() -> Any:
 
 
 class Memory:
-    """Memory of the current device, outside of the pool; freed when the last array over it is gone.
+    """Memory of a device, outside of the pool; freed when the last array over it is gone.
 
     Parameters
     ----------
     nbytes : int
         At least; rounded up to `GRANULE_BYTES`.
+    device : int
+        Number of the device, which need not be current.
 
     Raises
     ------
-    MemoryError
-        If the device has not so much.
+    RuntimeError
+        If the device has not so much, even when CuPy's pool has given back what nobody uses.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, device: int) -> None:
         self.nbytes = max(-(-nbytes // GRANULE_BYTES), 1) * GRANULE_BYTES
-        try:
-            self._memory = _cuda().Memory(self.nbytes)
-        except RuntimeError as error:  # CuPy's CUDARuntimeError
-            raise MemoryError(str(error)) from error
+        self.device = device
+        with at(device):
+            try:
+                self._memory = _cuda().Memory(self.nbytes)
+            except RuntimeError:  # CuPy's CUDARuntimeError
+                importlib.import_module("cupy").get_default_memory_pool().free_all_blocks()
+                self._memory = _cuda().Memory(self.nbytes)
         self.start = int(self._memory.ptr)
         """Address of its first byte."""
 
     def handle(self) -> bytes:
         """Return what another process opens it by, 64 bytes; RuntimeError where that is not possible."""
-        return bytes(_cuda().runtime.ipcGetMemHandle(self.start))
+        with at(self.device):
+            return bytes(_cuda().runtime.ipcGetMemHandle(self.start))
 
 
 HANDLE_BYTES = 64
 
 
-def open_handle(handle: bytes) -> int:
-    """Map another process's memory and return its address here; RuntimeError where that is not possible."""
-    return int(_cuda().runtime.ipcOpenMemHandle(handle))
+def open_handle(handle: bytes, device: int) -> int:
+    """Map another process's memory for a device; return its address here, RuntimeError where that is not possible."""
+    with at(device):
+        return int(_cuda().runtime.ipcOpenMemHandle(handle))
 
 
-def close_handle(start: int) -> None:
-    """Unmap what `open_handle` has mapped."""
-    _cuda().runtime.ipcCloseMemHandle(start)
+def close_handle(start: int, device: int) -> None:
+    """Unmap what `open_handle` has mapped for a device."""
+    with at(device):
+        _cuda().runtime.ipcCloseMemHandle(start)
 
 
-def array(start: int, nbytes: int, owner: object) -> Array:
-    """Return memory at an address as an array of bytes of the current device, which keeps ``owner``.
+def array(start: int, nbytes: int, owner: object, device: int) -> Array:
+    """Return memory at an address as an array of bytes of a device, which keeps ``owner``.
 
-    The address may be that of a peer's memory or of registered memory of the host: kernels of this device see both.
+    The address may be that of a peer's memory, mapped for this device, or of registered memory of the host: kernels of
+    the device see both.
     """
     cuda, cupy = _cuda(), importlib.import_module("cupy")
-    memory = cuda.UnownedMemory(start, nbytes, owner, cuda.runtime.getDevice())
+    memory = cuda.UnownedMemory(start, nbytes, owner, device)
     made: Array = cupy.ndarray((nbytes,), dtype="uint8", memptr=cuda.MemoryPointer(memory, 0))
     return made
 
@@ -77,12 +88,12 @@ def address(x: Array) -> int:
     return int(x.data.ptr)  # type: ignore[attr-defined]
 
 
-def reads_host_memory() -> bool:
-    """Tell whether kernels of the current device may use registered host memory at the host's own addresses."""
-    runtime = _cuda().runtime
-    return bool(runtime.deviceGetAttribute(_HOST_POINTERS, runtime.getDevice()))
+def reads_host_memory(device: int) -> bool:
+    """Tell whether kernels of a device may use registered host memory at the host's own addresses."""
+    return bool(_cuda().runtime.deviceGetAttribute(_HOST_POINTERS, device))
 
 
-def settle() -> None:
-    """Wait for everything that the current device has been given: where memory changes hands, never in a step."""
-    _cuda().runtime.deviceSynchronize()
+def settle(device: int) -> None:
+    """Wait for everything that a device has been given: where memory changes hands, never in a step."""
+    with at(device):
+        _cuda().runtime.deviceSynchronize()

@@ -53,7 +53,15 @@ __device__ unsigned short to_bfloat16(float x) {
 """
 
 
-def source(name: str, combine: str, rows: int, outs: int, factored: bool, divided: bool) -> dict[str, str]:
+def source(
+    name: str,
+    combine: str,
+    rows: int,
+    outs: int,
+    factored: bool,
+    divided: bool,
+    narrow: tuple[bool, bool] = (True, True),
+) -> dict[str, str]:
     """Return what a kernel is made of: the arguments of ``cupy.ElementwiseKernel``.
 
     Parameters
@@ -66,22 +74,24 @@ def source(name: str, combine: str, rows: int, outs: int, factored: bool, divide
         How many arrays it reads and writes.
     factored, divided : bool
         Whether each row has a factor, and whether the result is divided.
+    narrow : tuple of bool
+        Whether rows, and outputs, of a half type are of that type; they are float32 otherwise.
     """
-    half = name in _HALVES
-    kind, wide = ("uint16", "float32") if half else (name, name)
-    inputs = [f"{kind} x{row}" for row in range(rows)]
+    reads_half, writes_half = (name in _HALVES and each for each in narrow)
+    wide = "float32" if name in _HALVES else name
+    inputs = [f"{'uint16' if reads_half else wide} x{row}" for row in range(rows)]
     inputs += [f"{wide} f{row}" for row in range(rows) if factored]
     inputs += [f"{wide} n"] if divided else []
     steps = []
     for row in range(rows):
-        element = f"from_{name}(x{row})" if half else f"x{row}"
+        element = f"from_{name}(x{row})" if reads_half else f"x{row}"
         element = f"multiply({element}, f{row})" if factored else element
         steps.append(f"a = {combine}(a, {element})" if row else f"auto a = {element}")
     steps += ["a = divide(a, n)"] if divided else []
-    steps += [f"y{out} = to_{name}(a)" if half else f"y{out} = a" for out in range(outs)]
+    steps += [f"y{out} = to_{name}(a)" if writes_half else f"y{out} = a" for out in range(outs)]
     return {
         "in_params": ", ".join(inputs),
-        "out_params": ", ".join(f"{kind} y{out}" for out in range(outs)),
+        "out_params": ", ".join(f"{'uint16' if writes_half else wide} y{out}" for out in range(outs)),
         "operation": "; ".join(steps) + ";",
         "name": f"mpiddp_{combine}_{name}",
         "preamble": PREAMBLE + {"float16": _FLOAT16, "bfloat16": _BFLOAT16}.get(name, ""),
@@ -108,7 +118,8 @@ def fold(
     combine : str
         ``"add"``, ``"multiply"``, ``"minimum"``, ``"maximum"``, ``"bitwise_and"``, ``"bitwise_or"``, ``"bitwise_xor"``.
     rows, outs : sequences of arrays
-        At most `MOST_ROWS` of each; flat, of equal length and dtype. An output may be one of the rows.
+        At most `MOST_ROWS` of each; flat, of equal length and dtype. An output may be one of the rows. Of a half type
+        either may be float32 instead: what is summed is rounded when the last sum has been made.
     stream : cupy.cuda.Stream
         Who does it.
     divisor : int, default 1
@@ -116,14 +127,16 @@ def fold(
     factors : sequence of float, optional
         What each row is multiplied with first.
     """
-    dtype = rows[0].dtype
     if not rows[0].size:
         return
-    wide = np.dtype(np.float32) if dtype.name in _HALVES else dtype
+    kinds = rows[0].dtype, outs[0].dtype
+    narrow = tuple(kind.name in _HALVES for kind in kinds)
+    dtype = kinds[1] if narrow[1] else kinds[0]
+    wide = np.dtype(np.float32) if any(narrow) else dtype
     numbers = [wide.type(factor) for factor in factors or ()]
     numbers += [wide.type(divisor)] if divisor != 1 else []
-    kernel = _kernel(dtype.name, combine, len(rows), len(outs), factors is not None, divisor != 1)
-    arrays = [x.view(np.uint16) if dtype.name in _HALVES else x for x in (*rows, *outs)]
+    kernel = _kernel(dtype.name, combine, len(rows), len(outs), factors is not None, divisor != 1, narrow)
+    arrays = [x.view(np.uint16) if x.dtype.name in _HALVES else x for x in (*rows, *outs)]
     with importlib.import_module("cupy").cuda.Device(stream.device_id), stream:
         kernel(*arrays[: len(rows)], *numbers, *arrays[len(rows) :])
 

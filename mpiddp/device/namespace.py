@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.typing import Array
+from mpiddp.typing import Array, DTypeLike
 
 
 def is_device_array(x: object) -> bool:
@@ -26,7 +26,31 @@ def array_namespace(x: object) -> Any:
     return sys.modules["cupy"] if is_device_array(x) else np
 
 
+_FIRST_WITH_BFLOAT16 = 14
+
+
+def expect_bfloat16() -> None:
+    """Raise `TypeError` if CuPy is older than its kernels for bfloat16; call it where they are about to be needed.
+
+    Messages of such arrays, and sums of them in memory that GPUs share, need none of CuPy's kernels.
+    """
+    version = importlib.import_module("cupy").__version__
+    if int(version.split(".")[0]) < _FIRST_WITH_BFLOAT16:
+        raise TypeError(
+            f"bfloat16 on a GPU needs CuPy {_FIRST_WITH_BFLOAT16} or later, and this is CuPy {version}: upgrade it, or"
+            " take float16"
+        )
+
+
+def expect_known(dtype: DTypeLike) -> None:
+    """Raise `TypeError` if CuPy is too old for a dtype; see `expect_bfloat16`."""
+    kind = np.dtype(dtype)
+    if kind.kind == "V" and kind.name == "bfloat16":
+        expect_bfloat16()
+
+
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an uninitialised array on the current device."""
+    expect_known(dtype)
     made: Array = importlib.import_module("cupy").empty(shape, dtype)
     return made

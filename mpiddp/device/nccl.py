@@ -17,6 +17,7 @@ import numpy as np
 from mpiddp.typing import Array
 
 from .choice import cuda_fault
+from .place import here
 
 _KINDS = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
 _OPERATIONS = {"SUM": "SUM", "AVG": "SUM", "PREMUL_SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX"}
@@ -74,6 +75,8 @@ class Communicator:
 
     def __init__(self, size: int, number: Any, rank: int) -> None:
         self.size, self.rank = size, rank
+        self.device = here()
+        """Number of the GPU of this rank."""
         self._nccl = _nccl()
         self._comm = self._nccl.NcclCommunicator(size, number, rank)
 

@@ -72,7 +72,7 @@ def current(x: Array) -> Any:
 def ready(x: Array) -> Mark:
     """Return the point up to which the program has given work to the device of ``x``, which need not be current."""
     with _cuda().Device(x.device.id):  # type: ignore[attr-defined]
-        return _marked(current(x))
+        return marked(current(x))
 
 
 def hold(x: Array, reached: Mark) -> None:
@@ -95,14 +95,15 @@ def side(role: str, x: Array) -> Any:
     return made
 
 
-def _marked(stream: Any) -> Mark:
+def marked(stream: Any) -> Mark:
+    """Return the point that ``stream`` of the current device has been given work up to."""
     return Mark(stream.record(_cuda().Event(disable_timing=True)))
 
 
 def mark(stream: Any) -> Mark:
     """Return the point that ``stream``, a `side` one, has been given work up to."""
     with _cuda().Device(stream.device_id):  # an event belongs to the device that is current
-        return _marked(stream)
+        return marked(stream)
 
 
 def follow(stream: Any, reached: Mark) -> None:

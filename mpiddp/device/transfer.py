@@ -10,17 +10,18 @@ import numpy as np
 from mpiddp.typing import Array
 
 from .choice import current_device
-from .namespace import is_device_array
+from .namespace import expect_known, is_device_array
 
 
 def upload(x: Array) -> Array:
     """Return a copy of a host array on the current device; an array of a device as it is.
 
     The host may write to ``x`` after the call: CuPy copies it to pinned memory first, and from there while the host
-    goes on.
+    goes on. Not where ``x`` itself lies in pinned memory: CuPy copies it from there, later.
     """
     if is_device_array(x):
         return x
+    expect_known(x.dtype)
     cupy = importlib.import_module("cupy")
     with cupy.cuda.Device(current_device()):  # each thread has a current device of its own
         copy: Array = cupy.asarray(x)

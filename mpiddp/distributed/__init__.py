@@ -4,30 +4,42 @@ May import ``errors``, ``settings``, ``typing``, ``device``, ``mpi`` and ``algor
 MPI; `init_process_group` does.
 """
 
-from mpiddp.device import current_device, set_device
-from mpiddp.errors import ArrayError, DistError, DistTimeoutError, MismatchError, RankFailedError
+from mpiddp.device import current_device, device_count, set_device
+from mpiddp.errors import (
+    ArrayError,
+    DistBackendError,
+    DistError,
+    DistTimeoutError,
+    MismatchError,
+    RankFailedError,
+)
 from mpiddp.mpi.future import Future, collect_all, wait_all
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Work
 
-from .backends import is_backend_available, is_gloo_available, is_mpi_available, is_nccl_available
+from .backends import (
+    Backend,
+    default_pg_timeout,
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+    is_torchelastic_launched,
+    is_ucc_available,
+    is_xccl_available,
+)
 from .coalescing import _coalescing_manager, all_gather_coalesced, all_reduce_coalesced
 from .collectives import (
-    all_gather,
     all_gather_into_tensor,
     all_gather_single,
     all_reduce,
-    all_to_all,
-    all_to_all_single,
     barrier,
     broadcast,
-    gather,
     reduce,
-    reduce_scatter,
     reduce_scatter_single,
     reduce_scatter_tensor,
-    scatter,
 )
+from .exchange import all_to_all, all_to_all_single
 from .groups import (
     GroupMember,
     ProcessGroup,
@@ -48,6 +60,7 @@ from .init import (
     is_available,
     is_initialized,
 )
+from .lists import all_gather, gather, reduce_scatter, scatter
 from .memory import symmetric_empty
 from .monitored import monitored_barrier
 from .new_groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
@@ -63,6 +76,8 @@ from .p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 
 __all__ = [
     "ArrayError",
+    "Backend",
+    "DistBackendError",
     "DistError",
     "DistTimeoutError",
     "Future",
@@ -89,7 +104,9 @@ __all__ = [
     "broadcast_object_list",
     "collect_all",
     "current_device",
+    "default_pg_timeout",
     "destroy_process_group",
+    "device_count",
     "gather",
     "gather_object",
     "get_backend",
@@ -110,6 +127,9 @@ __all__ = [
     "is_initialized",
     "is_mpi_available",
     "is_nccl_available",
+    "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
     "isend",
     "monitored_barrier",
     "new_group",

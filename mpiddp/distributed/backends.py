@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from datetime import timedelta
 
 from mpiddp.algorithms import nccl
 from mpiddp.device.nccl import fault
@@ -12,6 +13,43 @@ from mpiddp.mpi.link import Link
 from . import groups
 
 logger = logging.getLogger("mpiddp")
+
+default_pg_timeout = timedelta(minutes=30)
+"""How long an operation may take where neither ``timeout=`` nor ``MPIDDP_TIMEOUT`` says otherwise."""
+
+
+class Backend(str):
+    """The name of a backend in small letters (``torch.distributed.Backend``).
+
+    Parameters
+    ----------
+    name : str
+        In any letters; names that are not known are kept, and refused where they are used.
+
+    Raises
+    ------
+    ValueError
+        If it is no string.
+
+    Examples
+    --------
+    >>> Backend("GLOO") == Backend.GLOO == "gloo"
+    True
+    """
+
+    UNDEFINED = "undefined"
+    GLOO = "gloo"
+    NCCL = "nccl"
+    MPI = "mpi"
+
+    __slots__ = ()
+
+    def __new__(cls, name: str) -> Backend:
+        """Return the name in small letters."""
+        if not isinstance(name, str):
+            raise ValueError(f"Backend needs a name, got {name!r}")
+        return super().__new__(cls, name.lower())
+
 
 _NAMES = "None, 'mpi', 'gloo' (an alias), 'nccl' (for CuPy arrays), or by device such as 'cpu:gloo,cuda:nccl'"
 
@@ -24,20 +62,19 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
     backend : str or None
         A name, or a list of ``device:name`` pairs, as in torch.
     default : str, default "mpi"
-        What None stands for.
+        What None and ``Backend.UNDEFINED`` stand for.
 
     Returns
     -------
     str
-        ``"nccl"`` if arrays of GPUs are to go by NCCL, and this process has it; else ``"mpi"``, with a warning where
-        NCCL was asked for.
+        ``"nccl"`` if arrays of GPUs are to go by NCCL, whether they can or not; else ``"mpi"``.
 
     Raises
     ------
     ValueError
         If a name is unknown; the text lists the known ones.
     """
-    if backend is None:
+    if backend is None or backend == Backend.UNDEFINED:
         return default
     if not isinstance(backend, str):
         raise ValueError(f"backend must be one of {_NAMES}; got {backend!r}")
@@ -49,21 +86,18 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
         if name == "gloo":
             logger.info("backend 'gloo' is an alias here: arrays go over MPI")
         if name == "nccl" and device != "cpu":
-            if fault() is None:
-                found = "nccl"
-            else:
-                warnings.warn(f"backend 'nccl' gives 'mpi' here: {fault()}", stacklevel=3)
+            found = "nccl"
     return found
 
 
 def connect(link: Link, backend: str) -> None:
     """Connect the ranks of a new group by NCCL, if that is its backend; all of them call.
 
-    Where they share a GPU, or some have none, their arrays go over MPI, and the first rank warns.
+    Where they share a GPU, or some have none, or no NCCL, their arrays go over MPI, and the first rank warns.
     """
     wrong = nccl.connect(link, backend == "nccl")
     if wrong is not None and backend == "nccl" and link.rank == 0:
-        warnings.warn(f"backend 'nccl' gives 'mpi' in {link}: {wrong}", stacklevel=4)
+        warnings.warn(f"backend 'nccl' gives 'mpi' in {link}: {wrong}", stacklevel=3)
 
 
 def backend_of(link: Link) -> str:
@@ -85,12 +119,33 @@ def is_gloo_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Tell whether NCCL can be used for CuPy arrays."""
+    """Tell whether NCCL can be used for CuPy arrays (``torch.distributed.is_nccl_available``)."""
     return fault() is None
 
 
+def is_ucc_available() -> bool:
+    """Tell whether UCC is used: never; an MPI library may use it below."""
+    return False
+
+
+def is_xccl_available() -> bool:
+    """Tell whether XCCL is used: never."""
+    return False
+
+
+def is_torchelastic_launched() -> bool:
+    """Tell whether torchrun has started this process to watch over it: never; MPI's launcher does."""
+    return False
+
+
 def is_backend_available(backend: str) -> bool:
-    """Tell whether a backend can be used, by its name."""
+    """Tell whether a backend can be used (``torch.distributed.is_backend_available``).
+
+    Parameters
+    ----------
+    backend : str
+        Its name, in any letters; False for one that is not known.
+    """
     return {"mpi": is_mpi_available, "gloo": is_gloo_available, "nccl": is_nccl_available}.get(
         backend.lower(), lambda: False
     )()

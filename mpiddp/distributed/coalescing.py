@@ -21,8 +21,8 @@ from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.work import Steps, Work
 from mpiddp.typing import Array, ArrayLike
 
-from .collectives import perform
 from .groups import GroupLike, ProcessGroup, member
+from .perform import perform
 
 
 def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
@@ -91,9 +91,36 @@ def all_reduce_coalesced(
 ) -> Future | None:
     """Reduce several arrays of all ranks elementwise, in place, by one all-reduce for each dtype.
 
+    Follows ``torch.distributed.all_reduce_coalesced``.
+
+    Parameters
+    ----------
+    tensors : list of arrays
+        Inputs and outputs; the same shapes and dtypes on all ranks.
+    op : ReduceOp, default ``ReduceOp.SUM``
+        The reduction.
+    group : ProcessGroup, optional
+        The ranks that take part; all by default.
+    async_op : bool, default False
+        Return at once, instead of waiting for the end.
+
     Returns
     -------
-    None, or with ``async_op`` a `Future` of the list of arrays (as in torch; not a `Work`).
+    Future or None
+        With ``async_op`` a `Future` of the list of arrays (as in torch; not a `Work`); None otherwise, and on a
+        rank that is not in the group.
+
+    Raises
+    ------
+    TypeError
+        If ``tensors`` is no list, or something in it is no array; if there is no such reduction of a dtype.
+    ArrayError
+        If an array cannot be sent as it is, or written to.
+    MismatchError
+        If ranks give different arrays, or call another operation.
+    DistTimeoutError
+        If a rank does not come within the group's timeout: when the `Future` is waited for; a wait inside of MPI ends
+        the job with this text.
     """
     found = member(group, "all_reduce_coalesced")
     if found is None:
@@ -112,9 +139,38 @@ def all_gather_coalesced(
 ) -> Future | None:
     """Copy several arrays of every rank to all ranks, rank r's into the arrays of ``output_tensor_lists[r]``.
 
+    Follows ``torch.distributed.all_gather_coalesced``.
+
+    Parameters
+    ----------
+    output_tensor_lists : list of lists of arrays
+        One list for each rank, of arrays like that rank's inputs.
+    input_tensor_list : list of arrays
+        This rank's.
+    group : ProcessGroup, optional
+        The ranks that take part; all by default.
+    async_op : bool, default False
+        Return at once, instead of waiting for the end.
+
     Returns
     -------
-    None, or with ``async_op`` a `Future` of the list of all outputs (as in torch; not a `Work`).
+    Future or None
+        With ``async_op`` a `Future` of the list of all outputs (as in torch; not a `Work`); None otherwise, and on a
+        rank that is not in the group.
+
+    Raises
+    ------
+    TypeError
+        If a list is none, or something in it is no array.
+    ArrayError
+        If an array cannot be sent as it is, or an output is not like its input.
+    ValueError
+        If a list has another length than it should.
+    MismatchError
+        If ranks give different arrays, or call another operation.
+    DistTimeoutError
+        If a rank does not come within the group's timeout: when the `Future` is waited for; a wait inside of MPI ends
+        the job with this text.
     """
     name = "all_gather_coalesced"
     found = member(group, name)
@@ -205,7 +261,7 @@ class Coalescing:
 def _coalescing_manager(
     group: ProcessGroup | None = None, device: object = None, async_ops: bool = False
 ) -> Iterator[Coalescing]:
-    """Make the collectives that are called in this context as one, at its end.
+    """Make the collectives that are called in this context as one, at its end (torch's function of this name).
 
     Several `all_reduce`, several `all_gather_single` or several `reduce_scatter_single`, all of one kind and with one
     reduction.

@@ -55,6 +55,11 @@ class ProcessGroup:
     def group_rank(self, global_rank: int) -> int:
         """Return the group rank of a global rank.
 
+        Parameters
+        ----------
+        global_rank : int
+            A rank of the default group.
+
         Raises
         ------
         ValueError
@@ -200,13 +205,45 @@ def resolve(given: GroupLike) -> ProcessGroup | None:
 
 
 def get_rank(group: GroupLike = None) -> int:
-    """Return this process's rank in ``group``, or -1 if it is not a member (``torch.distributed.get_rank``)."""
+    """Return this process's rank in a group (``torch.distributed.get_rank``).
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group that is asked about; that of all ranks by default.
+
+    Returns
+    -------
+    int
+        From 0 to size - 1; -1 if this process is not a member.
+
+    Raises
+    ------
+    ValueError
+        Before `init_process_group`, or if the group has been destroyed.
+    """
     found = resolve(group)
     return -1 if found is None else found.link.rank
 
 
 def get_world_size(group: GroupLike = None) -> int:
-    """Return the number of ranks in ``group``, or -1 if this process is not a member."""
+    """Return the number of ranks in a group (``torch.distributed.get_world_size``).
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group that is asked about; that of all ranks by default.
+
+    Returns
+    -------
+    int
+        The number; -1 if this process is not a member.
+
+    Raises
+    ------
+    ValueError
+        Before `init_process_group`, or if the group has been destroyed.
+    """
     found = resolve(group)
     return -1 if found is None else found.link.size
 
@@ -219,23 +256,65 @@ def _known(given: GroupLike) -> ProcessGroup:
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """Return the rank in ``group`` of a global rank; ValueError if it is not a member (also for ``group.WORLD``)."""
+    """Return the rank in ``group`` of a global rank (``torch.distributed.get_group_rank``).
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        The group that is asked about.
+    global_rank : int
+        A rank of the default group.
+
+    Raises
+    ------
+    ValueError
+        If it, or this process, is not a member (also for ``group.WORLD``).
+    """
     return _known(group).group_rank(global_rank)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """Return the global rank of a rank of ``group``; ValueError if the group has no such rank."""
+    """Return the global rank of a rank of ``group`` (``torch.distributed.get_global_rank``).
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        The group that is asked about.
+    group_rank : int
+        From 0 to size - 1.
+
+    Raises
+    ------
+    ValueError
+        If the group has no such rank, or this process is not a member.
+    """
     found = _known(group)
     return found.ranks[found.checked(group_rank)]
 
 
 def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
-    """Return the global ranks of the members of ``group``, in the order of their group ranks."""
+    """Return the global ranks of a group's members (``torch.distributed.get_process_group_ranks``).
+
+    Parameters
+    ----------
+    group : ProcessGroup or None
+        The group that is asked about; None: that of all ranks.
+
+    Returns
+    -------
+    list of int
+        In the order of their group ranks.
+
+    Raises
+    ------
+    ValueError
+        If this process is not a member.
+    """
     return list(_known(group).ranks)
 
 
 def get_pg_count() -> int:
-    """Return how many groups this process is in."""
+    """Return how many groups this process is in (``torch.distributed.get_pg_count``)."""
     return len(_groups)
 
 

@@ -29,7 +29,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Tell whether the default process group has been made."""
+    """Tell whether the default process group has been made (``torch.distributed.is_initialized``)."""
     return groups.has_default()
 
 
@@ -64,7 +64,7 @@ def init_process_group(
     ----------
     backend : str, optional
         None, "mpi", "gloo" (an alias), "nccl", or by device ("cpu:gloo,cuda:nccl").
-    init_method, store
+    init_method, store, group_name, pg_options
         Accepted for compatibility; nothing is needed.
     timeout : timedelta or float, optional
         How long an operation may take; a number is seconds. Default: 30 minutes, or ``MPIDDP_TIMEOUT`` seconds.
@@ -134,10 +134,15 @@ def destroy_process_group(group: GroupLike = None) -> None:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return this process's rank among those of its node.
+    """Return this process's rank among those of its node (``torch.distributed.get_node_local_rank``).
 
     Known from MPI once the process group has been made, before that from LOCAL_RANK, which ``import mpiddp`` fills
     from the launcher.
+
+    Parameters
+    ----------
+    fallback_rank : int, optional
+        What to return where neither knows.
 
     Raises
     ------
@@ -157,7 +162,23 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_backend(group: GroupLike = None) -> str:
-    """Return the group's backend, ``"mpi"`` or ``"nccl"``; ValueError on a rank that is not a member."""
+    """Return a group's backend (``torch.distributed.get_backend``).
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group that is asked about; that of all ranks by default.
+
+    Returns
+    -------
+    str
+        ``"nccl"`` where its arrays of GPUs go by NCCL, else ``"mpi"``.
+
+    Raises
+    ------
+    ValueError
+        If this process is not a member, or before `init_process_group`.
+    """
     groups.get_process_group_ranks(group)  # type: ignore[arg-type]
     found = groups.member(group, "get_backend")
     assert found is not None, "that is refused above"
@@ -165,7 +186,23 @@ def get_backend(group: GroupLike = None) -> str:
 
 
 def get_backend_config(group: GroupLike = None) -> str:
-    """Return the group's backend by device."""
+    """Return a group's backend by device (``torch.distributed.get_backend_config``).
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group that is asked about; that of all ranks by default.
+
+    Returns
+    -------
+    str
+        Such as ``"cpu:mpi,cuda:mpi"``.
+
+    Raises
+    ------
+    ValueError
+        If this process is not a member, or before `init_process_group`.
+    """
     return f"cpu:mpi,cuda:{get_backend(group)}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 from typing import Literal
@@ -11,13 +10,13 @@ import numpy as np
 
 from mpiddp import device as devices
 from mpiddp.algorithms import cuda_ipc, device_scratch
-from mpiddp.errors import DistError, MismatchError
+from mpiddp.errors import DistError
 from mpiddp.mpi import symmetric, work
 from mpiddp.typing import Array, DTypeLike
 
 from . import groups
-from .collectives import perform
 from .groups import GroupLike, ProcessGroup, member
+from .perform import perform
 
 
 def symmetric_empty(
@@ -101,8 +100,7 @@ def _checked(device: str) -> str:
 
 def _give_back(group: ProcessGroup) -> None:
     """Free what the GPUs of a group's ranks share; all of them are here."""
-    with contextlib.suppress(MismatchError):  # of a group that has been given up
-        work.drive(device_scratch.release(group.link))
+    work.drive(device_scratch.release(group.link))
 
 
 groups.before_destroy.append(_give_back)

@@ -25,10 +25,12 @@ _PASSED, _FAILED = 1, 0
 def monitored_barrier(
     group: GroupLike = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait until every rank of the group has come here, or say who has not.
+    """Wait until every rank of the group has come here, or say who has not (``torch.distributed.monitored_barrier``).
 
     Parameters
     ----------
+    group : ProcessGroup, optional
+        The ranks that take part; all by default.
     timeout : timedelta or float, optional
         How long rank 0 waits, in seconds where it is a number; the group's timeout by default.
     wait_all_ranks : bool, default False

@@ -191,15 +191,24 @@ def new_subgroups(
         Ranks in each group; by default the number of ranks on a node, which must be the same on all nodes.
     group : ProcessGroup, optional
         What is cut, and who calls; all ranks by default.
+    timeout, backend, group_desc, pg_options
+        As in `new_group`, for each of the groups.
 
     Returns
     -------
-    tuple of this rank's group and the list of all, in which groups of others are ``NON_GROUP_MEMBER``.
+    own : ProcessGroup or None
+        This rank's group; None on a rank that is not in ``group``.
+    groups : list
+        All of them, in the order of their ranks, in which groups of others are ``GroupMember.NON_GROUP_MEMBER``.
 
     Raises
     ------
     ValueError
         If the size does not divide the number of ranks.
+    MismatchError
+        On every rank, if ranks gave different sizes.
+    DistTimeoutError
+        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
     """
     whole = member(group, "new_subgroups")
     if whole is None:
@@ -242,14 +251,30 @@ def new_subgroups_by_enumeration(
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
     """Make several groups that share no rank (``torch.distributed.new_subgroups_by_enumeration``), by one split.
 
+    Parameters
+    ----------
+    ranks_per_subgroup_list : sequence of sequences of int
+        Global ranks of each group's members; equal on all ranks, which all call.
+    timeout, backend, group_desc, pg_options
+        As in `new_group`, for each of the groups.
+
     Returns
     -------
-    tuple of this rank's group, None if it is in none, and the list of all.
+    own : ProcessGroup or None
+        This rank's group; None if it is in none.
+    groups : list
+        All of them, in the order given, in which groups of others are ``GroupMember.NON_GROUP_MEMBER``.
 
     Raises
     ------
+    TypeError, ValueError
+        If there are no lists, or not of ranks of the world.
     ValueError
         If a rank appears twice; before any group is made, unlike torch.
+    MismatchError
+        On every rank, if ranks gave different lists.
+    DistTimeoutError
+        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
     """
     parent = default_group()
     kind = check_backend(backend, backend_of(parent.link))
@@ -281,6 +306,8 @@ def split_group(
         What is split; all its ranks call, and nobody else.
     split_ranks : sequence of sequences of int
         Ranks *of the parent group* that form each part.
+    timeout, backend, group_desc, pg_options
+        As in `new_group`, for each of the groups.
 
     Returns
     -------
@@ -292,6 +319,8 @@ def split_group(
         If a rank is in two parts, or there are none.
     MismatchError
         On every rank, if ranks gave different parts.
+    DistTimeoutError
+        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
     """
     parent = member(parent_pg, "split_group")
     if parent is None:

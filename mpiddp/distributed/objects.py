@@ -17,9 +17,9 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
-from .collectives import perform, root_rank
 from .groups import GroupLike, ProcessGroup, member
 from .p2p import recv, send
+from .perform import perform, root_rank
 
 
 def _pickled(obj: object) -> Array:
@@ -76,12 +76,25 @@ def _scatter(link: Link, objs: Sequence[object] | None, root: int) -> Steps:
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
-    """Put every rank's object into ``object_list``, rank r's at r; shapes need not be known.
+    """Put every rank's object into ``object_list``, rank r's at r (``torch.distributed.all_gather_object``).
+
+    Parameters
+    ----------
+    object_list : list
+        The output; as many places as the group has ranks, or more.
+    obj : object
+        This rank's; anything that pickle takes.
+    group : ProcessGroup, optional
+        The ranks that take part; all by default.
 
     Raises
     ------
-    IndexError
-        If the list is shorter than the group.
+    TypeError, IndexError
+        If ``object_list`` is no list, or is shorter than the group.
+    MismatchError
+        If ranks call another operation.
+    DistTimeoutError
+        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
     """
     found = member(group, "all_gather_object")
     if found is None:
@@ -104,7 +117,30 @@ def gather_object(
     group: GroupLike = None,
     group_dst: int | None = None,
 ) -> None:
-    """Put every rank's object into ``object_gather_list`` of rank ``dst`` (default 0)."""
+    """Put every rank's object into the list of rank ``dst``, rank r's at r (``torch.distributed.gather_object``).
+
+    Parameters
+    ----------
+    obj : object
+        This rank's; anything that pickle takes.
+    object_gather_list : list, optional
+        The output, on rank ``dst`` only; as many places as the group has ranks, or more.
+    dst, group_dst : int, default 0
+        The rank that gathers, as a global rank or as a rank of the group: not both.
+    group : ProcessGroup, optional
+        The ranks that take part; all by default.
+
+    Raises
+    ------
+    ValueError
+        If the list is missing on ``dst`` or given elsewhere, or the group has no such rank.
+    TypeError, IndexError
+        If ``object_gather_list`` is no list, or is shorter than the group.
+    MismatchError
+        If ranks name different roots or call another operation.
+    DistTimeoutError
+        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+    """
     found = member(group, "gather_object")
     if found is None:
         return
@@ -131,12 +167,28 @@ def broadcast_object_list(
     device: object = None,
     group_src: int | None = None,
 ) -> None:
-    """Copy the objects of rank ``src`` into every rank's ``object_list``.
+    """Copy the objects of rank ``src`` into every rank's list (``torch.distributed.broadcast_object_list``).
+
+    Parameters
+    ----------
+    object_list : list
+        Input on rank ``src``, output elsewhere; equally long on all ranks.
+    src, group_src : int
+        The rank whose objects are sent, as a global rank or as a rank of the group: one of the two.
+    group : ProcessGroup, optional
+        The ranks that take part; all by default.
+    device
+        Accepted for compatibility.
 
     Raises
     ------
     ValueError
-        On every rank whose list has another length than that of ``src``: torch fails there with an EOFError.
+        On every rank whose list has another length than that of ``src`` (torch fails there with an EOFError); if the
+        list is empty or no list, or the group has no such rank.
+    MismatchError
+        If ranks name different roots or call another operation.
+    DistTimeoutError
+        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
     """
     found = member(group, "broadcast_object_list")
     if found is None:
@@ -160,7 +212,28 @@ def scatter_object_list(
     group: GroupLike = None,
     group_src: int | None = None,
 ) -> None:
-    """Put object r of rank ``src`` (default 0) into the first place of rank r's output list."""
+    """Give object r of rank ``src`` to rank r (``torch.distributed.scatter_object_list``).
+
+    Parameters
+    ----------
+    scatter_object_output_list : list
+        Its first place becomes this rank's object.
+    scatter_object_input_list : list, optional
+        One object for each rank; looked at on rank ``src`` only.
+    src, group_src : int, default 0
+        The rank whose objects are sent, as a global rank or as a rank of the group: not both.
+    group : ProcessGroup, optional
+        The ranks that take part; all by default.
+
+    Raises
+    ------
+    ValueError
+        If the output list has no place, ``src`` does not give one object for each rank, or the group has no such rank.
+    MismatchError
+        If ranks name different roots or call another operation.
+    DistTimeoutError
+        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+    """
     found = member(group, "scatter_object_list")
     if found is None:
         return
@@ -183,7 +256,26 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """Send objects to a rank; `recv_object_list` receives as many."""
+    """Send objects to a rank, which receives them by `recv_object_list` (``torch.distributed.send_object_list``).
+
+    Parameters
+    ----------
+    object_list : list
+        What is sent; anything that pickle takes.
+    dst, group_dst : int
+        The receiver, as a global rank or as a rank of the group: one of the two.
+    group : ProcessGroup, optional
+        The group that both ranks are in; that of all ranks by default.
+    device, use_batch
+        Accepted for compatibility.
+
+    Raises
+    ------
+    ValueError
+        If the receiver is this rank, or not in the group.
+    DistTimeoutError
+        If the receiver takes longer than the group's timeout; a wait inside of MPI ends the job with this text.
+    """
     found = member(group, "send_object_list")
     if found is None:
         return
@@ -201,12 +293,32 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """Receive objects into ``object_list`` from a rank, any by default, and return its global rank.
+    """Receive what a rank sends by `send_object_list` (``torch.distributed.recv_object_list``).
+
+    Parameters
+    ----------
+    object_list : list
+        The output; as many places as objects were sent.
+    src, group_src : int, optional
+        The sender, as a global rank or as a rank of the group; any rank by default.
+    group : ProcessGroup, optional
+        The group that both ranks are in; that of all ranks by default.
+    device, use_batch
+        Accepted for compatibility.
+
+    Returns
+    -------
+    int
+        Global rank of the sender; -1 on a rank that is not in the group.
 
     Raises
     ------
+    TypeError
+        If ``object_list`` is no list.
     ValueError
-        If another number of objects was sent than the list has places.
+        If another number of objects was sent than the list has places, or the sender is not in the group.
+    DistTimeoutError
+        If no message comes for longer than the group's timeout; a wait inside of MPI ends the job with this text.
     """
     found = member(group, "recv_object_list")
     if found is None:

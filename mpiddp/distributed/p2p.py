@@ -17,8 +17,8 @@ from mpiddp.mpi.work import Work
 from mpiddp.typing import ArrayLike
 
 from . import debug
-from .collectives import root_rank
 from .groups import GroupLike, ProcessGroup, default_group, member
+from .perform import root_rank
 
 # Half the time of Operation(...), which a message of a few bytes feels.
 _new_tuple = tuple.__new__
@@ -40,10 +40,25 @@ def send(
 ) -> None:
     """Send an array to a rank and wait until its memory may be used again (``torch.distributed.send``).
 
+    Parameters
+    ----------
+    tensor : array
+        What is sent, of any shape and dtype.
+    dst, group_dst : int
+        The receiver, as a global rank or as a rank of the group: one of the two.
+    group : ProcessGroup, optional
+        The group that both ranks are in; that of all ranks by default.
+    tag : int, default 0
+        What the receiver must name too; at least 0.
+
     Raises
     ------
+    TypeError, ArrayError
+        If ``tensor`` is no array, or cannot be sent as it is.
     ValueError
         If the destination is this rank (`isend` may send to it), unknown, or the tag is too large.
+    DistTimeoutError
+        If the receiver takes longer than the group's timeout; a wait inside of MPI ends the job with this text.
     """
     found = member(group, "send")
     if found is None:
@@ -75,7 +90,32 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Begin to send an array to a rank, this one included; leave it alone until the returned Work is waited for."""
+    """Begin to send an array to a rank (``torch.distributed.isend``), this one included.
+
+    Parameters
+    ----------
+    tensor : array
+        What is sent; leave it alone until the returned Work has been waited for.
+    dst, group_dst : int
+        The receiver, as a global rank or as a rank of the group: one of the two.
+    group : ProcessGroup, optional
+        The group that both ranks are in; that of all ranks by default.
+    tag : int, default 0
+        What the receiver must name too; at least 0.
+
+    Returns
+    -------
+    Work
+        ``wait()`` returns when the memory may be used again, or raises DistTimeoutError. None on a rank that is not in
+        the group.
+
+    Raises
+    ------
+    TypeError, ArrayError
+        If ``tensor`` is no array, or cannot be sent as it is.
+    ValueError
+        If the destination is unknown, or the tag is too large.
+    """
     found = member(group, "isend")
     if found is None:
         return None
@@ -117,7 +157,11 @@ def recv(
     tensor : array
         At least as large as the message, of its dtype; a shorter message fills the beginning.
     src, group_src : int, optional
-        The sender; any rank by default.
+        The sender, as a global rank or as a rank of the group; any rank by default.
+    group : ProcessGroup, optional
+        The group that both ranks are in; that of all ranks by default.
+    tag : int, default 0
+        That of the message.
 
     Returns
     -------
@@ -128,6 +172,12 @@ def recv(
     ------
     ArrayError
         If the message has another dtype or is longer than the array; it is taken away, and the next one is right.
+    TypeError
+        If ``tensor`` is no array.
+    ValueError
+        If the sender is not in the group, or the tag is too large.
+    DistTimeoutError
+        If no message comes for longer than the group's timeout; a wait inside of MPI ends the job with this text.
     """
     found = member(group, "recv")
     if found is None:
@@ -143,13 +193,12 @@ def recv(
     if work.unfinished:
         receive, posted = link.mailbox.irecv(x, source, tag, what)
         posted.wait()
-    else:
-        outer, operation.running = operation.running, what
-        try:
-            receive = link.mailbox.recv(x, source, tag)
-        finally:
-            operation.running = outer
-    return found.ranks[receive.sender]
+        return found.ranks[receive.sender]
+    outer, operation.running = operation.running, what
+    try:
+        return found.ranks[link.mailbox.recv(x, source, tag)]
+    finally:
+        operation.running = outer
 
 
 def irecv(
@@ -159,9 +208,33 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Begin to receive into an array; `Work.source_rank` and `Work.count` tell who sent how much.
+    """Begin to receive into an array (``torch.distributed.irecv``).
 
     Receives get messages in the order in which they were posted.
+
+    Parameters
+    ----------
+    tensor : array
+        At least as large as the message, of its dtype; complete when the returned Work has been waited for.
+    src, group_src : int, optional
+        The sender, as a global rank or as a rank of the group; any rank by default.
+    group : ProcessGroup, optional
+        The group that both ranks are in; that of all ranks by default.
+    tag : int, default 0
+        That of the message.
+
+    Returns
+    -------
+    Work
+        ``wait()`` raises ArrayError if the message does not fit, DistTimeoutError if none comes; after it,
+        `source_rank` and `count` tell who sent how much. None on a rank that is not in the group.
+
+    Raises
+    ------
+    TypeError, ArrayError
+        If ``tensor`` is no array, or cannot be written to as it is.
+    ValueError
+        If the sender is not in the group, or the tag is too large.
     """
     found = member(group, "irecv")
     if found is None:
@@ -224,6 +297,11 @@ class P2POp:
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     """Begin several sends and receives (``torch.distributed.batch_isend_irecv``); the order does not matter.
+
+    Parameters
+    ----------
+    p2p_op_list : list of P2POp
+        The operations, at least one, all of one group.
 
     Returns
     -------

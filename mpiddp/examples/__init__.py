@@ -34,3 +34,8 @@ Questions
 - ``collective_costs``: what do collectives save?
 - ``ddp_timeline``: what does DDP do between the first gradient and optimizer.step?
 """
+
+from mpiddp import settings
+
+if settings.launch() is not None:  # before NumPy is imported, as python -m mpiddp does it
+    settings.limit_blas_threads()

@@ -64,7 +64,7 @@ class Call(NamedTuple):
     """A call as the board knows it."""
 
     sequence: int
-    """Which one of the group's operations it is, from 1 on."""
+    """Which one of the group's operations it is, from 1 on; 0 where that is not known."""
     kind: int
     """What `kind` has made of the operation, dtype and reduction."""
     length: int
@@ -86,7 +86,7 @@ class Call(NamedTuple):
     def __str__(self) -> str:
         """Return the call as a person would name it."""
         name, layout, dtype, reduction = self.kind >> 32, self.kind >> 17 & 0x7FFF, self.kind >> 9, self.kind >> 1
-        text = f"{_names.get(name, 'another operation')} #{self.sequence}"
+        text = _names.get(name, "another operation") + (f" #{self.sequence}" if self.sequence else "")
         return text + describe(dtype & 0xFF, self.length, reduction & 0xFF, self.root, layout)
 
 
@@ -182,6 +182,13 @@ class Board:
         self.open: dict[int, bytes] = {}
         """The calls, by number, that are on their way and that some rank of the node had not come to."""
 
+    def write(self, sequence: int, kind: int, count: int, root: int) -> bytes:
+        """Write a call for the others to see, and return what was written."""
+        call = _pack(_MARK | sequence, kind, count, root)
+        mine = sequence % _ROWS * self._row_bytes + self._place
+        self._memory[mine : mine + _CALL.size] = call
+        return call
+
     def post(self, sequence: int, kind: int, count: int, root: int) -> bool:
         """Write a call, and tell whether all ranks of the node have made the same.
 
@@ -190,12 +197,10 @@ class Board:
         MismatchError
             If one has made another.
         """
-        call = _pack(_MARK | sequence, kind, count, root)
+        call = self.write(sequence, kind, count, root)
         if self._distant and not kind & AGREES:
             self.history = hash((self.history, kind, count, root))
         start = sequence % _ROWS * self._row_bytes
-        mine = start + self._place
-        self._memory[mine : mine + _CALL.size] = call
         row = self._memory[start : start + self._row_bytes]
         if row == call * self._size:
             return True

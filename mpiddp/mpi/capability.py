@@ -126,12 +126,14 @@ def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
     library; and where none of them says yes, what ``python -m mpiddp info --probe-gpu`` has found with this very
     library. A probe that failed also takes a yes back.
 
-    Open MPI never gets device pointers in collectives: its non-blocking ones are not made for them, and its reductions
-    read GPU memory with the processor.
+    Open MPI's own yes is not believed until a probe has found the same: it tells how Open MPI was built, and not
+    whether the transport that carries its messages, such as a UCX without CUDA, takes device pointers too. A wrong yes
+    is the end of the process, a wrong no costs a copy. It never gets device pointers in collectives: its non-blocking
+    ones are not made for them, and its reductions read GPU memory with the processor.
 
     References
     ----------
-    Open MPI's FAQ, "What kind of CUDA support exists in Open MPI?"; ompi#9845, ompi#12045.
+    Open MPI's FAQ, "What kind of CUDA support exists in Open MPI?"; openucx#7845, ompi#9845, ompi#12045.
     """
     world = MPI.COMM_WORLD if comm is None else comm
     everybody = world.allgather(_evidence())
@@ -156,7 +158,12 @@ def _weighed(declared: Verdict | None, tried: Verdict | None) -> Verdict:
     """Return the answer to what the library says of itself and what a probe has found."""
     if tried is not None and (declared is None or not declared.yes or not tried.yes):
         return tried
-    return declared or Verdict(False, f"{library_name()} does not tell; `python -m mpiddp info --probe-gpu` tries it")
+    name, cure = library_name(), "`python -m mpiddp info --probe-gpu` tries it"
+    if declared is None:
+        return Verdict(False, f"{name} does not tell; {cure}")
+    if declared.yes and tried is None and name.startswith("Open MPI"):
+        return Verdict(False, f"{declared.reason}, but that is not known of what carries {name}'s messages; {cure}")
+    return declared
 
 
 def _declared() -> Verdict | None:

@@ -33,6 +33,8 @@ on_exit: list[Callable[[], bool]] = []
 
 # When all ranks fail alike, the first to speak ends the job before the others have their turn.
 _TURN_S, _LAST_TURN = 0.2, 8
+# The launcher still has to read what was printed; with its cores busy, 50 ms were not always enough for Open MPI's.
+_PIPE_S = 0.25
 # If MPI_Abort cannot get through, the process ends without it after this time.
 _ABORT_S = 5.0
 # A rank other than 0 keeps silent about a set-up error, and waits so long for rank 0 to print it and end the job.
@@ -46,13 +48,16 @@ _ending = threading.Lock()
 
 
 def install() -> None:
-    """Let an uncaught exception on one rank of several end the job; done once, before MPI starts."""
+    """Let an uncaught exception on one rank of several end the job; done once, before MPI starts.
+
+    That of a program which a rank has started is a matter between the two.
+    """
     global _rank, _size, _owner_pid
     if _owner_pid:
         return
     _owner_pid = os.getpid()
     announced = settings.launch()
-    if announced is not None:
+    if announced is not None and settings.started_by_rank() is None:
         _rank, _size = announced.rank, announced.size
     previous = sys.excepthook
 
@@ -78,9 +83,10 @@ def _exit_code(error: BaseException) -> int:
 
 
 def know(rank: int, size: int) -> None:
-    """Replace what the launcher announced by what MPI says."""
+    """Replace what the launcher announced by what MPI says, which makes this process the rank that was announced."""
     global _rank, _size
     _rank, _size = rank, size
+    settings.claim_rank()
 
 
 def label() -> str:
@@ -114,7 +120,7 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    time.sleep(0.05)  # the launcher still has to read our pipe
+    time.sleep(_PIPE_S)
     if running() and MPI.COMM_WORLD.size > 1:
         # mpi4py holds the interpreter while it aborts, so the backstop must not need it.
         with contextlib.suppress(OSError, ValueError, AttributeError):

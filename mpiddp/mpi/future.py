@@ -186,7 +186,18 @@ class Promised(Future):
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """Return a future of the list of these futures, there when all of them are (``torch.futures.collect_all``)."""
+    """Make one future of several (``torch.futures.collect_all``).
+
+    Parameters
+    ----------
+    futures : list of Future
+        What is collected.
+
+    Returns
+    -------
+    Future
+        Of the list of these futures; there when all of them are, with or without errors.
+    """
     outcome = Future()
     left = len(futures)
     lock = threading.Lock()
@@ -212,5 +223,21 @@ def collect_all(futures: Sequence[Future]) -> Future:
 
 
 def wait_all(futures: Sequence[Future]) -> list[Any]:
-    """Return the values of all of these futures, or raise the first error (``torch.futures.wait_all``)."""
+    """Wait for all of these futures (``torch.futures.wait_all``).
+
+    Parameters
+    ----------
+    futures : list of Future
+        What is waited for.
+
+    Returns
+    -------
+    list
+        Their values, in order.
+
+    Raises
+    ------
+    Exception
+        The first error that came instead of a value.
+    """
     return [each.wait() for each in collect_all(futures).wait()]

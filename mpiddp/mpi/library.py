@@ -11,19 +11,24 @@ hangs: so MPI that was started here is finalised here, in the process that start
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import importlib
 import os
+import signal
 import sys
 import time
 import types
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpiddp import settings
 from mpiddp.errors import DistError
 
 _FIRST_WORD_S = 1.0
 """How long the other ranks wait where rank 0 says why the job may end at once: who aborts ends it for all."""
+_READ_S = 0.05
+"""How long the launcher gets to read what was written before the job ends."""
 
 
 class SetupError(DistError):
@@ -54,7 +59,9 @@ def _load() -> types.ModuleType:
 def _start(library: Any, rc: Any) -> None:
     """Start MPI as mpi4py would."""
     launch = settings.launch()
-    name = library.Get_library_version().split("\n")[0].replace("\t", " ").strip()
+    if launch is not None:
+        _check_own(launch)
+    name = " ".join(library.Get_library_version().split("\n")[0].replace("Version:", "").split())
     if launch is not None and "(Open MPI)" in launch.launcher and name.startswith("MPICH"):
         # Most builds of MPICH abort in MPI_Init then, and their text does not say why.
         if launch.rank == 0:
@@ -74,6 +81,43 @@ def _start(library: Any, rc: Any) -> None:
             comm.Set_errhandler(library.ERRORS_RETURN)
     if rc.finalize is not False:
         atexit.register(_finalize, library, os.getpid())
+
+
+def _check_own(launch: settings.Launch) -> None:
+    """Refuse to be the rank that started this process: MPICH fails in it then, and Open MPI's ranks crash."""
+    rank_pid = settings.started_by_rank()
+    processes: Any = sys.modules.get("multiprocessing.process")
+    if processes is not None and getattr(processes.current_process(), "_inheriting", False):
+        fault = (
+            "multiprocessing imports the program again in a process that it starts, and that import starts MPI: put"
+            " what only ranks do under `if __name__ == '__main__':`"
+        )
+        if "PoolWorker" in processes.current_process().name and rank_pid in _parents():
+            _end_pool(fault, rank_pid)
+        raise SetupError(fault)
+    if rank_pid is not None:
+        raise SetupError(
+            f"rank {launch.rank} of {launch.size} (process {rank_pid}) started this program, which has inherited the"
+            " launcher's variables and would be that rank a second time; start it, alone or by an mpirun of its own,"
+            " with `env=mpiddp.settings.outside_of_jobs()`"
+        )
+
+
+def _parents() -> list[int]:
+    """Return who started this process, and who that one: a fork server stands between a Pool and its workers."""
+    found = [os.getppid()]
+    with contextlib.suppress(OSError):  # macOS has no such file
+        found.append(int(Path(f"/proc/{found[0]}/stat").read_text().rpartition(")")[2].split()[1]))
+    return found
+
+
+def _end_pool(fault: str, rank_pid: int) -> NoReturn:
+    """End the rank, and with it the job: a Pool replaces its workers without end, and the rank waits for them."""
+    sys.stderr.write(f"SetupError: {fault}; the pool would start its workers again for ever, so the job ends here\n")
+    sys.stderr.flush()
+    time.sleep(_READ_S)
+    os.kill(rank_pid, signal.SIGKILL)
+    os._exit(1)
 
 
 def running() -> bool:

@@ -13,16 +13,21 @@ other (tried: both libraries hang), and whether another rank may block depends o
 from __future__ import annotations
 
 import copy
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeAlias
 
 from mpiddp.errors import DistError, MismatchError
+from mpiddp.typing import Array
 
-from . import board, symmetric, work
+from . import board, operation, slots, symmetric, work
 from .attach import Attachment
 from .board import Board
 from .library import MPI
 from .mailbox import Mailbox
+from .message import dtype_code
+from .operation import Operation
+from .reduction import ReduceOp
 from .runtime import World
+from .slots import Slots
 from .symmetric import Scratch
 from .work import Queue, Steps
 
@@ -77,6 +82,10 @@ class Channel:
         return changed
 
 
+AtOnce: TypeAlias = tuple[str, Array | None, ReduceOp | None, int, int]
+"""A call that is made at once: name, array, reduction, count and root."""
+NO_CALL: AtOnce = ("", None, None, board.ANY_COUNT, board.NO_ROOT)
+
 _created = 0
 _abandoned: list[MPI.Comm] = []
 """Communicators of groups that were given up, never freed."""
@@ -122,6 +131,11 @@ class Link(Channel):
         self.queue = Queue()
         self.sequence = self.messages = 0
         """Collective operations, and messages, begun on this rank."""
+        self.call = NO_CALL
+        """What this rank calls, where it calls at once."""
+        self.lingers = False
+        """Whether it waits in that."""
+        self._outer: Operation | None = None
         self.scratch = Scratch()
         """What ordinary arrays pass through on a node."""
         self.attachment = Attachment()
@@ -132,18 +146,28 @@ class Link(Channel):
         """The ranks of this node."""
         self.across: Channel | None = None if self.one_node else self._same_place()
         """The ranks with this one's place on their nodes; None where some node has nobody in that place."""
-        self.board: Board | None = self._make_board() if self.size > 1 else None
+        self.board: Board | None = None
         """What the ranks are calling; None where they share no memory."""
+        self.slots: Slots | None = None
+        """Through which short arrays go, of a group on one node; None where that cannot be."""
+        if self.size > 1:
+            self._share()
 
-    def _make_board(self) -> Board | None:
-        """Make the board in memory of the node; in this rank's own, where all others are on other nodes."""
+    def _share(self) -> None:
+        """Make the board in memory of the node, in this rank's own where all others are on other nodes, and slots."""
         node, name, memory = self.node, str(self), None
+        with_slots = self.one_node and slots.ORDERED
         if len(set(self.nodes)) < self.size:
-            memory = work.drive(symmetric.allocate(node, self, board.REGION_BYTES)).memory
+            region_bytes = board.REGION_BYTES + slots.REGION_BYTES * with_slots
+            memory = work.drive(symmetric.allocate(node, self, region_bytes)).memory
         if memory is not None:
-            return Board(memory, node.ranks, node.rank, name, not self.one_node)
-        alone = self.ranks[self.rank : self.rank + 1]
-        return None if self.one_node else Board(bytearray(board.REGION_BYTES), alone, 0, name, True)
+            self.board = Board(memory, node.ranks, node.rank, name, not self.one_node)
+            if with_slots:
+                start = board.REGION_BYTES * self.size
+                self.slots = Slots(memory, start, self.rank, self.size, self.later, self._linger, self.look)
+        elif not self.one_node:
+            alone = self.ranks[self.rank : self.rank + 1]
+            self.board = Board(bytearray(board.REGION_BYTES), alone, 0, name, True)
 
     def _own(self, comm: MPI.Comm) -> MPI.Intracomm:
         """Keep a new communicator, to be freed with the link."""
@@ -180,6 +204,12 @@ class Link(Channel):
             return f"the group of all {self.size} ranks"
         return f"the group of ranks {', '.join(map(str, self.ranks))}"
 
+    def count(self) -> int:
+        """Count a collective operation, and return its number."""
+        self.sequence = sequence = self.sequence + 1
+        self.world.presence.sequences[self.id] = sequence  # for peers that ask how far this rank has come
+        return sequence
+
     def begin(self, kind: int, count: int = board.ANY_COUNT, root: int = board.NO_ROOT) -> bool:
         """Count a collective operation, and tell whether the ranks of the node are known to make the same call.
 
@@ -193,8 +223,9 @@ class Link(Channel):
         MismatchError
             If one has made another call.
         """
-        self.sequence = sequence = self.sequence + 1
-        self.world.presence.sequences[self.id] = sequence  # for peers that ask how far this rank has come
+        return self._post(self.count(), kind, count, root)
+
+    def _post(self, sequence: int, kind: int, count: int, root: int) -> bool:
         if self.board is None:
             return True
         try:
@@ -202,6 +233,28 @@ class Link(Channel):
         except MismatchError as error:
             self.spoil(error)
             raise
+
+    def _linger(self) -> None:
+        """Show the watchdog, and ranks that call something else, what this rank waits in: so far only its slot does."""
+        if self.call is NO_CALL or self.lingers:  # steps, which were shown before they began, or another piece
+            return
+        name, x, op, count, root = self.call
+        self._outer, operation.running = operation.running, Operation(name, self, x, number=self.sequence)
+        self.lingers = True
+        dtype = board.NO_DTYPE if x is None else dtype_code(x.dtype)
+        kind = board.kind(name, dtype, board.NO_REDUCTION if op is None else op.value)
+        self._post(self.sequence, kind, count, root)
+
+    def rest(self) -> None:
+        """Show it no more."""
+        self.call = NO_CALL
+        if self.lingers:
+            operation.running, self._outer, self.lingers = self._outer, None, False
+
+    def note(self, kind: int, count: int, root: int) -> None:
+        """Show the last call, which did not wait for other ranks: they may wait for this one in another call."""
+        if self.board is not None:
+            self.board.write(self.sequence, kind, count, root)
 
     def confirm(self, sequence: int) -> None:
         """Compare a call that has come to its end with those of the other ranks of the node; raises as `begin`."""
@@ -231,6 +284,10 @@ class Link(Channel):
         try:
             for sequence in tuple(self.board.open):
                 self.board.compare(sequence)
+            odd = self.slots.disagreement() if self.slots is not None else None
+            if odd is not None:
+                mine, rank, call = odd
+                raise MismatchError(board.disagreement(str(self), self.ranks[self.rank], mine, self.ranks[rank], call))
         except MismatchError as error:
             self.spoil(error)
             raise
@@ -241,6 +298,8 @@ class Link(Channel):
         for channel in (self, self.node, self.across):
             if channel is not None:
                 channel.now = channel.later = spoilt
+        if self.slots is not None:
+            self.slots = spoilt
         self.queue.fail(error)
         # What has been sent and not received would reach whoever gets the communicators' numbers next.
         _abandoned.extend(self._comms)
@@ -266,5 +325,7 @@ class Link(Channel):
         self.closed = True
         self.world.presence.retire(self.id)
         self.scratch.close()
-        self.board = None
+        if isinstance(self.slots, Slots):  # not spoilt
+            self.slots.close()
+        self.board = self.slots = None
         self._free()

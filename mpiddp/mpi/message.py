@@ -6,6 +6,7 @@ meant (a strided view, swapped bytes, Python objects, a read-only result) is ref
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -121,7 +122,8 @@ def _adopted(x: object, operation: str, name: str) -> Array:
             f"{operation} cannot take this {type(x).__name__} as `{name}` without a copy: {error}"
         ) from error
     if found is None:
-        hint = "pass numpy.array(x)" if isinstance(x, (list, tuple, int, float)) else "or a Tensor that holds one"
+        plain = isinstance(x, (list, tuple, int, float, np.generic))
+        hint = "pass numpy.array(x)" if plain else "or a Tensor that holds one"
         raise TypeError(
             f"Expected parameter `{name}` of {operation} to be a NumPy or CuPy array, got {type(x).__name__}; {hint}"
         )
@@ -166,9 +168,14 @@ def as_bytes(x: Array) -> Array:
     return x.reshape(-1).view(np.uint8)
 
 
+@functools.cache
+def _is_named(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biufc" and dtype.char not in "egG"
+
+
 def movable(x: Array) -> Array:
     """Return ``x``, or its bytes where MPI has no name for its dtype; for operations that only move data."""
-    return x if x.dtype.kind in "biufc" and x.dtype.char not in "egG" else as_bytes(x)
+    return x if _is_named(x.dtype) else as_bytes(x)
 
 
 def countable(x: Array) -> bool:

@@ -164,7 +164,7 @@ class Presence:
             elif operation.peers is None and answer.sequence < operation.number:
                 missing[rank] = f"has begun {answer.sequence} operations of this group; {answer.doing}"
             else:
-                found[rank] = answer.doing
+                found[rank] = f"answers: {answer.doing}"
         if missing:
             return _list(missing)
         if operation.peers is not None:

@@ -1,7 +1,8 @@
 """Whether MPI takes device pointers, found out by trying it in a job of its own, which may crash.
 
 ``python -m mpiddp info --probe-gpu`` starts that job, once for each kind of communication, and remembers what became of
-it for this user and this very library: later jobs read it. The job itself is `probe_job`.
+it for this user, this very library and the transports that it was told to use: later jobs read it. The job itself,
+``mpiddp.algorithms.device_probe``, makes the calls that the algorithms make, on one node as launchers place two ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RANKS = 2
 LIMIT_S = 60.0
 """How long a job may take: a library that waits for ever on a device pointer has failed."""
 
-FORMAT = "mpiddp-device-pointers/1"
+FORMAT = "mpiddp-device-pointers/2"
 
 
 class ProbeError(DistError):
@@ -45,11 +46,11 @@ def library_path() -> str | None:
 
 
 def library_key() -> str:
-    """Return a name for this very library: name and version, and a digest of its full description and its place.
+    """Return a name for this very library: name and version, and a digest of its description, place and transports.
 
-    Two builds of one version differ in what they can do, so name and version are not enough.
+    Two builds of one version differ in what they can do, and one build by the transports that its variables choose.
     """
-    text = f"{MPI.Get_library_version()}\n{library_path()}"
+    text = "\n".join([MPI.Get_library_version(), str(library_path()), *settings.transports()])
     name = re.sub(r"[^a-z0-9.]+", "-", library_name().lower()).strip("-")
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -99,7 +100,7 @@ def job_command(kind: str) -> list[str]:
     launcher = launcher or shutil.which("srun")
     if launcher is None:
         raise ProbeError(f"no mpiexec beside {sys.executable}, and no mpiexec, mpirun or srun on PATH, to start a job")
-    return [launcher, "-n", str(RANKS), sys.executable, "-m", "mpiddp.mpi.probe_job", kind]
+    return [launcher, "-n", str(RANKS), sys.executable, "-m", "mpiddp.algorithms.device_probe", kind]
 
 
 def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = LIMIT_S) -> dict[str, Verdict]:
@@ -145,10 +146,11 @@ def _try(command: Sequence[str], limit_s: float) -> tuple[str, Verdict]:
             timed_out = True
     said = _said(output)
     key, last = said.get("library"), (complaint.strip().splitlines() or ["it said nothing"])[-1]
-    if key is None or "fault" in said:
+    if key is None or "tries" not in said:
         why = said.get("fault") or f"it ended with exit code {job.returncode}: {last}"
         raise ProbeError(f"the job that tries device pointers could not do it: {why} ({' '.join(command)})")
-    when = f"{RANKS} ranks, {time.strftime('%Y-%m-%d')}"
+    nodes = "one node" if said.get("nodes") == 1 else f"{said.get('nodes')} nodes"
+    when = f"{RANKS} ranks on {nodes}, {time.strftime('%Y-%m-%d')}"
     if timed_out:
         return key, Verdict(False, f"a probe did not end in {limit_s:g} s ({when})")
     if "wrong" in said:

@@ -263,11 +263,23 @@ class Work:
         return self._finished
 
     def limit(self, timeout_s: float | None) -> None:
-        """Let `wait` take this long by default."""
+        """Let `wait` take this long by default.
+
+        Parameters
+        ----------
+        timeout_s : float or None
+            Seconds; None: the group's timeout.
+        """
         self._limit_s = timeout_s
 
     def verify(self, check: Callable[[], None]) -> None:
-        """Call ``check`` when the program first hears that the operation has finished."""
+        """Have the result looked at when the program first hears that the operation has finished.
+
+        Parameters
+        ----------
+        check : callable
+            Called once, without arguments; what it raises surfaces in `wait` or `is_completed`.
+        """
         self._check = check
 
     def _hand_over(self) -> None:
@@ -311,7 +323,13 @@ class Work:
         return self._outputs
 
     def describe(self, received: Callable[[], tuple[int, int]]) -> None:
-        """Let ``received()`` tell a receive's sender (a global rank) and its number of elements."""
+        """Say how to find out what a receive has received.
+
+        Parameters
+        ----------
+        received : callable
+            Returns the sender, a global rank, and the number of elements; called after the end only.
+        """
         self._received = received
 
     def _receipt(self) -> tuple[int, int]:

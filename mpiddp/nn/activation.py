@@ -19,7 +19,13 @@ class ReLU(Module):
 
 
 class GELU(Module):
-    """The Gaussian error linear unit (:func:`mpiddp.nn.functional.gelu`)."""
+    """The Gaussian error linear unit (:func:`mpiddp.nn.functional.gelu`).
+
+    Parameters
+    ----------
+    approximate : {'none', 'tanh'}
+        Exact, or by a hyperbolic tangent.
+    """
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
@@ -63,7 +69,13 @@ class _AlongAxis(Module):
 
 
 class Softmax(_AlongAxis):
-    """``exp(x)`` scaled so that it sums to 1 along ``dim``."""
+    """``exp(x)`` scaled so that it sums to 1 along ``dim``.
+
+    Parameters
+    ----------
+    dim : int, optional
+        The axis; by default 1, or 0 of inputs with 1 or 3 axes, as in torch.
+    """
 
     def forward(self, input: Any) -> Tensor:
         """Return the probabilities."""
@@ -71,7 +83,13 @@ class Softmax(_AlongAxis):
 
 
 class LogSoftmax(_AlongAxis):
-    """The logarithm of the softmax along ``dim``."""
+    """The logarithm of the softmax along ``dim``.
+
+    Parameters
+    ----------
+    dim : int, optional
+        As `Softmax` takes it.
+    """
 
     def forward(self, input: Any) -> Tensor:
         """Return the log-probabilities."""

@@ -68,7 +68,13 @@ class Sequential(_Ordered):
 
 
 class ModuleList(_Ordered):
-    """A list of modules that the module around it sees."""
+    """A list of modules that the module around it sees.
+
+    Parameters
+    ----------
+    modules : iterable of Module, optional
+        The first ones.
+    """
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__()
@@ -86,7 +92,13 @@ class ModuleList(_Ordered):
 
 
 class Flatten(Module):
-    """The axes from ``start_dim`` to ``end_dim`` made one."""
+    """The axes from ``start_dim`` to ``end_dim`` made one.
+
+    Parameters
+    ----------
+    start_dim, end_dim : int, default 1 and -1
+        The first axis and the last; by default all but the batch's.
+    """
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()

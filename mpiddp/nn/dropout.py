@@ -11,7 +11,18 @@ from .module import Module
 
 
 class Dropout(Module):
-    """In training, set each value to 0 with probability ``p`` and scale the others by 1 / (1 - p)."""
+    """In training, set each value to 0 with probability ``p`` and scale the others by 1 / (1 - p).
+
+    Parameters
+    ----------
+    p : float, default 0.5
+        From 0 to 1.
+
+    Raises
+    ------
+    ValueError
+        If it is not.
+    """
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
@@ -29,7 +40,13 @@ class Dropout(Module):
 
 
 class Dropout2d(Dropout):
-    """In training, set whole channels to 0 with probability ``p`` and scale the others by 1 / (1 - p)."""
+    """In training, set whole channels to 0 with probability ``p`` and scale the others by 1 / (1 - p).
+
+    Parameters
+    ----------
+    p : float, default 0.5
+        From 0 to 1. Inputs are images (N, C, H, W) or (C, H, W).
+    """
 
     def forward(self, input: Any) -> Tensor:
         """Return what is left."""

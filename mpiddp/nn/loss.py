@@ -12,7 +12,17 @@ from .module import Module
 
 
 class NLLLoss(Module):
-    """Negative log-likelihood of classes (:func:`mpiddp.nn.functional.nll_loss`)."""
+    """Negative log-likelihood of classes (:func:`mpiddp.nn.functional.nll_loss`).
+
+    Parameters
+    ----------
+    weight : array, optional
+        Factor of each class, (C); a buffer, so that it moves with the module.
+    ignore_index : int, default -100
+        Targets of this value count for nothing.
+    reduction : {'mean', 'sum', 'none'}
+        'mean' divides by the sum of the targets' weights.
+    """
 
     def __init__(self, weight: Array | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
         super().__init__()
@@ -20,12 +30,20 @@ class NLLLoss(Module):
         self.register_buffer("weight", weight)
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss of log-probabilities."""
+        """Return the loss of log-probabilities (N, C, ...) for integer classes (N, ...)."""
         return F.nll_loss(input, target, self.weight, self.ignore_index, self.reduction)
 
 
 class CrossEntropyLoss(NLLLoss):
-    """Cross entropy of classes with the softmax of scores (:func:`mpiddp.nn.functional.cross_entropy`)."""
+    """Cross entropy of classes with the softmax of scores (:func:`mpiddp.nn.functional.cross_entropy`).
+
+    Parameters
+    ----------
+    weight, ignore_index, reduction
+        As `NLLLoss` takes them.
+    label_smoothing : float, default 0
+        Share of the target that is spread evenly over all classes.
+    """
 
     def __init__(
         self,
@@ -38,17 +56,23 @@ class CrossEntropyLoss(NLLLoss):
         self.label_smoothing = label_smoothing
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss of unnormalised scores."""
+        """Return the loss of scores (N, C, ...) for integer classes (N, ...), or probabilities (N, C, ...)."""
         return F.cross_entropy(input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing)
 
 
 class MSELoss(Module):
-    """Squared differences (:func:`mpiddp.nn.functional.mse_loss`)."""
+    """Squared differences (:func:`mpiddp.nn.functional.mse_loss`).
+
+    Parameters
+    ----------
+    reduction : {'mean', 'sum', 'none'}
+        What becomes of them.
+    """
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__()
         self.reduction = reduction
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss."""
+        """Return the loss of values and targets of one shape."""
         return F.mse_loss(input, target, self.reduction)

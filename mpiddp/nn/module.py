@@ -1,6 +1,6 @@
 """The module: parameters, buffers and modules under names, and a ``forward``.
 
-Imports ``parameter`` and autograd's hooks.
+Imports ``conversion``, ``parameter``, ``state`` and autograd's hooks.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
-import numpy as np
-
-from mpiddp.autograd import RemovableHandle, Tensor
-from mpiddp.device import placed
+from mpiddp.autograd import RemovableHandle
 from mpiddp.typing import Array
 
+from .conversion import conversion
 from .parameter import Parameter
+from .state import IncompatibleKeys, load
 
 
 class Module:
@@ -260,10 +259,13 @@ class Module:
         """Set this module and all below it to evaluation."""
         return self.train(False)
 
-    def zero_grad(self) -> None:
-        """Set the parameters' gradients to None."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the parameters' gradients; with ``set_to_none`` false, fill those that are there with zeros."""
         for parameter in self.parameters():
-            parameter.grad = None
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad[...] = 0
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Let gradients flow to all parameters, or to none."""
@@ -272,7 +274,14 @@ class Module:
         return self
 
     def convert(self, fn: Callable[[Array], Array]) -> Self:
-        """Replace the array of every parameter and buffer by ``fn(array)``, and drop gradients and their slots.
+        """Replace the array of every parameter and buffer by ``fn(array)``.
+
+        A parameter that gets another array loses its gradient and its gradient's slot.
+
+        Parameters
+        ----------
+        fn : callable
+            Takes an array and returns one.
 
         Examples
         --------
@@ -281,17 +290,61 @@ class Module:
         >>> layer = nn.Linear(2, 1).convert(lambda array: array.astype(np.float64))
         >>> layer.weight.dtype
         dtype('float64')
-
-        To the current GPU: ``model.convert(cupy.asarray)``.
         """
         for parameter in self.parameters():
-            parameter.data = fn(parameter.data)
-            parameter.grad = parameter.grad_slot = None
+            converted = fn(parameter.data)
+            if converted is not parameter.data:
+                parameter.data = converted
+                parameter.grad = parameter.grad_slot = None
         for module in self.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = fn(buffer)
         return self
+
+    def to(self, device: Any) -> Self:
+        """Move all parameters and buffers to a device, or cast those that are floats to a dtype, in place.
+
+        Parameters
+        ----------
+        device : str, int or dtype
+            ``"cpu"``, ``"cuda"`` (the current GPU), ``"cuda:N"``, N, or a floating dtype.
+
+        Returns
+        -------
+        Module
+            This one. Its parameters are the same objects, so an optimizer of them stays right.
+
+        Raises
+        ------
+        TypeError
+            If that is neither a device nor a floating dtype.
+        ValueError
+            If there is no such device.
+
+        Notes
+        -----
+        A parameter that gets another array loses its gradient. Move a model before DistributedDataParallel wraps it.
+
+        References
+        ----------
+        torch.nn.Module.to.
+
+        Examples
+        --------
+        >>> from mpiddp import nn
+        >>> nn.Linear(2, 1).to("cpu").to("float64").weight.dtype
+        dtype('float64')
+        """
+        return self.convert(conversion(device))
+
+    def cpu(self) -> Self:
+        """Move all parameters and buffers to the host."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | None = None) -> Self:
+        """Move all parameters and buffers to a GPU, by default the current one."""
+        return self.to("cuda" if device is None else device)
 
     def apply(self, fn: Callable[[Module], object]) -> Self:
         """Call ``fn`` with every module below this one, then with this one."""
@@ -347,31 +400,7 @@ class Module:
         RuntimeError
             Keys are missing or unexpected, or shapes differ; nothing has been copied then.
         """
-        own = self.state_dict()
-        result = IncompatibleKeys(
-            [key for key in own if key not in state_dict], [key for key in state_dict if key not in own]
-        )
-        errors = []
-        if strict and result.unexpected_keys:
-            errors.append(f"Unexpected key(s) in state_dict: {_quoted(result.unexpected_keys)}. ")
-        if strict and result.missing_keys:
-            errors.append(f"Missing key(s) in state_dict: {_quoted(result.missing_keys)}. ")
-        pairs = []
-        for key, array in own.items():
-            if key in state_dict:
-                value = state_dict[key]
-                value = value.data if isinstance(value, Tensor) else value
-                pairs.append((array, value))
-                if np.shape(value) != array.shape:
-                    errors.append(
-                        f"size mismatch for {key}: copying a param with shape {np.shape(value)} from checkpoint, the "
-                        f"shape in current model is {array.shape}."
-                    )
-        if errors:
-            raise RuntimeError(f"Error(s) in loading state_dict for {type(self).__name__}:\n\t" + "\n\t".join(errors))
-        for array, value in pairs:
-            array[...] = placed(value, array)
-        return result
+        return load(state_dict, self.state_dict(), strict, type(self).__name__)
 
     # -- text ------------------------------------------------------------------------------------------------------
 
@@ -386,23 +415,3 @@ class Module:
             return f"{type(self).__name__}({extra})"
         lines = ([extra] if extra else []) + children
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
-
-
-class IncompatibleKeys:
-    """What ``load_state_dict`` found: keys of the module that were missing, and keys that it has no use for."""
-
-    def __init__(self, missing_keys: list[str], unexpected_keys: list[str]) -> None:
-        self.missing_keys, self.unexpected_keys = missing_keys, unexpected_keys
-
-    def __iter__(self) -> Iterator[list[str]]:
-        return iter((self.missing_keys, self.unexpected_keys))
-
-    def __repr__(self) -> str:
-        if not self.missing_keys and not self.unexpected_keys:
-            return "<All keys matched successfully>"
-        return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
-
-
-def _quoted(keys: list[str]) -> str:
-    """Return keys as torch lists them."""
-    return ", ".join(f'"{key}"' for key in keys)

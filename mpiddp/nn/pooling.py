@@ -41,7 +41,13 @@ class AvgPool2d(_Pool2d):
 
 
 class AdaptiveAvgPool2d(Module):
-    """Means over as many windows as the output has pixels (:func:`mpiddp.nn.functional.adaptive_avg_pool2d`)."""
+    """Means over as many windows as the output has pixels (:func:`mpiddp.nn.functional.adaptive_avg_pool2d`).
+
+    Parameters
+    ----------
+    output_size : int or pair of (int or None)
+        Height and width of the output; None keeps the input's.
+    """
 
     def __init__(self, output_size: int | tuple[int | None, int | None]) -> None:
         super().__init__()

@@ -122,8 +122,16 @@ class GradScaler:
     growth_interval : int, default 2000
         How many good steps are many.
 
+    Raises
+    ------
+    ValueError
+        If a factor or the interval is none.
+
     Notes
     -----
+    The factor comes down to 1 and no further, unless it began below: a gradient that overflows there does so without
+    it, and torch's would be halved until every gradient is zero.
+
     Ranks agree without a message of their own: averaged gradients are the same bits on all of them, and an overflow on
     one is an overflow of the average.
 
@@ -156,13 +164,25 @@ class GradScaler:
             )
         self.scale = float(init_scale)
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
+        self._least = min(1.0, self.scale)
         self._good_steps = 0
 
     def update(self, overflow: bool) -> None:
-        """Take note of a step: its gradients were finite, or not."""
+        """Take note of a step: its gradients were finite, or not.
+
+        Raises
+        ------
+        FloatingPointError
+            If they were not with the least factor that there is.
+        """
         if overflow:
-            self.scale *= self.backoff_factor
             self._good_steps = 0
+            if self.scale <= self._least:
+                raise FloatingPointError(
+                    f"gradients are not finite with a scale of {self.scale:g}, and a smaller one does not help: lower"
+                    " the learning rate, or look for what makes them infinite"
+                )
+            self.scale = max(self.scale * self.backoff_factor, self._least)
             return
         self._good_steps += 1
         if self._good_steps == self.growth_interval:

@@ -7,10 +7,10 @@ from enum import Enum, auto
 from typing import Any
 
 from mpiddp.distributed import ProcessGroup
-from mpiddp.nn import Module
 from mpiddp.typing import Array
 
 from .replicas import broadcast_arrays
+from .selection import Selection
 
 BufferHook = Callable[[Any, dict[str, Array]], Any]
 
@@ -27,30 +27,21 @@ class BufferSync:
 
     Parameters
     ----------
-    module : Module
-        Whose buffers; looked up each time, because they may be replaced.
-    ignored : set of str
-        Names of those to leave alone.
+    selection : Selection
+        Whose buffers.
     group : ProcessGroup
         The ranks.
     """
 
-    def __init__(self, module: Module, ignored: frozenset[str], group: ProcessGroup) -> None:
-        self._module, self._ignored, self._group = module, ignored, group
+    def __init__(self, selection: Selection, group: ProcessGroup) -> None:
+        self._selection, self._group = selection, group
         self._hook: tuple[object, BufferHook, BufferCommHookLocation] | None = None
+        self._backwards = 0
 
     @property
     def has_hook(self) -> bool:
         """Whether a hook has taken the place of the broadcast."""
         return self._hook is not None
-
-    def named(self) -> dict[str, Array]:
-        """Return the buffers by their names."""
-        return {name: buffer for name, buffer in self._module.named_buffers() if name not in self._ignored}
-
-    def arrays(self) -> list[Array]:
-        """Return the buffers."""
-        return list(self.named().values())
 
     def register_hook(self, state: object, hook: BufferHook, location: BufferCommHookLocation) -> None:
         """Let ``hook(state, named_buffers)`` do it.
@@ -64,22 +55,26 @@ class BufferSync:
             raise TypeError("Communication hook must be callable.")
         self._hook = state, hook, location
 
-    def sync(self, source: int, now: BufferCommHookLocation) -> bool:
-        """Make the buffers those of ``source``, a rank of the group, or what the hook makes them, if it is time.
+    def is_due(self, backwards: int) -> bool:
+        """Tell whether a backward has been reduced, of ``backwards`` in all, since the buffers were synchronised."""
+        return backwards != self._backwards
 
-        Returns
-        -------
-        bool
-            Whether it was: the broadcast comes before forward, a hook where it was registered for.
+    def broadcast(self, source: int, backwards: int) -> None:
+        """Make the buffers those of ``source``, a rank of the group, after so many reduced backward passes."""
+        broadcast_arrays(list(self._selection.buffers().values()), self._group, source)
+        self._backwards = backwards
+
+    def sync(self, source: int, backwards: int, now: BufferCommHookLocation) -> None:
+        """Make the buffers those of ``source``, or what the hook makes them, if it is time.
+
+        The broadcast comes before forward, a hook where it was registered for.
         """
         if self._hook is None:
-            if now is not BufferCommHookLocation.PRE_FORWARD:
-                return False
-            broadcast_arrays(self.arrays(), self._group, source)
-            return True
+            if now is BufferCommHookLocation.PRE_FORWARD:
+                self.broadcast(source, backwards)
+            return
         state, hook, when = self._hook
-        if when is not now:
-            return False
-        for work in hook(state, self.named()) or ():
-            work.wait()
-        return True
+        if when is now:
+            for work in hook(state, self._selection.buffers()) or ():
+                work.wait()
+            self._backwards = backwards

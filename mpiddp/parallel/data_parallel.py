@@ -12,7 +12,7 @@ import numpy as np
 
 from mpiddp.autograd import Function, Tensor, cat, enable_grad, is_grad_enabled, no_grad
 from mpiddp.device import array_namespace, device_count, is_device_array
-from mpiddp.device.place import Place, at, current_stream, moved, place_of
+from mpiddp.device.place import Handed, Place, at, moved, place_of
 from mpiddp.nn import Module
 from mpiddp.typing import Array
 
@@ -238,11 +238,11 @@ def parallel_apply(
         The first module's that failed, with a note that says which.
     """
     recording = is_grad_enabled()
-    streams = [current_stream(place) for place in places]
+    handed = [Handed(place) for place in places]
 
     def call(index: int) -> Any:
         inputs, kwargs = arguments[index]
-        with enable_grad() if recording else no_grad(), at(places[index], streams[index]):
+        with enable_grad() if recording else no_grad(), handed[index]:
             return modules[index](*inputs, **kwargs)
 
     if len(modules) == 1:
@@ -254,6 +254,8 @@ def parallel_apply(
         if error is not None:
             error.add_note(f"Caught {type(error).__name__} in replica {index} of {len(modules)}.")
             raise error
+    for each in handed:
+        each.back()
     return [future.result() for future in futures]
 
 

@@ -12,13 +12,15 @@ from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Module, Parameter
 
 from .buffers import BufferCommHookLocation, BufferHook, BufferSync
+from .comm_hooks.contract import CommHook
 from .delayed import DelayedAverage
 from .join import Join, Joinable, JoinHook
 from .naive import current_share, sample_share
 from .outputs import announcing
 from .plan import caps_in_bytes
-from .reducer import CommHook, Reducer
+from .reducer import Reducer
 from .replicas import broadcast_arrays, check_equal_values, check_same_parameters
+from .selection import Selection, ignore
 from .shadow import Shadow, announce
 from .sync_batchnorm import SyncBatchNorm
 from .timeline import Timeline, asked_for
@@ -125,15 +127,7 @@ class DistributedDataParallel(Module, Joinable):
         batched_grad_copy: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(module, Module):
-            raise TypeError(f"DistributedDataParallel needs an mpiddp.nn.Module, got {type(module).__name__}")
-        if device_ids is not None and len(device_ids) > 1:
-            raise ValueError("device_ids can only be None or contain a single element.")
-        if mixed_precision is not None:
-            raise ValueError(
-                "DistributedDataParallel takes no mixed_precision: wrap the model in nn.MixedPrecision, whose autocast"
-                " leaves parameters and gradients in float32, and register fp16_compress_hook to reduce in float16"
-            )
+        _check_arguments(module, device_ids, mixed_precision)
         if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
             raise ValueError(
                 "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time."
@@ -153,31 +147,16 @@ class DistributedDataParallel(Module, Joinable):
             "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
         }
         delayed = list(delay_all_reduce_named_params or ())
-        self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ())).union(
-            name for name, _ in delayed
-        )
-        named = [(name, p) for name, p in module.named_parameters() if name not in self._ignored]
+        self._selection = Selection(module, (name for name, _ in delayed))
+        named = self._selection.parameters()
         trained = [(name, p) for name, p in named if p.requires_grad]
-        wrapped = {id(p) for each in module.modules() if isinstance(each, type(self)) for p in each.parameters()}
-        twice = [name for name, p in trained if id(p) in wrapped]
-        if twice:
-            raise ValueError(
-                f"a DistributedDataParallel inside of the module averages {twice[0]} already: wrap the whole only, or"
-                " name what is wrapped to set_params_and_buffers_to_ignore_for_model"
-            )
-        if not trained:
-            raise RuntimeError(
-                "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a"
-                " gradient."
-            )
-        self._buffer_sync = BufferSync(module, self._ignored, group)
+        _check_trained(module, trained)
+        with_buffers = broadcast_buffers is not False
+        self._forward_sync_buffers = with_buffers if forward_sync_buffers is None else forward_sync_buffers
+        self._buffer_sync = BufferSync(self._selection, group)
         if init_sync:
             check_same_parameters(named, group)
-            buffers = self._buffer_sync.arrays() if broadcast_buffers is not False else []
-            broadcast_arrays([parameter.data for _, parameter in named] + buffers, group)
-        self._forward_sync_buffers = (
-            forward_sync_buffers if forward_sync_buffers is not None else broadcast_buffers is not False
-        )
+            broadcast_arrays(self._selection.arrays() if with_buffers else [p.data for _, p in named], group)
         self._reducer = Reducer(
             trained,
             group,
@@ -192,7 +171,6 @@ class DistributedDataParallel(Module, Joinable):
         self.timeline = asked_for(group)
         self._reduce = True
         self._divide_by_all = True
-        self._backwards_at_sync = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.process_group is not default_group() or self._delayed is not None:
@@ -211,7 +189,9 @@ class DistributedDataParallel(Module, Joinable):
         syncs = self._will_sync_buffers()
         source, self._reducer.divisor = 0, None
         if self._join_config.enable:
-            source = announce(self, reduces, syncs)
+            source, active = announce(self, reduces, syncs)
+            if not self._divide_by_all:
+                self._reducer.divisor = active
         if syncs:
             self._sync_buffers(source, BufferCommHookLocation.PRE_FORWARD)
         self._reducer.times.begin_forward()
@@ -233,12 +213,11 @@ class DistributedDataParallel(Module, Joinable):
             self.training
             and self._reduce
             and self._forward_sync_buffers
-            and self._backwards_at_sync != self._reducer.backwards
+            and self._buffer_sync.is_due(self._reducer.backwards)
         )
 
     def _sync_buffers(self, source: int, now: BufferCommHookLocation) -> None:
-        if self._buffer_sync.sync(source, now):
-            self._backwards_at_sync = self._reducer.backwards
+        self._buffer_sync.sync(source, self._reducer.backwards, now)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -365,7 +344,7 @@ class DistributedDataParallel(Module, Joinable):
         if self._has_sync_batchnorm():
             raise RuntimeError("a rank without inputs cannot follow SyncBatchNorm: use weighted() with empty batches")
         self._divide_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
-        return Shadow(self)
+        return Shadow(self._reducer, self._buffer_sync, self._selection, self.process_group)
 
     def _has_sync_batchnorm(self) -> bool:
         return any(isinstance(module, SyncBatchNorm) for module in self.module.modules())
@@ -381,7 +360,7 @@ class DistributedDataParallel(Module, Joinable):
 
         Called before the model is wrapped (torch: ``_set_params_and_buffers_to_ignore_for_model``).
         """
-        module._ddp_params_and_buffers_to_ignore = frozenset(params_and_buffers_to_ignore)
+        ignore(module, params_and_buffers_to_ignore)
 
     def logging_data(self) -> dict[str, Any]:
         """Return what is to know of this wrapper: its layout and options, and where the last iterations' time went.
@@ -409,7 +388,8 @@ class DistributedDataParallel(Module, Joinable):
         list of int or None
             Numbers of the parameters that are trained, in the order of registration; the same on every rank.
         """
-        return self._reducer.bucket_order()
+        layout = self._reducer.layout
+        return list(layout.order) if layout.settled else None
 
     def install_bucket_order(self, order: Sequence[int]) -> None:
         """Make the buckets those of a wrapper with this `bucket_order`; collective over the group.
@@ -421,7 +401,7 @@ class DistributedDataParallel(Module, Joinable):
         ValueError
             If it is not an order of this model's parameters.
         """
-        self._reducer.install_bucket_order(order)
+        self._reducer.layout.install_order(order)
 
     def detach(self) -> None:
         """Let go of the model: its backward is a local matter again, and its gradients have no place in buckets."""
@@ -460,7 +440,36 @@ class DistributedDataParallel(Module, Joinable):
 
     def bucket_sizes_bytes(self) -> list[int]:
         """Return the size of each bucket, in the order in which they are sent."""
-        return self._reducer.bucket_sizes_bytes()
+        return self._reducer.layout.bucket_sizes_bytes()
+
+
+def _check_arguments(module: Module, device_ids: Sequence[int] | None, mixed_precision: object) -> None:
+    """Refuse what cannot be wrapped, and torch's options that cannot be followed."""
+    if not isinstance(module, Module):
+        raise TypeError(f"DistributedDataParallel needs an mpiddp.nn.Module, got {type(module).__name__}")
+    if device_ids is not None and len(device_ids) > 1:
+        raise ValueError("device_ids can only be None or contain a single element.")
+    if mixed_precision is not None:
+        raise ValueError(
+            "DistributedDataParallel takes no mixed_precision: wrap the model in nn.MixedPrecision, whose autocast"
+            " leaves parameters and gradients in float32, and register fp16_compress_hook to reduce in float16"
+        )
+
+
+def _check_trained(module: Module, trained: Sequence[tuple[str, Parameter]]) -> None:
+    """Refuse a module of which nothing is to be averaged, or something is averaged already."""
+    inner = [each for each in module.modules() if isinstance(each, DistributedDataParallel)]
+    averaged = {id(parameter) for each in inner for parameter in each.parameters()}
+    twice = [name for name, parameter in trained if id(parameter) in averaged]
+    if twice:
+        raise ValueError(
+            f"a DistributedDataParallel inside of the module averages {twice[0]} already: wrap the whole only, or"
+            " name what is wrapped to set_params_and_buffers_to_ignore_for_model"
+        )
+    if not trained:
+        raise RuntimeError(
+            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+        )
 
 
 def _wrapped_anew(

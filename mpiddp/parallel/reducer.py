@@ -8,27 +8,23 @@ one order on all ranks, whatever the order in which their gradients were made.
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
 from mpiddp.autograd import RemovableHandle, queue_callback
-from mpiddp.distributed import Future, ProcessGroup, ReduceOp, Work, all_reduce, broadcast
+from mpiddp.distributed import Future, ProcessGroup, ReduceOp, Work, all_reduce
 from mpiddp.mpi.work import poll
 from mpiddp.nn import Parameter
 from mpiddp.typing import Array
 
-from .bucket import GradBucket, lay_out
-from .plan import DEFAULT_CAP_BYTES, plan
+from .bucket import GradBucket
+from .comm_hooks.contract import CommHook, averages, call
+from .layout import Layout
 from .timeline import Timeline
 from .times import StepTimes
-
-_logger = logging.getLogger("mpiddp")
-
-CommHook = Callable[[Any, GradBucket], Any]
 
 _UNUSED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that"
@@ -37,8 +33,6 @@ _UNUSED = (
     " frozen or replaced after wrapping, wrap the model again. Parameters that did not receive a gradient on rank"
     " {rank}: {names}"
 )
-
-_NOT_A_FUTURE = "DDP communication hook's callback must return a Work or a Future object, but got {kind}"
 
 
 class Reducer:
@@ -72,7 +66,6 @@ class Reducer:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [parameter for _, parameter in named_parameters]
         self._group = group
-        self._caps_bytes = caps_bytes
         self._find_unused = find_unused
         self._static_graph = static_graph
         self._skip_unused = skip_unused and find_unused
@@ -88,8 +81,6 @@ class Reducer:
         """Backward passes that were reduced."""
         self._running = False
         self._armed = False
-        self._settled = False
-        self._rebuilt = False
         self._unused_bytes = 0
         self._ready_order: list[int] = []
         self._next_bucket = 0
@@ -97,90 +88,28 @@ class Reducer:
         self._used_somewhere: Array | None = None
         # Kept, because what to do for an operation is remembered by its object.
         self._average = ReduceOp.PREMUL_SUM(1 / group.size())
-        self._arrange(list(reversed(range(len(self._parameters)))))
+        self.layout = Layout(self._parameters, group, caps_bytes)
+        """Which bucket holds whose gradient."""
         self._handles: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
             for index, parameter in enumerate(self._parameters)
         ]
 
-    # -- layout ----------------------------------------------------------------------------------------------------
-
-    def _plan(self, order: list[int]) -> list[list[int]]:
-        sizes = [parameter.data.nbytes for parameter in self._parameters]
-        kinds = [parameter.dtype for parameter in self._parameters]
-        return plan(order, sizes, kinds, self._caps_bytes)
-
-    def _arrange(self, order: list[int]) -> None:
-        """Lay the parameters out in buckets for gradients that come in ``order``."""
-        chosen = self._plan(order)
-        self._order = order
-        self.buckets = lay_out([[self._parameters[index] for index in bucket] for bucket in chosen], self._group)
-        self._bucket_of = {index: self.buckets[place] for place, bucket in enumerate(chosen) for index in bucket}
-        self._slot_of = {
-            index: slot
-            for bucket, grad_bucket in zip(chosen, self.buckets, strict=True)
-            for index, slot in zip(bucket, grad_bucket.gradients(), strict=True)
-        }
-
-    def bucket_order(self) -> list[int] | None:
-        """Return the order of gradients that the buckets follow for good, or None before the first backward."""
-        return list(self._order) if self._settled else None
-
-    def install_bucket_order(self, order: Sequence[int]) -> None:
-        """Follow a known order of gradients from the start; collective over the group.
-
-        Raises
-        ------
-        ValueError
-            If it does not name each parameter once.
-        """
-        if sorted(order) != list(range(len(self._parameters))):
-            raise ValueError(
-                f"the order of buckets has to name each of {len(self._parameters)} trained parameters once, got"
-                f" {len(order)} numbers: it is that of another model, or of one with other parameters frozen"
-            )
-        self._follow(list(order))
-        self._settled = True
-
-    def _rearrange(self, order_here: list[int]) -> None:
-        """Follow the order in which gradients came on the first rank, where it is not the expected one."""
-        agreed = np.array(order_here, dtype=np.int64)
-        broadcast(agreed, group=self._group, group_src=0)
-        self._follow(agreed.tolist())
-
-    def _follow(self, order: list[int]) -> None:
-        """Make buckets for gradients that come in ``order``, where they are not those that there are."""
-        if list(map(set, self._plan(order))) != list(map(set, self._plan(self._order))):
-            self._arrange(order)
-            self._rebuilt = True
-            if self._group.rank() == 0:
-                _logger.info("buckets follow the order of gradients from now on: %s bytes", self.bucket_sizes_bytes())
-
-    def bucket_sizes_bytes(self) -> list[int]:
-        """Return the size of each bucket."""
-        return [bucket.buffer().nbytes for bucket in self.buckets]
+    @property
+    def buckets(self) -> list[GradBucket]:
+        """The buckets, in the order in which they are sent."""
+        return self.layout.buckets
 
     def logging_data(self) -> dict[str, Any]:
         """Return layout, options and times under torch's names."""
-        sizes = self.bucket_sizes_bytes()
-        data: dict[str, Any] = {
+        data = self.layout.logging_data() | {
             "iteration": self.backwards,
-            "dtypes": ", ".join(dict.fromkeys(str(parameter.dtype) for parameter in self._parameters)),
-            "total_parameter_size_bytes": sum(parameter.data.nbytes for parameter in self._parameters),
-            "num_parameter_tensors": len(self._parameters),
-            "bucket_cap_bytes": DEFAULT_CAP_BYTES if self._caps_bytes is None else self._caps_bytes[-1],
-            "bucket_sizes": ", ".join(map(str, sizes)),
             "num_buckets_reduced": self._next_bucket,
-            "has_rebuilt_buckets": self._rebuilt,
             "find_unused_parameters": self._find_unused,
             "static_graph": self._static_graph,
             "unused_parameter_size": self._unused_bytes,
             "prev_iteration_grad_ready_order_indices": ", ".join(map(str, self._ready_order)),
         }
-        if self._rebuilt:
-            data["rebuilt_bucket_sizes"] = data["bucket_sizes"]
-            members = self._plan(self._order)
-            data["rebuilt_per_bucket_param_indices"] = ", ".join(" ".join(map(str, bucket)) for bucket in members)
         if self._hook is not None:
             data["comm_hook"] = getattr(self._hook, "__name__", type(self._hook).__name__)
         return data | self.times.summary_ns()
@@ -249,7 +178,7 @@ class Reducer:
         self._send_complete()
         self._agree_on_use(())
         self._wait()
-        self._count_backward(self._order)
+        self._count_backward(self.layout.order)
 
     def _ready(self, index: int, parameter: Parameter) -> None:
         """Take note of a final gradient, and send what is complete."""
@@ -258,16 +187,15 @@ class Reducer:
                 return
             self.begin()
         self._ready_order.append(index)
-        self._keep(index, parameter)
-        bucket = self._bucket_of[index]
+        bucket, slot = self.layout.places[index]
+        self._keep(index, parameter, slot)
         bucket.pending -= 1
         if bucket.pending == 0:
             self._send_complete()
         poll()
 
-    def _keep(self, index: int, parameter: Parameter) -> None:
-        """Move a gradient that the program put elsewhere into its bucket."""
-        slot = self._slot_of[index]
+    def _keep(self, index: int, parameter: Parameter, slot: Array) -> None:
+        """Move a gradient that the program put elsewhere into its slot."""
         if slot.dtype != parameter.data.dtype:
             raise RuntimeError(
                 f"{self._names[index]} was {slot.dtype} when DistributedDataParallel wrapped the model and is"
@@ -306,12 +234,7 @@ class Reducer:
             return work
         if share != 1 / size:
             buffer *= buffer.dtype.type(share * size)  # a hook divides by the number of ranks itself
-        outcome = self._hook(self._hook_state, bucket)
-        if isinstance(outcome, Work):
-            return outcome.get_future()
-        if not isinstance(outcome, Future):
-            raise RuntimeError(_NOT_A_FUTURE.format(kind=_kind(outcome)))
-        return outcome
+        return call(self._hook, self._hook_state, bucket)
 
     def contribute_nothing(self) -> None:
         """Take part in a backward of the other ranks with gradients of zero, and receive its result.
@@ -335,14 +258,15 @@ class Reducer:
         """Send the rest, wait for everything, and settle what becomes of parameters without a gradient."""
         self._running = False
         came = set(self._ready_order)
-        silent = [index for index in self._order if index not in came]
+        silent = [index for index in self.layout.order if index not in came]
         for index in silent:
             parameter = self._parameters[index]
+            bucket, slot = self.layout.places[index]
             if parameter.grad is None:
-                self._slot_of[index][...] = 0
+                slot[...] = 0
             else:
-                self._keep(index, parameter)  # of an earlier backward that was not reduced
-            self._bucket_of[index].pending -= 1
+                self._keep(index, parameter, slot)  # of an earlier backward that was not reduced
+            bucket.pending -= 1
         unused = [index for index in silent if self._parameters[index].grad is None]
         self._send_complete(unused if self._skip_unused else ())
         self._unused_bytes = sum(self._parameters[index].data.nbytes for index in unused)
@@ -350,7 +274,7 @@ class Reducer:
         self._wait()
         for index in unused:
             if used_somewhere is None or used_somewhere[index]:
-                self._parameters[index].grad = self._slot_of[index]
+                self._parameters[index].grad = self.layout.places[index].slot
         self._count_backward(self._ready_order + silent)
         if unused and used_somewhere is None and self.share != 0:
             names = ", ".join(self._names[index] for index in sorted(unused))
@@ -359,9 +283,8 @@ class Reducer:
     def _count_backward(self, order: list[int]) -> None:
         """Count a reduced backward; after the first, follow the order in which gradients came, unless it is known."""
         self.backwards += 1
-        if not self._settled and not self._find_unused:
-            self._rearrange(order)
-        self._settled = True
+        if not self.layout.settled:
+            self.layout.settle(None if self._find_unused else order)
 
     def _agree_on_use(self, unused: Sequence[int]) -> Array | None:
         """Return, for each parameter, whether any rank has a gradient for it; None where all ranks must."""
@@ -381,7 +304,7 @@ class Reducer:
         for bucket, outcome in self._on_their_way:
             value = outcome.wait()
             if isinstance(outcome, Future):
-                bucket.set_buffer(_averaged(value, bucket))
+                bucket.set_buffer(averages(value, bucket))
         self.times.end_wait()
         self._on_their_way.clear()
 
@@ -391,23 +314,3 @@ def _note(timeline: Timeline, bucket: GradBucket, began_ns: int, outcome: Work |
     future = outcome.get_future() if isinstance(outcome, Work) else outcome
     lane, size = f"bucket {bucket.index()}", f"{bucket.buffer().nbytes} bytes"
     future.then(lambda _: timeline.add(lane, size, began_ns, perf_counter_ns()))
-
-
-def _kind(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _averaged(value: Any, bucket: GradBucket) -> Array:
-    """Return the gradients that a hook's future holds: one array, or the first of a list."""
-    if isinstance(value, (list, tuple)) and value:
-        value = value[0]
-    length = bucket.buffer().size
-    found: Array | None = getattr(value, "__mpiddp_array__", value)
-    if getattr(found, "size", None) != length or not hasattr(found, "dtype"):
-        size = f" of {found.size} elements" if found is not None and hasattr(found, "dtype") else ""
-        raise RuntimeError(
-            f"a communication hook's future must hold an array of {length} elements (the gradients of bucket"
-            f" {bucket.index()}) or a list that begins with one, got {_kind(value)}{size}"
-        )
-    assert found is not None
-    return found

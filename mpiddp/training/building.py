@@ -29,10 +29,11 @@ from mpiddp.parallel import (
 from mpiddp.typing import Array
 
 from .averaging import AveragedModel, NaiveAveraging
-from .callables import load_callable
+from .callables import call, load_callable
 from .config import Config, UsageError
 from .metrics import count_correct
 from .models import MODELS
+from .together import together
 from .trainer import Callback, Trainer
 
 TEST_BATCH = 256
@@ -43,7 +44,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": Ada
 
 
 def build_module(config: Config) -> nn.Module:
-    """Return the model that a configuration names, with initial values that are equal on all ranks."""
+    """Return the model that a configuration names, with initial values that are equal on all ranks; all call it."""
     nn.manual_seed(config.seed)
     nn.random.set_stream(dist.get_rank())
     if config.model in MODELS:
@@ -52,11 +53,19 @@ def build_module(config: Config) -> nn.Module:
             options["context"] = config.context
         module = MODELS[config.model](**options)
     else:
-        module = load_callable("--model", config.model)()
-        if not isinstance(module, nn.Module):
-            raise UsageError(f"--model {config.model} has to return an mpiddp.nn.Module, got {type(module).__name__}")
+        module = together(lambda: _called(config.model))
     module = SyncBatchNorm.convert_sync_batchnorm(module) if config.sync_batchnorm else module
     return module.convert(upload) if config.device == "cuda" else module
+
+
+def _called(name: str) -> nn.Module:
+    """Return the model that a user's callable returns."""
+    module = call("--model", name)
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"--model {name} has to return an mpiddp.nn.Module, got {type(module).__name__}")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise UsageError(f"--model {name} has no parameter to train: return a Module that has one")
+    return module
 
 
 def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:

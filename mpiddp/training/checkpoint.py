@@ -30,6 +30,10 @@ class DamagedError(ValueError):
     """A checkpoint is not what was written: the text names the file and what is wrong with it."""
 
 
+class NewerFormatError(ValueError):
+    """A checkpoint is whole, for all that one knows, but of a newer mpiddp."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What a run is made of at one step."""
@@ -72,7 +76,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises
     ------
     DamagedError
-        If a file is missing, has another length or other bytes than were written, or is of a newer format.
+        If a file is missing, or has another length or other bytes than were written.
+    NewerFormatError
+        If it is not for this mpiddp to read.
     """
     try:
         manifest = json.loads(_read(folder / MANIFEST))
@@ -84,7 +90,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if missing:
         raise DamagedError(f"{folder / MANIFEST} is damaged (it does not name {', '.join(sorted(missing))})")
     if written not in (1, FORMAT):
-        raise DamagedError(f"{folder} has format {written}, this mpiddp reads {FORMAT}; use the mpiddp that wrote it")
+        raise NewerFormatError(
+            f"{folder} has format {written}, this mpiddp reads {FORMAT}; use the mpiddp that wrote it"
+        )
     contents = {name: _read(folder / name) for name in expected}
     for name, (size, digest) in expected.items():
         found = entry(contents[name])

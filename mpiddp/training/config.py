@@ -22,6 +22,8 @@ from .options import nearest as nearest
 
 MODELS = ("net", "mlp", "resnet", "transformer")
 DATA = ("digits", "mnist", "synthetic")
+FILES = ("npy", "npz", "idx")
+"""Formats of samples and labels in files of one's own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,7 +210,13 @@ class Config:
     device: str = option(
         "auto", "run", "where arrays live; auto: on GPUs where every rank has one", "auto", "cpu", "cuda"
     )
-    on_nan: str = option("stop", "run", "what to do in a step whose loss or gradients are not finite", "stop", "skip")
+    on_nan: str = option(
+        "stop",
+        "run",
+        "in a step whose loss or gradients are not finite, stop the run with exit code 1, or leave the step out: until"
+        " all steps of an epoch, or 100 in a row, were left out, which stops it too",
+        *("stop", "skip"),
+    )
     max_time: str | None = option(
         None,
         "run",
@@ -248,6 +256,8 @@ class Config:
         options.check(self)
         _check_name("--model", self.model, MODELS, "MODULE:CALLABLE")
         _check_name("--data", self.data, DATA, "text:FILE, npy:, npz: or idx:FILE[,FILE] or MODULE:CALLABLE")
+        _check_parts("--model", self.model)
+        _check_parts("--data", self.data)
         if self.max_time is not None:
             parse_duration(self.max_time)
         for wrong, said in self._contradictions():
@@ -272,7 +282,7 @@ class Config:
         own = ":" in self.model and self.dropout is not None
         yield own, "--dropout is for the models that have a name here, not for one's own"
         yield (
-            self.data in DATA and self.model == "transformer",
+            self.model == "transformer" and (self.data in DATA or self.data.partition(":")[0] in FILES),
             (f"--model transformer reads text, and --data {self.data} is images: give --data text:FILE"),
         )
         naive = self.average == "naive"
@@ -341,6 +351,15 @@ def _check_name(flag: str, value: str, names: Iterable[str], form: str) -> None:
     """Refuse a name that is none, and has no colon either."""
     if value not in names and ":" not in value:
         raise UsageError(f"{flag} has to be {', '.join(names)}, {form}, got {value!r}{nearest(value, names)}")
+
+
+def _check_parts(flag: str, value: str) -> None:
+    """Refuse a name that has nothing before or behind its colon, or between two commas of files."""
+    kind, colon, rest = value.partition(":")
+    parts = rest.split(",") if kind in FILES else [rest]
+    if colon and not (kind and all(parts)):
+        form = f"{kind}:FILE" if kind in ("text", *FILES) else "MODULE:CALLABLE"
+        raise UsageError(f"{flag} {value!r} has an empty part: give {form} without gaps")
 
 
 OTHER_WORDS = options.other_words(Config)

@@ -11,8 +11,8 @@ from mpiddp.data.mnist_idx import download_mnist
 from mpiddp.data.text import map_text, split_text
 from mpiddp.errors import MismatchError
 
-from .callables import load_callable
-from .config import Config, UsageError
+from .callables import call
+from .config import FILES, Config, UsageError
 from .together import together
 
 Split = tuple[Dataset, Dataset]
@@ -54,9 +54,11 @@ def _load(config: Config) -> Split:
         if kind == "text":
             (tokens,) = shared_on_node(lambda: [map_text(place)])
             return split_text(tokens, config.context)
-        if kind in ("npy", "npz", "idx"):
+        if kind in FILES:
             return labelled(shared_on_node(lambda: open_labelled(kind, place.split(","))), config.seed)
         return _called(config.data)
+    except IsADirectoryError as error:
+        raise UsageError(f"--data {config.data}: {error.filename} is a folder, where a file is wanted") from error
     except (OSError, ValueError, MismatchError) as error:
         raise UsageError(" ".join([f"--data {config.data}: {error}", *getattr(error, "__notes__", ())])) from error
 
@@ -86,8 +88,7 @@ _MADE = {"digits": _digits, "synthetic": _synthetic, "mnist": _mnist}
 
 def _called(name: str) -> Split:
     """Return what a callable of the user's returns; every rank calls it, so it may use `shared_on_node`."""
-    make = load_callable("--data", name)
-    train, test = (make(train=True), make(train=False))
+    train, test = (call("--data", name, train=part) for part in (True, False))
     for part in (train, test):
         if not isinstance(part, Dataset):
             raise UsageError(

@@ -41,7 +41,7 @@ class Deadline:
     Parameters
     ----------
     end_s : float
-        When all is to be over, as ``time.time()`` counts.
+        When all is to be over, as ``time.monotonic()`` counts, whatever is done to the clock meanwhile.
     margin_s : float
         Time before that to leave for what comes after the last step, such as a checkpoint.
 
@@ -52,7 +52,7 @@ class Deadline:
 
     Examples
     --------
-    >>> Deadline(time.time() + 60, margin_s=30).due()
+    >>> Deadline(time.monotonic() + 60, margin_s=30).due()
     False
     """
 
@@ -64,7 +64,7 @@ class Deadline:
 
     def due(self) -> bool:
         """Tell whether the step that runs has to be the last one."""
-        now_s = time.time()
+        now_s = time.monotonic()
         if self._asked_s is not None:
             self._longest_s = max(self._longest_s, now_s - self._asked_s)
         self._asked_s = now_s
@@ -82,7 +82,7 @@ def deadline_of(max_time: str, margin_s: float, began_s: float) -> Deadline:
     margin_s : float
         See `Deadline`.
     began_s : float
-        When the run began, as ``time.time()`` counts.
+        When the run began, as ``time.monotonic()`` counts.
 
     Raises
     ------
@@ -95,6 +95,7 @@ def deadline_of(max_time: str, margin_s: float, began_s: float) -> Deadline:
     end_s = settings.job_end_s()
     if end_s is None:
         raise UsageError(
-            "--max-time slurm needs SLURM_JOB_END_TIME, which Slurm 22.05 and later set in a job; give the time instead"
+            "--max-time slurm needs SLURM_JOB_END_TIME, which Slurm 23.02 and later set in a job, and slurm/env.sh with"
+            " any; give the time instead"
         )
-    return Deadline(end_s, margin_s)
+    return Deadline(time.monotonic() + end_s - time.time(), margin_s)

@@ -102,10 +102,14 @@ def temporary_name(path: Path, writer: str = WRITER, kind: str = "tmp") -> Path:
 
 def write_synced(path: Path, content: bytes) -> None:
     """Write a file, and return when it is on the disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)  # which that of a full disk does not name
+        raise
 
 
 def _sync_folder(folder: Path) -> None:

@@ -24,7 +24,9 @@ from .building import group_options
 from .checkpoint import Checkpoint, encode_arrays, frozen_arrays
 from .config import Config, UsageError
 from .files import WRITER, sweep, temporary_name, write_whole
+from .lock import RunLock
 from .parts import AwaitedParts, write_part
+from .report import say
 from .revision import commit_of
 from .store import CheckpointStore
 from .together import together
@@ -53,12 +55,25 @@ class Keeper:
         self._output = config.output
         self._folder = config.output / "checkpoints"
         self._store = CheckpointStore(self._folder, config.keep) if first else None
+        self._lock: RunLock | None = None
         self._saved: tuple[int, int] | None = None
         self._versions: dict[str, str] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mpiddp-part")
         self._part: Future[None] | None = None
         # Of the checkpoint that is being written; None, on all ranks, if it has no parts.
         self._awaited: AwaitedParts | None = None
+
+    def claim(self) -> None:
+        """Take the output folder for this run alone, and mend what runs that died have left of their checkpoints.
+
+        Raises
+        ------
+        BlockingIOError
+            If another run is at work there.
+        """
+        if self._store is not None:
+            self._lock = RunLock(self._output)
+            self._store.tidy()
 
     def prepare(self, surroundings: Mapping[str, Any]) -> None:
         """Write configuration and surroundings into the output folder; refuse to mix a new run with an old one.
@@ -156,7 +171,7 @@ class Keeper:
         Raises
         ------
         UsageError
-            On every rank: if it is one of another model, other data or another seed.
+            On every rank: if it is one of another model, other data or another seed, or if none is whole of several.
         """
         if self._config.resume == "no":
             return
@@ -187,10 +202,9 @@ class Keeper:
             }
         self._saved = (trainer.epoch, trainer.step)
         if self._store is not None:
-            print(
-                f"resumed after step {trainer.step}, in epoch {trainer.epoch + 1}, from {self._store.folder}",
-                flush=True,
-            )
+            done, epochs = trainer.epoch, self._config.epochs
+            where = f"in epoch {done + 1}" if done < epochs else f"with all {epochs} epochs done"
+            say(f"resumed after step {trainer.step}, {where}, from {self._store.folder}")
             for difference in bits.differences(state["bits"]):
                 said = "%s was %s and is %s: the last bits of results may differ from an unbroken run's"
                 _logger.warning(said, *difference)
@@ -200,6 +214,12 @@ class Keeper:
         if self._store is None:
             return None
         checkpoint, faults = self._store.newest()
+        if checkpoint is None and faults:
+            # Days of work, which one look through a file system in trouble must not throw away.
+            raise UsageError(
+                f"no checkpoint in {self._store.folder} is whole ({'; '.join(faults)}): mend that, or remove the folder"
+                " to begin anew"
+            )
         for fault in faults:
             _logger.warning("skipped a damaged checkpoint: %s", fault)
         return checkpoint

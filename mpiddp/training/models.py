@@ -203,3 +203,10 @@ class TransformerBlock(nn.Module):
 
 MODELS: dict[str, type[nn.Module]] = {"net": Net, "mlp": MLP, "resnet": ResNet, "transformer": Transformer}
 """Models by the name that ``--model`` takes."""
+TAKES = {
+    "net": "images (1, 28, 28)",
+    "mlp": "images (1, 28, 28), or other samples of 784 numbers",
+    "resnet": "images (1, height, width)",
+    "transformer": "text",
+}
+"""What these models take, in words."""

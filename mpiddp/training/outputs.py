@@ -28,8 +28,8 @@ class EpochFile(Protocol):
         """Close the file."""
 
 
-class JsonLines:
-    """A file of one JSON object per line, complete after every line.
+class _Lines:
+    """A text file, complete after every line.
 
     Parameters
     ----------
@@ -39,30 +39,28 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("w")
-
-    def write(self, metrics: EpochMetrics) -> None:
-        """Write one line and hand it to the system."""
-        self._file.write(metrics.as_json() + "\n")
-        self._file.flush()
+        # Lines end as they are written, which csv insists on.
+        self._file = path.open("w", newline="")
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-class CsvLines:
-    """A table for spreadsheets: a line of names, and one of values for each epoch; what is unknown is empty.
+class JsonLines(_Lines):
+    """A file of one JSON object per line."""
 
-    Parameters
-    ----------
-    path : Path
-        The file; begun anew, its folder is made where it is missing.
-    """
+    def write(self, metrics: EpochMetrics) -> None:
+        """Write one line and hand it to the system."""
+        self._file.write(metrics.as_json() + "\n")
+        self._file.flush()
+
+
+class CsvLines(_Lines):
+    """A table for spreadsheets: a line of names, and one of values for each epoch; what is unknown is empty."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("w", newline="")
+        super().__init__(path)
         self._writer = csv.DictWriter(self._file, [field.name for field in dataclasses.fields(EpochMetrics)])
         self._writer.writeheader()
         self._file.flush()
@@ -71,10 +69,6 @@ class CsvLines:
         """Write one line and hand it to the system."""
         self._writer.writerow(dataclasses.asdict(metrics))
         self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 class TensorBoardEvents:

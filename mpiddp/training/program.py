@@ -22,10 +22,11 @@ from .deadline import Deadline, deadline_of
 from .keeper import Keeper
 from .outputs import Outputs
 from .rank_log import RankLog
-from .report import Console, configuration_lines
+from .report import Console, configuration_lines, say
 from .signals import StopRequest
 from .together import together
 from .trainer import Callback, Trainer
+from .trial import try_out
 
 EXIT_INTERRUPTED = 130
 """As of a shell's command that Ctrl-C ended."""
@@ -71,7 +72,7 @@ def run(config: Config, version: str) -> int:
     UsageError
         On every rank, if it cannot be done; RunError, if it was begun.
     """
-    began_s = time.time()
+    began_s = time.monotonic()
     tune_allocator()
     no_gpu = devices.fault(config.device)
     dist.init_process_group()
@@ -80,16 +81,19 @@ def run(config: Config, version: str) -> int:
     on_gpu = devices.agree(config.device, no_gpu)
     here = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
     if first:
-        print(configuration_lines(here, world.size, len(set(world.nodes))), flush=True)
+        say(configuration_lines(here, world.size, len(set(world.nodes))))
     together(lambda: check_request(config))
     data = load_data(config)
     logs = config.output / "logs" if config.log_ranks and config.output else None
     log = together(lambda: RankLog(world.rank, world.size, logs))
-    deadline = together(lambda: _deadline(config, began_s))
+    # One clock decides; and other nodes may not have been told when the job ends.
+    deadline = together(lambda: _deadline(config, began_s) if first else None)
     with log, StopRequest(deadline) as stop:
         trainer = build_trainer(here, data, stop=stop)
+        together(lambda: try_out(trainer, here, data))
         keeper = Keeper(config, first) if config.output else None
         if keeper is not None:
+            together(keeper.claim)
             surroundings = environment.collect(version)
             keeper.resume(trainer)
             # Only now: a run that is refused leaves the folder's description as it was.
@@ -110,8 +114,11 @@ def run(config: Config, version: str) -> int:
         if timeline is not None:
             summary = together(timeline.write, RunError)
             if first:
-                print(f"{summary}\ntimeline written to {timeline.path}", flush=True)
+                say(f"{summary}\ntimeline written to {timeline.path}")
         dist.destroy_process_group()
+    if code == EXIT_CHECKPOINTED:
+        # srun -K terminates the ranks that leave a moment after the first, and would report that instead.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return code
 
 
@@ -148,10 +155,10 @@ def _stop(stop: StopRequest, trainer: Trainer, keeper: Keeper | None) -> int:
     said = f"{reason} on rank {rank}: stopped after step {trainer.step}"
     if keeper is not None:
         keeper.save(trainer)
-        together(keeper.finish, RunError)
+        together(lambda: _last_written(keeper), RunError)
     if dist.get_rank() == 0:
         saved = "saved a checkpoint; go on with --resume auto" if keeper else "nothing saved: no --output DIR"
-        print(f"{said}, {saved}", flush=True)
+        say(f"{said}, {saved}")
     if number == signal.SIGINT:
         return EXIT_INTERRUPTED
     return EXIT_CHECKPOINTED if keeper is not None else 128 + number
@@ -164,8 +171,15 @@ def _finish(config: Config, trainer: Trainer, keeper: Keeper | None) -> int:
         path = config.output / "model.safetensors"
         together(lambda: save_model(path, trainer.model.module) if first else None, RunError)
     if first:
-        print(f"saved {path}" if config.output else "no --output DIR, so the model is not saved", flush=True)
+        say(f"saved {path}" if config.output else "no --output DIR, so the model is not saved")
     if keeper is not None:
         # After the model, which is there then even if the last checkpoint cannot be written.
-        together(keeper.finish, RunError)
+        together(lambda: _last_written(keeper), RunError)
     return 0
+
+
+def _last_written(keeper: Keeper) -> None:
+    try:
+        keeper.finish()
+    except OSError as error:
+        raise OSError(f"the last checkpoint could not be written ({error})") from error

@@ -5,6 +5,7 @@ Imports the standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -48,7 +49,7 @@ class RankLog:
         self._level = logging.WARNING
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            file = logging.FileHandler(folder / f"rank-{rank}.log")
+            file = _LogFile(folder / f"rank-{rank}.log")
             file.setFormatter(_RankFormatter(f"%(asctime)s {self._prefix} %(lowered)s: %(message)s"))
             self._handlers.append(file)
             self._level = logging.INFO
@@ -74,7 +75,8 @@ class RankLog:
         logging.captureWarnings(False)
         for handler in self._handlers:
             root.removeHandler(handler)
-            handler.close()
+            with contextlib.suppress(OSError):  # of lines that there was no space for
+                handler.close()
 
     def epoch_end(self, trainer: Trainer) -> None:
         """Log what this rank knows of the epoch that has ended: a callback for a `Trainer`."""
@@ -84,6 +86,15 @@ class RankLog:
             "epoch %d ended after step %d: %.2f s, of which this rank waited %.2f s for others; loss %.4f",
             *(metrics.epoch, trainer.step, metrics.epoch_s, waited_s, metrics.loss),
         )
+
+
+class _LogFile(logging.FileHandler):
+    """Loses lines for which the disk has no space; `logging` would print a traceback for each, on every rank."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (its name in logging)
+        """Take no notice of what the system refuses."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
 
 
 class _RankFormatter(logging.Formatter):

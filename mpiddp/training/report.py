@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 
@@ -12,6 +13,12 @@ from .metrics import EpochMetrics
 from .trainer import Trainer
 
 _logger = logging.getLogger(__name__)
+
+
+def say(text: str) -> None:
+    """Print, if anybody reads it: days of training do not end because a pipe is broken, or a log's disk full."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
 
 
 def configuration_lines(config: Config, ranks: int, nodes: int) -> str:
@@ -53,7 +60,8 @@ class Console:
         self._skipped = trainer.skipped
         # Not stdout: Open MPI gives every rank a terminal there, also where its own output goes to a file.
         if sys.stderr.isatty():
-            self._bar = tqdm(total=len(trainer.train_loader), desc=f"epoch {trainer.epoch + 1}", leave=False)
+            steps = -(-len(trainer.train_loader) // trainer.accumulate)
+            self._bar = tqdm(total=steps, desc=f"epoch {trainer.epoch + 1}", leave=False)
 
     def step_end(self, trainer: Trainer) -> None:
         """Move the bar."""
@@ -65,7 +73,7 @@ class Console:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        print(epoch_line(trainer.history[-1], self._epochs), flush=True)
+        say(epoch_line(trainer.history[-1], self._epochs))
         if trainer.skipped > self._skipped:
             left_out = trainer.skipped - self._skipped
             _logger.warning("%d steps of epoch %d left out: loss or gradients were not finite", left_out, trainer.epoch)

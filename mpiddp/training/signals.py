@@ -33,6 +33,7 @@ class StopRequest:
     def __init__(self, deadline: Deadline | None = None) -> None:
         self.number = 0
         self.late = False
+        self._interrupted = False
         self._deadline = deadline
         self._before: dict[signal.Signals, Any] = {}
 
@@ -60,6 +61,8 @@ class StopRequest:
         return "--max-time" if self.late else None
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.number == signal.SIGINT:
-            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
         self.number = self.number or number

@@ -224,9 +224,9 @@ class Stepper:
         overflowed = False
         if self.scaler is not None and sound:
             scale = self.scaler.scale
-            self.scaler.update(bool(broken))
-            # Below 1 it is not the scale that makes them overflow.
-            overflowed = bool(broken) and self.scaler.scale >= 1
+            with contextlib.suppress(FloatingPointError):  # where no smaller scale mends it
+                self.scaler.update(bool(broken))
+                overflowed = bool(broken)
             if not broken:
                 for p in self.model.module.parameters():
                     if p.grad is not None:

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from .checkpoint import Checkpoint, DamagedError, read_checkpoint, read_score
-from .files import put_back, remove_folders, sweep
+from .files import put_back, remove_folders, sweep, temporary_name
 from .parts import AwaitedParts
 
 _NAME = re.compile(r"step-(\d+)")
@@ -32,6 +32,13 @@ class CheckpointStore:
         self._scores: dict[int, float | None] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mpiddp-checkpoint")
         self._writing: Future[None] | None = None
+        self._pending = folder  # of what is being written
+
+    def tidy(self) -> None:
+        """Put back what writers that died have moved aside, and remove what else they have left."""
+        if self.folder.is_dir():
+            put_back(self.folder)
+            sweep(self.folder)
 
     def steps(self) -> list[int]:
         """Return the steps of which there are checkpoints, whole or damaged, in order."""
@@ -62,10 +69,11 @@ class CheckpointStore:
             Parts that other processes put into the folder under its temporary name.
         """
         self.finish()
+        self._pending = temporary_name(self.path(checkpoint.step))
         self._writing = self._pool.submit(self._write, checkpoint.frozen(), awaited)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is on the disk.
+        """Wait until the last checkpoint is on the disk. To be called when all of its parts are there, or given up.
 
         Raises
         ------
@@ -74,10 +82,20 @@ class CheckpointStore:
         """
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.result()
+            try:
+                writing.result()
+            finally:
+                # A part may have come after the writer had given up, and removed those before it.
+                remove_folders([self._pending])
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest checkpoint that is whole, or None, and what is wrong with each newer one."""
+        """Return the newest checkpoint that is whole, or None, and what is wrong with each newer one.
+
+        Raises
+        ------
+        NewerFormatError
+            If one before it is not for this mpiddp to read.
+        """
         put_back(self.folder)
         faults: list[str] = []
         for step in reversed(self.steps()):
@@ -90,11 +108,13 @@ class CheckpointStore:
     def _write(self, checkpoint: Checkpoint, awaited: AwaitedParts | None) -> None:
         checkpoint.write(self.path(checkpoint.step), awaited)
         self._scores[checkpoint.step] = checkpoint.score
-        self._prune()
+        self._prune(checkpoint.step)
 
-    def _prune(self) -> None:
+    def _prune(self, last: int) -> None:
         """Remove what is neither among the newest nor the best, and what writers that died have left."""
-        steps = self.steps()
+        # Those beyond are damaged, or this run would have begun with them: they are no reason to remove a whole one.
+        steps = [step for step in self.steps() if step <= last]
+        self._scores = {step: score for step, score in self._scores.items() if step in steps}
         kept = set(steps[-self.keep :])
         scored = {step: score for step in steps if (score := self._score(step)) is not None}
         if scored:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
 from typing import Any, Literal
 
 from mpiddp import nn
@@ -24,9 +25,11 @@ from mpiddp.typing import Array
 from .averaging import AveragedModel
 from .metrics import EpochMetrics, Tally, count_correct
 from .state import Stateful, put_together, take_apart
-from .step import Batch, Stepper, new_tally
+from .step import Batch, Outcome, Stepper, new_tally
 
 Callback = Callable[["Trainer"], object]
+MOST_SKIPPED = 100
+"""Steps in a row that may be left out, where an epoch has more of them."""
 EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
 """When callbacks are called: on every rank, in the order of the lists, with the trainer as the only argument."""
 
@@ -53,7 +56,8 @@ class Trainer:
     stop : callable, optional
         Asked once a step whether this rank was told to stop; where one was, all ranks stop after the same step.
     on_nan : {"stop", "skip"}, default "stop"
-        What to do in a step whose loss or gradients are not finite: raise, or leave the step out.
+        What to do in a step whose loss or gradients are not finite: raise, or leave the step out. As many in a row as
+        an epoch has steps, or `MOST_SKIPPED`, raise all the same: nothing is learned any more.
     callbacks : mapping of str to sequence of callable, optional
         Lists by event: ``epoch_begin``, ``step_end``, ``epoch_end``, and ``step_skip`` before the ``step_end`` of a
         step that was left out. Callbacks may communicate, if all ranks do.
@@ -148,6 +152,7 @@ class Trainer:
         self.history: list[EpochMetrics] = []
         self.skipped = 0
         self.stopped = False
+        self._skipped_in_a_row = 0
         self._waited_s = 0.0
         self._last_lr = float(optimizer.param_groups[0]["lr"])
         # Of the epoch that runs, over all processes that have had a part in it.
@@ -167,7 +172,7 @@ class Trainer:
         All ranks test the first one's model: its running statistics are copied to all.
         """
         tally = new_tally()
-        stepper = self._stepper()
+        stepper = self.stepper()
         broadcast_arrays(list(self.model.module.buffers()), default_group())
         self.model.module.eval()
         with no_grad():
@@ -214,6 +219,7 @@ class Trainer:
             "epoch_exposed_s": self._epoch_exposed_s,
             "history": [dataclasses.asdict(metrics) for metrics in self.history],
             "skipped": self.skipped,
+            "skipped_in_a_row": self._skipped_in_a_row,
             "last_lr": self._last_lr,
             # Not its own method: that of a sharded optimizer wants the whole state collected first.
             "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
@@ -255,6 +261,7 @@ class Trainer:
                 if name in self.stateful:
                     self.stateful[name].load_state_dict(mine)
         self.epoch, self.step, self.skipped = state["epoch"], state["step"], state.get("skipped", 0)
+        self._skipped_in_a_row = state.get("skipped_in_a_row", 0)
         self._last_lr = state.get("last_lr", self._last_lr)
         if self.scheduler is not None:
             # The plan is this run's, which may have been changed; how far it has come, the checkpoint's.
@@ -280,7 +287,7 @@ class Trainer:
         self.train_loader.set_epoch(self.epoch)
         self._emit("epoch_begin")
         began, waited_before_s = time.perf_counter(), self.comm_exposed_s
-        stepper, batches = self._stepper(), self._batches()
+        stepper, batches = self.stepper(), self._batches()
         for batch in batches:
             self._make_step(stepper, batch, batches)
             now, waited_s = time.perf_counter(), self.comm_exposed_s
@@ -318,7 +325,8 @@ class Trainer:
         self._epoch_s = self._epoch_exposed_s = 0.0
         self._emit("epoch_end")
 
-    def _stepper(self) -> Stepper:
+    def stepper(self) -> Stepper:
+        """Return what makes the steps of this trainer."""
         return Stepper(
             self.model,
             self.optimizer,
@@ -345,16 +353,26 @@ class Trainer:
         self.stopped = outcome.tally["stop"] > 0
         if outcome.updated:
             self.running.merge(outcome.tally)
-        elif self.on_nan == "stop" and not outcome.overflowed:
-            what, cause = stepper.faults(outcome)
-            raise FloatingPointError(f"{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
+            self._skipped_in_a_row = 0
         else:
-            self.skipped += 1
+            self._skip(stepper, outcome)
         self.step += 1
         if self.scheduler is not None:
             self.scheduler.step()
         if not outcome.updated:
             self._emit("step_skip")
+
+    def _skip(self, stepper: Stepper, outcome: Outcome) -> None:
+        """Leave out a step, or raise where that is not to be, or goes on for too long."""
+        # Overflows come to an end by themselves, where the scale has come down.
+        self._skipped_in_a_row += not outcome.overflowed
+        an_epoch = -(-length_hint(self.train_loader, MOST_SKIPPED * self.accumulate) // self.accumulate)
+        too_many = self._skipped_in_a_row >= min(MOST_SKIPPED, an_epoch)
+        if not outcome.overflowed and (self.on_nan == "stop" or too_many):
+            what, cause = stepper.faults(outcome)
+            many = "" if self.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
+            raise FloatingPointError(f"{many}{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
+        self.skipped += 1
 
 
 def _by_names(state: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:

@@ -7,14 +7,16 @@ with CUDA adds the comparisons. ``--fake`` tries the plumbing on the tests' fake
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from .sections import SECTIONS, Section, run
+from .sections import BUDGET_S, SECTIONS, Section, run
 
 HEAD = ("section", "ranks", "what", "value", "goal", "")
 
@@ -26,8 +28,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks that share the GPU (default: 2,4)")
     parser.add_argument("--fake", action="store_true", help="use the fake device, and small arrays")
     parser.add_argument("--small", action="store_true", help="small arrays: to see whether all of it runs")
-    parser.add_argument("--budget", type=float, default=480, help="seconds for everything (default: 480)")
-    parser.add_argument("--json", type=Path, help="write the rows to this file, too, after every section")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help=f"seconds for everything (default: {BUDGET_S})")
+    parser.add_argument("--json", type=Path, help="write the rows to this file, too, each as soon as it is there")
     return parser.parse_args(arguments)
 
 
@@ -37,19 +39,25 @@ def main() -> int:
     unknown = set(options.sections) - set(SECTIONS)
     if unknown:
         sys.exit(f"there is no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    needed = "ml_dtypes" if options.fake else "cupy"
+    if importlib.util.find_spec(needed) is None:
+        sys.exit(
+            "the fake device needs ml_dtypes: pip install '.[test]'"
+            if options.fake
+            else "this needs CuPy and a GPU: pip install '.[cuda12]' or '.[cuda13]', or try it with --fake"
+        )
     began, rows = time.monotonic(), []
     print(f"# {time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {' '.join(sys.argv)}", flush=True)
     for name in options.sections or SECTIONS:
         section = SECTIONS[name]
         for ranks in [int(n) for n in options.ranks.split(",")] if section.ranks is None else [section.ranks]:
             left = options.budget - (time.monotonic() - began)
-            found = _section(section, name, ranks, options, left)
-            rows += found
-            for row in found:
+            for row in _section(section, name, ranks, options, left):
+                rows.append(row)
                 print(line(row), flush=True)
-            if options.json:
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text(json.dumps(rows, indent=1) + "\n")
+                if options.json:
+                    options.json.parent.mkdir(parents=True, exist_ok=True)
+                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
     print("\n" + table(rows), flush=True)
     wrong = [row for row in rows if row.get("wrong")]
     missed = sum(row.get("met") is False for row in rows)
@@ -57,11 +65,12 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _section(section: Section, name: str, ranks: int, options: argparse.Namespace, left: float) -> list[dict]:
+def _section(section: Section, name: str, ranks: int, options: argparse.Namespace, left: float) -> Iterator[dict]:
     if left < 5:
-        return [{"section": name, "ranks": ranks, "what": "not run: the time was over", "wrong": True}]
+        yield {"section": name, "ranks": ranks, "what": "not run: the time was over", "wrong": True}
+        return
     small = options.small or options.fake
-    return run(section, name, ranks, fake=options.fake, small=small, limit_s=min(left, section.limit_s))
+    yield from run(section, name, ranks, fake=options.fake, small=small, limit_s=min(left, section.limit_s))
 
 
 def line(row: dict) -> str:

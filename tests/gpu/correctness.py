@@ -102,7 +102,7 @@ def cases(lengths: list[int]) -> Iterator[tuple[str, int, bool]]:
 def correctness(small: bool) -> None:
     """Compare every operation, on short, odd and long arrays, ordinary and symmetric."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    lengths = [0, 1, 1_003, 40_009] if small else [0, 1, 1_003, 40_009, 1_000_003, 20_000_003]
+    lengths = [0, 1, 1_003, 40_009] if small else [0, 1, 1_003, 40_009, 1_000_003, 12_000_017]
     checks = Checks()
     for name, length, async_op in cases(lengths):
         dtype = dtype_of(name)
@@ -176,6 +176,19 @@ def symmetric(small: bool) -> None:
         expected[3 : length - 5] = functools.reduce(np.add, [expected[3 : length - 5]] * len(xs))
         checks.equal(f"all_reduce of a part of {length}", x, expected)
     checks.report("symmetric memory")
+
+
+def nodes(small: bool) -> None:
+    """Compare all-reduces over pretended nodes: in memory of the GPU on each of them, by rings across."""
+    checks = Checks()
+    for name in ("float32", "float16", "int64"):
+        for length in (40_009, 100_003 if small else 12_000_017):
+            xs = inputs(np.dtype(name), length, length)
+            x = cupy.asarray(xs[dist.get_rank()])
+            dist.all_reduce(x)
+            checks.equal(f"all_reduce of {length} {name}", x, reduced(Op.SUM, xs))
+    checks.report("collectives over pretended nodes")
+    symmetric(small)
 
 
 def order(small: bool) -> None:

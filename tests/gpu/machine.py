@@ -54,7 +54,7 @@ def probe(small: bool) -> None:
             env={**os.environ, "MPIDDP_CACHE": cache},
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=25,
             check=False,
         )
     if done.returncode:

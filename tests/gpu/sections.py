@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,22 +33,25 @@ class Section(NamedTuple):
     environment: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
+BUDGET_S = 480
+"""How long all of it may take; the limits of all sections, on two numbers of ranks, are no more together."""
+
 SECTIONS = {
-    "machine": Section(1, 60),
-    "probe": Section(1, 120),
-    "correctness": Section(None, 100),
-    "order": Section(2, 60),
-    "rates": Section(2, 60),
-    "ipc": Section(None, 60),
-    "staged": Section(None, 60, {"MPIDDP_ALGORITHM": "all_reduce:staged_ring"}),
-    "gloo": Section(None, 90),
-    "dlpack": Section(2, 60),
-    "nccl": Section(1, 60),
-    "step": Section(1, 90),
-    "ddp": Section(None, 90),
-    "train": Section(2, 90),
+    "machine": Section(1, 20),
+    "ipc": Section(None, 25),
+    "gloo": Section(None, 35),
+    "staged": Section(None, 25, {"MPIDDP_ALGORITHM": "all_reduce:staged_ring"}),
+    "step": Section(1, 30),
+    "ddp": Section(None, 30),
+    "correctness": Section(None, 35),
+    "nodes": Section(4, 15, {"MPIDDP_NODES": "0,0,1,1"}),
+    "order": Section(2, 20),
+    "train": Section(2, 30),
+    "probe": Section(1, 30),
+    "dlpack": Section(2, 20),
+    "nccl": Section(1, 15),
 }
-"""By name, in the order in which they run."""
+"""By name, in the order in which they run: figures that have a goal first, each of which looks at its values too."""
 
 
 def environment(fake: bool, extra: dict[str, str]) -> dict[str, str]:
@@ -60,7 +66,7 @@ def environment(fake: bool, extra: dict[str, str]) -> dict[str, str]:
         ("PRTE_MCA_rmaps_default_mapping_policy", "slot:oversubscribe"),
         ("PRTE_MCA_hwloc_default_binding_policy", "none"),
         ("OMP_NUM_THREADS", "2"),
-        ("MPIDDP_TIMEOUT", "60"),
+        ("MPIDDP_TIMEOUT", "15"),  # less than any section has: who waits for whom is worth a row
         ("MPIDDP_TUNED", "0"),
     ):
         made.setdefault(name, value)
@@ -73,46 +79,63 @@ def mpiexec() -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
 
 
-def run(section: Section, name: str, ranks: int, *, fake: bool, small: bool, limit_s: float) -> list[dict]:
-    """Run a section and return its rows, and one more if it did not end well."""
+def run(section: Section, name: str, ranks: int, *, fake: bool, small: bool, limit_s: float) -> Iterator[dict]:
+    """Run a section and give each of its rows as soon as it is said, and one more if it does not end well."""
     launcher = mpiexec()
     alone = name in ("probe", "train")  # they start their jobs themselves
+    about = {"section": name, "ranks": ranks}
     if launcher is None:
-        return [{"section": name, "ranks": ranks, "what": "no mpiexec", "wrong": True}]
+        yield {**about, "what": "no mpiexec", "wrong": True}
+        return
     job = [sys.executable, "-m", "tests.gpu.job", name, *(["--small"] if small else [])]
     command = job if alone else [launcher, "-n", str(ranks), *job]
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+    deadline, count = time.monotonic() + limit_s, 0
+    with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
             env=environment(fake, section.environment),
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
         )
         try:
-            code: int | None = process.wait(limit_s)
+            for line in _lines(process, deadline):
+                if line.startswith("ROW: "):
+                    count += 1
+                    yield {**about, **json.loads(line[5:])}
+            code: int | None = process.wait(max(deadline - time.monotonic(), 0))
         except subprocess.TimeoutExpired:
             code = None
         finally:
             _end(process)
-        output.seek(0)
-        errors.seek(0)
-        rows = [json.loads(line[5:]) for line in output if line.startswith("ROW: ")]
-        if code == 0 and not rows:
-            rows.append({"what": "it said nothing", "wrong": True})
+        if code == 0 and not count:
+            yield {**about, "what": "it said nothing", "wrong": True}
         if code != 0:
+            errors.seek(0)
             lines = [text.strip() for text in errors.read().splitlines() if text.strip()]
             # The launcher may have the last word, and says less than the rank.
             said = [*[line for line in lines[:-3] if "Error: " in line][:1], *lines[-3:]]
             how = f"not done in {limit_s:.0f} s" if code is None else f"exit code {code}"
-            rows.append({"what": f"{how}: {' / '.join(said)[:1500]}", "wrong": True})
-    return [{"section": name, "ranks": ranks, **row} for row in rows]
+            yield {**about, "what": f"{how}: {' / '.join(said)[:1500]}", "wrong": True}
+
+
+def _lines(process: subprocess.Popen, deadline: float) -> Iterator[str]:
+    """Give each line that a process writes when it is written, until it has closed its output or time is over."""
+    output, text = process.stdout.fileno(), b""
+    while select.select([output], [], [], max(deadline - time.monotonic(), 0))[0]:
+        read = os.read(output, 1 << 16)
+        if not read:
+            return
+        *lines, text = (text + read).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
 
 
 def _end(process: subprocess.Popen) -> None:
     """Leave nothing of a job behind."""
+    process.stdout.close()
     for number, patience_s in ((signal.SIGTERM, 3), (signal.SIGKILL, 3)):
         if process.poll() is not None and number == signal.SIGTERM:
             continue

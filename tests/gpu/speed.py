@@ -64,13 +64,14 @@ def message_rate(size_bytes: int) -> float:
     return size_bytes / seconds(exchange, 5)
 
 
-def rates(small: bool) -> None:
-    """Say what the machine can do."""
-    size = (8 if small else 256) * MIB
-    say("copy on the device (read + written)", alone(lambda: copy_rate(2 * size)) / 1e9, "GB/s")
-    say("copy down to pinned memory", alone(lambda: pinned_rate(size, True)) / 1e9, "GB/s")
-    say("copy up from pinned memory", alone(lambda: pinned_rate(size, False)) / 1e9, "GB/s")
-    say("MPI, host to host, both directions at once, each", message_rate(size // 4) / 1e9, "GB/s")
+def reduces(x: cupy.ndarray) -> bool:
+    """Tell whether an all-reduce of ``x``, which is left full of zeros, gives the sum."""
+    ranks = dist.get_world_size()
+    x.fill(dist.get_rank() + 1)
+    dist.all_reduce(x)
+    right = bool((x == ranks * (ranks + 1) / 2).all())
+    x.fill(0)
+    return right
 
 
 def ipc(small: bool) -> None:
@@ -79,9 +80,9 @@ def ipc(small: bool) -> None:
     largest = 8 if small else 512
     copied = alone(lambda: copy_rate(largest * MIB))
     say("copy on the device (read + written)", copied / 1e9, "GB/s")
-    for mib in (1, 8) if small else (1, 16, 128, 512):
+    for mib in (8, 1) if small else (512, 128, 16, 1):
         x = symmetric_floats(mib * MIB // 4)
-        x.fill(0)
+        right = reduces(x)
         taken = seconds(lambda x=x: dist.all_reduce(x), 10)
         rate = 2 * ranks * x.nbytes / taken
         goal = 0.6 if mib == largest else None
@@ -89,12 +90,15 @@ def ipc(small: bool) -> None:
             f"symmetric all_reduce of {mib} MiB: {taken * 1e3:.3g} ms, share of the copy's rate",
             rate / copied,
             least=goal,
+            wrong=not right,
         )
         del x
     ordinary = cupy.zeros(largest * MIB // 8, np.float32)
+    right = reduces(ordinary)
     taken = seconds(lambda: dist.all_reduce(ordinary), 5)
     rate = 2 * ranks * ordinary.nbytes / taken
-    say(f"ordinary all_reduce of {largest // 2} MiB: {taken * 1e3:.3g} ms, share of the copy's rate", rate / copied)
+    what = f"ordinary all_reduce of {largest // 2} MiB: {taken * 1e3:.3g} ms, share of the copy's rate"
+    say(what, rate / copied, wrong=not right)
 
 
 def staged(small: bool) -> None:
@@ -108,10 +112,11 @@ def staged(small: bool) -> None:
     say("copy up from pinned memory, all ranks at once, each", up / 1e9, "GB/s")
     say("MPI, host to host, both directions at once, each", wire / 1e9, "GB/s")
     x = cupy.zeros(size // 4, np.float32)
+    right = reduces(x)
     taken = seconds(lambda: dist.all_reduce(x), 5)
     rate = 2 * (ranks - 1) / ranks * size / taken
     bound = min(down, up, wire)
     what = (
         f"staged ring of {size // MIB} MiB: {taken * 1e3:.3g} ms, {rate / 1e9:.3g} GB/s, share of the lowest of these"
     )
-    say(what, rate / bound, least=0.8)
+    say(what, rate / bound, least=0.8, wrong=not right)

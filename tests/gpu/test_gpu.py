@@ -20,10 +20,19 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [("probe", 1), ("correctness", 2), ("correctness", 4), ("order", 2), ("dlpack", 2), ("nccl", 1), ("train", 2)],
+    [
+        ("probe", 1),
+        ("correctness", 2),
+        ("correctness", 4),
+        ("nodes", 4),
+        ("order", 2),
+        ("dlpack", 2),
+        ("nccl", 1),
+        ("train", 2),
+    ],
 )
 def test_section(name: str, ranks: int) -> None:
     section = sections.SECTIONS[name]
-    rows = sections.run(section, name, ranks, fake=False, small=True, limit_s=section.limit_s)
+    rows = list(sections.run(section, name, ranks, fake=False, small=True, limit_s=section.limit_s))
     assert rows, "the job said nothing"
     assert not [row for row in rows if row.get("wrong")], rows

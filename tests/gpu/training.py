@@ -136,7 +136,7 @@ def train(small: bool) -> None:
             [str(mpiexec()), "-n", "2", sys.executable, "-m", "mpiddp", "train", *map(str, options), *model],
             capture_output=True,
             text=True,
-            timeout=80,
+            timeout=25,
             check=False,
         )
         if done.returncode:

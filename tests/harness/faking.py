@@ -34,6 +34,7 @@ def fake_gpu() -> Iterator[Any]:
         device.forget()
         yield cupy
         cupy.cuda.runtime.deviceSynchronize()
+        assert not cupy._memory.VIOLATIONS, cupy._memory.VIOLATIONS
     finally:
         device.forget()
         sys.path.remove(str(FOLDER))

@@ -16,12 +16,14 @@ import sysconfig
 import tempfile
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from concurrent.futures import Future
 
 PLAN = "MPIDDP_TEST_PLAN"
 """Set for the ranks that the parent starts: the file that says which tests to run and where to report."""
@@ -157,7 +159,8 @@ class Program:
         with self._files[0].open("wb") as stdout, self._files[1].open("wb") as stderr:
             self._process = subprocess.Popen(
                 [str(part) for part in command],
-                env={**environment(env), _JOB: self._job},
+                # Open MPI cannot start where a killed job has left its folder, once its process id comes again.
+                env={**environment(env), _JOB: self._job, "PRTE_MCA_prte_tmpdir_base": str(self._scratch)},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=None if echo else stdout,
@@ -288,3 +291,15 @@ def python(
     """Run ``program`` without a launcher, or, when it is None, ``python ARGS`` (``python(None, "-m", "mpiddp")``)."""
     with Program([sys.executable, *args], env) if program is None else start(None, program, *args, env=env) as job:
         return job.wait(timeout_s)
+
+
+@contextlib.contextmanager
+def side_by_side(
+    jobs: Mapping[str, Callable[[], Completed]], places: int = 4
+) -> Iterator[dict[str, Future[Completed]]]:
+    """Run jobs that mostly wait at the same time, and give their outcomes; what has not begun at the end never does."""
+    pool = ThreadPoolExecutor(places)
+    try:
+        yield {name: pool.submit(job) for name, job in jobs.items()}
+    finally:
+        pool.shutdown(cancel_futures=True)

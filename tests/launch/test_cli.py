@@ -46,6 +46,7 @@ def test_train_prints_and_writes_what_it_promises(tmp_path):
     assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]
 
 
+@pytest.mark.once
 def test_the_tutorials_run_reaches_97_percent():
     """The acceptance of the main job; seconds are not tested here, the machine may be busy."""
     done = run(2, "train")
@@ -126,14 +127,53 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+def assert_one_line(code: int, stdout: str, stderr: str, said: str) -> None:
+    assert code == 2 and said in stderr, (stdout, stderr)
+    assert stderr.count("mpiddp: error:") == 1 and "Traceback" not in stderr, (stdout, stderr)
+
+
+@pytest.mark.parametrize("name", ["option", "batch"])
 def test_users_error_is_one_line_once(name):
+    """Before MPI has started, and after."""
     arguments, said = WRONG[name]
     done = run(3, *arguments)
-    assert done.rc == 2, done
-    assert said in done.stderr, done
-    assert done.stderr.count("mpiddp: error:") == 1, done
-    assert "Traceback" not in done.stderr, done
+    assert_one_line(done.rc, done.stdout, done.stderr, said)
+
+
+ALL_WRONG = """
+import contextlib, io, json, sys
+import mpiddp as dist
+from mpiddp import cli
+
+cli._HEAD_START_S = 0.0  # for ranks that end
+found = []
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as stdout, contextlib.redirect_stderr(io.StringIO()) as stderr:
+        code = cli.main(arguments)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    found.append((code, stdout.getvalue(), stderr.getvalue()))
+dist.init_process_group()
+everybody = [None] * 3
+dist.all_gather_object(everybody, found)
+if dist.get_rank() == 0:
+    print(json.dumps(everybody))
+"""
+
+
+@pytest.fixture(scope="module")
+def wrong() -> dict[str, list[tuple[int, str, str]]]:
+    """Make every mistake in one job, and return exit code, stdout and stderr of each rank."""
+    done = launcher.mpirun(3, ALL_WRONG, json.dumps([arguments for arguments, _ in WRONG.values()]))
+    assert done.rc == 0, done
+    return dict(zip(WRONG, zip(*json.loads(done.stdout), strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_users_error_is_told_by_rank_0(wrong, name):
+    first, *others = wrong[name]
+    assert_one_line(*first, WRONG[name][1])
+    assert others == [[2, "", ""]] * 2
 
 
 def test_help_and_version_alone():
@@ -147,7 +187,7 @@ def parameters(output: Path) -> dict[str, bytes]:
     return {name: x.tobytes() for name, x in arrays.items()}
 
 
-RUN = ("train", "--epochs", "4", "--checkpoint-steps", "3", "--batch-size", "128")
+RUN = ("train", "--epochs", "3", "--checkpoint-steps", "3", "--batch-size", "128")
 
 
 def losses(output: Path) -> list[float]:
@@ -157,7 +197,7 @@ def losses(output: Path) -> list[float]:
 def test_sigusr1_checkpoints_exits_with_75_and_resumes_to_the_same_bits(tmp_path):
     assert run(2, *RUN, "--output", tmp_path / "unbroken").rc == 0
     with start(2, *RUN, "--output", tmp_path / "out") as job:
-        job.wait_for("epoch 1/4")
+        job.wait_for("epoch 1/3")
         job.signal(signal.SIGUSR1)
         stopped = job.wait(60)
     assert stopped.rc == 75, stopped
@@ -192,6 +232,22 @@ def test_a_signal_that_comes_while_a_stopped_run_saves_does_not_end_it(tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000003", "step-0000000004"]
 
 
+LEAVING = """
+import atexit, os, signal, sys
+from mpiddp.cli import main
+
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ranks_that_have_stopped_say_so_whatever_the_launcher_does_to_them_then(tmp_path):
+    options = ("train", "--model", "mlp", "--max-time", "1", "--margin", "1", "--output", str(tmp_path))
+    stopped = launcher.mpirun(2, LEAVING, *options)
+    assert stopped.rc == 75 and "--max-time on rank 0: stopped after step 1, saved" in stopped.stdout, stopped
+
+
+@pytest.mark.once
 def test_the_model_is_saved_even_if_the_last_checkpoint_cannot_be(tmp_path):
     (tmp_path / "checkpoints").touch()  # where the folder ought to be
     done = run(2, "train", "--model", "mlp", "--epochs", "1", "--output", tmp_path)
@@ -201,23 +257,29 @@ def test_the_model_is_saved_even_if_the_last_checkpoint_cannot_be(tmp_path):
 
 def test_another_number_of_ranks_goes_on(tmp_path):
     with start(2, *RUN, "--output", tmp_path / "out") as job:
-        job.wait_for("epoch 1/4")
+        job.wait_for("epoch 1/3")
         job.signal(signal.SIGUSR1)
         assert job.wait(60).rc == 75
     done = run(3, *RUN, "--output", tmp_path / "out", "--resume", "auto")
     assert done.rc == 0, done
     assert "ranks was 2 and is 3" in done.stderr
-    assert len(losses(tmp_path / "out")) == 4
+    assert len(losses(tmp_path / "out")) == 3
 
 
+@pytest.mark.once
 def test_steps_that_are_left_out_are_said(tmp_path):
     options = ("--model", "mlp", "--epochs", "2", "--lr", "1e30", "--on-nan", "skip", "--metrics", tmp_path / "m.jsonl")
     done = run(2, "train", *options)
-    assert done.rc == 0, done
-    assert re.findall(r"warning: (\d+) steps of epoch (\d) left out", done.stderr) == [("22", "1"), ("23", "2")], done
-    assert [json.loads(line)["samples_per_s"] for line in (tmp_path / "m.jsonl").read_text().splitlines()][1] == 0
+    assert re.findall(r"warning: (\d+) steps of epoch (\d) left out", done.stderr) == [("22", "1")], done
+    assert len((tmp_path / "m.jsonl").read_text().splitlines()) == 1
+    # There is nothing to go on for.
+    assert done.rc == 1 and done.stderr.count("mpiddp: error: 23 steps in a row were left out: the loss is not") == 1, (
+        done
+    )
+    assert "not finite on rank 0, 1 at step 24 (epoch 2), with finite parameters" in done.stderr, done
 
 
+@pytest.mark.once
 def test_a_model_is_named_by_its_module(tmp_path):
     for name, model in (("one", "mlp"), ("two", "mpiddp.training.models:MLP")):
         done = run(2, "train", "--epochs", "1", "--model", model, "--output", tmp_path / name)
@@ -225,6 +287,7 @@ def test_a_model_is_named_by_its_module(tmp_path):
     assert parameters(tmp_path / "one") == parameters(tmp_path / "two")
 
 
+@pytest.mark.once
 def test_a_configuration_file_trains_a_transformer_on_text_with_everything_on(tmp_path):
     (tmp_path / "text").write_text("to be or not to be, that is the question. " * 60)
     (tmp_path / "run.toml").write_text(
@@ -263,7 +326,7 @@ def test_a_configuration_file_trains_a_transformer_on_text_with_everything_on(tm
 
 def test_time_that_runs_out_ends_with_75_and_a_checkpoint(tmp_path):
     options = ("--model", "mlp", "--output", tmp_path / "out")
-    done = run(2, "train", "--epochs", "100000", "--max-time", "10", "--margin", "3", *options)
+    done = run(2, "train", "--epochs", "100000", "--max-time", "6", "--margin", "1", *options)
     assert done.rc == 75, done
     (step,) = re.findall(
         r"^--max-time on rank \d: stopped after step (\d+), saved a checkpoint", done.stdout, re.MULTILINE
@@ -274,6 +337,7 @@ def test_time_that_runs_out_ends_with_75_and_a_checkpoint(tmp_path):
     assert resumed.rc == 0 and f"resumed after step {step}," in resumed.stdout, resumed
 
 
+@pytest.mark.once
 def test_timeline_is_written_with_a_summary(tmp_path):
     path = tmp_path / "new" / "trace.json"
     done = run(2, "train", "--epochs", "1", "--model", "mlp", "--timeline", path)
@@ -283,14 +347,20 @@ def test_timeline_is_written_with_a_summary(tmp_path):
     assert {(rank, name) for rank in range(2) for name in ("forward", "backward", "wait", "step")} <= names
 
 
+@pytest.mark.once
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return all files but the lock, which says who was there last."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
 def test_a_run_that_is_refused_leaves_the_folder_as_it_was(tmp_path):
     begun = run(2, "train", "--epochs", "1", "--model", "mlp", "--output", tmp_path)
     assert begun.rc == 0, begun
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = contents(tmp_path)
     for options in (["--model", "net", "--resume", "auto"], ["--model", "mlp", "--lr", "0.5"]):
         refused = run(2, "train", *options, "--output", tmp_path)
         assert refused.rc == 2 and refused.stderr.count("mpiddp: error:") == 1, refused
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert contents(tmp_path) == before
 
 
 def test_ctrl_c_is_one_message(tmp_path):

@@ -40,6 +40,34 @@ def test_a_run_on_the_device_is_that_of_the_host(model: str, tmp_path: Path) -> 
         assert found["cuda"][name] == pytest.approx(found["cpu"][name], rel=1e-3)
 
 
+LEAVING = """
+import cupy
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group()
+x = dist.symmetric_empty(3000, device="cuda")
+y = cupy.ones(100_000, np.float32)
+x.fill(1)
+dist.all_reduce(x)
+dist.all_reduce(y)
+dist.all_reduce(x, async_op=True)
+print("end", flush=True)
+"""
+
+
+def test_a_program_ends_with_memory_that_its_peers_have_mapped(tmp_path: Path) -> None:
+    """Without destroy_process_group: nobody goes before all operations have ended, the last one among them."""
+    pytest.importorskip("ml_dtypes")  # of the fake
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    search = launcher.environment().get("PYTHONPATH", "")
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(FOLDER), search])), "PYTHONWARNINGS": "ignore"}
+    with Program([*launcher.launch(3), sys.executable, tmp_path / "leaving.py"], env) as program:
+        done = program.wait(60)
+    assert done.rc == 0 and done.stdout.split() == ["end"] * 3, done
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr, done
+
+
 @without_cupy
 def test_no_cupy() -> None:
     done = train("--device", "cuda")

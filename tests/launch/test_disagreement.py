@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
-from harness.launcher import mpirun
+from harness.launcher import mpirun, side_by_side
 
 PROGRAM = """
 import os, time
@@ -36,44 +37,55 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(("name", "late"), list(zip(CALLS, itertools.cycle([0, 2]), strict=False)))
-def test_job_ends(name, late):
-    one, other, first, second = CALLS[name]
-    job = mpirun(3, PROGRAM.format(one=one, other=other, late=late, then="dist.barrier()"), timeout_s=40)
+LATE = dict(zip(CALLS, itertools.cycle([0, 2]), strict=False))
+NODES = {"two nodes": "0,0,1", "a rank on each": "0,1,2"}
+NEXT = [
+    ("two nodes", "dist.barrier()"),
+    ("two nodes", "dist.all_reduce(y)"),
+    ("two nodes", "dist.barrier(async_op=True).wait()"),
+    ("a rank on each", "dist.barrier()"),
+]
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """Run what ends with a wait side by side, and return the futures by name."""
+    programs = {
+        name: (PROGRAM.format(one=one, other=other, late=LATE[name], then="dist.barrier()"), None)
+        for name, (one, other, _, _) in CALLS.items()
+    }
+    caught = "\n    ".join(["try: dist.barrier()", "except dist.MismatchError: time.sleep(30)"])
+    waiting = "dist.all_gather([x.copy() for _ in range(3)], x)"  # in MPI, where nobody can raise
+    programs["caught"] = PROGRAM.format(one=waiting, other=caught, late=2, then=""), None
+    # Sums of as many bytes of another type go through every MPI library without a word.
+    one, other = "dist.all_reduce(x)", "dist.all_reduce(x.view(np.int32))"
+    for nodes, then in NEXT:
+        program = PROGRAM.format(one=one, other=other, late=2, then=then + "; print('and on')")
+        programs[f"{nodes}, {then}"] = program, {"MPIDDP_NODES": NODES[nodes]}
+    calls = {name: partial(mpirun, 3, text, timeout_s=40, env=env) for name, (text, env) in programs.items()}
+    with side_by_side(calls, places=3) as futures:
+        yield futures
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_job_ends(jobs, name):
+    _, _, first, second = CALLS[name]
+    job = jobs[name].result()
     assert job.rc == 111, job
     assert job.seconds < 20, job
     assert "disagree: rank" in job.stderr and first in job.stderr and second in job.stderr, job
 
 
-def test_a_rank_that_waits_ends_the_job_where_the_other_goes_on():
-    other = "\n    ".join(["try: dist.barrier()", "except dist.MismatchError: time.sleep(30)"])
-    job = mpirun(3, PROGRAM.format(one="dist.all_reduce(x)", other=other, late=2, then=""), timeout_s=40)
+def test_a_rank_that_waits_ends_the_job_where_the_other_goes_on(jobs):
+    job = jobs["caught"].result()
     assert job.rc == 111, job
     assert job.seconds < 20, job
     assert "Waiting (most recent call last)" in job.stderr and "rank 2 calls barrier #1" in job.stderr, job
 
 
-NODES = {"two nodes": "0,0,1", "a rank on each": "0,1,2"}
-
-
-@pytest.mark.parametrize(
-    ("nodes", "then"),
-    [
-        ("two nodes", "dist.barrier()"),
-        ("two nodes", "dist.all_reduce(y)"),
-        ("two nodes", "dist.barrier(async_op=True).wait()"),
-        ("a rank on each", "dist.barrier()"),
-    ],
-)
-def test_between_nodes_it_is_found_at_the_next_barrier(nodes, then):
-    """Sums of as many bytes of another type go through every MPI library without a word."""
-    one, other = "dist.all_reduce(x)", "dist.all_reduce(x.view(np.int32))"
-    job = mpirun(
-        3,
-        PROGRAM.format(one=one, other=other, late=2, then=then + "; print('and on')"),
-        timeout_s=40,
-        env={"MPIDDP_NODES": NODES[nodes]},
-    )
+@pytest.mark.parametrize(("nodes", "then"), NEXT)
+def test_between_nodes_it_is_found_at_the_next_barrier(jobs, nodes, then):
+    job = jobs[f"{nodes}, {then}"].result()
     assert job.rc == 111, job
     assert (
         "rank 0 calls all_reduce #1 of 4 float32 elements with SUM, rank 2 calls all_reduce #1 of 4 int32" in job.stderr

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from harness import launcher
 
+from mpiddp import settings
 from mpiddp.examples import collective_costs as costs
 from mpiddp.examples import torch_user
 
@@ -136,6 +137,7 @@ def test_examples_print_what_they_show(command, tmp_path):
         assert "False" not in text, f"on {ranks} ranks:\n{text}"
 
 
+@pytest.mark.once
 def test_comparison_is_strict():
     assert same("loss 1.234 of -2.00", "loss 1.235 of -2.00")
     for printed in ("loss 1.236 of -2.00", "loss 1.234 of 2.00", "loss 1.23 of -2.00", "Loss 1.234 of -2.00", ""):
@@ -144,11 +146,13 @@ def test_comparison_is_strict():
     assert same("took  ~9.9 s", "took ~10.0 s") and not same("took ~9.9 s", "took 9.9 s")
 
 
+@pytest.mark.once
 def test_by_hand_and_ddp_show_the_same():
     shown = {example.name: example.output for example in ALL}
     assert shown["sgd_by_hand"] == shown["sgd_ddp"]
 
 
+@pytest.mark.once
 def test_list_is_complete():
     done = launcher.python(None, "-m", "mpiddp.examples")
     assert done.rc == 0, done
@@ -156,6 +160,15 @@ def test_list_is_complete():
     assert sorted(listed) == [example.name for example in ALL], done
 
 
+def test_ranks_share_the_cores():
+    """An example shows what its docstring says, without a warning of more BLAS threads than cores."""
+    program = "import runpy\nrunpy.run_module('mpiddp.examples.barrier', run_name='__main__')\n"
+    unset = dict.fromkeys(settings.THREAD_VARIABLES)
+    done = launcher.mpirun(2, program, env=unset)
+    assert done.rc == 0 and "BLAS threads" not in done.stderr, done
+
+
+@pytest.mark.once
 def test_costs_are_those_of_schedules_that_work():
     """Every rank begins with its own number in every part; a message adds, or copies, what its sender has."""
     ranks, everybody = range(costs.RANKS), frozenset(range(costs.RANKS))
@@ -185,6 +198,7 @@ def test_costs_are_those_of_schedules_that_work():
                     assert found == everybody, (name, rank, part)
 
 
+@pytest.mark.once
 def test_messages_over_simulated_links_take_their_time(monkeypatch):
     """No upper bound: the machine may be busy."""
     monkeypatch.setattr(costs, "HASTE", 1000)
@@ -193,6 +207,7 @@ def test_messages_over_simulated_links_take_their_time(monkeypatch):
         assert costs.tried_seconds(rounds, ranks_per_machine) >= 0.999 * counted_s, name
 
 
+@pytest.mark.once
 def test_torch_runs_the_torch_script(monkeypatch, capsys):
     """What the example says of torch: these imports, and the same text, learn with torch too."""
     torch = pytest.importorskip("torch")
@@ -213,6 +228,7 @@ def test_torch_runs_the_torch_script(monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == "it has learnt: True"
 
 
+@pytest.mark.once
 def test_our_imports_are_those_shown():
     assert torch_user.OUR_IMPORTS in Path(torch_user.__file__).read_text().split("TORCH_IMPORTS")[0]
 

@@ -5,10 +5,10 @@ Upper bounds are generous: without the library every one of these jobs hangs for
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
-from harness.launcher import mpirun
+from harness.launcher import mpirun, side_by_side
 
 # What ranks 0 and 2 wait in, while rank 1 does something else.
 WAITS = {
@@ -36,8 +36,19 @@ print("went on", flush=True)
 """
 
 
-def run(one, others, arguments="", timeout_s=40):
-    return mpirun(3, PROGRAM.format(one=one, others=others, arguments=arguments), timeout_s=timeout_s)
+def run(one, others, arguments=""):
+    return mpirun(3, PROGRAM.format(one=one, others=others, arguments=arguments), timeout_s=40)
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """Run what mostly waits side by side, and return the futures by name."""
+    left = {way: partial(run, way, WAITS[wait]) for way, wait in LEFT.items()}
+    whole = {text: partial(mpirun, 3, text, timeout_s=40) for text in (SENDERS_LEFT, AT_EXIT, CAUGHT)}
+    late = {name: partial(run, *programs) for name, programs in LATE.items()}
+    without = {text: partial(mpirun, 3, text, timeout_s=40, env={"MPIDDP_TIMEOUT": "2"}) for text in NO_INIT.values()}
+    with side_by_side(left | whole | late | without) as futures:
+        yield futures
 
 
 def assert_ended(job, within_s=30):
@@ -110,14 +121,6 @@ LEFT = {
 }
 
 
-@pytest.fixture(scope="module")
-def jobs():
-    """Run what mostly waits side by side, and return the futures by name."""
-    pool = ThreadPoolExecutor(4)
-    yield {way: pool.submit(run, way, WAITS[wait]) for way, wait in LEFT.items()}
-    pool.shutdown(cancel_futures=True)
-
-
 @pytest.mark.parametrize("way", LEFT)
 def test_rank_that_left_is_named(jobs, way):
     job = jobs[way].result()
@@ -129,17 +132,18 @@ def test_rank_that_left_is_named(jobs, way):
     assert job.seconds > 3, job  # patience
 
 
-def test_all_possible_senders_left():
-    program = PROGRAM.format(
-        arguments="", one="sys.exit()", others="dist.recv(np.ones(3)) if dist.get_rank() == 0 else sys.exit()"
-    )
-    job = mpirun(3, program, timeout_s=40)
+SENDERS_LEFT = PROGRAM.format(
+    arguments="", one="sys.exit()", others="dist.recv(np.ones(3)) if dist.get_rank() == 0 else sys.exit()"
+)
+
+
+def test_all_possible_senders_left(jobs):
+    job = jobs[SENDERS_LEFT].result()
     assert_ended(job)
     assert "the programs of ranks 1, 2 have ended" in job.stderr, job
 
 
-def test_exception_at_exit_of_a_rank_that_others_need():
-    program = """
+AT_EXIT = """
 import atexit
 import numpy as np
 import mpiddp as dist
@@ -152,7 +156,10 @@ def last_words():
 dist.init_process_group()
 atexit.register(last_words)
 """
-    job = mpirun(3, program, timeout_s=40)
+
+
+def test_exception_at_exit_of_a_rank_that_others_need(jobs):
+    job = jobs[AT_EXIT].result()
     assert_ended(job)
     assert "ValueError: boom" in job.stderr, job
     assert "all_reduce #1" in job.stderr and "rank 1 has ended" in job.stderr, job
@@ -165,8 +172,15 @@ def test_death_ends_job(way):
     assert_ended(run(way, WAITS["all_reduce"]))
 
 
-def test_blocking_operation_times_out():
-    job = run("time.sleep(60)", WAITS["all_reduce"], arguments="timeout=1.5")
+LATE = {
+    "asleep": ("time.sleep(60)", WAITS["all_reduce"], "timeout=1.5"),
+    "waiting": ("dist.recv(np.ones(2), src=0)", WAITS["barrier"], "timeout=1.5"),
+    "asleep, and one waits": ("time.sleep(60)", "dist.irecv(np.ones(3), src=1).wait(timeout=0.5)"),
+}
+
+
+def test_blocking_operation_times_out(jobs):
+    job = jobs["asleep"].result()
     assert_ended(job)
     assert job.rc == 110, job
     reason = said(job)[0][-1]
@@ -175,15 +189,14 @@ def test_blocking_operation_times_out():
     assert "rank 2" not in reason, job
 
 
-def test_timeout_tells_where_the_missing_rank_waits():
-    job = run("dist.recv(np.ones(2), src=0)", WAITS["barrier"], arguments="timeout=1.5")
+def test_timeout_tells_where_the_missing_rank_waits(jobs):
+    job = jobs["waiting"].result()
     assert_ended(job)
     assert job.rc == 110, job
     assert any("it waits in recv of float64 (2,)" in lines[-1] for lines in said(job).values()) or 1 in said(job), job
 
 
-def test_timeout_of_wait_can_be_caught():
-    program = """
+CAUGHT = """
 import time
 import numpy as np
 import mpiddp as dist
@@ -191,7 +204,7 @@ import mpiddp as dist
 dist.init_process_group()
 x = np.ones(3)
 if dist.get_rank() == 1:
-    time.sleep(5)
+    time.sleep(3)
 work = dist.all_reduce(x, async_op=True)
 if dist.get_rank() != 1:
     try:
@@ -202,22 +215,24 @@ if dist.get_rank() != 1:
 work.wait()
 assert x.tolist() == [3, 3, 3]
 """
-    job = mpirun(3, program, timeout_s=60)
+
+
+def test_timeout_of_wait_can_be_caught(jobs):
+    job = jobs[CAUGHT].result()
     assert job.rc == 0, job
     assert job.stdout.count("caught all_reduce #1") == 2, job
     assert "rank 1 has begun 0 operations" in job.stdout, job
 
 
-def test_uncaught_timeout_has_its_exit_code():
-    job = run("time.sleep(60)", "dist.irecv(np.ones(3), src=1).wait(timeout=0.5)")
+def test_uncaught_timeout_has_its_exit_code(jobs):
+    job = jobs["asleep, and one waits"].result()
     assert_ended(job)
     assert job.rc == 110, job
     assert "DistTimeoutError: irecv of float64 (3,)" in job.stderr, job
 
 
-@pytest.mark.parametrize("start_mpi", [False, True])
-def test_rank_that_never_calls_init(start_mpi):
-    program = f"""
+NO_INIT = {
+    start_mpi: f"""
 import os, sys
 import mpiddp as dist
 if os.environ["RANK"] == "1":
@@ -226,6 +241,12 @@ if os.environ["RANK"] == "1":
     sys.exit()
 dist.init_process_group()
 """
-    job = mpirun(3, program, timeout_s=40, env={"MPIDDP_TIMEOUT": "2"})
+    for start_mpi in (False, True)
+}
+
+
+@pytest.mark.parametrize("start_mpi", NO_INIT)
+def test_rank_that_never_calls_init(jobs, start_mpi):
+    job = jobs[NO_INIT[start_mpi]].result()
     assert_ended(job)
     assert "init_process_group did not finish in 2 s" in job.stderr, job

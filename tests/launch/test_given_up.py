@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
-from harness.launcher import mpirun
+from harness.launcher import mpirun, side_by_side
 
 PROGRAM = """
 import numpy as np
@@ -29,13 +31,20 @@ if dist.get_rank() != 1:
 """
 
 
-@pytest.mark.parametrize(
-    ("operation", "count"),
-    [("all_reduce(x, group=group, async_op=True)", 300_000), ("irecv(x, 1, group)", 3)],
-    ids=["all_reduce", "irecv"],
-)
-def test_program_ends(operation, count):
-    job = mpirun(3, PROGRAM.format(operation=operation, count=count), timeout_s=60)
+GIVEN_UP = {"all_reduce": ("all_reduce(x, group=group, async_op=True)", 300_000), "irecv": ("irecv(x, 1, group)", 3)}
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """Run what mostly waits side by side, and return the futures by name."""
+    programs = {name: PROGRAM.format(operation=call, count=count) for name, (call, count) in GIVEN_UP.items()}
+    with side_by_side({name: partial(mpirun, 3, program) for name, program in programs.items()}) as futures:
+        yield futures
+
+
+@pytest.mark.parametrize("name", GIVEN_UP)
+def test_program_ends(jobs, name):
+    job = jobs[name].result()
     assert job.rc == 0, job
     assert job.stdout.count("caught") == job.stdout.count("refused") == 2, job
     assert "asynchronous operations that no other rank takes part in" in job.stderr, job

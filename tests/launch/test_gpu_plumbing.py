@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from gpu import sections
 from harness import launcher
 
 pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
@@ -23,7 +26,7 @@ def environment(*folders: Path) -> dict[str, str]:
 def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
     pytest.importorskip("ml_dtypes")  # of the fake
     rows_file = tmp_path / "out" / "rows.json"
-    names = ["machine", "order", "ipc", "staged", "dlpack"]
+    names = ["machine", "ipc", "staged", "nodes", "order", "dlpack"]
     command = [sys.executable, "-m", "tests.gpu", *names, "--fake", "--ranks", "2", "--json", str(rows_file)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=150, check=False
@@ -36,6 +39,23 @@ def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
     assert done.stdout.count("| section | ranks |") == 1
 
 
+def test_the_limits_fit_the_budget() -> None:
+    runs = [section.limit_s * (2 if section.ranks is None else 1) for section in sections.SECTIONS.values()]
+    assert sum(runs) <= sections.BUDGET_S == 8 * 60
+
+
+def test_a_row_is_there_before_its_job_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = 'import time; print(\'ROW: {"what": "first"}\', flush=True); time.sleep(60)'
+    popen = subprocess.Popen
+    monkeypatch.setattr(sections.subprocess, "Popen", lambda _, **how: popen([sys.executable, "-c", script], **how))
+    began = time.monotonic()
+    rows = sections.run(sections.SECTIONS["order"], "order", 2, fake=True, small=True, limit_s=5)
+    assert next(rows)["what"] == "first" and time.monotonic() - began < 5
+    rest = list(rows)
+    assert [row["what"][:15] for row in rest] == ["not done in 5 s"] and rest[0]["wrong"]
+    assert time.monotonic() - began < 20
+
+
 def test_a_job_that_fails_is_a_row(tmp_path: Path) -> None:
     (tmp_path / "cupy.py").write_text("raise ImportError('libcudart.so: not found')\n")
     done = subprocess.run(
@@ -44,3 +64,13 @@ def test_a_job_that_fails_is_a_row(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert "exit code" in done.stdout and "libcudart.so: not found" in done.stdout and "WRONG" in done.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+def test_without_cupy_one_line_says_what_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu"],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "this needs CuPy and a GPU: pip install '.[cuda12]' or '.[cuda13]', or try it with --fake\n"

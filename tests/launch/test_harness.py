@@ -15,7 +15,7 @@ from harness import launcher
 HERE = Path(__file__).parents[1]
 HEADER = "import os\nimport time\nimport pytest\nfrom mpi4py import MPI\nworld = MPI.COMM_WORLD\n"
 # For the suites that hang on purpose; a busy machine may take seconds for what it does at once on its own.
-FAST = {"MPIDDP_TEST_LIMIT": "8", "MPIDDP_TEST_GRACE": "2"}
+FAST = {"MPIDDP_TEST_LIMIT": "5", "MPIDDP_TEST_GRACE": "1"}
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_next():
 
 def test_dead_rank_fails_the_test_and_the_next_is_run(suite):
     tests = """
-@pytest.mark.parametrize("end", [lambda: os._exit(3), lambda: os.kill(os.getpid(), 9), lambda: os._exit(0)])
+@pytest.mark.parametrize("end", [lambda: os.kill(os.getpid(), 9), lambda: os._exit(0)])
 def test_dies(end):
     if world.rank == 1:
         end()
@@ -117,8 +117,8 @@ def test_next():
 """
     done = suite(tests, "--ranks", "2")
     assert done.rc == 1, done
-    assert len(re.findall(r"^FAILED .*::test_dies", done.stdout, re.M)) == 3, done
-    assert "3 failed, 1 passed" in done.stdout.splitlines()[-1], done
+    assert len(re.findall(r"^FAILED .*::test_dies", done.stdout, re.M)) == 2, done
+    assert "2 failed, 1 passed" in done.stdout.splitlines()[-1], done
 
 
 def test_job_that_is_of_no_more_use_is_replaced(suite):
@@ -147,20 +147,23 @@ def test_ranks_that_collect_differently_do_not_run(suite):
     assert "the ranks do not collect the same tests" in done.stdout
 
 
+@pytest.mark.once
 def test_file_that_cannot_be_imported_is_an_error(suite):
     done = suite("import no_such_module\n", "--ranks", "2")
     assert done.rc != 0, done
     assert "No module named 'no_such_module'" in done.stdout
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_skipping_everything_is_a_failure(suite, ranks):
     tests = "@pytest.mark.mpi(min_size=5)\ndef test_big(): pass\n"
-    done = suite(tests, *([] if ranks else ["--ranks", "1,2"]), ranks=ranks)
+    done = suite(tests, *([] if ranks else ["--ranks", "2"]), ranks=ranks)
     assert done.rc not in (0, launcher.TIMED_OUT), done
     assert "MPI tests were skipped" in done.stdout
 
 
+@pytest.mark.once
 def test_selection(suite):
     tests = """
 @pytest.mark.mpi
@@ -174,8 +177,7 @@ class TestClass:
 """
     file = "tests/mpi/test_sample.py"
     for arguments, expected in [
-        (["-m", "mpi"], ["test_marked[np=2]", "test_marked[np=3]"]),
-        (["-k", "other"], [f"test_other[{n}][np={ranks}]" for ranks in (2, 3) for n in (1, 2)]),
+        (["-m", "mpi", "-k", "3 and marked"], ["test_marked[np=3]"]),
         (
             [f"{file}::TestClass", f"{file}::test_other[2][np=3]"],
             ["TestClass::test_method[np=2]", "TestClass::test_method[np=3]", "test_other[2][np=3]"],
@@ -252,7 +254,7 @@ time.sleep(60)
 
 
 def test_mpirun_has_a_time_limit():
-    done = launcher.mpirun(2, "import time\nprint('up', flush=True)\ntime.sleep(60)\n", timeout_s=3)
+    done = launcher.mpirun(2, "import time\nprint('up', flush=True)\ntime.sleep(60)\n", timeout_s=2)
     assert done.rc == launcher.TIMED_OUT
     assert done.stdout.startswith("up\nup\n"), done
     assert done.seconds < 10

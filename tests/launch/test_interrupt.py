@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 
 import pytest
-from harness.launcher import mpiexec, start
+from harness.launcher import mpiexec, side_by_side, start
 
 PROGRAM = """
 import os, sys, time
@@ -42,17 +43,27 @@ def interrupt(body, target):
         return job.wait(30)
 
 
+@pytest.fixture(scope="module")
+def jobs():
+    """Interrupt all side by side, and return the futures by target and state."""
+    calls = {
+        f"{who}, {state}": partial(interrupt, STATES[state], who) for who in ("rank", "launcher") for state in STATES
+    }
+    with side_by_side(calls) as futures:
+        yield futures
+
+
 @pytest.mark.parametrize("state", STATES)
-def test_rank(state):
-    job = interrupt(STATES[state], "rank")
+def test_rank(jobs, state):
+    job = jobs[f"rank, {state}"].result()
     assert job.rc == 130, job
     said = [line for line in job.stderr.splitlines() if line.startswith("[rank ")]
     assert len(said) == 1 and said[0].startswith("[rank 2/3 ") and "interrupted (Ctrl-C)" in said[0], job
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_launcher(state):
-    job = interrupt(STATES[state], "launcher")
+def test_launcher(jobs, state):
+    job = jobs[f"launcher, {state}"].result()
     assert job.rc not in (0, 124), job
     # Open MPI's mpirun ends the ranks itself, by SIGTERM; Hydra hands the signal on.
     said = [line for line in job.stderr.splitlines() if "interrupted (Ctrl-C)" in line]

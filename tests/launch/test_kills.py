@@ -35,7 +35,7 @@ RUNS = {
 
 
 def train(run: str, output: Path) -> Program:
-    options = ["--epochs", 2 + KILLS, "--checkpoint-steps", 2, "--batch-size", 128, "--output", output, *RUNS[run]]
+    options = ["--epochs", 1 + KILLS, "--checkpoint-steps", 2, "--batch-size", 128, "--output", output, *RUNS[run]]
     command = [sys.executable, "-m", "mpiddp", "train", *options, "--resume", "auto"]
     return Program([*launcher.launch(RANKS), *map(str, command)])
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
-from harness.launcher import mpirun
+from harness.launcher import mpirun, side_by_side
 
 HEAD = """
 import atexit, sys, time
@@ -24,10 +24,13 @@ def run(body, n=3, env=None):
 
 @pytest.fixture(scope="module")
 def jobs():
-    """Run what mostly sleeps side by side, and return the futures by name."""
-    pool = ThreadPoolExecutor(4)
-    yield {name: pool.submit(run, body) for name, body in {**SLOW, **ENDINGS}.items()}
-    pool.shutdown(cancel_futures=True)
+    """Run everything side by side, and return the futures by name."""
+    alike = {**SLOW, **ENDINGS, "alone": ALONE, "exit code": "dist.barrier()\nsys.exit(75)"}
+    all_jobs = {name: partial(run, body) for name, body in alike.items()}
+    all_jobs["serialized"] = partial(run, SERIALIZED, env={"MPI4PY_RC_THREAD_LEVEL": "serialized"})
+    all_jobs |= {way: partial(run, FORKED.format(way=way)) for way in WAYS}
+    with side_by_side(all_jobs) as futures:
+        yield futures
 
 
 def assert_clean(job):
@@ -103,31 +106,34 @@ def test_ending(jobs, name):
     assert_clean(jobs[name].result())
 
 
-def test_operations_that_nobody_shares_are_named():
-    job = run("if rank == 0: work = dist.all_reduce(x, async_op=True)")
+ALONE = "if rank == 0: work = dist.all_reduce(x, async_op=True)"
+
+
+def test_operations_that_nobody_shares_are_named(jobs):
+    job = jobs["alone"].result()
     assert job.rc == 0, job
     assert "[rank 0/3" in job.stderr and "that no other rank takes part in" in job.stderr, job
 
 
-def test_without_thread_multiple():
-    body = """
+SERIALIZED = """
 from mpiddp.mpi import runtime
 assert not runtime.current().thread_multiple
 if rank == 0: time.sleep(4)
 dist.all_reduce(x)
 assert x[0] == 3
 """
-    job = run(body, env={"MPI4PY_RC_THREAD_LEVEL": "serialized"})
-    assert_clean(job)
 
 
-def test_exit_code_is_kept():
-    assert run("dist.barrier()\nsys.exit(75)").rc == 75
+def test_without_thread_multiple(jobs):
+    assert_clean(jobs["serialized"].result())
 
 
-@pytest.mark.parametrize("way", ["dist.all_reduce(x)", "dist.new_group([0, 1])", "dist.init_process_group()"])
-def test_forked_child(way):
-    body = f"""
+def test_exit_code_is_kept(jobs):
+    assert jobs["exit code"].result().rc == 75
+
+
+WAYS = ["dist.all_reduce(x)", "dist.new_group([0, 1])", "dist.init_process_group()"]
+FORKED = """
 import os
 child = os.fork() if rank == 1 else -1
 if child == 0:
@@ -148,6 +154,10 @@ for _ in range(3):
     dist.all_reduce(x)
 assert x[0] == 27
 """
-    job = run(body)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_forked_child(jobs, way):
+    job = jobs[way].result()
     assert_clean(job)
     assert job.stdout.count("refused") == 1, job

@@ -18,6 +18,7 @@ def mpiddp(ranks: int | None, *arguments: str | Path):
         return program.wait(120)
 
 
+@pytest.mark.once
 def test_a_run_and_its_picture(tmp_path):
     options = ("--epochs", "2", "--model", "mlp", "--output", tmp_path / "run", "--log-ranks")
     done = mpiddp(3, "train", *options)
@@ -46,6 +47,7 @@ def test_a_run_and_its_picture(tmp_path):
     assert "<!-- run (3 ranks) -->" in (tmp_path / "run.svg").read_text()
 
 
+@pytest.mark.once
 def test_tensorboard_reads_what_a_run_has_written(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for epochs in ("1", "2"):

@@ -26,7 +26,7 @@ def test_what_the_probe_finds_is_known_to_later_jobs(tmp_path: Path) -> None:
     assert said.rc == 0, said.stderr
     found = json.loads(said.stdout)["mpi"]
     assert found["device_pointers"]["point_to_point"]["yes"], found["device_pointers"]
-    assert found["device_pointers"]["point_to_point"]["reason"].startswith("a probe tried it (2 ranks, ")
+    assert found["device_pointers"]["point_to_point"]["reason"].startswith("a probe tried it (2 ranks on one node, ")
     assert found["device_pointers"]["collectives"]["yes"] == (not found["library"].startswith("Open MPI"))
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -24,7 +24,7 @@ from mpiddp.training import program
 
 class Noted:
     def __init__(self, data, file, stop_at):
-        self.data, self.file, self.left = data, file, stop_at
+        self.data, self.file, self.left, self.tried = data, file, stop_at, False
 
     def __len__(self):
         return len(self.data)
@@ -33,6 +33,9 @@ class Noted:
         return self.data[index]
 
     def batch(self, indices):
+        if not self.tried:  # before the first step
+            self.tried = True
+            return self.data.batch(indices)
         print(json.dumps([int(index) for index in indices]), file=self.file, flush=True)
         self.left -= 1
         if self.left == 0:

@@ -189,3 +189,82 @@ def test_too_many_blas_threads(threads, warns):
         pytest.skip("one core: each rank has one thread then")
     assert job.stderr.count("BLAS threads and have") == int(warns), job
     assert not warns or "program.py:2: UserWarning" in job.stderr, job
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_that_imports_the_program_again_is_no_rank(method):
+    """It has the launcher's variables of the rank that started it, and must not join the job in its place."""
+    program = f"""
+import multiprocessing
+import numpy as np
+import mpiddp as dist
+dist.init_process_group()
+def nothing():
+    pass
+if __name__ == "__main__":
+    if dist.get_rank() == 0:
+        child = multiprocessing.get_context({method!r}).Process(target=nothing)
+        child.start()
+        child.join()
+        print(f"the child failed: {{child.exitcode != 0}}", flush=True)
+    x = np.ones(1)
+    dist.all_reduce(x)
+    print(f"sum {{x[0]}}", flush=True)
+"""
+    job = mpirun(2, program)
+    assert job.rc == 0 and "the child failed: True" in job.stdout and job.stdout.count("sum 2.0") == 2, job
+    assert job.stderr.count("under `if __name__ == '__main__':`") == 1, job
+
+
+def test_a_program_that_a_rank_starts_is_no_rank():
+    """Directly, with the rank's files or by a shell, it is told how to start it; so it works, alone and as a job."""
+    program = """
+import os, subprocess, sys
+import numpy as np
+import mpiddp as dist
+dist.init_process_group()
+code = "import mpiddp as dist; dist.init_process_group(); print('world of', dist.get_world_size(), flush=True)"
+child = [sys.executable, "-c", code]
+own = dist.settings.outside_of_jobs()
+starts = {
+    "child": (child, {}),
+    "with files": (child, {"close_fds": False}),
+    "by a shell": (f'{sys.executable} -c "{code}"; exit $?', {"shell": True}),
+    "alone": (child, {"env": own}),
+    "job": ([os.environ["MPIEXEC"], "-n", "2", *child], {"env": own}),
+    "raises": ([sys.executable, "-c", "import mpiddp; 1 / 0"], {}),
+}
+if dist.get_rank() == 1:
+    for name, (command, how) in starts.items():
+        done = subprocess.run(command, capture_output=True, text=True, **how)
+        last = done.stderr.splitlines()[-1:]
+        sys.stdout.write(f"{name}: {done.returncode} {done.stdout.split()} {'[rank' in done.stderr} {last}\\n")
+x = np.ones(1)
+dist.all_reduce(x)
+sys.stdout.write(f"sum {x[0]}\\n")
+"""
+    job = mpirun(2, program, env={"MPIEXEC": str(launcher.mpiexec())})
+    assert job.rc == 0 and job.stdout.count("sum 2.0") == 2, job
+    for name in ("child", "with files", "by a shell"):
+        assert f'{name}: 1 [] False ["mpiddp.mpi.library.SetupError: rank 1 of 2 (process ' in job.stdout, job
+    assert job.stdout.count("with `env=mpiddp.settings.outside_of_jobs()`") == 3, job
+    assert "alone: 0 ['world', 'of', '1'] False" in job.stdout, job
+    assert "job: 0 ['world', 'of', '2', 'world', 'of', '2'] False" in job.stdout, job
+    # Python's own traceback and exit code: the end of the job is for its ranks.
+    assert "raises: 1 [] False ['ZeroDivisionError: division by zero']" in job.stdout, job
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_pool_of_processes_that_import_the_program_again_ends_the_job(method):
+    """A Pool replaces workers that fail, without end."""
+    program = f"""
+import multiprocessing
+import numpy as np
+import mpiddp as dist
+dist.init_process_group()
+with multiprocessing.get_context({method!r}).Pool(2) as pool:
+    print(pool.map(abs, range(4)))
+"""
+    job = mpirun(2, program, timeout_s=30)
+    assert job.rc not in (0, 124), job
+    assert 1 <= job.stderr.count("under `if __name__ == '__main__':`") <= 4, job

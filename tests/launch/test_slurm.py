@@ -23,7 +23,7 @@ TRAIN = ("--epochs", "4", "--batch-size", "60", "--dropout", "0.2")
 # In the first run of the job that is requeued every step takes longer, so that the time limit comes before the end.
 SLOW_AT_FIRST = """
 import os, time
-if "SLURM_STEP_ID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ:
+if "SLURM_STEP_ID" in os.environ and ("SLURM_RESTART_COUNT" not in os.environ or "ALWAYS_SLOW" in os.environ):
     from mpiddp.training.signals import StopRequest
     asked = StopRequest.__call__
     def ask(self):
@@ -106,6 +106,10 @@ class Jobs:
         ):
             time.sleep(0.1)
 
+    def cancel(self, name: str) -> None:
+        """Cancel a job as a user does."""
+        self._cluster.ask("scancel", self._running[name].number)
+
     def ends(self, name: str) -> list[mini_slurm.JobEnd]:
         """Return how the tasks of an array ended."""
         if name not in self._done:
@@ -143,6 +147,13 @@ def submit_all(jobs: Jobs) -> None:
     jobs.submit("requeue", *warned, SLURM / "requeue.sbatch", *TRAIN, PYTHONPATH=f"{folder}/slow:{path}")
     # Alone until it trains: Slurm's look comes 30 s after the cluster's start, and would find no rank to warn.
     jobs.wait_for("requeue", "training on")
+    # Stops by itself 10 s after its start, twice.
+    by_itself = ("--max-time", "slurm", "--margin", "110", "--epochs", "1000", "--model", "mlp")
+    alone = ("--nodes=1", "--ntasks-per-node=1", "--time=2", "--signal=B:USR1@1")
+    slow = {"PYTHONPATH": f"{folder}/slow:{path}", "ALWAYS_SLOW": "1", "MAX_REQUEUES": "1"}
+    one_step = ("--model", "mlp", "--epochs", "1000", "--batch-size", "1437")
+    jobs.submit("cancelled", *alone, SLURM / "requeue.sbatch", *one_step, **slow)
+    jobs.submit("max-time", *alone, SLURM / "requeue.sbatch", *by_itself, **slow)
     jobs.submit("multinode", SLURM / "train_multinode.sbatch", *TRAIN)
     jobs.submit("mpirun", SLURM / "train_multinode.sbatch", *TRAIN, MPIDDP_LAUNCH="mpirun")
     few = "--ntasks-per-node=2"
@@ -347,3 +358,23 @@ def test_time_limit_leads_to_a_checkpoint_a_requeue_and_the_same_parameters(jobs
     assert models[0] == models[1]
     curves = [losses(jobs.file(f"{name}/runs/*/metrics.jsonl")) for name in ("requeue", "multinode")]
     assert curves[0] == curves[1]
+
+
+@needs_slurm
+def test_max_time_ends_before_the_jobs_end_and_comes_back_without_any_signal(jobs):
+    end = jobs.end("max-time")
+    assert (end.state, end.rc, end.restarts) == ("FAILED", 75, 1), end
+    stops = re.findall(r"--max-time on rank 0: stopped after step (\d+), saved a checkpoint", end.log)
+    assert len(stops) == 2 and "SIGUSR1" not in end.log, end
+    assert "requeued after start 1" in end.log and f"resumed after step {stops[0]}, in epoch" in end.log, end
+    assert "not requeued: that has been done 1 times" in end.log, end
+    assert jobs.file(f"max-time/runs/*/checkpoints/step-{int(stops[1]):010d}").is_dir(), end
+
+
+@needs_slurm
+def test_a_job_that_is_cancelled_does_not_come_back(jobs):
+    jobs.wait_for("cancelled", "epoch    1/1000")
+    jobs.cancel("cancelled")
+    end = jobs.end("cancelled")
+    assert (end.state, end.restarts) == ("CANCELLED", 0), end
+    assert "SIGTERM on rank 0: stopped after step" in end.log and "requeued" not in end.log, end

@@ -15,6 +15,8 @@ import mpiddp as dist
 from mpiddp import nn
 from mpiddp.nn import functional as F  # noqa: N812
 
+from .conftest import World
+
 
 def mlp(widths: Sequence[int] = (5, 7, 6, 3), dtype: str = "float32", seed: int = 1) -> nn.Sequential:
     """Return Linear layers with ReLU between, the same on all ranks."""
@@ -33,6 +35,11 @@ def batch(rng: np.random.Generator, n: int, width: int = 5, classes: int = 3) ->
 def share(x: np.ndarray, rank: int, size: int) -> np.ndarray:
     """Return the rank's contiguous part of a batch."""
     return x[len(x) * rank // size : len(x) * (rank + 1) // size]
+
+
+def mine(world: World, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return this rank's part of each array."""
+    return tuple(share(x, world.rank, world.size) for x in arrays)
 
 
 def step_of(model: nn.Module, x: Any, y: Any) -> float:
@@ -80,14 +87,18 @@ def assert_close(one: dict[str, Any], two: dict[str, Any], rtol: float = 1e-5, a
         np.testing.assert_allclose(one[name], two[name], rtol=rtol, atol=atol, err_msg=name)
 
 
-def gloo() -> Any:
-    """Return torch with its default process group on Gloo: rank and size from MPI, the port from rank 0.
+def import_torch() -> Any:
+    """Return torch, on up to three ranks: that four import it takes longer than what they ask of it."""
+    if dist.get_world_size() > 3:
+        pytest.skip("torch is asked on up to three ranks")
+    return pytest.importorskip("torch")
 
-    On two and three ranks only: importing it, and its DDP, takes longer than everything else together.
-    """
-    if dist.get_world_size() not in (2, 3):
-        pytest.skip("torch is asked on two and on three ranks")
-    torch = pytest.importorskip("torch")
+
+def gloo() -> Any:
+    """Return torch with its default process group on Gloo: rank and size from MPI, the port from rank 0."""
+    torch = import_torch()
+    if dist.get_world_size() == 1:
+        pytest.skip("torch's own averages are asked of two and of three ranks")
     torch.set_num_threads(1)
     if not torch.distributed.is_initialized():
         port = [0]

@@ -141,7 +141,9 @@ def bits(x: Array) -> int:
 
 def algorithms(operation: str, link: Link) -> list[str]:
     """Return what is tested in a group: on several nodes only what knows of nodes, the others do the same as on one."""
-    return [name for name in select.offering(operation) if link.one_node or name == "hierarchical"]
+    if not link.one_node:
+        return ["hierarchical"] if "hierarchical" in select.offering(operation) else []
+    return [name for name in select.offering(operation) if name != "one_shot" or link.slots is not None]
 
 
 def reductions(name: str, dtype: np.dtype[Any]) -> Iterator[ReduceOp]:
@@ -292,7 +294,6 @@ def test_nan_reaches_every_rank(case: Case, kind: str) -> None:
 def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     if not case.link.one_node:
         pytest.skip("the same on one node")
-    monkeypatch.setattr(two_shot, "_left_to_the_library", tuple)
     monkeypatch.setattr(Scratch, "PIECE_BYTES", 4096)
     monkeypatch.setattr(folding, "CHUNK_BYTES", 256)
     for dtype in (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")):
@@ -313,7 +314,6 @@ def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.Mon
 @pytest.fixture(params=["copied by the kernel", "by the scratch", "by messages"])
 def way(request: pytest.FixtureRequest, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let ordinary arrays of any length go one way only, in short pieces."""
-    monkeypatch.setattr(two_shot, "_left_to_the_library", tuple)
     monkeypatch.setattr(two_shot, "ATTACH_BYTES", -1)
     monkeypatch.setattr(two_shot, "ONE_SHOT_BYTES", 256)
     monkeypatch.setattr(two_shot, "_ONE_SHOT_PIECE_BYTES", 1024)
@@ -554,7 +554,7 @@ def test_interleaved_operations_on_several_groups(case: Case, world: Any) -> Non
         link = links[int(rng.integers(2))]
         count = int(rng.integers(1, 3000))
         names = ["ring", "tree", "native", "exchange", "two_shot" if link.one_node else "hierarchical"]
-        name = str(rng.choice(names))
+        name = str(rng.choice([*names, "one_shot"] if link.slots is not None else names))
         x = np.full(count, 1 + index % 5, np.float32)
         steps = select.ALGORITHMS[name].all_reduce(link, x, ReduceOp.SUM)
         pending.append((link.queue.submit(steps, Operation(name, link), [x]), x, (1 + index % 5) * link.size, index))

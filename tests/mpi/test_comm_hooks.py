@@ -201,6 +201,7 @@ def test_half_precision_is_the_average_rounded_twice(world: World, kind: str) ->
         assert distinct > 0, "nothing was rounded"
 
 
+@pytest.mark.once
 def test_half_precision_is_that_of_torch(world: World) -> None:
     torch = gloo()
     default_hooks = pytest.importorskip("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")

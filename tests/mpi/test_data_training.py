@@ -141,7 +141,9 @@ def test_a_callable_of_ones_own(world: Any, folder: Path, monkeypatch: pytest.Mo
         load_data(Config(data="my_data:nonsense"))
     with pytest.raises(UsageError, match="--data my_data:mke: 'mke' is not in my_data; did you mean make"):
         load_data(Config(data="my_data:mke"))
-    with pytest.raises(UsageError, match="--data my_data:fails: no such corpus"):
+    with pytest.raises(
+        UsageError, match=r"--data my_data:fails: ValueError: no such corpus \(.*my_data\.py, line \d+, in fails\)"
+    ):
         load_data(Config(data="my_data:fails"))
     with pytest.raises(UsageError, match=r"--data my_data:empty gave \(0, 5\) samples"):
         load_data(Config(data="my_data:empty"))

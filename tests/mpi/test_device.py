@@ -2,85 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import itertools
 import random
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from harness.faking import fake_gpu
 
 import mpiddp as dist
 from mpiddp import device
-from mpiddp.algorithms import cuda_ipc, device_ring, device_scratch, device_table, select, staged_ring
-from mpiddp.device import ipc, pinned, stream
+from mpiddp.algorithms import cuda_ipc, device_table, select, staged_ring
+from mpiddp.device import pinned, stream
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import ArrayError, MismatchError
-from mpiddp.mpi import capability, landing, symmetric, work
-from mpiddp.mpi.link import Link
+from mpiddp.mpi import capability, symmetric, work
 from mpiddp.mpi.verdict import DevicePointers, Verdict
 
 from .inputs import OPS, both_ways, close, draw, dtype_of, end, means_something, reduced, same
+from .on_device import by_address, cupy, expected, own_op, renew, sizes
 
+__all__ = ["by_address", "cupy"]  # fixtures
 Array = Any
 DTYPES = ["bool", "int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64", "complex64"]
 LONG = ("device_two_shot", "staged_ring", "device_ring")
-
-
-def renew() -> None:
-    """Make the default group anew, which is when the ranks agree on what MPI can do."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    dist.init_process_group()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cupy() -> Iterator[Any]:
-    """Put the fake device in the place of CuPy, and let arrays of a few KB be long ones."""
-    with pytest.MonkeyPatch.context() as patch, fake_gpu() as fake, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "ranks .* share one GPU")
-        patch.setattr(device_scratch.DeviceScratch, "REGION_BYTES", 1 << 16)
-        patch.setattr(device_scratch.DeviceScratch, "PIECE_BYTES", 1 << 14)
-        patch.setattr(staged_ring, "PART_BYTES", 1 << 10)
-        patch.setattr(device_ring, "PART_BYTES", 1 << 11)
-        patch.setattr(device_table, "SHORT_BYTES", 256)
-        renew()
-        yield fake
-        dist.destroy_process_group()
-        gc.collect()
-        assert not fake._memory.OPENED, "a peer's memory is still mapped"
-
-
-@pytest.fixture
-def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePointers]:
-    """Let MPI take addresses of the device, which it does, because they are the host's."""
-    monkeypatch.setenv("MPIDDP_CUDA_AWARE", "1")
-    renew()
-    assert device_table.addresses.point_to_point.yes and landing.by_address
-    yield device_table.addresses
-    monkeypatch.undo()
-    renew()
-    assert not landing.by_address
-
-
-def sizes(world: Any) -> list[int]:
-    return [0, 1, max(world.size - 1, 1), world.size + 1, 127, 5011]
-
-
-def own_op(op: dist.ReduceOp, rank: int) -> dist.ReduceOp:
-    return op if op.factor is None else dist.ReduceOp.PREMUL_SUM(0.5 * (rank + 1))
-
-
-def expected(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
-    """Return the reduction where every rank has a factor of its own."""
-    if op.factor is None:
-        return reduced(op, xs)
-    wide = [x.astype(np.clongdouble if x.dtype.kind == "c" else np.longdouble) for x in xs]
-    return sum(0.5 * (rank + 1) * x for rank, x in enumerate(wide)).astype(xs[0].dtype)  # type: ignore[union-attr]
 
 
 # -- all-reduce: every way, on every dtype -------------------------------------------------------------------------
@@ -458,135 +403,19 @@ def test_interleaved(world: Any, cupy: Any) -> None:
         dist.destroy_process_group(part)
 
 
-# -- memory that GPUs share ----------------------------------------------------------------------------------------
-
-
-def test_dropped_memory_is_given_out_again(world: Any, cupy: Any) -> None:
-    if world.size == 1:
-        assert cuda_ipc.find(dist.symmetric_empty(5, device="cuda")) == symmetric.NOWHERE
-        return
-    group = dist.new_group()
-    x = dist.symmetric_empty((3, 700), np.float32, group, "cuda")
-    assert x.shape == (3, 700) and x.dtype == np.float32
-    start, made = ipc.address(x), len(cupy._memory.MALLOCED)
-    view = x[1:]
-    del x
-    gc.collect()
-    other = dist.symmetric_empty(2100, np.float32, group, "cuda")
-    assert ipc.address(other) != start, "a view is in use"
-    del view
-    gc.collect()
-    again = dist.symmetric_empty(2000, np.float32, group, "cuda")
-    assert ipc.address(again) == start
-    assert len(cupy._memory.MALLOCED) == made + 1
-    kept = again if world.rank == 0 else None
-    del again, other
-    gc.collect()
-    last = dist.symmetric_empty(2000, np.float32, group, "cuda")
-    assert kept is None or not cupy.may_share_memory(kept, last)
-    last.fill(1)
-    dist.all_reduce(last, group=group)
-    assert (last.get() == world.size).all()
-    dist.destroy_process_group(group)
-
-
-def test_group_frees_its_memory(world: Any, cupy: Any) -> None:
-    opened, malloced = len(cupy._memory.OPENED), len(cupy._memory.MALLOCED)
-    group = dist.new_group()
-    x = dist.symmetric_empty(1000, np.float32, group, device="cuda")
-    y = cupy.ones(4000, np.float32)
-    dist.all_reduce(y, group=group)
-    x.fill(world.rank)
-    dist.destroy_process_group(group)
-    assert len(cupy._memory.OPENED) == opened
-    assert (x.get() == world.rank).all(), "own memory lives as long as an array in it"
-    dist.all_reduce(x)
-    assert (x.get() == sum(range(world.size))).all()
-    del x
-    gc.collect()
-    cupy.cuda.runtime.deviceSynchronize()
-    assert len(cupy._memory.MALLOCED) == malloced
-
-
-def test_sizes_that_differ(world: Any) -> None:
-    if world.size == 1:
-        pytest.skip("one rank agrees with itself")
-    with pytest.raises(MismatchError, match="must be equal"):
-        dist.symmetric_empty(10 + world.rank, device="cuda")
-    renew()
-
-
-def refuse(handle: bytes) -> int:
-    raise RuntimeError("cudaErrorPeerAccessUnsupported: peer access is not supported between these two devices")
-
-
-def checked_everywhere(world: Any, cupy: Any, group: Any) -> None:
-    for count in (3, 900, 9973):
-        x = cupy.full(count, world.rank + 1.0, np.float32)
-        dist.all_reduce(x, dist.ReduceOp.AVG, group)
-        assert close(x.get(), np.full(count, (world.size + 1) / 2, np.float32))
-
-
-@pytest.mark.parametrize("how", ["refused", "unreadable", "not pinned either"])
-def test_without_ipc(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """One rank that cannot map its peers is enough: all go by pinned memory of the node, or else by messages."""
-    if world.size == 1:
-        pytest.skip("one rank shares nothing")
-    strange = []
-
-    def elsewhere(handle: bytes) -> int:  # maps, but something else
-        strange.append(cupy.cuda.Memory(ipc.GRANULE_BYTES))
-        monkeypatch.setattr(ipc, "close_handle", lambda start: None)
-        return strange[-1].ptr
-
-    if world.rank == world.size - 1:
-        monkeypatch.setattr(ipc, "open_handle", elsewhere if how == "unreadable" else refuse)
-        if how == "not pinned either":
-            monkeypatch.setattr(pinned, "register", lambda start, nbytes: "operation not supported")
-    group = dist.new_group()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        x = dist.symmetric_empty(900, np.float32, group, device="cuda")
-    assert device.is_device_array(x) and cuda_ipc.find(x) == symmetric.NOWHERE
-    assert len(told) == (world.rank == 0), [str(each.message) for each in told]
-    checked_everywhere(world, cupy, group)
-    scratch = device_scratch.of(group.link)
-    assert bool(scratch.fault) == (how == "not pinned either"), scratch.fault
-    registered = len(cupy._memory.PINNED)
-    dist.destroy_process_group(group)
-    if how != "not pinned either":
-        assert len(cupy._memory.PINNED) == registered - 1
-    dist.barrier()
-
-
-@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 0, 0), (0, 1, 2, 3)])
-def test_several_nodes(world: Any, cupy: Any, nodes: tuple[int, ...]) -> None:
-    """GPUs on other hosts share no memory: the ring through the host goes around all ranks."""
-    nodes = nodes[: world.size]
-    if len(set(nodes)) == 1:
-        pytest.skip("needs more ranks")
-    group = default_group()
-    link = Link(dataclasses.replace(group.link.world, nodes=nodes), group.comm.Dup(), 60.0)
-    memory, fault = work.drive(cuda_ipc.empty(link, 4 * 5000))
-    assert not fault and (memory is None) == (len(set(nodes)) == world.size)
-    pieces = [cupy.empty(5000, np.float32), cupy.empty(3, np.float32)]
-    for x in pieces if memory is None else [memory.view(np.float32), *pieces]:
-        x.fill(world.rank + 1)
-        work.drive(select.choose("all_reduce", link, x, dist.ReduceOp.SUM)(link, x, dist.ReduceOp.SUM))
-        assert (x.get() == world.size * (world.size + 1) / 2).all()
-    del x, memory
-    work.drive(device_scratch.release(link))
-    link.close()
-
-
 def test_host_and_device_do_not_meet(world: Any, cupy: Any) -> None:
     if world.size == 1:
         pytest.skip("one rank agrees with itself")
     for count in (3, 300_000):
+        shared = dist.symmetric_empty(500, device="cuda")
+        dist.all_reduce(cupy.ones(4000, np.float32))  # makes the scratch
         x = (cupy if world.rank == 0 else np).ones(count, np.float32)
         with pytest.raises(MismatchError, match="on a device"):
             dist.all_reduce(x, async_op=True).wait()
         renew()
+        assert not cupy._memory.OPENED, "what a group that was given up has mapped"
+        assert cuda_ipc.find(shared) == symmetric.NOWHERE
+        dist.all_reduce(shared)
 
 
 def test_overrides(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,6 +430,8 @@ def test_overrides(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> No
         renew()
         with pytest.raises(ValueError, match="needs an MPI that takes addresses"):
             dist.all_reduce(cupy.ones(3))
+        with pytest.raises(ValueError, match="device_hierarchical works on several nodes"):
+            dist.all_reduce(cupy.ones(3), algorithm="device_hierarchical")
     monkeypatch.undo()
     renew()
 

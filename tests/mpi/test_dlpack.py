@@ -14,11 +14,20 @@ import mpiddp as dist
 from mpiddp import device
 from mpiddp.mpi import foreign, message
 
+from .learning import import_torch
 from .pretend import pretended_gpus
 
-torch = pytest.importorskip("torch")
-
+torch: Any
 LENGTHS = [0, 1, 1_001, 300_007]  # nothing, MPI's own way, shared memory
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch() -> None:
+    """Import it where it is used: every rank collects the tests."""
+    global torch
+    if not dist.is_initialized():
+        dist.init_process_group()
+    torch = import_torch()
 
 
 class OnHost:

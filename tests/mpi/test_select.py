@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import exchange, native, ring, select, two_shot
+from mpiddp.algorithms import exchange, native, one_shot, ring, select, two_shot
 from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.reduction import ReduceOp
 
@@ -25,7 +24,7 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     select.forget()
 
 
-TABLES = {"one node": select.ONE_NODE, "several nodes": select.SEVERAL_NODES, **select.TWO_RANKS}
+TABLES = {"one node": select.ONE_NODE, "several nodes": select.SEVERAL_NODES, "two ranks": select.TWO_RANKS}
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -34,43 +33,50 @@ def test_every_row_names_an_algorithm_that_can(table: dict[str, select.Rows]) ->
         limits = [limit for limit, _ in rows]
         assert limits == sorted(limits) and limits[-1] == select.ANY_SIZE
         assert all(name in select.offering(operation) for _, name in rows)
-        assert table is not select.SEVERAL_NODES or all(name != "two_shot" for _, name in rows)
+        assert table is not select.SEVERAL_NODES or all(not name.endswith("_shot") for _, name in rows)
 
 
-def test_short_arrays_go_to_mpi_and_long_ones_through_shared_memory(world: Any) -> None:
+def test_on_a_node_most_arrays_go_through_its_memory(world: Any) -> None:
     link = default_group().link
     short, long = np.zeros(10), np.zeros(1 << 20)
-    assert select.choose("all_reduce", link, short, ReduceOp.SUM) is native.all_reduce
-    expected = two_shot.all_reduce if world.size > 1 else native.all_reduce
-    assert select.choose("all_reduce", link, long, ReduceOp.SUM) is expected
+    one, two = (one_shot, two_shot) if world.size > 1 else (native, native)
+    assert select.choose("all_reduce", link, short, ReduceOp.SUM) is one.all_reduce
+    assert select.choose("all_reduce", link, long, ReduceOp.SUM) is two.all_reduce
     assert select.name_of("all_reduce", link, long.nbytes) == ("two_shot" if world.size > 1 else "native")
 
 
-@pytest.mark.parametrize(("vendor", "two"), [("Open MPI", "two_shot"), ("MPICH", "native"), ("another", "native")])
-def test_two_ranks_have_rows_of_their_own(vendor: str, two: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "MPI", SimpleNamespace(get_vendor=lambda: (vendor, (1, 0, 0))))
-    select._rows.cache_clear()
-    try:
-        chosen = {
-            nodes: next(name for limit, name in select._rows("all_reduce", nodes) if limit >= 1 << 16)
-            for nodes in [(0, 0), (0, 0, 0), (0, 1)]
-        }
-        assert chosen == {(0, 0): two, (0, 0, 0): "native", (0, 1): "native"}
-        assert select._rows("broadcast", (0, 0)) == select.ONE_NODE["broadcast"]
-    finally:
-        select._rows.cache_clear()
+def test_many_ranks_and_those_without_slots_send_messages() -> None:
+    assert select._rows("all_reduce", (0,) * 8)[0][1] == "one_shot"
+    assert select._rows("reduce", (0,) * 9)[0][1] == "native"
+    for nodes in [(0,) * 9, (0, 1)]:
+        assert all(name != "one_shot" for operation in select.ONE_NODE for _, name in select._rows(operation, nodes))
+
+    class Bare:
+        id, size, one_node, nodes, slots = -1, 2, True, (0, 0), None
+
+    assert select.name_of("all_reduce", Bare(), 8) == "native"  # type: ignore[arg-type]
+
+
+def test_two_ranks_have_rows_of_their_own() -> None:
+    chosen = {
+        nodes: next(name for limit, name in select._rows("all_reduce", nodes) if limit >= 1 << 17)
+        for nodes in [(0, 0), (0, 0, 0), (0, 1)]
+    }
+    assert chosen == {(0, 0): "two_shot", (0, 0, 0): "native", (0, 1): "hierarchical"}
+    assert select._rows("broadcast", (0, 0)) == select.ONE_NODE["broadcast"]
 
 
 def test_what_mpi_does_not_define_is_exchanged() -> None:
     link, half = default_group().link, np.zeros(10, np.float16)
-    assert select.choose("all_reduce", link, half, ReduceOp.SUM) is exchange.all_reduce
-    assert select.choose("reduce", link, np.zeros(10), ReduceOp.MAX) is exchange.reduce
+    assert select.choose("all_reduce", link, half, ReduceOp.SUM, "native") is exchange.all_reduce
+    assert select.choose("reduce", link, np.zeros(10), ReduceOp.MAX, "native") is exchange.reduce
 
 
 def test_deterministic_keeps_mpi_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
     select.forget()
-    assert select.choose("all_reduce", default_group().link, np.zeros(10), ReduceOp.SUM) is exchange.all_reduce
+    link = default_group().link
+    assert select.choose("all_reduce", link, np.zeros(10), ReduceOp.SUM, "native") is exchange.all_reduce
 
 
 def test_the_environment_overrides(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +118,7 @@ def test_the_argument_goes_before_table_and_environment(world: Any, monkeypatch:
         "tree" if world.size > 1 else "native"
     )
     ones = np.ones(world.size)
-    for name in ("ring", "two_shot", "exchange"):
+    for name in ("ring", "one_shot", "two_shot", "exchange"):
         x = ones.copy()
         dist.all_reduce(x, algorithm=name)
         dist.reduce_scatter_single(y := np.empty(1), ones, algorithm=name)

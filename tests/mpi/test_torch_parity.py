@@ -17,12 +17,14 @@ import pytest
 
 import mpiddp
 
+from .learning import import_torch
+
 DTYPES = ["uint8", "int8", "int32", "int64", "float32", "float64"]
 
 
 @pytest.fixture(scope="module")
 def torch():
-    found = pytest.importorskip("torch")
+    found = import_torch()
     if found.distributed.is_initialized():  # by the tests of learning, with another timeout
         found.distributed.destroy_process_group()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -360,7 +360,7 @@ def test_a_blocking_operation_in_a_callback_leaves_the_outer_wait_known(world):
             for call in (dist.send, dist.recv) if first else (dist.recv, dist.send):
                 call(np.ones(1), 1 - world.rank)
 
-    waited = dist.all_reduce(np.ones(1), async_op=True)
+    waited = dist.all_reduce(np.ones(1 << 20), async_op=True)
     waited.get_future().add_done_callback(inside)
     waited.wait()
     assert seen in (["all_reduce"] * 3, [None] * 3), "it had finished before anybody waited"

@@ -43,6 +43,14 @@ def test_nothing_is_known(monkeypatch):
     )
 
 
+def test_what_open_mpi_says_of_its_build_is_not_enough(monkeypatch):
+    monkeypatch.setattr(capability, "library_name", lambda: "Open MPI v5.0.11")
+    assert not capability._weighed(YES, None).yes
+    assert capability._weighed(YES, None).reason.startswith("says so, but that is not known of what carries Open MPI")
+    assert capability._weighed(YES, TRIED).yes and not capability._weighed(YES, FAILED).yes
+    assert capability._weighed(NO, None) == NO
+
+
 class World:
     """COMM_WORLD, as far as it is asked for its memory kinds."""
 
@@ -100,11 +108,18 @@ def test_kinds_are_known_apart(chain):
     assert found == (TRIED, FAILED)
 
 
-@pytest.mark.parametrize("links", [{"override": True}, {"says": YES}, {"tried": {"collectives": TRIED}}])
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"override": True},
+        {"says": YES, "tried": {"point_to_point": TRIED, "collectives": TRIED}},
+        {"tried": {"collectives": TRIED}},
+    ],
+)
 def test_open_mpi_never_gets_device_pointers_in_collectives(chain, links):
     found = chain(**links, library="Open MPI v5.0.11")
     assert found.collectives == (False, "Open MPI v5.0.11 has no non-blocking collectives for GPU memory")
-    assert found.point_to_point.yes == ("tried" not in links)
+    assert found.point_to_point.yes == ("override" in links or "point_to_point" in links["tried"])
 
 
 def test_answer_of_open_mpi():

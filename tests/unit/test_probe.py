@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.mpi import mapped, probe, probe_job
+from mpiddp.algorithms import device_probe
+from mpiddp.mpi import mapped, probe
 from mpiddp.mpi.verdict import KINDS, Verdict, lowest
 
-SAYS = "import json, os, signal, sys, time\nprint(json.dumps({'library': 'mpich-5.0.2-abc'}), flush=True)\n"
+KNOWN = "import json, os, signal, sys, time\nprint(json.dumps({'library': 'mpich-5.0.2-abc'}), flush=True)\n"
+SAYS = KNOWN + "print(json.dumps({'tries': 'a kind', 'nodes': 1}), flush=True)\n"
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,10 @@ RIGHT = SAYS + "print(json.dumps({'right': sys.argv}))"
 def test_success(cache):
     found = probe.run(job(else_=RIGHT))
     assert set(found) == set(KINDS)
-    assert all(verdict.yes and verdict.reason.startswith("a probe tried it (2 ranks, ") for verdict in found.values())
+    assert all(
+        verdict.yes and verdict.reason.startswith("a probe tried it (2 ranks on one node, ")
+        for verdict in found.values()
+    )
     assert probe._read(cache / "device-pointers-mpich-5.0.2-abc.json") == found
 
 
@@ -92,7 +97,8 @@ def _alive(pid: int) -> bool:
     ("script", "why"),
     [
         ("import sys; sys.exit('no MPI library')", "it ended with exit code 1: no MPI library"),
-        (SAYS + "print(json.dumps({'fault': 'CuPy is not installed'})); sys.exit(1)", "CuPy is not installed"),
+        (KNOWN + "print(json.dumps({'fault': 'CuPy is not installed'})); sys.exit(1)", "CuPy is not installed"),
+        (KNOWN + "sys.exit('no memory for a board')", "it ended with exit code 1: no memory for a board"),
     ],
 )
 def test_what_did_not_try_anything_is_no_verdict(script, why, cache):
@@ -155,7 +161,9 @@ def test_two_builds_of_a_version_have_two_keys(monkeypatch):
     monkeypatch.setattr(probe, "library_path", lambda: "/opt/b/libmpi.so")
     second = probe.library_key()
     library.text += " --with-cuda"
-    assert len({first, second, probe.library_key()}) == 3
+    third = probe.library_key()
+    monkeypatch.setenv("UCX_TLS", "sm,self")
+    assert len({first, second, third, probe.library_key()}) == 4
 
 
 def test_the_lowest_answer_counts():
@@ -181,7 +189,8 @@ def test_mapped(tmp_path):
 
 
 def test_the_job_tries_every_kind():
-    assert {probe_job.point_to_point.__name__, probe_job.collectives.__name__} == set(KINDS)
+    assert {device_probe.point_to_point.__name__, device_probe.collectives.__name__} == set(KINDS)
+    assert probe.job_command("collectives")[-2:] == [device_probe.__name__, "collectives"]
 
 
 def test_ended_by_its_number():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import os
+import socket
 
 import pytest
 
@@ -160,9 +162,72 @@ def test_values(environ):
         ("MPIDDP_TIMEOUT", settings.default_timeout_s),
         ("MPIDDP_DEBUG", settings.debug_level),
         ("MPIDDP_CUDA_AWARE", settings.takes_device_pointers),
+        ("MPIDDP_DETERMINISTIC", settings.deterministic),
+        ("MPIDDP_TUNED", settings.use_tuned),
     ],
 )
 def test_nonsense_is_named(environ, name, read):
     environ.setenv(name, "nonsense")
     with pytest.raises(ValueError, match=rf"{name} must be .*(nonsense|NONSENSE)"):
         read()
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "nan"])
+def test_a_timeout_that_is_none(environ, text):
+    environ.setenv("MPIDDP_TIMEOUT", text)
+    with pytest.raises(ValueError, match=rf"MPIDDP_TIMEOUT must be .*{text}"):
+        settings.default_timeout_s()
+
+
+@pytest.mark.parametrize(("text", "expected"), [(None, False), ("", False), ("0", False), ("1", True)])
+def test_switches(environ, text, expected):
+    for name in ("MPIDDP_DETERMINISTIC", "MPIDDP_TUNED"):
+        environ.delenv(name, raising=False) if text is None else environ.setenv(name, text)
+    assert settings.deterministic() is expected
+    assert settings.use_tuned() is (expected or not text)
+
+
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}
+PRTE = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prterun-vm-7@1"}
+STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("rank", "later", "is_rank"),
+    [
+        (HYDRA, {}, False),
+        (HYDRA, {"PMI_FD": "closed"}, False),
+        (HYDRA, {"PMI_FD": "file"}, False),  # the number is in use again, for something else
+        (HYDRA, {"PMI_FD": "other socket"}, True),  # an mpirun inside the rank
+        (PRTE, {}, False),
+        (PRTE, {"PMIX_NAMESPACE": "prterun-vm-8@1"}, True),
+        (PRTE, {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "other socket"}, True),
+        (STEP, {}, False),
+        (STEP, {"SLURM_STEP_ID": "1"}, True),
+    ],
+)
+def test_who_inherits_a_launch_is_no_rank(environ, tmp_path, rank, later, is_rank):
+    with contextlib.ExitStack() as stack:
+        own, other = (stack.enter_context(part) for part in socket.socketpair())
+        file = stack.enter_context((tmp_path / "file").open("w"))
+        numbers = {"closed": "987654", "file": str(file.fileno()), "other socket": str(other.fileno())}
+        for name, value in rank.items():
+            environ.setenv(name, value)
+        if rank is HYDRA:
+            environ.setenv("PMI_FD", str(own.fileno()))
+        assert settings.started_by_rank() is None
+        settings.claim_rank()
+        assert settings.started_by_rank() is None
+        rank_pid = os.getpid()
+        environ.setattr(os, "getpid", lambda: rank_pid + 1)
+        for name, value in later.items():
+            environ.setenv(name, numbers.get(value, value))
+        assert settings.started_by_rank() == (None if is_rank else rank_pid)
+        left = settings.outside_of_jobs()
+        assert settings.launch(left) is None and not [name for name in left if name.startswith("MPIDDP_")]
+
+
+def test_without_a_launcher_nobody_claims_a_rank(environ):
+    before = dict(os.environ)
+    settings.claim_rank()
+    assert dict(os.environ) == before

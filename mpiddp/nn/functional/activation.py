@@ -83,10 +83,22 @@ def _axis(dim: int | None, ndim: int) -> int:
 
 
 def softmax(input: Any, dim: int | None = None) -> Tensor:
-    """Return ``exp(input)`` scaled so that it sums to 1 along ``dim`` (default: 1; 0 for 1 or 3 axes)."""
+    """Return ``exp(input)`` scaled so that it sums to 1 along ``dim``.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Floats of any shape.
+    dim : int, optional
+        The axis; by default 1, or 0 of inputs with 1 or 3 axes, as in torch.
+
+    Notes
+    -----
+    The maximum is subtracted first, so it cannot overflow. Half precision is computed in float32.
+    """
     return Softmax.apply(input, _axis(dim, input.ndim))
 
 
 def log_softmax(input: Any, dim: int | None = None) -> Tensor:
-    """Return the logarithm of :func:`softmax`, computed so that it cannot overflow."""
+    """Return the logarithm of :func:`softmax`, which takes the same parameters, computed so that it cannot overflow."""
     return LogSoftmax.apply(input, _axis(dim, input.ndim))

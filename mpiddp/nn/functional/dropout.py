@@ -34,12 +34,40 @@ def _dropped(input: Any, p: float, training: bool, shared: int) -> Tensor:
 
 
 def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
-    """Set each value to 0 with probability ``p`` and scale the others by 1 / (1 - p)."""
+    """Return the input with each value set to 0 with probability ``p`` and the others scaled by 1 / (1 - p).
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Floats of any shape.
+    p : float, default 0.5
+        From 0 to 1.
+    training : bool, default True
+        False returns the input as it is.
+
+    Raises
+    ------
+    ValueError
+        If ``p`` is not from 0 to 1.
+    """
     return _dropped(input, p, training, shared=0)
 
 
 def dropout2d(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
-    """Set whole channels of images (N, C, H, W) to 0 with probability ``p`` and scale the others by 1 / (1 - p)."""
+    """Return images with whole channels set to 0 with probability ``p`` and the others scaled by 1 / (1 - p).
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Shape (N, C, H, W) or (C, H, W).
+    p, training
+        As :func:`dropout` takes them.
+
+    Raises
+    ------
+    ValueError
+        If ``p`` is not from 0 to 1, or the input has another number of axes.
+    """
     if input.ndim not in (3, 4):
         raise ValueError(f"dropout2d needs images of shape (N, C, H, W) or (C, H, W), got {input.ndim} axes")
     return _dropped(input, p, training, shared=2)

@@ -134,6 +134,13 @@ def cross_entropy(
         As for :func:`nll_loss`.
     label_smoothing : float, default 0
         Share of the target that is spread evenly over all classes.
+
+    Raises
+    ------
+    IndexError
+        A target is no class, as for :func:`nll_loss`.
+    ValueError
+        Shapes do not fit.
     """
     _check_reduction(reduction)
     if not 0 <= label_smoothing <= 1:
@@ -146,6 +153,11 @@ def cross_entropy(
     if factors is not None:
         factors = factors.reshape(-1, *(1,) * (input.ndim - axis - 1))  # along the class axis
     if kind == "f":
+        if wanted.shape != input.shape:
+            raise ValueError(
+                f"expected integer classes, or probabilities of shape {input.shape}, as target; got {wanted.dtype}"
+                f" {wanted.shape}"
+            )
         spread = wanted * (1 - label_smoothing) + label_smoothing / input.shape[axis]
         losses = -(scores * (spread if factors is None else spread * factors)).sum(axis)
         if reduction == "none":
@@ -169,7 +181,15 @@ def cross_entropy(
 
 
 def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return the squared differences, their mean or their sum."""
+    """Return the squared differences, their mean or their sum.
+
+    Parameters
+    ----------
+    input, target : array or Tensor
+        Of one shape, or of shapes that NumPy broadcasts.
+    reduction : {'mean', 'sum', 'none'}
+        What becomes of the differences.
+    """
     _check_reduction(reduction)
     difference = (input if isinstance(input, Tensor) else Tensor(input)) - target
     squares = difference * difference

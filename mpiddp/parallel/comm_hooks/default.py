@@ -11,8 +11,9 @@ from mpiddp.device.half import converted
 from mpiddp.distributed import Future, ReduceOp, Work, all_reduce
 from mpiddp.distributed.groups import GroupLike, ProcessGroup, default_group, member
 from mpiddp.parallel.bucket import GradBucket
-from mpiddp.parallel.reducer import CommHook
 from mpiddp.typing import Array
+
+from .contract import CommHook
 
 
 def group_of(process_group: GroupLike) -> ProcessGroup:

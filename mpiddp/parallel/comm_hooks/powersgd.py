@@ -16,8 +16,8 @@ import numpy as np
 from mpiddp.algorithms import select
 from mpiddp.device import array_namespace
 from mpiddp.distributed import Future, ReduceOp
-from mpiddp.distributed.collectives import perform
 from mpiddp.distributed.groups import GroupLike
+from mpiddp.distributed.perform import perform
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.work import Steps
 from mpiddp.optim.flat import address

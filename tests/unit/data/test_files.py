@@ -189,3 +189,16 @@ def test_text_that_is_too_short(tmp_path: Path) -> None:
         text(tmp_path / "empty")
     with pytest.raises(ValueError, match="1 <= window < n"):
         ByteWindows(np.zeros(3, np.uint8), 3)
+
+
+@pytest.mark.parametrize("kind", ["U3", "complex64", "datetime64[s]"])
+def test_samples_that_are_no_real_numbers_are_refused(tmp_path: Path, kind: str) -> None:
+    np.savez(tmp_path / "d.npz", x=np.zeros((4, 2), int).astype(kind), y=np.arange(4))
+    with pytest.raises(ValueError, match=r"d\.npz: expected samples of real numbers, got "):
+        open_labelled("npz", [tmp_path / "d.npz"])
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_too_few_samples_for_a_test_say_so(n: int) -> None:
+    with pytest.raises(ValueError, match=f"at least 2 samples are needed, .* there are {n}"):
+        labelled([np.zeros((n, 3)), np.zeros(n, np.int64)])

@@ -55,17 +55,35 @@ def cases() -> list[tuple[str, str, bool, bool]]:
     return found
 
 
-def function(number: int, name: str, combine: str, factored: bool, divided: bool, declared: str) -> str:
+HALVES = ("float16", "bfloat16")
+WIDE = [(name, narrow) for name in HALVES for narrow in ((True, False), (False, True))]
+"""Folds of half types whose results, or whose rows, are float32."""
+
+
+def functions(declared: str, only: str | None = None) -> str:
+    """Return all functions, or those of a dtype, that do a kernel's operation."""
+    plain = [(*case, (True, True)) for case in cases()]
+    wide = [(name, "add", False, True, narrow) for name, narrow in WIDE]
+    return "\n".join(
+        function(number, *case, declared)
+        for number, case in enumerate([*plain, *wide])
+        if only is None or case[0] == only
+    )
+
+
+def function(
+    number: int, name: str, combine: str, factored: bool, divided: bool, narrow: tuple[bool, bool], declared: str
+) -> str:
     """Return a function that does a kernel's operation for each element, as CuPy wraps it."""
-    made = kernels.source(name, combine, 3, 2, factored, divided)
+    made = kernels.source(name, combine, 3, 2, factored, divided, narrow)
     wide = {"float16": "float", "bfloat16": "float"}.get(name, TYPES[name])
     fields = [each.split() for each in f"{made['in_params']}, {made['out_params']}".split(",")]
     arguments, body = [], []
-    for _, field in fields:
+    for kind, field in fields:
         if field[0] in "xy":
             constant = "const " if field[0] == "x" else ""
-            arguments.append(f"{constant}{TYPES[name]}* p_{field}")
-            body.append(f"{constant}{TYPES[name]} &{field} = p_{field}[i];")
+            arguments.append(f"{constant}{TYPES[kind]}* p_{field}")
+            body.append(f"{constant}{TYPES[kind]} &{field} = p_{field}[i];")
         else:
             arguments.append(f"{wide} {field}")
     loop = "for (long long i = 0; i < count; ++i)" if declared.startswith('extern "C" void') else "long long i = 0;"
@@ -83,7 +101,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
     text = HOST + kernels.source("bfloat16", "add", 1, 1, False, False)["preamble"] + FLOAT16_ON_HOST
     text = text.replace("template<> static inline", "template<> inline").replace("template<> __device__", "template<>")
-    text += "\n".join(function(number, *case, 'extern "C" void') for number, case in enumerate(cases()))
+    text += functions('extern "C" void')
     (folder / "kernels.cpp").write_text(text)
     command = [compiler, "-O0", "-shared", "-fPIC", "-o", folder / "kernels.so", folder / "kernels.cpp"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -134,13 +152,29 @@ def test_operation(compiled: Any, name: str) -> None:
             assert np.array_equal(out, wanted, equal_nan=dtype.kind not in "biu"), (combine, factored, divided)
 
 
+@pytest.mark.parametrize("narrow", [(True, False), (False, True)], ids=["first", "last"])
+@pytest.mark.parametrize("name", HALVES)
+def test_sums_of_half_types_may_stay_wide(compiled: Any, name: str, narrow: tuple[bool, bool]) -> None:
+    """The first fold of several leaves float32 behind, and the last one begins with it."""
+    rng, dtypes = np.random.default_rng(6), [dtype_of(name) if half else np.dtype(np.float32) for half in narrow]
+    rows, outs = [draw(rng, dtypes[0]) for _ in range(3)], [np.empty(512, dtypes[1]) for _ in range(2)]
+    pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (*rows, *outs)]
+    number = len(cases()) + WIDE.index((name, narrow))
+    getattr(compiled, f"k{number}")(*pointers[:3], ctypes.c_float(7.0), *pointers[3:], ctypes.c_longlong(512))
+    with np.errstate(all="ignore"):
+        wanted = (functools.reduce(np.add, [x.astype(np.float32) for x in rows]) / np.float32(7)).astype(dtypes[1])
+    for out in outs:
+        assert np.array_equal(out, wanted, equal_nan=True)
+    assert kernels.source("int64", "add", 2, 1, False, False, narrow) == kernels.source(
+        "int64", "add", 2, 1, False, False
+    )
+
+
 def test_sources_compile_for_a_gpu() -> None:
     nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy is not installed")
     for name in TYPES:
-        text = kernels.source(name, "add", 1, 1, False, False)["preamble"] + "\n".join(
-            function(number, *case, 'extern "C" __global__ void')
-            for number, case in enumerate(cases())
-            if case[0] == name
+        text = kernels.source(name, "add", 1, 1, False, False)["preamble"] + functions(
+            'extern "C" __global__ void', name
         )
         try:
             program = nvrtc.createProgram(text, "kernels.cu", [], [])

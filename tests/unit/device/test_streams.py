@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from harness.faking import fake_gpu
 
 from mpiddp import device
-from mpiddp.device import choice, copies, ipc, kernels, pinned, stream
+from mpiddp.device import choice, copies, foreign, half, ipc, kernels, pinned, place, stream
 
 
 @pytest.fixture
@@ -115,21 +117,86 @@ def test_registered_memory(cupy: Any) -> None:
     start = x.__array_interface__["data"][0]
     assert pinned.register(start, 100) == ""
     assert "already" in pinned.register(start, 100)
-    seen = ipc.array(start, 100, x)
+    seen = ipc.array(start, 100, x, 0)
     seen.fill(3)
     cupy.cuda.runtime.deviceSynchronize()
     assert (x == 3).all()
     pinned.unregister(start)
-    assert ipc.reads_host_memory()
+    assert ipc.reads_host_memory(0)
 
 
-def test_memory_outside_of_the_pool(cupy: Any) -> None:
-    memory = ipc.Memory(5)
+@pytest.mark.parametrize("number", [0, 1])
+def test_memory_outside_of_the_pool(cupy: Any, number: int) -> None:
+    memory = ipc.Memory(5, number)
     assert memory.nbytes == ipc.GRANULE_BYTES and len(memory.handle()) == ipc.HANDLE_BYTES
-    x = ipc.array(memory.start + 8, 64, memory).view(np.float32)
+    x = ipc.array(memory.start + 8, 64, memory, number).view(np.float32)
     assert ipc.address(x) == memory.start + 8 and x.shape == (16,)
+    assert memory._memory.device_id == x.device.id == number, "whichever device is current"
     with pytest.raises(RuntimeError):
-        ipc.open_handle(memory.handle())  # of the same process
+        ipc.open_handle(memory.handle(), number)  # of the same process
+
+
+def test_memory_that_the_pool_keeps_is_asked_back(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy._memory.HOARDED.append(1 << 30)
+    assert ipc.Memory(5, 0).start
+    cupy._memory.HOARDED.append(1 << 30)
+    monkeypatch.setattr(type(cupy.get_default_memory_pool()), "free_all_blocks", lambda self: None)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        ipc.Memory(5, 0)
+
+
+def test_what_is_moved_keeps_its_shape(cupy: Any) -> None:
+    for shape in ((), (3,), (2, 0), (4, 5)):
+        x = cupy.asarray(np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)) + 1
+        copy = place.moved(x, 1)
+        assert copy.shape == shape and copy.device.id == 1
+        assert (place.moved(copy, None) == x.get()).all()
+
+
+def test_a_default_stream_of_each_thread(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupy._late, "PER_THREAD", True)
+    x = cupy.zeros(5)
+    assert stream.current(x).ptr == 2, "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1"
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: stream.current(x) is not cupy.cuda.get_current_stream()).result() is False
+        assert pool.submit(stream.current, x).result() is not stream.current(x)
+    x += 1
+    side = stream.after("add", x)
+    with stream.on(side):
+        x *= 3
+    stream.hold(x, stream.mark(side))
+    x += 1
+    stream.ready(x).Wait()
+    assert (x._host == 4).all()
+
+
+def test_arrays_of_pinned_memory_are_copied_later(cupy: Any) -> None:
+    """As CuPy does it: what `upload` says of them is true of the fake."""
+    memory = pinned.take(80)
+    x = memory[:80].view(np.float64)
+    x[...] = 1
+    early = device.upload(x.copy())
+    late = device.upload(x)
+    x[...] = 2
+    assert (early.get() == 1).all() and (late.get() == 2).all()
+
+
+def test_bfloat16_needs_a_cupy_that_knows_it(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    x = cupy.ones(3, np.float32)
+    ways = {
+        "empty": lambda: device.empty((3,), bfloat16),
+        "upload": lambda: device.upload(np.ones(3, bfloat16)),
+        "converted": lambda: half.converted(x, bfloat16),
+        "adopt": lambda: foreign.adopt(types.SimpleNamespace(dtype="torch.bfloat16")),
+    }
+    assert half.converted(x, bfloat16).dtype == device.upload(np.ones(3, bfloat16)).dtype == bfloat16
+    monkeypatch.setattr(cupy, "__version__", "13.6.0")
+    for name, way in ways.items():
+        with pytest.raises(TypeError, match=r"bfloat16 on a GPU needs CuPy 14 or later, and this is CuPy 13\.6\.0"):
+            way()
+            pytest.fail(name)
+    assert device.upload(np.ones(3, np.float16)).dtype == half.converted(x, np.float16).dtype == np.float16
 
 
 def test_fold_of_nothing_and_of_one(cupy: Any) -> None:

@@ -182,6 +182,24 @@ def test_evaluation_and_statistics(cupy: Any) -> None:
     np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_goes_to_devices_and_back(cupy: Any) -> None:
+    model = normed()
+    here = {key: value.copy() for key, value in model.state_dict().items()}
+    parameters = list(model.parameters())
+    for wanted, number in [("cuda", 0), ("cuda:1", 1), (0, 0)]:
+        assert model.to(wanted) is model
+        assert all(value.device.id == number for value in model.state_dict().values())
+    kept = model.state_dict()
+    assert all(value is kept[key] for key, value in model.cuda().state_dict().items())
+    with cupy.cuda.Device(1):
+        assert all(value.device.id == 1 for value in model.cuda().state_dict().values())
+    for key, value in model.cpu().state_dict().items():
+        assert isinstance(value, np.ndarray) and np.array_equal(value, here[key]), key
+    assert all(p is q for p, q in zip(model.parameters(), parameters, strict=True))
+    with pytest.raises(ValueError, match="cuda:7: this process sees 2 GPUs"):
+        model.to(7)
+
+
 def test_states_go_from_host_to_device_and_back(cupy: Any) -> None:
     there, here = mlp().convert(cupy.asarray), mlp()
     here.load_state_dict(there.state_dict())

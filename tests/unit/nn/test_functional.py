@@ -349,6 +349,13 @@ def test_mean_of_no_sample_is_nan_without_a_warning() -> None:
     assert math.isnan(F.cross_entropy(np.zeros((2, 3), np.float32), np.array([-100, -100])).item())
 
 
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (2, 3)])
+def test_cross_entropy_of_floats_that_are_no_probabilities(shape: tuple[int, ...]) -> None:
+    """Classes as floats would be spread over the scores, without a word where there are as many as classes."""
+    with pytest.raises(ValueError, match=r"integer classes, or probabilities of shape \(3, 3\)"):
+        F.cross_entropy(np.zeros((3, 3), np.float32), np.zeros(shape, np.float32))
+
+
 def test_cross_entropy_does_not_overflow() -> None:
     x = Tensor(np.array([[1000.0, 0.0], [-1000.0, 1000.0]], np.float32), requires_grad=True)
     with np.errstate(over="raise", invalid="raise", divide="raise"):

@@ -174,6 +174,38 @@ def test_convert_replaces_every_array() -> None:
     assert out.dtype == np.float64 and net.scale.grad.dtype == np.float64
 
 
+def test_to_casts_floats_and_keeps_what_is_so_already() -> None:
+    net = Net()
+    net.conv1.bias.grad = gradient = np.ones(3, np.float32)
+    before = net.state_dict()
+    assert net.to("cpu") is net and net.cpu() is net and net.to(np.float32) is net
+    assert all(array is before[key] for key, array in net.state_dict().items())
+    assert net.conv1.bias.grad is gradient
+    net.to("float64")
+    assert all(array.dtype == (np.int64 if "tracked" in key else np.float64) for key, array in net.state_dict().items())
+    assert net.conv1.bias.grad is None
+
+
+@pytest.mark.parametrize("wanted", [None, "gpu", "cuda:x", "int32", np.int64, True, 1.5, "cuda:-1"])
+def test_to_what_is_no_device_and_no_floating_dtype(wanted: object) -> None:
+    with pytest.raises(TypeError, match="to\\(\\) takes"):
+        nn.Linear(2, 1).to(wanted)
+
+
+@pytest.mark.parametrize("wanted", ["cuda", "cuda:0", 0])
+def test_to_a_gpu_that_is_not_there(wanted: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpiddp.nn.conversion.cuda_fault", lambda: "CuPy is not installed")
+    with pytest.raises(ValueError, match="cuda:0: CuPy is not installed"):
+        nn.Linear(2, 1).to(wanted)
+
+
+def test_zero_grad_to_zeros() -> None:
+    layer = nn.Linear(2, 1)
+    layer.bias.grad = gradient = np.ones(1, np.float32)
+    layer.zero_grad(set_to_none=False)
+    assert layer.bias.grad is gradient and gradient == 0 and layer.weight.grad is None
+
+
 def test_apply_goes_from_the_leaves_up() -> None:
     seen: list[str] = []
     nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())).apply(lambda m: seen.append(type(m).__name__))

@@ -192,3 +192,25 @@ def test_scaler_goes_on_from_its_state() -> None:
 def test_scaler_refuses(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="GradScaler needs"):
         nn.GradScaler(**options)
+
+
+@pytest.mark.parametrize(("init_scale", "least"), [(4.0, 1.0), (3.0, 1.0), (0.25, 0.25)])
+def test_scaler_comes_down_to_its_limit_and_then_says_so(init_scale: float, least: float) -> None:
+    scaler = nn.GradScaler(init_scale, growth_interval=2)
+    for _ in range(20):
+        if scaler.scale == least:
+            break
+        scaler.update(True)
+    for _ in range(3):
+        with pytest.raises(
+            FloatingPointError, match=f"not finite with a scale of {least:g}, and a smaller one does not"
+        ):
+            scaler.update(True)
+        assert scaler.scale == least
+    scaler.update(False)
+    with pytest.raises(FloatingPointError):
+        scaler.update(True)
+    for _ in range(2):
+        assert scaler.scale == least, "only steps in a row are many"
+        scaler.update(False)
+    assert scaler.scale == 2 * least

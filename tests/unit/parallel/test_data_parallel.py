@@ -255,7 +255,9 @@ def test_buffers_of_the_first_device_are_the_models(cupy: Any) -> None:
     np.testing.assert_allclose(norm.running_mean.get(), x[:4].mean(axis=0), rtol=1e-5)
 
 
-def test_training_on_two_devices_is_that_of_one(cupy: Any) -> None:
+@pytest.mark.parametrize("per_thread", [False, True], ids=["one default stream", "one for each thread"])
+def test_training_on_two_devices_is_that_of_one(cupy: Any, monkeypatch: pytest.MonkeyPatch, per_thread: bool) -> None:
+    monkeypatch.setattr(cupy._late, "PER_THREAD", per_thread)  # CUPY_CUDA_PER_THREAD_DEFAULT_STREAM
     models = [Net().convert(lambda array: moved(array, 0)) for _ in range(2)]
     model, rng = DataParallel(models[1]), np.random.default_rng(1)
     optimizers = [optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in models]

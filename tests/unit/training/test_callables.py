@@ -6,14 +6,27 @@ import sys
 
 import pytest
 
-from mpiddp.training.callables import load_callable
+from mpiddp.training.callables import call, load_callable
 from mpiddp.training.config import UsageError
+
+MODULE = """
+def make():
+    return 3
+
+def take(size, *, train):
+    return train
+
+def fail():
+    raise KeyError("no")
+
+number = 3
+"""
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """Work in a folder with a module in it that is not on the path."""
-    (tmp_path / "mine_here.py").write_text("def make():\n    return 3\n\nnumber = 3\n")
+    (tmp_path / "mine_here.py").write_text(MODULE)
     (tmp_path / "needy_here.py").write_text("import nowhere_else\n")
     (tmp_path / "broken_here.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
@@ -30,7 +43,7 @@ def test_the_working_directory_is_searched(here):
         ("nowhere:make", "--model nowhere:make: there is no module nowhere"),
         ("mine_here.inner:make", "there is no module mine_here.inner"),
         ("mine_here:maek", "'maek' is not in mine_here; did you mean make?"),
-        ("mine_here:number", "'number' is no callable"),
+        ("mine_here:number", "'number' is no callable, it is of type int"),
     ],
 )
 def test_what_is_not_there_is_named(here, name, said):
@@ -43,3 +56,23 @@ def test_errors_of_the_module_are_its_own(here):
         load_callable("--model", "needy_here:make")
     with pytest.raises(ZeroDivisionError):
         load_callable("--model", "broken_here:make")
+
+
+def test_what_does_not_take_the_arguments_says_what_it_takes(here):
+    assert call("--data", "mine_here:take", size=2, train=True)
+    said = r"--data mine_here:take is called as take\(train=True\), and has the parameters \(size, \*, train\): missing"
+    with pytest.raises(UsageError, match=said):
+        call("--data", "mine_here:take", train=True)
+    with pytest.raises(
+        UsageError, match=r"is called as make\(train=True\), and has the parameters \(\): got an unexpected"
+    ):
+        call("--data", "mine_here:make", train=True)
+
+
+def test_what_a_callable_raises_is_one_sentence_with_its_place(here):
+    with pytest.raises(
+        UsageError, match=r"^--model mine_here:fail: KeyError: 'no' \(.*mine_here\.py, line \d+, in fail\)$"
+    ):
+        call("--model", "mine_here:fail")
+    with pytest.raises(UsageError, match=r"^--model builtins:min: TypeError: min expected at least 1 argument"):
+        call("--model", "builtins:min")  # which has no signature

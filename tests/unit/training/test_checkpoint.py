@@ -21,7 +21,16 @@ from harness import launcher
 from mpiddp import nn
 from mpiddp.training import checkpoint as checkpoint_module
 from mpiddp.training import files
-from mpiddp.training.checkpoint import ARRAYS, MANIFEST, STATE, Checkpoint, DamagedError, read_checkpoint, save_model
+from mpiddp.training.checkpoint import (
+    ARRAYS,
+    MANIFEST,
+    STATE,
+    Checkpoint,
+    DamagedError,
+    NewerFormatError,
+    read_checkpoint,
+    save_model,
+)
 from mpiddp.training.models import Net
 from mpiddp.training.store import CheckpointStore
 
@@ -96,7 +105,7 @@ def test_other_format_says_so(tmp_path):
     checkpoint().write(tmp_path / "c")
     manifest = tmp_path / "c" / MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
-    with pytest.raises(DamagedError, match="format 99"):
+    with pytest.raises(NewerFormatError, match="format 99"):
         read_checkpoint(tmp_path / "c")
 
 

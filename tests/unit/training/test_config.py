@@ -197,3 +197,28 @@ def test_tables_hold_every_field_once():
     assert {name for values in tables.values() for name in values} == {f.name for f in dataclasses.fields(Config)}
     assert not tables.keys() & {f.name for f in dataclasses.fields(Config)}, "a TOML file could not have both"
     assert tables["optimization"]["lr"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "form"),
+    [
+        ({"data": "npy:"}, "npy:FILE"),
+        ({"data": "npz:"}, "npz:FILE"),
+        ({"data": "npy:x.npy,"}, "npy:FILE"),
+        ({"data": "idx:,y"}, "idx:FILE"),
+        ({"data": "text:", "model": "transformer"}, "text:FILE"),
+        ({"data": "module:"}, "MODULE:CALLABLE"),
+        ({"data": ":make"}, "MODULE:CALLABLE"),
+        ({"model": ":"}, "MODULE:CALLABLE"),
+        ({"model": "module:"}, "MODULE:CALLABLE"),
+    ],
+)
+def test_a_name_with_an_empty_part_is_refused(options, form):
+    with pytest.raises(UsageError, match=f"has an empty part: give {form} without gaps"):
+        Config(**options)
+
+
+@pytest.mark.parametrize("data", ["digits", "npz:x.npz", "npy:folder", "idx:x,y"])
+def test_images_are_not_for_a_transformer(data):
+    with pytest.raises(UsageError, match=f"--model transformer reads text, and --data {data} is images"):
+        Config(model="transformer", data=data)

@@ -37,9 +37,10 @@ def test_what_is_no_duration_is_refused(text, tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Set the time by hand."""
+    """Set by hand the time that goes on evenly; the clock on the wall is 500 s ahead."""
     now = [1000.0]
-    monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "time", lambda: now[0] + 500)
     return now
 
 
@@ -64,12 +65,23 @@ def test_it_counts_from_the_beginning_of_the_run(clock):
 
 
 def test_slurms_end(clock, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_END_TIME", "1234")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1734")
     found = deadline_of("slurm", 5, began_s=900.0)
     assert (found.end_s, found.margin_s) == (1234, 5)
     monkeypatch.delenv("SLURM_JOB_END_TIME")
     with pytest.raises(UsageError, match="SLURM_JOB_END_TIME"):
         deadline_of("slurm", 5, began_s=900.0)
+
+
+def test_a_clock_that_is_set_meanwhile_does_not_count(clock, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1600")
+    deadlines = [deadline_of(said, 20, began_s=1000.0) for said in ("100", "slurm")]
+    for wall in (1501.0, 9501.0, 10.0):
+        clock[0] += 1
+        monkeypatch.setattr(time, "time", lambda wall=wall: wall)
+        assert not any(deadline.due() for deadline in deadlines)
+    clock[0] = 1080.0
+    assert all(deadline.due() for deadline in deadlines)
 
 
 def test_a_stop_request_says_why(clock):

@@ -38,3 +38,16 @@ def test_logging_is_put_back(tmp_path):
     with RankLog(0, 1, tmp_path):
         assert root.level == logging.INFO
     assert (root.level, root.handlers) == before
+
+
+def test_a_full_disk_costs_lines_and_says_nothing(tmp_path, capsys):
+    (tmp_path / "rank-0.log").symlink_to("/dev/full")
+    with RankLog(0, 2, tmp_path):
+        logging.getLogger("somebody").info("a line")
+        assert not capsys.readouterr().err
+        file = logging.getLogger().handlers[-1]
+        try:
+            raise ValueError("no error of the system's")
+        except ValueError:
+            file.handleError(logging.makeLogRecord({"msg": "a line"}))
+    assert "Logging error" in capsys.readouterr().err, "what is the program's own fault is told"

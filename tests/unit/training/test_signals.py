@@ -26,8 +26,11 @@ def test_the_first_of_several_counts():
         assert stop.number == signal.SIGUSR1
 
 
-def test_second_ctrl_c_interrupts():
+@pytest.mark.parametrize("before", [[], [signal.SIGUSR1]])
+def test_second_ctrl_c_interrupts(before):
     with pytest.raises(KeyboardInterrupt), StopRequest() as stop:
+        for number in before:
+            os.kill(os.getpid(), number)
         os.kill(os.getpid(), signal.SIGINT)
         assert stop()
         os.kill(os.getpid(), signal.SIGINT)

@@ -15,7 +15,7 @@ from . import _memory, cuda
 from ._array import array, call, ndarray
 from ._kernel import ElementwiseKernel
 
-__version__ = "0.fake"
+__version__ = "14.0.0+fake"
 _CREATING = ("zeros", "ones", "full", "arange", "eye", "linspace", "identity", "tri")
 _LIKE = ("zeros_like", "ones_like", "full_like")
 
@@ -41,9 +41,9 @@ def asarray(a: Any, dtype: Any = None, order: str | None = None) -> ndarray:
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
-    """Return an array that lies in one piece."""
+    """Return an array that lies in one piece, of one dimension at least."""
     a = asarray(a, dtype)
-    return a if a.flags.c_contiguous else a.copy()
+    return (a if a.flags.c_contiguous else a.copy()) if a.ndim else a.reshape(1)
 
 
 def asnumpy(a: Any, *_: Any, **__: Any) -> np.ndarray:
@@ -54,6 +54,9 @@ def asnumpy(a: Any, *_: Any, **__: Any) -> np.ndarray:
 class _Pool:
     def total_bytes(self) -> int:
         return _memory.pooled_bytes()
+
+    def free_all_blocks(self, stream: Any = None) -> None:
+        _memory.HOARDED.clear()
 
 
 def get_default_memory_pool() -> _Pool:

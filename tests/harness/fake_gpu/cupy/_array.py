@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _late
-from ._memory import MemoryPointer, Pooled, UnownedMemory
+from ._memory import MemoryPointer, Pooled, UnownedMemory, is_pinned
 
 
 class Flags(NamedTuple):
@@ -116,9 +116,11 @@ class ndarray:  # noqa: N801 - CuPy's name
         return out
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
-        """Copy from the host, whose array may change after the call."""
-        host, copied = self._host, np.array(arr)
-        (stream or _late.get_current_stream()).put("run", lambda: np.copyto(host, copied))
+        """Copy from the host, whose array may change after the call, unless it is pinned: then no copy is made here."""
+        host, source = self._host, np.asarray(arr)
+        if not is_pinned(source.__array_interface__["data"][0], source.nbytes):
+            source = source.copy()
+        (stream or _late.get_current_stream()).put("run", lambda: np.copyto(host, source))
 
     def item(self, *args: Any) -> Any:
         """Return an element as a number."""
@@ -365,7 +367,7 @@ def array(obj: Any, dtype: Any = None, copy: bool = True, order: str = "K", ndmi
         kind, count = np.dtype(found["typestr"]), int(np.prod(found["shape"], dtype=np.int64))
         memory = UnownedMemory(pointer, count * kind.itemsize, obj) if count else Pooled(0)
         return ndarray(found["shape"], kind, MemoryPointer(memory, 0), found.get("strides"))
-    host = np.array(obj, dtype, ndmin=ndmin)
+    host = np.array(obj, dtype, ndmin=ndmin, copy=None)
     made = ndarray(host.shape, host.dtype)
     made.set(host)
     return made

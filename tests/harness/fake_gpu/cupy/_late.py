@@ -7,6 +7,7 @@ then only what that needs. So a program that forgets to wait reads what was ther
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import threading
 import weakref
@@ -16,11 +17,15 @@ from typing import Any
 _random = random.Random(0)
 _streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
-_busy: dict[tuple[int, int], Stream] = {}  # streams with work; one that the program has dropped still does it
+_busy: dict[tuple[int, int, int], Stream] = {}  # streams with work; one that the program has dropped still does it
 _pointers = itertools.count(0x1000, 0x10)
-_nulls: dict[int, Stream] = {}  # the default stream of each device
+_nulls: dict[tuple[int, int], Stream] = {}  # the default stream of each device, or of each device and thread
 _lists = threading.RLock()  # held for moments, never while work is done
 _after_idle: list[Any] = []  # memory that queued work may still point to
+
+
+PER_THREAD = os.environ.get("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "0") == "1"
+"""Whether each thread has a default stream of its own."""
 
 
 class _Thread(threading.local):
@@ -50,10 +55,10 @@ class Stream:
     def __init__(
         self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None
     ) -> None:
-        self.ptr = 0 if null else next(_pointers)
+        self.ptr = 0 if null else 2 if ptds else next(_pointers)
         device = get_device()
-        self.device_id = -1 if null else device
-        self.key = self.ptr, device
+        self.device_id = -1 if null or ptds else device
+        self.key = self.ptr, device, 0
         self.at_work = threading.RLock()
         self.work: deque[tuple[str, Any]] = deque()
         _streams.setdefault(self.ptr, self)
@@ -64,8 +69,16 @@ class Stream:
             self.work.append((kind, what))
             _busy[self.key] = self
 
+    def _expect_current_device(self) -> None:
+        if self.device_id not in (-1, get_device()):
+            raise RuntimeError(
+                f"The device that the stream is created on ({self.device_id}) does not match with the current device"
+                f" ({get_device()})"
+            )
+
     def __enter__(self) -> Stream:
-        _stack().append(self if self.ptr else _null(get_device()))
+        self._expect_current_device()
+        _stack().append(self if self.ptr not in _DEFAULTS else _null(get_device()))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,6 +92,7 @@ class Stream:
 
     def use(self) -> Stream:
         """Make it the current stream."""
+        self._expect_current_device()
         _stack()[-1:] = [self]
         return self
 
@@ -204,13 +218,18 @@ def synchronize_all() -> None:
             stream.synchronize()
 
 
+_DEFAULTS = (0, 1, 2)
+"""What CUDA takes for the address of a default stream."""
+
+
 def _null(device: int) -> Stream:
     """Return the default stream of a device."""
+    thread = threading.get_ident() if PER_THREAD else 0
     with _lists:
-        if device not in _nulls:
-            _nulls[device] = Stream(null=True)
-            _nulls[device].key = 0, device
-        return _nulls[device]
+        if (device, thread) not in _nulls:
+            made = _nulls[device, thread] = Stream(null=not PER_THREAD, ptds=PER_THREAD)
+            made.key = made.ptr, device, thread
+        return _nulls[device, thread]
 
 
 def _stack() -> list[Stream]:
@@ -232,4 +251,4 @@ def event_at(pointer: int) -> Event:
 
 def stream_at(pointer: int) -> Stream:
     """Return the stream with an address; 0 is the default stream of the current device."""
-    return _streams[pointer] if pointer else _null(get_device())
+    return _null(get_device()) if pointer in _DEFAULTS else _streams[pointer]

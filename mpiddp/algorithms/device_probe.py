@@ -1,0 +1,176 @@
+"""The job that gives device pointers to MPI and looks what becomes of them: `mpi.probe` starts it, and it may crash.
+
+It runs the algorithms that are used where MPI takes such pointers, so every call that they make is tried. Rank 0 says a
+JSON object a line: which library it is, that it begins to try, and whether all values were right.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from mpiddp import device, settings
+from mpiddp.mpi import landing, probe, runtime
+from mpiddp.mpi.library import MPI
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp, check, combining, mpi_op
+from mpiddp.mpi.verdict import KINDS
+from mpiddp.mpi.work import drive
+from mpiddp.typing import Array
+
+from . import device_pointers, device_ring
+
+_SHORT = (1, 3_001)
+_LONG = (200_003, 3_000_017)
+"""Elements: eager messages, and those that MPI announces, cuts into pieces, or lets the network fetch."""
+_DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64", "complex64")
+_OPS = (*(op for op in REDUCTIONS if op.name != "PREMUL_SUM"), ReduceOp.PREMUL_SUM(0.5))
+
+Check = Iterator[tuple[str, Array, Any]]
+"""What was tried, the array that came out of it, and what its elements have to be."""
+
+
+def _rows(link: Link, length: int, dtype: str = "float32") -> list[np.ndarray[Any, Any]]:
+    """Return every rank's array: small numbers, whose sums and products are exact."""
+    return [((np.arange(length) + rank) % 3).astype(dtype) for rank in range(link.size)]
+
+
+def point_to_point(link: Link) -> Check:
+    """Send and receive: messages of programs, whole arrays and parts of them, and what the algorithms send."""
+    landing.by_address = True
+    rank, onward, back = link.rank, (link.rank + 1) % link.size, (link.rank - 1) % link.size
+    for length in (*_SHORT, *_LONG):
+        xs = _rows(link, length)
+        for first in (0, length // 3):
+            x, y = device.upload(xs[rank]), device.upload(xs[rank] * 0)
+            what = Operation("the probe", link, peers=())
+            _, receiving = link.mailbox.irecv(y[first:], back, 0, what)
+            link.mailbox.isend(x[first:], onward, 0, what).wait()
+            receiving.wait()
+            yield f"isend and irecv of {length - first} float32", y[first:], xs[back][first:]
+        y = device.upload(xs[rank] * 0)
+        for sender in range(link.size):
+            if rank == sender:
+                link.mailbox.send(x, onward, 0)
+            elif rank == (sender + 1) % link.size:
+                link.mailbox.recv(y, back, 0)
+        yield f"send and recv of {length} float32", y, xs[back]
+        if length != _LONG[-1]:
+            yield from _blocks(link, xs)
+    for dtype in ("bool", "float16", "float32", "int64"):
+        xs = _rows(link, _LONG[0], dtype)
+        x = device.upload(xs[rank])
+        drive(device_ring.all_reduce(link, x, ReduceOp.SUM))
+        yield f"a ring of {x.size} {dtype}", x, functools.reduce(np.add, xs)
+
+
+def _blocks(link: Link, xs: list[np.ndarray[Any, Any]]) -> Check:
+    """Do what moves an array of each rank."""
+    rank, what = link.rank, f"of {xs[0].size} float32"
+    x, stacked = device.upload(xs[rank]), np.stack(xs)
+
+    def empty() -> Array:
+        return device.upload(stacked * 0)
+
+    found = empty()
+    drive(device_pointers.all_gather(link, found, x))
+    yield f"all_gather {what}", found, stacked
+    found = empty()
+    drive(device_pointers.gather(link, list(found) if rank == 0 else None, x, 0))
+    yield f"gather {what}", found, stacked if rank == 0 else stacked * 0
+    found = device.upload(xs[0] * 0)
+    drive(device_pointers.scatter(link, found, list(device.upload(stacked)) if rank == 0 else None, 0))
+    yield f"scatter {what}", found, xs[rank]
+    found = empty()
+    drive(device_pointers.all_to_all(link, list(found), [x] * link.size))
+    yield f"all_to_all {what}", found, stacked
+    found, counts = empty(), [x.nbytes] * link.size
+    drive(
+        device_pointers.all_to_all_single(link, found, device.upload(np.stack([xs[rank]] * link.size)), counts, counts)
+    )
+    yield f"all_to_all_single {what}", found, stacked
+
+
+def collectives(link: Link) -> Check:
+    """Broadcast and reduce: every reduction on every dtype for which MPI's own is used."""
+    for dtype in _DTYPES:
+        for length in (*_SHORT, *(_LONG if dtype == "float32" else ())):
+            xs = _rows(link, length, dtype)
+            x = device.upload(xs[link.rank])
+            drive(device_pointers.broadcast(link, x, link.size - 1))
+            yield f"broadcast of {length} {dtype}", x, xs[-1]
+            for op in _OPS if length in _SHORT else _OPS[:1]:
+                if _is_used(np.dtype(dtype), op):
+                    yield from _reductions(link, xs, op)
+
+
+def _is_used(dtype: np.dtype[Any], op: ReduceOp) -> bool:
+    """Tell whether MPI's own reduction is used."""
+    try:
+        check(dtype, op)
+    except TypeError:
+        return False
+    return mpi_op(dtype, op) is not None
+
+
+def _reductions(link: Link, xs: list[np.ndarray[Any, Any]], op: ReduceOp) -> Check:
+    """Do what reduces an array of each rank."""
+    rank, root, what = link.rank, link.size - 1, f"{op} of {xs[0].size} {xs[0].dtype}"
+    scaled = [x if op.factor is None else x * x.dtype.type(op.factor) for x in xs]
+    total = functools.reduce(getattr(np, combining(op)), scaled)
+    if op.name == "AVG":
+        total = total / total.dtype.type(link.size)
+    x = device.upload(xs[rank])
+    drive(device_pointers.all_reduce(link, x, op))
+    yield f"all_reduce {what}", x, total
+    x = device.upload(xs[rank])
+    drive(device_pointers.reduce(link, x, root, op))
+    yield f"reduce {what}", x, total if rank == root else xs[rank]
+    blocks, part = device.upload(np.stack([xs[rank]] * link.size)), device.upload(xs[rank] * xs[rank].dtype.type(0))
+    drive(device_pointers.reduce_scatter(link, part, blocks, op))
+    yield f"reduce_scatter {what}", part, total
+
+
+def main(kind: str) -> int:
+    """Try one kind, and return the exit code."""
+    announced = settings.launch()
+    fault, count = device.cuda_fault(), device.device_count()
+    if count:  # before MPI, which may look at the device when it starts
+        device.set_device((announced.local_rank or 0) % count if announced else 0)
+    comm = MPI.COMM_WORLD
+    comm.Set_errhandler(MPI.ERRORS_ARE_FATAL)  # an exception on one rank would leave the other waiting
+    _say(comm, library=probe.library_key())
+    if comm.size != probe.RANKS:
+        fault = f"it runs on {comm.size} ranks instead of {probe.RANKS}: the launcher does not belong to the library"
+    faults = [text for text in comm.allgather(fault) if text]
+    if faults:
+        _say(comm, fault=faults[0])
+        return 1
+    world = runtime.start()
+    link = Link(world, world.comm.Dup(), probe.LIMIT_S)
+    _say(comm, tries=kind, nodes=len(set(world.nodes)))
+    tried: dict[str, Callable[[Link], Check]] = {"point_to_point": point_to_point, "collectives": collectives}
+    wrong = None
+    for what, found, expected in tried[kind](link):
+        if wrong is None and not np.array_equal(device.download(found), expected):
+            wrong = f"{what} on rank {comm.rank}"
+    texts = [text for text in comm.allgather(wrong) if text]
+    _say(comm, **({"wrong": texts[0]} if texts else {"right": kind}))
+    return 0
+
+
+def _say(comm: MPI.Intracomm, **what: object) -> None:
+    if comm.rank == 0:
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    assert len(sys.argv) == 2 and sys.argv[1] in KINDS, "probe names the kind"
+    sys.exit(main(sys.argv[1]))

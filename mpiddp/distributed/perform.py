@@ -1,0 +1,181 @@
+"""What the collectives have in common: how their steps are run, or submitted.
+
+Every call says by what number the ranks know it, so that ranks of a node that call different things find out, and goes
+one of three ways: at once, where an algorithm can and nothing is on its way; by driving its steps; or, asynchronous or
+limited in time, through the group's queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from mpiddp.algorithms import select
+from mpiddp.algorithms.one_shot import OneShot
+from mpiddp.mpi import board, operation, work
+from mpiddp.mpi.board import ANY_COUNT, NO_ROOT
+from mpiddp.mpi.link import NO_CALL, Link
+from mpiddp.mpi.message import dtype_code
+from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.mpi.work import Steps
+from mpiddp.typing import Array
+
+from . import debug
+from .groups import ProcessGroup
+
+_new_tuple = tuple.__new__
+
+
+def perform(
+    name: str,
+    group: ProcessGroup,
+    async_op: bool,
+    outputs: Sequence[Array],
+    algorithm: Callable[..., Steps],
+    *args: Any,
+    like: Array | None = None,
+    count: int = ANY_COUNT,
+    op: ReduceOp | None = None,
+    root: int = NO_ROOT,
+    layout: str = "",
+    timeout: timedelta | float | None = None,
+) -> Any:
+    """Run an algorithm on a group, or submit it; return its Work, or what its steps return.
+
+    Parameters
+    ----------
+    like : array, optional
+        One with the dtype that all ranks must give.
+    count : int, optional
+        The number of elements that all ranks must give.
+    op, root : optional
+        The reduction and the group rank of the root, which must be equal on all ranks.
+    layout : str, optional
+        Whatever else must be.
+
+    Raises
+    ------
+    MismatchError
+        If ranks of the node call something else.
+    """
+    link = group.link
+    blocking = not async_op and not work.unfinished and timeout is None
+    if blocking and type(algorithm) is OneShot and not debug.on:
+        link.call = name, outputs[0] if outputs else None, op, count, root
+        number = link.count()
+        try:
+            waited = algorithm.at_once(link, *args)
+        except BaseException:
+            link.rest()
+            raise
+        link.call = NO_CALL
+        if link.lingers:
+            link.rest()
+            link.confirm(number)
+        elif not waited:
+            link.note(_kind(name, algorithm, like, op, layout), count, root)
+        return None
+    kind = _kind(name, algorithm, like, op, layout)
+    if debug.on:
+        return _perform_observed(name, link, kind, count, root, async_op, outputs, algorithm, args, timeout)
+    same = link.begin(kind, count, root)
+    # Half the time of Operation(...), which is more than the rest of this function takes.
+    what = _new_tuple(Operation, (name, link, outputs[0] if outputs else None, None, False, link.sequence))
+    if blocking:
+        outer, operation.running = operation.running, what
+        try:
+            value = work.drive(algorithm(link, *args))
+        except Exception:
+            link.confirm(what.number)  # why it went wrong is the better error
+            raise
+        finally:
+            operation.running = outer
+        if not same:
+            link.confirm(what.number)
+        return value
+    steps = algorithm(link, *args)
+    submitted = link.queue.submit(steps if same else link.confirming(steps), what, list(outputs))
+    if timeout is not None:
+        submitted.limit(work.seconds(timeout))
+    if async_op:
+        return submitted
+    submitted.wait()
+    return submitted.value
+
+
+_Key = tuple[str, Callable[..., Steps], np.dtype[Any] | None, ReduceOp | None, str]
+_kinds: dict[_Key, int] = {}
+_MOST_KINDS = 4096
+
+
+def _kind(name: str, algorithm: Callable[..., Steps], like: Array | None, op: ReduceOp | None, layout: str) -> int:
+    """Return by what number the ranks know such calls."""
+    key = (name, algorithm, None if like is None else like.dtype, op, layout)
+    return _kinds.get(key) or _make_kind(key)
+
+
+def _make_kind(key: _Key) -> int:
+    """Find it out, and remember it."""
+    name, algorithm, dtype, op, layout = key
+    number = _kinds[key] = board.kind(
+        name,
+        board.NO_DTYPE if dtype is None else dtype_code(dtype) | board.ON_DEVICE * select.is_for_devices(algorithm),
+        board.NO_REDUCTION if op is None else op.value,
+        layout,
+        board.compares(algorithm),
+    )
+    if len(_kinds) > _MOST_KINDS:  # layouts come and go
+        _kinds.clear()
+    return number
+
+
+def _perform_observed(
+    name: str,
+    link: Link,
+    kind: int,
+    count: int,
+    root: int,
+    async_op: bool,
+    outputs: Sequence[Array],
+    algorithm: Callable[..., Steps],
+    args: tuple[Any, ...],
+    timeout: timedelta | float | None,
+) -> Any:
+    """Do what `perform` does, under the eyes of `debug`."""
+    same = link.begin(kind | board.AGREES if debug.detail else kind, count, root)
+    what = Operation(name, link, outputs[0] if outputs else None, number=link.sequence)
+    debug.log(what)
+    observed = debug.Observed(name, algorithm, outputs) if debug.detail else None
+    steps = (observed or algorithm)(link, *args)
+    submitted = link.queue.submit(steps if same else link.confirming(steps), what, list(outputs))
+    if observed is not None and observed.watched is not None:
+        submitted.verify(observed.watched.check)
+    if timeout is not None:
+        submitted.limit(work.seconds(timeout))
+    if async_op:
+        return submitted
+    submitted.wait()
+    return submitted.value
+
+
+def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
+    """Return the group rank that ``src`` and ``group_src``, or ``dst`` and ``group_dst``, name.
+
+    Raises
+    ------
+    ValueError
+        If both or neither are given, or the group has no such rank.
+    """
+    if group_rank is not None:
+        if global_rank is not None:
+            raise ValueError("Can't specify both group_rank and global_rank")
+        return group.checked(group_rank)
+    if global_rank is None:
+        if default is None:
+            raise ValueError("Must specify global_rank or group_rank")
+        global_rank = default
+    return group.group_rank(global_rank)

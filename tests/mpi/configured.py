@@ -1,0 +1,72 @@
+"""Training runs as a configuration says, on few samples, and their batches for a plain loop."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+import mpiddp as dist
+from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
+from mpiddp.training import Config, Trainer
+from mpiddp.training.building import build_trainer
+
+SAMPLES, BATCH, EPOCHS = 29, 4, 2
+"""29 = 7 * 4 + 1: the last batch leaves all ranks but one without a sample; 8 batches are windows of 3, 3 and 2."""
+SEED = 5
+
+
+@functools.cache
+def data() -> tuple[ArrayDataset, ArrayDataset]:
+    train, test = digits(), digits(train=False)
+    return ArrayDataset(*train.batch(np.arange(SAMPLES))), ArrayDataset(*test.batch(np.arange(20)))
+
+
+def configured(**options) -> Config:
+    defaults = {"model": "mlp", "dropout": 0.0, "lr": 0.1, "batch_size": BATCH, "epochs": EPOCHS, "seed": SEED}
+    return Config(**{**defaults, **options})
+
+
+def trained(**options) -> Trainer:
+    config = configured(**options)
+    trainer = build_trainer(config, data())
+    trainer.fit(config.epochs)
+    return trainer
+
+
+def batches(epoch: int, seed: int = SEED, size: int = BATCH):
+    """Yield an epoch's batches, whole."""
+    sampler = GlobalBatchSampler(range(SAMPLES), size, num_replicas=1, rank=0, seed=seed)
+    sampler.set_epoch(epoch)
+    return [data()[0].batch(indices) for indices in sampler]
+
+
+def windows(epoch: int, accumulate: int):
+    """Yield what makes a step: the samples of some batches, as one large batch."""
+    listed = batches(epoch)
+    for start in range(0, len(listed), accumulate):
+        xs, ys = zip(*listed[start : start + accumulate], strict=True)
+        yield np.concatenate(xs), np.concatenate(ys)
+
+
+def rate(config: Config, step: int, steps: int) -> float:
+    """Return the learning rate of a step, from 0, in words of our own."""
+    warm = config.warmup_steps
+    if step < warm:
+        return config.lr * (step + 1) / (warm + 1)
+    if config.schedule == "cosine":
+        share = (step - warm) / (steps - warm)
+        return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + np.cos(np.pi * share))
+    if config.schedule == "step":
+        return config.lr * config.decay ** (step // (steps // config.epochs) // config.decay_epochs)
+    return config.lr
+
+
+def distance(one, two) -> float:
+    return max(float(np.abs(x - y).max()) for x, y in zip(one, two, strict=True))
+
+
+def everybody(value):
+    found: list = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found

@@ -1,0 +1,70 @@
+"""CuPy arrays in tests: the fake device for a module, MPI that takes its addresses, what reductions have to give."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.faking import fake_gpu
+
+import mpiddp as dist
+from mpiddp.algorithms import device_ring, device_scratch, device_table, staged_ring
+from mpiddp.mpi import landing
+from mpiddp.mpi.verdict import DevicePointers
+
+from .inputs import reduced
+
+
+def renew() -> None:
+    """Make the default group anew, which is when the ranks agree on what MPI can do."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cupy() -> Iterator[Any]:
+    """Put the fake device in the place of CuPy, and let arrays of a few KB be long ones."""
+    with pytest.MonkeyPatch.context() as patch, fake_gpu() as fake, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ranks .* share one GPU")
+        patch.setattr(device_scratch.DeviceScratch, "PIECE_BYTES", 1 << 14)
+        patch.setattr(staged_ring, "PART_BYTES", 1 << 10)
+        patch.setattr(device_ring, "PART_BYTES", 1 << 11)
+        patch.setattr(device_table, "SHORT_BYTES", 256)
+        renew()
+        yield fake
+        dist.destroy_process_group()
+        gc.collect()
+        assert not fake._memory.OPENED, "a peer's memory is still mapped"
+
+
+@pytest.fixture
+def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePointers]:
+    """Let MPI take addresses of the device, which it does, because they are the host's."""
+    monkeypatch.setenv("MPIDDP_CUDA_AWARE", "1")
+    renew()
+    assert device_table.addresses.point_to_point.yes and landing.by_address
+    yield device_table.addresses
+    monkeypatch.undo()
+    renew()
+    assert not landing.by_address
+
+
+def sizes(world: Any) -> list[int]:
+    return [0, 1, max(world.size - 1, 1), world.size + 1, 127, 5011]
+
+
+def own_op(op: dist.ReduceOp, rank: int) -> dist.ReduceOp:
+    return op if op.factor is None else dist.ReduceOp.PREMUL_SUM(0.5 * (rank + 1))
+
+
+def expected(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
+    """Return the reduction where every rank has a factor of its own."""
+    if op.factor is None:
+        return reduced(op, xs)
+    wide = [x.astype(np.clongdouble if x.dtype.kind == "c" else np.longdouble) for x in xs]
+    return sum(0.5 * (rank + 1) * x for rank, x in enumerate(wide)).astype(xs[0].dtype)  # type: ignore[union-attr]

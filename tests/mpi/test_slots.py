@@ -1,0 +1,288 @@
+"""Slots: ranks that run ahead, arrive late, call different things or leave, and short arrays of all kinds."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.mpi import operation, slots
+
+from .inputs import Op
+
+
+@pytest.fixture
+def group(world):
+    made = dist.new_group()
+    if made.link.slots is None:
+        dist.destroy_process_group(made)
+        pytest.skip("one rank has none, and neither have ranks of several nodes and processors that reorder stores")
+    yield made
+    dist.destroy_process_group(made)
+
+
+def test_roots_that_run_ahead_overwrite_nothing_unread(world, group):
+    """Broadcasts and reduces, where not all ranks wait, in an order and with delays drawn from one seed."""
+    rng = np.random.default_rng(5)
+    delays = np.random.default_rng(100 + world.rank)
+    works = []
+    for number in range(600):
+        root, count, kind = int(rng.integers(world.size)), int(rng.integers(1, 40)), int(rng.integers(5))
+        if delays.random() < 0.05:
+            time.sleep(delays.random() * 2e-3)
+        x = np.full(count, number * 10.0 + world.rank)
+        total = number * 10.0 * world.size + sum(range(world.size))
+        async_op = bool(delays.random() < 0.3) if kind != 4 else False
+        if kind <= 1:
+            work, expected = dist.broadcast(x, root, group, async_op), number * 10.0 + root
+        elif kind == 2:
+            work = dist.reduce(x, root, group=group, async_op=async_op)
+            expected = total if world.rank == root else number * 10.0 + world.rank
+        elif kind == 3:
+            work, expected = dist.all_reduce(x, group=group, async_op=async_op), total
+        else:
+            work, expected = dist.barrier(group), number * 10.0 + world.rank
+        works.append((work, x, expected))
+        if work is None:
+            assert (x == expected).all(), (number, kind, root)
+    for work, x, expected in works:
+        if work is not None:
+            work.wait()
+        assert (x == expected).all()
+
+
+def test_numbers_of_turns_go_beyond_what_a_byte_holds(group):
+    before = group.link.slots._number
+    for _ in range(300):
+        dist.barrier(group)
+    x = np.ones(3)
+    dist.all_reduce(x, group=group)
+    assert group.link.slots._number == before + 301
+    assert (x == group.size()).all()
+
+
+@pytest.mark.parametrize("count", [slots.SLOT_BYTES // 8 - 1, slots.SLOT_BYTES // 8, slots.SLOT_BYTES // 8 + 1, 9999])
+def test_at_the_length_of_a_slot(world, group, count):
+    rng = np.random.default_rng(count)
+    rows = rng.standard_normal((world.size, count))
+    x = rows[world.rank].copy()
+    dist.all_reduce(x, Op.MAX, group, algorithm="one_shot")
+    assert np.array_equal(x, rows.max(0))
+    x = rows[world.rank].copy()
+    dist.broadcast(x, group=group, group_src=world.size - 1, algorithm="one_shot")
+    assert np.array_equal(x, rows[-1])
+    gathered = np.empty((world.size, count))
+    gathered[world.rank] = rows[world.rank]
+    dist.all_gather_single(gathered, gathered[world.rank], group, algorithm="one_shot")
+    assert np.array_equal(gathered, rows)
+    wide = rng.standard_normal((world.size, world.size * count))
+    mine = wide[world.rank].copy()
+    output = mine[world.rank * count : (world.rank + 1) * count]  # in place, as torch allows
+    dist.reduce_scatter_single(output, mine, group=group, algorithm="one_shot")
+    expected = wide.reshape(world.size, world.size, count)[:, world.rank].sum(0)
+    np.testing.assert_allclose(output, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_wait_for_each_piece_is_one_wait(world, group):
+    for _ in range(20):
+        if world.rank == 0:
+            time.sleep(1e-3)
+        dist.all_reduce(np.ones(3 * slots.SLOT_BYTES // 8), group=group, algorithm="one_shot")
+        assert operation.running is None and group.link.call[1] is None
+
+
+def test_arrays_of_no_and_of_several_dimensions(world, group):
+    for shape in [(), (0,), (1, 1), (2, 3, 4), (0, 7)]:
+        x = np.full(shape, 2.0, np.float16)
+        dist.all_reduce(x, Op.AVG, group)
+        assert x.shape == shape and (x == 2).all()
+
+
+def test_a_factor_leaves_what_was_given_alone(world, group):
+    x = np.full(5, 3.0)
+    dist.reduce(x, 0, Op.PREMUL_SUM(2.0 + world.rank), group)
+    total = 3.0 * sum(2.0 + rank for rank in range(world.size))
+    assert (x == (total if world.rank == 0 else 3.0)).all()
+    dist.all_reduce(x := np.full(5, 3.0), Op.PREMUL_SUM(2.0 + world.rank), group)
+    assert (x == total).all()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_different_calls_at_once_are_an_error_on_every_rank(world, group, late):
+    """Where the calls are of short arrays, so that no rank puts anything on the board before it waits."""
+    odd = world.rank == world.size - 1
+    if late and odd:
+        time.sleep(0.05)
+    started = time.monotonic()
+    with pytest.raises(dist.MismatchError, match=r"(?s)all_reduce #1 of 4 float64 .*barrier #1|all_reduce #1 of 4 "):
+        if odd:
+            dist.all_reduce(np.ones(4), group=group)
+        else:
+            dist.barrier(group)
+    assert time.monotonic() - started < 5
+    with pytest.raises(dist.MismatchError, match="cannot be used any more"):
+        dist.barrier(group)
+    dist.barrier()
+
+
+def test_a_short_call_against_one_that_has_no_slots(world, group):
+    """One waits in its slot and puts it on the board late, the other has gone there first, or comes later."""
+    odd = world.rank == world.size - 1
+    with pytest.raises(dist.MismatchError, match=r"(?s)barrier #1.*all_gather #1|all_gather #1.*barrier #1"):
+        if odd:
+            blocks = [np.empty(2) for _ in range(world.size)]
+            dist.all_gather(blocks, np.ones(2), group, async_op=True).wait()  # blocking, the watchdog would find it
+        else:
+            dist.barrier(group)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_root_that_does_not_wait_against_a_call_that_has_no_slots(world, group, late):
+    """It has gone on before they come, or comes when they wait in MPI: they hear of it all the same."""
+    if world.rank == 0:
+        if late:
+            dist.barrier()
+        dist.broadcast(np.ones(2), 0, group)
+    if not late:
+        dist.barrier()
+    if world.rank != 0:
+        blocks = [np.empty(2) for _ in range(world.size)]
+        with pytest.raises(dist.MismatchError, match=r"(?s)broadcast #1.*all_gather #1"):
+            work = dist.all_gather(blocks, np.ones(2), group, async_op=True)
+            if late:
+                dist.barrier()
+            work.wait()
+    dist.barrier()
+
+
+def test_who_is_ahead_finds_out_about_an_old_turn(world, group):
+    """The root of broadcasts goes on until it may not be further ahead; operations have the numbers of the group's."""
+    dist.all_gather([np.empty(2) for _ in range(world.size)], np.ones(2), group)
+    with pytest.raises(dist.MismatchError, match=r"(?s)broadcast #2 .*barrier #2"):
+        if world.rank == 0:
+            for _ in range(9):
+                dist.broadcast(np.ones(2), 0, group)
+        else:
+            dist.barrier(group)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("counts", [(3000, 5000), (4096, 5000)])
+def test_pieces_of_different_arrays_do_not_meet(world, group, counts):
+    """Not even where the first ones are of one length, and one rank would be done with all of its own."""
+    with pytest.raises(dist.MismatchError, match=r"(?s)all_reduce.* #1 of \d.*all_reduce.* #1 of \d"):
+        dist.all_reduce(np.ones(counts[world.rank == 0]), group=group, algorithm="one_shot")
+    dist.barrier()
+
+
+def test_nothing_against_something(world, group):
+    """The rank that has nothing to scatter does not go on alone."""
+    output = np.empty(0 if world.rank == 0 else 2)
+    with pytest.raises(dist.MismatchError, match=r"(?s)reduce_scatter.* of 0 .*reduce_scatter.* of \d"):
+        dist.reduce_scatter_single(output, np.ones(output.size * world.size), group=group)
+    dist.barrier()
+
+
+def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group, monkeypatch):
+    x = np.ones(2 * slots.SLOT_BYTES // 8)
+    if world.rank == 0:
+
+        def interrupt():
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(group.link.slots, "linger", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                dist.all_reduce(x, group=group, algorithm="one_shot")
+        assert operation.running is None and group.link.call[1] is None
+        dist.barrier()
+    else:
+        dist.barrier()
+    with pytest.raises(dist.MismatchError, match=r"(?s)all_reduce.* #[12] of .*all_reduce.* #[12] of"):
+        dist.all_reduce(x, group=group, algorithm="one_shot")
+        dist.all_reduce(x, group=group, algorithm="one_shot")
+    dist.barrier()
+
+
+def test_an_asynchronous_call_shows_its_array_at_once(world, group):
+    """Others need not wait until this rank, which may wait for them elsewhere, waits for its Work."""
+    x = np.ones(3)
+    if world.rank == 0:
+        work = dist.all_reduce(x, group=group, async_op=True)
+        group.comm.Barrier()
+        work.wait()
+    else:
+        dist.all_reduce(x, group=group)
+        group.comm.Barrier()
+    assert (x == world.size).all()
+
+
+@pytest.mark.parametrize("dtype", ["U5000", "V20000", "M8[s]"])
+def test_elements_longer_than_a_slot(world, group, dtype):
+    rows = [
+        np.frombuffer(np.full(np.dtype(dtype).itemsize, 1 + rank, np.uint32), dtype, 1) for rank in range(world.size)
+    ]
+    rows = [np.array([chr(65 + rank) * 5000], dtype) for rank in range(world.size)] if dtype == "U5000" else rows
+    gathered = np.empty((world.size, 1), dtype)
+    dist.all_gather_single(gathered, rows[world.rank], group)
+    assert gathered.tobytes() == b"".join(row.tobytes() for row in rows)
+    x = rows[world.rank].copy()
+    dist.broadcast(x, group=group, group_src=world.size - 1, algorithm="one_shot")
+    assert x.tobytes() == rows[-1].tobytes()
+
+
+def test_messages_on_their_way_move_while_a_rank_waits(world, group):
+    """The sender may be done with a message that has not left; whoever needs it comes only when he has it."""
+    x = np.full(1 << 18, world.rank, np.uint8)
+    if world.rank == 0:
+        work = dist.isend(x, 1)
+        dist.barrier(group)
+        work.wait()
+    else:
+        if world.rank == 1:
+            dist.recv(x, 0)
+            assert (x == 0).all()
+        dist.barrier(group)
+
+
+def test_many_shapes_are_forgotten(group):
+    for count in range(600):
+        x = np.ones(count, np.int16)
+        dist.all_reduce(x, group=group)
+        assert (x == group.size()).all()
+    assert len(group.link.slots.known) <= 256
+
+
+def test_memory_is_given_back_at_once(world):
+    gc.collect()
+    gc.disable()
+    try:
+
+        def mapped():
+            return Path("/proc/self/maps").read_text().count("memfd:mpiddp")
+
+        before = mapped()
+        for _ in range(20):
+            made = dist.new_group()
+            dist.all_reduce(np.ones(3), group=made)
+            dist.destroy_process_group(made)
+        del made
+        assert mapped() <= before + 1
+    finally:
+        gc.enable()
+
+
+def test_without_ordered_stores_there_are_none(world, monkeypatch):
+    monkeypatch.setattr(slots, "ORDERED", False)
+    made = dist.new_group()
+    assert made.link.slots is None
+    x = np.ones(3)
+    dist.all_reduce(x, group=made)
+    dist.barrier(made)
+    assert (x == world.size).all()
+    dist.destroy_process_group(made)

@@ -1,0 +1,84 @@
+"""``--on-nan skip``: single steps are left out; where nothing is learned any more, the run ends and says why."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpiddp.data import ArrayDataset
+from mpiddp.training import Config, Trainer
+from mpiddp.training import trainer as trainer_module
+from mpiddp.training.building import build_trainer
+
+STEPS, BATCH = 5, 4
+
+
+def data(broken: int = 0) -> ArrayDataset:
+    """Return images for STEPS steps, of which the first some are no numbers."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((STEPS * BATCH, 784)).astype(np.float32)
+    x[:broken] = np.nan
+    return ArrayDataset(x, np.arange(len(x)) % 10)
+
+
+def make(broken: int = 0, **options) -> Trainer:
+    defaults = {"model": "mlp", "on_nan": "skip", "batch_size": BATCH, "epochs": 9}
+    return build_trainer(Config(**{**defaults, **options}), (data(broken), data()))
+
+
+def test_a_sample_that_is_no_number_costs_its_steps(world):
+    trainer = make(broken=1)
+    trainer.fit(4)
+    assert (trainer.step, trainer.skipped) == (4 * STEPS, 4)
+    assert all(np.isfinite(each.loss) for each in trainer.history)
+
+
+def test_an_epoch_that_is_left_out_ends_the_run(world):
+    trainer = make(broken=STEPS * BATCH)
+    said = (
+        rf"^{STEPS} steps in a row were left out: the loss is not finite on rank 0.* at step {STEPS} \(epoch 1\), with"
+    )
+    with pytest.raises(FloatingPointError, match=said):
+        trainer.fit(9)
+    assert trainer.skipped == STEPS - 1 and not trainer.history
+
+
+def test_windows_count_as_steps(world):
+    trainer = make(broken=STEPS * BATCH, accumulate=2)
+    with pytest.raises(FloatingPointError, match=r"^3 steps in a row"):
+        trainer.fit(9)
+
+
+def test_long_epochs_end_sooner_and_across_a_checkpoint(world, monkeypatch):
+    monkeypatch.setattr(trainer_module, "MOST_SKIPPED", 4)
+    trainer = make(broken=STEPS * BATCH)
+    trainer.stop = lambda: trainer.step == 2
+    trainer.fit(9)
+    assert (trainer.step, trainer.skipped) == (3, 3)
+    resumed = make(broken=STEPS * BATCH)
+    resumed.load_state_dict(trainer.state_dict(), trainer.arrays())
+    with pytest.raises(FloatingPointError, match=r"^4 steps in a row .* at step 4 \(epoch 1\)"):
+        resumed.fit(9)
+
+
+def test_steps_that_are_made_in_between_begin_the_row_anew(world, monkeypatch):
+    monkeypatch.setattr(trainer_module, "MOST_SKIPPED", 3)
+    trainer = make()
+    healthy = trainer.loss_fn
+    trainer.loss_fn = lambda output, y: healthy(output, y) * (1.0 if trainer.step % 3 == 2 else float("nan"))
+    trainer.fit(3)
+    assert trainer.skipped == 2 * STEPS and trainer.step == 3 * STEPS
+
+
+def test_a_scale_that_comes_down_for_longer_than_an_epoch_does_not_end_it(world):
+    trainer = make(dtype="float16", loss_scale=2.0**40, lr=0.001)
+    trainer.fit(9)
+    assert STEPS < trainer.skipped < trainer.step and 1 < trainer.scaler.scale < 2.0**34
+
+
+def test_gradients_that_no_scale_mends_end_the_run_at_the_scalers_limit(world):
+    trainer = make(dtype="float16", loss_scale=8.0)
+    trainer.model.module.layers[1].bias.register_hook(lambda grad: grad * np.float32(np.inf))
+    with pytest.raises(FloatingPointError, match=rf"^{STEPS} steps in a row .*gradient of .* at step {3 + STEPS} "):
+        trainer.fit(9)
+    assert trainer.scaler.scale == 1.0

@@ -1,0 +1,221 @@
+"""Model, loss and data that do not go together: one sentence, on every rank, before anything is trained."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpiddp import nn
+from mpiddp.data import ArrayDataset, ByteWindows, Subset
+from mpiddp.training import Config, UsageError
+from mpiddp.training.building import build_trainer
+from mpiddp.training.together import together
+from mpiddp.training.trial import try_out
+
+N = 12
+LABELS = np.arange(N) % 10
+
+
+def images(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    return np.ones((N, *shape), dtype)
+
+
+GOOD = ArrayDataset(images(1, 28, 28), LABELS)
+
+
+def late(label: int) -> ArrayDataset:
+    """Return data whose last label alone is a class that there is not."""
+    labels = LABELS.copy()
+    labels[-1] = label
+    return ArrayDataset(images(1, 28, 28), labels)
+
+
+class Scores(nn.Module):
+    """A model of a user's own, which returns what its subclasses say."""
+
+    classes = 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(784, self.classes)
+
+    def scores(self, x: Any) -> Any:
+        return self.layer(x.reshape(len(x), -1))
+
+    forward = scores
+
+
+class Few(Scores):
+    classes = 5
+
+
+class Several(Scores):
+    def forward(self, x: Any) -> Any:
+        return self.scores(x), 3
+
+
+class Number(Scores):
+    def forward(self, x: Any) -> Any:
+        return self.scores(x).sum()
+
+
+class Mixes(Scores):
+    def forward(self, x: Any) -> Any:
+        return self.scores(x)[:1]
+
+
+class NoTensor(Scores):
+    @staticmethod
+    def loss_fn(output: Any, targets: Any) -> Any:
+        return 3.0
+
+
+class ALossEach(Scores):
+    @staticmethod
+    def loss_fn(output: Any, targets: Any) -> Any:
+        return output
+
+
+class CountsWrongly(Scores):
+    @staticmethod
+    def correct_fn(output: Any, targets: Any) -> Any:
+        return output
+
+
+class Fails:
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError(f"sample-{index}")
+
+
+BAD_BATCH = "the first samples cannot be made a batch: "
+PAIRS = r"expected samples \(input, target\), found "
+CLASSES = "expected labels from 0 to 9, for the 10 classes of --model "
+DATA = {
+    "too small": (ArrayDataset(images(1, 8, 8), LABELS), "net", r"takes images \(1, 28, 28\), .* float32 \(1, 8, 8\)"),
+    "too large": (ArrayDataset(images(1, 64, 64), LABELS), "mlp", r"takes .*784 numbers, .* float32 \(1, 64, 64\)"),
+    "colours": (
+        ArrayDataset(images(3, 28, 28), LABELS),
+        "resnet",
+        r"takes images \(1, height, width\), .*\(3, 28, 28\)",
+    ),
+    "rows": (ArrayDataset(images(784), LABELS), "net", r"takes .* has training samples float32 \(784,\)"),
+    "words": ([("a", "b")] * N, "mlp", r"expected samples \(input, number or array\), found \(str, str\)"),
+    "words as inputs": ([("a", 1)] * N, "mlp", "takes images .* has training samples of type list"),
+    "numbers": ([1] * N, "mlp", f"{PAIRS}int"),
+    "no labels": (ArrayDataset(images(1, 28, 28)), "mlp", rf"{PAIRS}\(float32 \(1, 28, 28\)\)"),
+    "three": (ArrayDataset(images(4), LABELS, LABELS), "mlp", rf"{PAIRS}\(float32 \(4,\), int64"),
+    "ragged": ([(images(1, 2 + i)[0], 0) for i in range(N)], "mlp", f"{BAD_BATCH}ValueError: default_collate needs"),
+    "fails": (Fails(), "mlp", rf"{BAD_BATCH}KeyError: 'sample-0' \(.*trial\.py, line \d+, in __getitem__\)"),
+    "floats": (
+        ArrayDataset(images(784), LABELS / 2),
+        "mlp",
+        r"the loss .* float64 \(\) as targets: TypeError: expected int",
+    ),
+    "pairs": (
+        ArrayDataset(images(784), LABELS.reshape(-1, 2)[LABELS // 2]),
+        "mlp",
+        r"int64 \(2,\) as targets: ValueError",
+    ),
+    "high": (late(10), "mlp", f"{CLASSES}mlp, found 10; number them"),
+    "negative": (late(-1), "net", f"{CLASSES}net, found -1; "),
+    "high in a part": (Subset(late(12), [0, N - 1]), "resnet", f"{CLASSES}resnet, found 12; "),
+    "too long": (ByteWindows(np.arange(200, dtype=np.uint8), 50), "transformer", r"takes text, .* int64 \(50,\)"),
+}
+MODELS = {
+    "Few": "expected labels from 0 to 4, for the 5 classes of --model .*:Few, found 5 to 9",
+    "Several": r"expected a Tensor of scores \(n, classes, \.\.\.\) for n samples, found of type tuple for 2",
+    "Number": "found of type Tensor for 2",
+    "Mixes": r"found float32 \(10,\) for 2",
+    "NoTensor": "its loss_fn has to return a Tensor of one number, not of type float",
+    "ALossEach": r"its loss_fn has to return a Tensor of one number, not float32 \(10,\)",
+    "CountsWrongly": "its correct_fn has to return a number: TypeError",
+}
+
+
+def try_together(config: Config, train: Any, test: Any) -> None:
+    trainer = build_trainer(config, (train, test))
+    together(lambda: try_out(trainer, config, (train, test)))
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_that_a_model_cannot_take(world, name):
+    train, model, said = DATA[name]
+    config = Config(model=model, data="text:mine" if model == "transformer" else "npz:mine", context=40)
+    with pytest.raises(UsageError, match=rf"^--(data npz:mine, training data: .*|model {model} .*){said}"):
+        try_together(config, train, train)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_ones_own(world, name):
+    config = Config(model=f"{__name__}:{name}")
+    with pytest.raises(UsageError, match=f"^--.*{MODELS[name]}"):
+        try_together(config, GOOD, GOOD)
+
+
+def test_the_data_for_the_test_are_tried_too(world):
+    small = ArrayDataset(images(1, 20, 20), LABELS)
+    with pytest.raises(UsageError, match=r"has test samples float32 \(1, 20, 20\)"):
+        try_together(Config(), GOOD, small)
+    with pytest.raises(UsageError, match="--data digits, test data: expected labels from 0 to 9"):
+        try_together(Config(), GOOD, late(10))
+
+
+def test_what_fails_on_one_rank_is_known_on_all(world):
+    last = world.size - 1
+    data = late(10) if world.rank == last else GOOD
+    where = rf" \(on rank {last}\)$" if last else r"MODULE:CALLABLE\)$"
+    with pytest.raises(UsageError, match=f"found 10; .*{where}"):
+        try_together(Config(), data, GOOD)
+
+
+def test_a_model_without_parameters_is_refused(world, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "Empty", nn.Flatten, raising=False)
+    with pytest.raises(UsageError, match=r"--model .*:Empty has no parameter to train"):
+        build_trainer(Config(model=f"{__name__}:Empty"), (GOOD, GOOD))
+
+
+@pytest.mark.parametrize("options", [{}, {"model": "resnet"}, {"dtype": "float16", "model": "mlp"}])
+def test_a_trial_changes_nothing(world, options):
+    config = Config(dropout=0.3, batch_size=4, epochs=1, **options)
+    ends = []
+    for tries in (0, 2):
+        trainer = build_trainer(config, (GOOD, GOOD))
+        for _ in range(tries):
+            try_out(trainer, config, (GOOD, GOOD))
+        assert trainer.model.module.training
+        trainer.fit(1)
+        ends.append({name: x.tobytes() for name, x in trainer.arrays().items()})
+    assert ends[0] == ends[1]
+
+
+def test_ignored_targets_and_a_loss_of_ones_own_are_left_alone(world, monkeypatch):
+    try_together(Config(), late(-100), GOOD)
+
+    class Own(Scores):
+        @staticmethod
+        def loss_fn(output: Any, targets: Any) -> Any:
+            return output.sum() * 0
+
+        @staticmethod
+        def correct_fn(output: Any, targets: Any) -> float:
+            return 0.0
+
+    monkeypatch.setattr(sys.modules[__name__], "Own", Own, raising=False)
+    try_together(Config(model=f"{__name__}:Own"), late(10), GOOD)
+
+
+def test_a_model_that_fails_on_one_rank_is_told_on_all(world, monkeypatch):
+    def make() -> nn.Module:
+        if world.rank == world.size - 1:
+            raise FileNotFoundError("no weights here")
+        return Scores()
+
+    monkeypatch.setattr(sys.modules[__name__], "make", make, raising=False)
+    with pytest.raises(UsageError, match=r":make: FileNotFoundError: no weights here \(.*in make\)"):
+        build_trainer(Config(model=f"{__name__}:make"), (GOOD, GOOD))

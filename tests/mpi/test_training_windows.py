@@ -1,0 +1,110 @@
+"""Runs that were stopped between the batches of a step, and plans that were changed, go on."""
+
+from __future__ import annotations
+
+import pytest
+
+import mpiddp as dist
+from mpiddp import nn
+from mpiddp.training import Config, Trainer
+from mpiddp.training.building import build_trainer
+from mpiddp.training.keeper import Keeper
+
+from .configured import EPOCHS, configured, data, rate
+
+RESUMED = {
+    "schedule, accumulation, clipping, dropout": {
+        "schedule": "cosine",
+        "warmup_steps": 2,
+        "accumulate": 3,
+        "clip_norm": 0.5,
+        "dropout": 0.3,
+    },
+    "scaler, zero, adam": {
+        "dtype": "float16",
+        "loss_scale": 2.0**17,
+        "loss_scale_steps": 2,
+        "zero": True,
+        "optimizer": "adam",
+        "lr": 0.001,
+        "accumulate": 2,
+    },
+    "compression, step schedule": {
+        "compress": "powersgd",
+        "powersgd_start": 2,
+        "schedule": "step",
+        "decay_epochs": 1,
+        "accumulate": 2,
+    },
+    "batched compression in bfloat16": {"compress": "batched-powersgd", "powersgd_start": 2, "dtype": "bfloat16"},
+    "batch norm of all ranks, zero": {"model": "resnet", "sync_batchnorm": True, "zero": True, "accumulate": 3},
+    "batch norm of each rank": {"model": "resnet", "accumulate": 3},
+}
+
+
+def bits(trainer: Trainer) -> dict[str, bytes]:
+    return {name: x.tobytes() for name, x in (trainer.arrays() | trainer.own_arrays()).items()}
+
+
+def kept(config: Config) -> Keeper:
+    return Keeper(config, first=dist.get_rank() == 0)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, tmp_path, name):
+    pytest.importorskip("ml_dtypes")
+    folder = [tmp_path]
+    dist.broadcast_object_list(folder, src=0)
+    config = configured(**RESUMED[name], output=folder[0], resume="auto")
+    unbroken = build_trainer(config, data())
+    unbroken.fit(EPOCHS)
+
+    stopped = build_trainer(config, data())
+    loss_fn, asked = stopped.loss_fn, []
+
+    def counted(output, y):
+        asked.append(stopped.step)
+        return loss_fn(output, y)
+
+    # As a signal that comes to one rank while the first batch of its window runs: rank 0 has a sample in every batch.
+    stopped.loss_fn = counted
+    at = {1: 6, 2: 4, 3: 3}[config.accumulate]
+    stopped.stop = lambda: world.rank == 0 and at in asked
+    stopped.fit(EPOCHS)
+    # A step of one batch begins with the question, so there the signal came behind it.
+    reached = at + 1 + (config.accumulate == 1)
+    assert stopped.stopped and stopped.step == reached
+    keeper = kept(config)
+    keeper.save(stopped)
+    keeper.finish()
+
+    nn.manual_seed(99)
+    resumed = build_trainer(config, data())
+    kept(config).resume(resumed)
+    assert resumed.step == reached
+    resumed.fit(EPOCHS)
+    assert resumed.step == unbroken.step and resumed.skipped == unbroken.skipped
+    assert resumed.history[-1].lr == unbroken.history[-1].lr
+    assert bits(resumed) == bits(unbroken)
+    if resumed.scaler is not None:
+        assert resumed.scaler.state_dict() == unbroken.scaler.state_dict() and unbroken.skipped
+    assert bits(stopped) != bits(unbroken), "or this test could not fail"
+
+
+def test_a_changed_plan_holds_from_the_step_that_was_reached(world, tmp_path):
+    folder = [tmp_path]
+    dist.broadcast_object_list(folder, src=0)
+    options = {"schedule": "cosine", "output": folder[0], "resume": "auto", "weight_decay": 0.1}
+    config = configured(**options)
+    trainer = build_trainer(config, data())
+    trainer.fit(1)
+    keeper = kept(config)
+    keeper.save(trainer)
+    keeper.finish()
+    longer = configured(**options | {"epochs": 4, "lr": 0.4, "weight_decay": 0.2, "momentum": 0.5})
+    resumed = build_trainer(longer, data())
+    kept(longer).resume(resumed)
+    (group,) = resumed.optimizer.param_groups
+    assert group["lr"] == pytest.approx(rate(longer, 8, 32)) and group["lr"] != pytest.approx(rate(config, 8, 16))
+    assert (group["weight_decay"], group["momentum"]) == (0.2, 0.5)

@@ -1,0 +1,86 @@
+"""What a tensor is: to NumPy, to Python, and to those who communicate it."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from mpiddp.autograd import Tensor
+from mpiddp.errors import ArrayError
+from mpiddp.typing import HoldsArray
+
+from .leaves import leaf
+
+
+def test_protocol_attribute() -> None:
+    x = leaf(1, 2)
+    assert isinstance(x, HoldsArray) and x.__mpiddp_array__ is x.data
+    assert (Tensor([1.0]) * 2).__mpiddp_array__.shape == (1,)
+    y = x * 2
+    assert y.detach().__mpiddp_array__ is y.data
+    with pytest.raises(ArrayError, match=r"detach\(\)"):
+        _ = y.__mpiddp_array__
+
+
+def test_numpy_is_refused_where_it_would_lose_the_gradient() -> None:
+    x = leaf(1, 2)
+    with pytest.raises(RuntimeError, match="Can't call numpy"):
+        x.numpy()
+    with pytest.raises(RuntimeError, match="Can't call numpy"):
+        np.asarray(x)
+    assert x.detach().numpy() is x.data
+    np.testing.assert_array_equal(np.asarray(x.detach(), dtype=np.float64), [1.0, 2.0])
+
+
+def test_data_is_kept_and_python_floats_are_float32() -> None:
+    array = np.arange(3.0)
+    assert Tensor(array).data is array
+    assert Tensor([1.0, 2.0]).dtype == np.float32
+    assert Tensor(np.float64(1)).dtype == np.float64
+    assert Tensor([1, 2]).dtype.kind == "i"
+    assert Tensor(Tensor(array)).data is array
+
+
+def test_data_is_assignable() -> None:
+    x = leaf(1, 2)
+    x.data = x.data * 3
+    (x * x).sum().backward()
+    np.testing.assert_array_equal(x.grad, [6, 12])
+
+
+def test_conversions() -> None:
+    x = Tensor([[1.5, 2.0]])
+    assert len(x) == 1 and x.ndim == 2 and x.size == x.numel() == 2 and x.is_leaf
+    assert x[0, 0].item() == 1.5 and float(x[0, 1]) == 2.0 and int(x[0, 1]) == 2 and x.tolist() == [[1.5, 2.0]]
+    assert f"{x[0, 0]:.3f}" == "1.500"
+    with pytest.raises(TypeError, match="len\\(\\) of a 0-d tensor"):
+        len(x.sum())
+    assert "requires_grad=True" in repr(leaf(1)) and "grad_fn=<Multiply>" in repr(leaf(1) * 2)
+
+
+def test_comparisons_hash_by_identity_and_compare_by_value() -> None:
+    a, b = leaf(1, 2), leaf(1, 3)
+    assert (a == b).tolist() == [True, False] and (a < b).tolist() == [False, True]
+    assert not (a >= b).requires_grad
+    assert len({a, b, a}) == 2
+
+
+def test_argmax_and_indices() -> None:
+    x = Tensor([[1.0, 5.0, 2.0], [7.0, 0.0, 3.0]], requires_grad=True)
+    values, indices = x.max(1)
+    assert indices.tolist() == x.argmax(1).tolist() == [1, 0] and values.tolist() == [5.0, 7.0]
+    assert int(x.argmin()) == 4
+
+
+def test_deepcopy_takes_neither_slot_nor_hooks() -> None:
+    x, fired = leaf(1), []
+    x.register_post_accumulate_grad_hook(lambda p: fired.append(1))
+    x.grad_slot = np.zeros(1, np.float32)
+    twin = copy.deepcopy(x)
+    (twin * 2).backward()
+    assert not fired and twin.grad_slot is None and x.grad is None
+    assert not np.shares_memory(twin.data, x.data)
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(x * 2)
