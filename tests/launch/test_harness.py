@@ -249,6 +249,10 @@ time.sleep(60)
 """
     with launcher.start(2, code) as program:
         program.wait_for("up\nup")
+        end = time.monotonic() + 10
+        # A process has no environment for a moment after it has begun its program.
+        while len(program.members()) < 5 and time.monotonic() < end:
+            time.sleep(0.05)
         assert len(program.members()) >= 5, "the launcher, two ranks, two sleepers"
     assert program.members() == []
 
