@@ -97,7 +97,8 @@ class Ranks:
         self._folder.mkdir(exist_ok=True)
         self._peers: list[tuple[str, int]] = self._comm.allgather((socket.gethostname(), os.getpid()))
         self._stacks = self._file(self.rank, "stacks").open("w")
-        faulthandler.register(STACKS, file=self._stacks, all_threads=True)
+        # Of this thread only: the frames of one that runs meanwhile may go away while they are read (seen: SIGSEGV).
+        faulthandler.register(STACKS, file=self._stacks, all_threads=False)
         self._collect_errors: list[str] = []
         self._ran = self._skipped = 0
         self._retired: list[MPI.Comm] = []
@@ -355,17 +356,11 @@ def _text(report: pytest.TestReport) -> str:
     return "\n".join([report.longreprtext, *(f"--- {title}\n{text}" for title, text in report.sections)])
 
 
-def _shorten(stacks: str) -> str:
-    """Leave out pytest's own frames and the watchdog's thread."""
-    threads = [thread.strip() for thread in stacks.split("\n\n")]
-    kept = []
-    for thread in threads:
-        if "threading.py" in thread and f'{__file__}", line' in thread:
-            continue
-        lines = thread.splitlines()
-        end = next((i for i, line in enumerate(lines) if "/_pytest/" in line or "/pluggy/" in line), len(lines))
-        kept.append("\n".join(lines[:end]))
-    return "\n".join(kept)
+def _shorten(stack: str) -> str:
+    """Leave out pytest's own frames."""
+    lines = stack.splitlines()
+    end = next((i for i, line in enumerate(lines) if "/_pytest/" in line or "/pluggy/" in line), len(lines))
+    return "\n".join(lines[:end])
 
 
 # Last, when the terminal reporter is there, and pytest-mpi has seen no --with-mpi, or it would print a banner.

@@ -99,7 +99,7 @@ def test_next():
     assert "AssertionError: not me" in done.stdout, done
     for function, ranks in (("test_parts", "02"), ("wait_for", "012"), ("test_loop", "0")):
         here = re.findall(rf"\[rank (\d)/3 .*\] is here.*\n.*\n.*in {function}", done.stdout)
-        assert sorted(here) == list(ranks), (function, done)
+        assert sorted(here) == list(ranks), f"{function}: {here}\n{done}"
     assert re.search(r"^FAILED .*test_deadlock.* - the ranks do not come together", done.stdout, re.M), done
     assert "3 failed, 1 passed" in done.stdout.splitlines()[-1], done
 
