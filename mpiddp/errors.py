@@ -34,4 +34,16 @@ class DistTimeoutError(DistError, TimeoutError):
 
 
 class RankFailedError(DistError):
-    """A rank of the group has died."""
+    """Ranks have died, and this one may go on without them: see ``shrink_group``.
+
+    Parameters
+    ----------
+    text : str
+        What has happened.
+    ranks : list of int
+        The dead ranks, by their numbers in the world that they were in, as far as this rank knows.
+    """
+
+    def __init__(self, text: str, ranks: list[int]) -> None:
+        super().__init__(text)
+        self.ranks = ranks

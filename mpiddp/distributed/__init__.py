@@ -73,8 +73,11 @@ from .objects import (
     send_object_list,
 )
 from .p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from .shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 
 __all__ = [
+    "SHRINK_ABORT",
+    "SHRINK_DEFAULT",
     "ArrayError",
     "Backend",
     "DistBackendError",
@@ -146,6 +149,7 @@ __all__ = [
     "send",
     "send_object_list",
     "set_device",
+    "shrink_group",
     "split_group",
     "symmetric_empty",
     "wait_all",

@@ -165,10 +165,23 @@ def has_default() -> bool:
     return _default is not None
 
 
+def expect_idle() -> None:
+    """Raise `DistError` if operations of any group are on their way."""
+    for each in _groups:
+        each.link.expect_idle()
+
+
+def discard() -> None:
+    """End all groups without freeing their communicators, which not all of their ranks would."""
+    for each in _groups:
+        each.link.discard()
+    disown(NOT_INITIALIZED)
+
+
 def disown(reason: str) -> None:
     """Forget all groups without freeing them, in a process that must not touch MPI; say ``reason`` when asked."""
-    global _default, _missing
-    _default, _missing = None, reason
+    global _default, _made, _missing
+    _default, _made, _missing = None, 0, reason
     _groups.clear()
 
 
@@ -334,8 +347,7 @@ def destroy(given: GroupLike = None) -> None:
         return
     if _default is None:
         raise AssertionError("Process group cannot be None")
-    for each in _groups:
-        each.link.expect_idle()
+    expect_idle()
     for each in reversed(list(_groups)):
         _announce(each)
     for each in reversed(list(_groups)):

@@ -12,6 +12,7 @@ from mpiddp.device import choice
 from mpiddp.mpi import runtime, work
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.runtime import World
 
 from . import backends, debug, groups
 from .backends import check_backend
@@ -95,13 +96,18 @@ def init_process_group(
     world = runtime.start(rank, world_size, limit_s)
     select.forget()
     debug.configure(debug_level)
+    begin(world, comm, settings.default_timeout_s() if limit_s is None else limit_s, kind)
+
+
+def begin(world: World, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:
+    """Make the default process group of the ranks of ``comm``, or of the world, which all of them call."""
     own = (comm or world.comm).Dup()
     select.learn(own)
-    link = Link(world, own, settings.default_timeout_s() if limit_s is None else limit_s)
+    link = Link(world, own, timeout_s)
     device_table.learn(own, link.nodes)
-    backends.connect(link, kind)
+    backends.connect(link, backend)
     whole = ProcessGroup(link, "0", "default_pg", tuple(range(link.size)), own if comm is None else comm)
-    register(whole, default=True)
+    return register(whole, default=True)
 
 
 def _choose_device(device_id: int | None) -> None:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 _NEW_GROUP = board.kind("new_group")
 
 
-def _checked_ranks(ranks: object, world_size: int) -> list[int]:
+def checked_ranks(ranks: object, world_size: int) -> list[int]:
     """Return a list of distinct ranks of the world, or say what is wrong with it."""
     if not isinstance(ranks, (list, tuple, range)) or not ranks:
         raise TypeError(f"a group needs a non-empty list of ranks, got {ranks!r}")
@@ -151,7 +151,7 @@ def new_group(
     """
     parent = default_group()
     kind = check_backend(backend, backend_of(parent.link))
-    chosen = list(range(parent.size())) if ranks is None else _checked_ranks(ranks, parent.size())
+    chosen = list(range(parent.size())) if ranks is None else checked_ranks(ranks, parent.size())
     if sort_ranks:
         chosen.sort()
     if not use_local_synchronization:
@@ -280,7 +280,7 @@ def new_subgroups_by_enumeration(
     kind = check_backend(backend, backend_of(parent.link))
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
-    parts = [sorted(_checked_ranks(given, parent.size())) for given in ranks_per_subgroup_list]
+    parts = [sorted(checked_ranks(given, parent.size())) for given in ranks_per_subgroup_list]
     seen: dict[int, list[int]] = {}
     for part in parts:
         for rank in part:
@@ -328,7 +328,7 @@ def split_group(
     if not split_ranks:
         raise ValueError("split_ranks cannot be empty: give the ranks of each part")
     kind = check_backend(backend, backend_of(parent.link))
-    parts = [sorted(_checked_ranks(part, parent.size())) for part in split_ranks]
+    parts = [sorted(checked_ranks(part, parent.size())) for part in split_ranks]
     flat = [rank for part in parts for rank in part]
     if len(set(flat)) != len(flat):
         raise ValueError(f"the split groups must share no rank, got {parts}")

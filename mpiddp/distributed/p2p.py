@@ -73,7 +73,7 @@ def send(
     what = _new_tuple(Operation, ("send", link, x, (link.ranks[to],), False, link.messages))
     if debug.on:
         debug.log(what)
-    if work.unfinished:
+    if work.unfinished or link.world.deaths.survivable:
         link.mailbox.isend(x, to, tag, what).wait()
         return
     outer, operation.running = operation.running, what
@@ -190,7 +190,7 @@ def recv(
     what = _new_tuple(Operation, ("recv", link, x, peers, False, link.messages))
     if debug.on:
         debug.log(what)
-    if work.unfinished:
+    if work.unfinished or link.world.deaths.survivable:
         receive, posted = link.mailbox.irecv(x, source, tag, what)
         posted.wait()
         return found.ranks[receive.sender]

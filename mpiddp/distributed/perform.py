@@ -69,8 +69,9 @@ def perform(
         number = link.count()
         try:
             waited = algorithm.at_once(link, *args)
-        except BaseException:
+        except BaseException as error:
             link.rest()
+            link.world.deaths.meet(error)
             raise
         link.call = NO_CALL
         if link.lingers:
@@ -85,7 +86,7 @@ def perform(
     same = link.begin(kind, count, root)
     # Half the time of Operation(...), which is more than the rest of this function takes.
     what = _new_tuple(Operation, (name, link, outputs[0] if outputs else None, None, False, link.sequence))
-    if blocking:
+    if blocking and not link.world.deaths.survivable:
         outer, operation.running = operation.running, what
         try:
             value = work.drive(algorithm(link, *args))

@@ -146,9 +146,14 @@ def _wait_until_read(output: int) -> None:
 
 
 class Leaving:
-    """The end of a program that has worked with ``world``: at exit, or when it calls MPI.Finalize itself.
+    """The end of a program that has worked with a world: at exit, or when it calls MPI.Finalize itself.
 
     Parameters
+    ----------
+    survivors : callable
+        Returns the world of those that live of the world given, after some have died.
+
+    Attributes
     ----------
     world : World
         The running world.
@@ -156,9 +161,10 @@ class Leaving:
         Called when every rank has left.
     """
 
-    def __init__(self, world: World, stop: Callable[[], object]) -> None:
-        self._world = world
-        self._stop = stop
+    def __init__(self, survivors: Callable[[World], World]) -> None:
+        self.world: World
+        self.stop: Callable[[], object]
+        self._survivors = survivors
         self._left = False
         # MPI_Finalize begins with the attributes of COMM_SELF, while MPI can still be used.
         key = MPI.Comm.Create_keyval(delete_fn=lambda *_: self())
@@ -170,15 +176,26 @@ class Leaving:
             return
         self._left = True
         try:
-            self._wait()
+            while not self._wait():
+                self.world = self._survivors(self.world)
         except KeyboardInterrupt:
             abort("interrupted (Ctrl-C) at its end, where it waited for the other ranks", 130)
-        self._stop()
+        self.stop()
 
-    def _wait(self) -> None:
-        presence = self._world.presence
+    def _wait(self) -> bool:
+        """Wait, and tell whether nobody has died meanwhile: those that live may go on without, with this rank."""
+        try:
+            self._wait_for_all(self.world)
+        except Exception:
+            if not self.world.deaths.happened():
+                raise
+            return False
+        return True
+
+    def _wait_for_all(self, world: World) -> None:
+        presence = world.presence
         presence.ended = True
-        everybody_left = self._world.comm.Ibarrier()
+        everybody_left = world.comm.Ibarrier()
         pause_s, deadline, unfinished = 1e-5, 0.0, -1
         while True:
             # Both are asked every time: what was submitted and not waited for may be what the others wait for.

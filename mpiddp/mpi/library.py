@@ -29,6 +29,7 @@ _FIRST_WORD_S = 1.0
 """How long the other ranks wait where rank 0 says why the job may end at once: who aborts ends it for all."""
 _READ_S = 0.05
 """How long the launcher gets to read what was written before the job ends."""
+_finalizes = True
 
 
 class SetupError(DistError):
@@ -59,6 +60,7 @@ def _load() -> types.ModuleType:
 def _start(library: Any, rc: Any) -> None:
     """Start MPI as mpi4py would."""
     launch = settings.launch()
+    settings.prepare_survival()
     if launch is not None:
         _check_own(launch)
     name = " ".join(library.Get_library_version().split("\n")[0].replace("Version:", "").split())
@@ -120,6 +122,12 @@ def _end_pool(fault: str, rank_pid: int) -> NoReturn:
     os._exit(1)
 
 
+def never_finalize() -> None:
+    """Let MPI run until the process ends."""
+    global _finalizes
+    _finalizes = False
+
+
 def running() -> bool:
     """Tell whether MPI can be used now, without starting it."""
     library: Any = sys.modules.get("mpi4py.MPI")
@@ -133,7 +141,7 @@ def finalized() -> bool:
 
 
 def _finalize(library: Any, pid: int) -> None:
-    if os.getpid() == pid and not library.Is_finalized():
+    if os.getpid() == pid and _finalizes and not library.Is_finalized():
         library.Finalize()
 
 

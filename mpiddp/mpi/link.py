@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from typing import Any, NoReturn, Self, TypeAlias
 
-from mpiddp.errors import DistError, MismatchError
+from mpiddp.errors import DistError, MismatchError, RankFailedError
 from mpiddp.typing import Array
 
 from . import board, operation, slots, symmetric, work
@@ -47,13 +47,15 @@ READY = _Ready()
 
 
 class _Spoilt:
-    """In the place of communicators on which ranks have sent what does not fit together."""
+    """In the place of communicators that are of no use any more."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, error: DistError) -> None:
+        self._error = error
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise MismatchError(f"{self._text}. The group cannot be used any more: destroy it and make another")
+        if isinstance(self._error, RankFailedError):
+            raise RankFailedError(str(self._error), self._error.ranks)
+        raise type(self._error)(f"{self._error}. The group cannot be used any more: destroy it and make another")
 
 
 class Channel:
@@ -114,11 +116,13 @@ class Link(Channel):
         self.world = world
         self.timeout_s = timeout_s
         self.closed = False
-        self._comms: list[MPI.Comm] = [comm]
+        self.comms: list[MPI.Comm] = [comm]
+        """All communicators that it has."""
+        world.deaths.concern_group(self)
         try:
             self._connect(comm)
         except BaseException:
-            self._free()
+            self._abandon() if world.deaths.happened() else self._free()
             raise
 
     def _connect(self, comm: MPI.Intracomm) -> None:
@@ -171,13 +175,13 @@ class Link(Channel):
 
     def _own(self, comm: MPI.Comm) -> MPI.Intracomm:
         """Keep a new communicator, to be freed with the link."""
-        self._comms.append(comm)
+        self.comms.append(comm)
         return MPI.Intracomm(comm)
 
     def _free(self) -> None:
-        for comm in reversed(self._comms):
+        for comm in reversed(self.comms):
             comm.Free()
-        self._comms.clear()
+        self.comms.clear()
 
     def _same_node(self) -> Channel:
         mine = self.nodes[self.rank]
@@ -292,18 +296,24 @@ class Link(Channel):
             self.spoil(error)
             raise
 
-    def spoil(self, error: MismatchError) -> None:
-        """Give the group up: what its ranks have sent would meet what it was not meant for."""
-        spoilt: Any = _Spoilt(str(error))
+    def spoil(self, error: MismatchError | RankFailedError) -> None:
+        """Give the group up: what its ranks have sent would meet what it was not meant for, or never be received."""
+        spoilt: Any = _Spoilt(error)
         for channel in (self, self.node, self.across):
             if channel is not None:
                 channel.now = channel.later = spoilt
         if self.slots is not None:
             self.slots = spoilt
         self.queue.fail(error)
-        # What has been sent and not received would reach whoever gets the communicators' numbers next.
-        _abandoned.extend(self._comms)
-        self._comms.clear()
+        if isinstance(error, RankFailedError):
+            self.mailbox.fail(error, spoilt)
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Keep the communicators for good."""
+        # What has been sent and not received would reach whoever gets their numbers next.
+        _abandoned.extend(self.comms)
+        self.comms.clear()
 
     def expect_idle(self) -> None:
         """Raise `DistError` if operations of the group are on their way."""
@@ -322,10 +332,21 @@ class Link(Channel):
         if self.closed:
             return
         self.expect_idle()
+        self._end()
+        self._free()
+
+    def discard(self) -> None:
+        """End the group, and what is on its way in it, without freeing its communicators."""
+        given_up = DistError(f"{self} has been given up, with this operation")
+        self.queue.fail(given_up)
+        self.mailbox.fail(given_up, _Spoilt(given_up))
+        self._end()
+        self._abandon()
+
+    def _end(self) -> None:
         self.closed = True
         self.world.presence.retire(self.id)
         self.scratch.close()
         if isinstance(self.slots, Slots):  # not spoilt
             self.slots.close()
         self.board = self.slots = None
-        self._free()

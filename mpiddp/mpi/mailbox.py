@@ -8,7 +8,7 @@ and tag with the receives in theirs, checked, and only then received. The dtype 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -192,6 +192,17 @@ class Mailbox:
             self._posted.remove(receive)
             work.abandon()
             del self._works[work]
+
+    def fail(self, error: BaseException, instead: Any) -> None:
+        """End everything that is on its way with an error, and put ``instead`` in the place of the communicator."""
+        self._comm = instead
+        works = tuple(self._works)
+        self._works.clear()
+        self._posted.clear()
+        deactivate(self)
+        for work in works:
+            work.fail(error)
+            work.announce()
 
     def _submit(self, work: Work) -> Work:
         self._works[work] = None

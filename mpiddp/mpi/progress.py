@@ -26,15 +26,23 @@ Steps = Generator[Awaited, None, Any]
 
 
 class All:
-    """Several MPI requests as one."""
+    """Several MPI requests as one, those of receives first."""
 
     __slots__ = ("requests",)
+
+    one_by_one = False
+    """Whether none is tested before those that stand before it are complete.
+
+    Open MPI ends the process when a message fails whose request has been completed together with one that failed.
+    """
 
     def __init__(self, requests: list[MPI.Request]) -> None:
         self.requests = requests
 
     def Test(self) -> bool:  # noqa: N802
         """Tell whether all of them are complete."""
+        if self.one_by_one:
+            return all(request.Test() for request in self.requests)
         return MPI.Request.Testall(self.requests)
 
     def Wait(self) -> None:  # noqa: N802

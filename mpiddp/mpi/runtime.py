@@ -22,16 +22,20 @@ from typing import NamedTuple
 from mpiddp import settings
 from mpiddp.errors import EXIT_TIMEOUT, DistError
 
-from . import exit, launch
+from . import exit, launch, library
+from .deaths import Deaths
 from .exit import on_exit as on_exit
 from .library import MPI, SetupError
 from .presence import Presence
+from .progress import All
 from .watchdog import Watchdog
 
 
 class _Place(NamedTuple):
     """Where a rank runs, and with what."""
 
+    started_as: int
+    """Its rank among all that were started."""
     host: str
     boot: str
     cores: int
@@ -44,7 +48,7 @@ class World:
     """All ranks of the job and the nodes that they run on."""
 
     comm: MPI.Intracomm
-    """A duplicate of MPI.COMM_WORLD."""
+    """A duplicate of MPI.COMM_WORLD, or what is left of it after ranks have died."""
     hosts: tuple[str, ...]
     """Host name of every rank."""
     nodes: tuple[int, ...]
@@ -52,6 +56,7 @@ class World:
     thread_multiple: bool
     """Whether threads may call MPI at once: without it there is no watchdog."""
     presence: Presence
+    deaths: Deaths
 
     @property
     def rank(self) -> int:
@@ -76,6 +81,7 @@ class World:
 
 _world: World | None = None
 _owner_pid = 0
+_leaving: exit.Leaving | None = None
 
 
 def current() -> World | None:
@@ -118,22 +124,70 @@ def start(rank: int = -1, world_size: int = -1, timeout_s: float | None = None) 
             _check_running()
             launch.check_launcher()
             exit.know(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
-            world = _world = _meet()
             _owner_pid = os.getpid()
-            watchdog = Watchdog(world.presence, exit.abort) if world.size > 1 and world.thread_multiple else None
-            atexit.register(exit.Leaving(world, watchdog.stop if watchdog else lambda: None))
+            world = _begin(_meet(MPI.COMM_WORLD.Dup()))
         launch.check_claims(rank, world_size)
     settings.correct_ranks(world.rank, world.size, world.local_rank)
     return world
 
 
-def _meet() -> World:
-    """Duplicate the world and find out who runs on which node."""
-    comm = MPI.COMM_WORLD.Dup()
+def regroup(timeout_s: float | None = None) -> World:
+    """Make the world anew of the ranks that live, after some have died; all of them call.
+
+    Parameters
+    ----------
+    timeout_s : float, optional
+        After this many seconds the job is ended; ``MPIDDP_TIMEOUT`` by default.
+    """
+    world = current()
+    assert world is not None and _leaving is not None
+    _leaving.stop()
+    with _limited(settings.default_timeout_s() if timeout_s is None else timeout_s):
+        world = _begin(_meet_survivors(world))
+    settings.correct_ranks(world.rank, world.size, world.local_rank)
+    return world
+
+
+def _begin(world: World) -> World:
+    """Let a world be that of this process, and watch over it."""
+    global _world, _leaving
+    _world = world
+    if _leaving is None:
+        _leaving = exit.Leaving(_meet_survivors)
+        atexit.register(_leaving)
+    _leaving.world = world
+    watched = world.size > 1 and world.thread_multiple
+    _leaving.stop = Watchdog(world.presence, world.deaths, exit.abort).stop if watched else lambda: None
+    return world
+
+
+def _meet_survivors(world: World) -> World:
+    """Return the world of those that live, after some of another one have died."""
+    world.deaths.spread()
+    # The launcher's own barrier in MPI_Finalize may wait for the dead for ever.
+    library.never_finalize()
+    comm = world.comm
+    while True:
+        comm = MPI.Intracomm(comm.Shrink())
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        try:
+            left = _meet(comm)
+            exit.know(left.rank, left.size)
+            return left
+        except MPI.Exception:
+            # Another one has died meanwhile. Who has not noticed comes here again, from the same communicator.
+            if not Deaths(comm).happened():
+                raise
+            comm.Revoke()
+
+
+def _meet(comm: MPI.Intracomm) -> World:
+    """Return the world of all ranks of ``comm``, and find out who runs on which node."""
     # Ranks share memory when they share a running kernel and call their host by the same name. MPI's own split by
     # shared memory loses ranks under srun (Open MPI) and joins hosts that are separated by namespaces (UCX).
     boot = Path("/proc/sys/kernel/random/boot_id")
     mine = _Place(
+        started_as=MPI.COMM_WORLD.rank,
         host=socket.gethostname(),
         boot=boot.read_text() if boot.exists() else "",
         cores=settings.core_mask(),
@@ -142,19 +196,25 @@ def _meet() -> World:
     )
     places = comm.allgather(mine)
     pretended = settings.pretended_nodes()
-    if pretended is not None and len(pretended) != comm.size:
-        raise SetupError(f"MPIDDP_NODES names the nodes of {len(pretended)} ranks, but the world has {comm.size}")
-    nodes: tuple[object, ...] = pretended or tuple((place.host, place.boot) for place in places)
+    if pretended is not None and len(pretended) != MPI.COMM_WORLD.size:
+        raise SetupError(
+            f"MPIDDP_NODES names the nodes of {len(pretended)} ranks, but the world has {MPI.COMM_WORLD.size}"
+        )
+    nodes = [pretended[place.started_as] if pretended else (place.host, place.boot) for place in places]
     number = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
     thread_multiple = all(place.thread_multiple for place in places)
     if comm.rank == 0:
         _warn_of_threads([place for place in places if (place.host, place.boot) == (mine.host, mine.boot)])
+    deaths, questions = Deaths(comm), comm.Dup()
+    deaths.concern(questions)
+    All.one_by_one = deaths.survivable
     return World(
         comm=comm,
         hosts=tuple(place.host for place in places),
         nodes=tuple(number[node] for node in nodes),
         thread_multiple=thread_multiple,
-        presence=Presence(comm.Dup(), thread_multiple),
+        presence=Presence(questions, thread_multiple),
+        deaths=deaths,
     )
 
 

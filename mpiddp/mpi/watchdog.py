@@ -23,6 +23,8 @@ from typing import Protocol
 from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, MismatchError
 
 from . import operation
+from .deaths import Deaths
+from .library import MPI
 from .operation import Operation
 from .presence import Presence
 
@@ -50,12 +52,15 @@ class Watchdog:
     ----------
     presence : Presence
         How the other ranks are asked.
+    deaths : Deaths
+        Which of them are known to be dead: then this one has nothing to watch any more.
     abort : callable
         Ends the job: takes the text to print, or what returns it, and the exit code.
     """
 
-    def __init__(self, presence: Presence, abort: Abort) -> None:
+    def __init__(self, presence: Presence, deaths: Deaths, abort: Abort) -> None:
         self._presence = presence
+        self._deaths = deaths
         self._abort = abort
         # The wait that was seen last (see `Operation.identity`), since when, and when others were asked about it.
         self._seen: tuple[object, ...] | None = None
@@ -95,8 +100,14 @@ class Watchdog:
             numbers = os.read(self._signals, 64) if ready else b""
             if _STOP in numbers:
                 return
-            self._presence.pump()
-            self._look(signal.SIGINT in numbers)
+            try:
+                self._presence.pump()
+                self._look(signal.SIGINT in numbers)
+            except MPI.Exception:
+                if not self._deaths.happened():
+                    raise
+                self._deaths.spread()
+                return
 
     def _look(self, interrupted: bool) -> None:
         """Look at what the process waits in; nothing of it is kept when this returns."""

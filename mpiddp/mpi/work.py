@@ -99,10 +99,14 @@ def poll_until(done: Callable[[], bool], waiting: Operation, limit_s: float) -> 
             else:
                 os.sched_yield()
             if polls % 64 == 0:
+                waiting.link.world.deaths.look()
                 waiting.link.look()
                 if time.monotonic() > deadline:
                     return done()
         return True
+    except Exception as error:
+        waiting.link.world.deaths.meet(error)
+        raise
     finally:
         operation.running = outer
 
@@ -127,12 +131,16 @@ def aside(call: Callable[[], T], what: Operation) -> T:
     """Return what a call that blocks in MPI returns, and let everything that is on its way go on meanwhile.
 
     MPI has no non-blocking form of what makes communicators. So the call runs in a thread when something is on its
-    way: other ranks may have to finish that before they come to their call.
+    way: other ranks may have to finish that before they come to their call. And where ranks may die: it may never end.
     """
-    if not unfinished or MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+    deaths = what.link.world.deaths
+    if not (unfinished or deaths.survivable) or MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         outer, operation.running = operation.running, what
         try:
             return call()
+        except Exception as error:
+            deaths.meet(error)
+            raise
         finally:
             operation.running = outer
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -145,7 +153,11 @@ def aside(call: Callable[[], T], what: Operation) -> T:
 
     threading.Thread(target=run, name=f"mpiddp-{what.name}", daemon=True).start()
     wait_for(outcome.done, what)
-    return outcome.result()
+    try:
+        return outcome.result()
+    except Exception as error:
+        deaths.meet(error)
+        raise
 
 
 class Work:
@@ -254,6 +266,7 @@ class Work:
         if not self._finished:
             wait_for(self._is_finished, self._what, self._limit_s if timeout is None else seconds(timeout))
         if self._error is not None:
+            self._what.link.world.deaths.meet(self._error)
             raise self._error
         if self._check is not None:
             self._hand_over()

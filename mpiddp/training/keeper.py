@@ -8,13 +8,11 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp.typing import Array
@@ -29,7 +27,7 @@ from .parts import AwaitedParts, write_part
 from .report import say
 from .revision import commit_of
 from .store import CheckpointStore
-from .together import together
+from .together import arrays_of, together
 from .trainer import Trainer
 
 _MUST_AGREE = ("model", "data", "seed", "optimizer")
@@ -165,6 +163,25 @@ class Keeper:
         dist.all_gather_object(faults, fault)
         return next((each for each in faults if each is not None), None)
 
+    def regroup(self) -> None:
+        """Go on with the ranks that live, after some have died. Every one of them calls it."""
+        if self._awaited is not None:
+            self._awaited.tell("a rank has died")
+            self._awaited = None
+        self._saved = self._part = None
+        if self._store is not None:
+            try:
+                self._store.finish()
+            except OSError as error:
+                _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
+        elif dist.get_rank() == 0:
+            self._store = CheckpointStore(self._folder, self._config.keep)
+        together(self._claim_anew)
+
+    def _claim_anew(self) -> None:
+        if self._store is not None and self._lock is None:
+            self.claim()
+
     def resume(self, trainer: Trainer) -> None:
         """Go on from the newest whole checkpoint, if the configuration says so and there is one. Every rank calls it.
 
@@ -184,10 +201,11 @@ class Keeper:
         _check(state["config"], self._config)
         bits.install(state["bits"])
         ranks = state["bits"]["ranks"]
-        arrays = dict(_from_first_rank(found.arrays if found else {}, lambda name: True))
+        # Only rank 0 needs to see its files.
+        arrays = dict(arrays_of(0, found.arrays if found else {}))
         for rank in range(ranks):
             part = found.parts.get(rank, {}) if found else {}
-            arrays |= _from_first_rank(part, functools.partial(trainer.wants, rank=rank, ranks=ranks))
+            arrays |= arrays_of(0, part, functools.partial(trainer.wants, rank=rank, ranks=ranks))
         together(lambda: _load(trainer, state, arrays))
         before = Config.from_mapping(state["config"])
         then, now = group_options(before), group_options(self._config)
@@ -244,17 +262,3 @@ def _load(trainer: Trainer, state: Mapping[str, Any], arrays: Mapping[str, Array
             f"the checkpoint to resume from is not one of this model and these data: {error}; give those that it was"
             " made with, or another --output"
         ) from error
-
-
-def _from_first_rank(arrays: Mapping[str, Array], wanted: Callable[[str], bool]) -> Iterator[tuple[str, Array]]:
-    """Yield rank 0's arrays on every rank, those that it wants; only rank 0 needs to see its files.
-
-    One at a time goes through all ranks, so that none has to hold all of them.
-    """
-    layouts = [{name: (x.shape, x.dtype.str) for name, x in arrays.items()}]
-    dist.broadcast_object_list(layouts, src=0)
-    for name, (shape, dtype) in layouts[0].items():
-        x = arrays[name].copy() if dist.get_rank() == 0 else np.empty(shape, dtype)
-        dist.broadcast(x, src=0)
-        if wanted(name):
-            yield name, x

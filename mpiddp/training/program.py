@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import mpiddp.distributed as dist
+from mpiddp.data import Dataset
 from mpiddp.device.host_memory import tune_allocator
+from mpiddp.distributed.groups import default_group
 from mpiddp.errors import EXIT_CHECKPOINTED
 from mpiddp.mpi import runtime
 from mpiddp.parallel import DistributedDataParallel, Timeline
@@ -24,6 +26,7 @@ from .outputs import Outputs
 from .rank_log import RankLog
 from .report import Console, configuration_lines, say
 from .signals import StopRequest
+from .survival import Heritage, RestorePoint
 from .together import together
 from .trainer import Callback, Trainer
 from .trial import try_out
@@ -98,28 +101,84 @@ def run(config: Config, version: str) -> int:
             keeper.resume(trainer)
             # Only now: a run that is refused leaves the folder's description as it was.
             together(lambda: keeper.prepare(surroundings))
-        timeline = _watched(trainer, config.timeline) if config.timeline else None
-        outputs = together(lambda: Outputs(config.metrics, config.output, trainer.history) if first else None)
-        for event, callbacks in _callbacks(config, outputs, keeper, first).items():
-            trainer.callbacks[event] += callbacks
-        trainer.callbacks["epoch_end"].append(log.epoch_end)
-        try:
-            trainer.fit(config.epochs)
-        except FloatingPointError as error:
-            raise RunError(str(error)) from error
-        if outputs is not None:
-            outputs.close()
         # Still inside: a signal that comes late, as ranks do not get it at the same time, would end the saving.
-        code = _stop(stop, trainer, keeper) if trainer.stopped else _finish(config, trainer, keeper)
-        if timeline is not None:
-            summary = together(timeline.write, RunError)
-            if first:
-                say(f"{summary}\ntimeline written to {timeline.path}")
+        job = _Job(here, data, log, stop, keeper)
+        code = job.run(trainer)
+        if job.outputs is not None:
+            job.outputs.close()
         dist.destroy_process_group()
     if code == EXIT_CHECKPOINTED:
         # srun -K terminates the ranks that leave a moment after the first, and would report that instead.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return code
+
+
+@dataclasses.dataclass
+class _Job:
+    """A run that has been prepared."""
+
+    config: Config
+    data: tuple[Dataset, Dataset]
+    log: RankLog
+    stop: StopRequest
+    keeper: Keeper | None
+    outputs: Outputs | None = None
+    """What the first rank writes after every epoch."""
+
+    def run(self, trainer: Trainer) -> int:
+        """Train to the end, where MPI lets them with the ranks that live when others die, and return the exit code."""
+        point, heritage = RestorePoint(), None
+        while True:
+            try:
+                if heritage is not None:
+                    point = RestorePoint(heritage)
+                    trainer = self._begun_again(heritage)
+                code = self._train(trainer, point)
+                default_group().link.world.deaths.expect_none()
+                return code
+            except Exception as error:
+                heritage = point.survive(error)
+
+    def _begun_again(self, heritage: Heritage) -> Trainer:
+        """Return a trainer of the ranks that live."""
+        trainer = build_trainer(self.config, self.data, stop=self.stop)
+        trainer.load_state_dict(heritage.state, heritage.arrays)
+        if self.keeper is not None:
+            self.keeper.regroup()
+        return trainer
+
+    def _train(self, trainer: Trainer, point: RestorePoint) -> int:
+        """Train, write what there is to be written, and return the exit code."""
+        point.note(trainer)
+        timeline = _watched(trainer, self.config.timeline) if self.config.timeline else None
+        together(lambda: self._open_outputs(trainer))
+        for event, callbacks in self._callbacks(point).items():
+            trainer.callbacks[event] += callbacks
+        try:
+            trainer.fit(self.config.epochs)
+        except FloatingPointError as error:
+            raise RunError(str(error)) from error
+        keeper = self.keeper
+        code = _stop(self.stop, trainer, keeper) if trainer.stopped else _finish(self.config, trainer, keeper)
+        if timeline is not None:
+            summary = together(timeline.write, RunError)
+            if dist.get_rank() == 0:
+                say(f"{summary}\ntimeline written to {timeline.path}")
+        return code
+
+    def _open_outputs(self, trainer: Trainer) -> None:
+        if dist.get_rank() == 0 and self.outputs is None:
+            self.outputs = Outputs(self.config.metrics, self.config.output, trainer.history)
+
+    def _callbacks(self, point: RestorePoint) -> dict[str, list[Callback]]:
+        """Return what is done besides training: say, write, save, in this order."""
+        console = Console(self.config.epochs) if dist.get_rank() == 0 else None
+        callbacks: dict[str, list[Callback]] = {
+            "epoch_begin": [console.epoch_begin] if console else [],
+            "step_end": [who.step_end for who in (console, self.keeper) if who],
+            "epoch_end": [who.epoch_end for who in (console, self.outputs, self.keeper, self.log) if who],
+        }
+        return {event: [point.note, *others] for event, others in callbacks.items()}
 
 
 def _deadline(config: Config, began_s: float) -> Deadline | None:
@@ -133,18 +192,6 @@ def _watched(trainer: Trainer, path: Path) -> Timeline:
     timeline.watch(trainer.optimizer)
     trainer.model.timeline = timeline
     return timeline
-
-
-def _callbacks(
-    config: Config, outputs: Outputs | None, keeper: Keeper | None, first: bool
-) -> dict[str, list[Callback]]:
-    """Return what is done besides training: say, write, save, in this order."""
-    console = Console(config.epochs) if first else None
-    return {
-        "epoch_begin": [console.epoch_begin] if console else [],
-        "step_end": [who.step_end for who in (console, keeper) if who],
-        "epoch_end": [who.epoch_end for who in (console, outputs, keeper) if who],
-    }
 
 
 def _stop(stop: StopRequest, trainer: Trainer, keeper: Keeper | None) -> int:

@@ -1,12 +1,15 @@
-"""``together``: what may fail on one rank fails on all. Imports ``distributed``."""
+"""What ranks do together: what fails on all if it fails on one, and what all get from one. Imports ``distributed``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
+
+import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp.distributed.groups import default_group
+from mpiddp.typing import Array
 
 from .config import UsageError
 
@@ -34,3 +37,19 @@ def together(action: Callable[[], _Result], error_class: type[UsageError] = Usag
         if text is not None:
             raise error_class(f"{text} (on rank {rank})" if rank else text)
     return result  # type: ignore[return-value]
+
+
+def arrays_of(
+    rank: int, arrays: Mapping[str, Array], wanted: Callable[[str], bool] = lambda _: True
+) -> Iterator[tuple[str, Array]]:
+    """Yield a rank's arrays by their names on every rank, those that it wants.
+
+    One at a time goes through all ranks, so that none has to hold all of them.
+    """
+    layouts = [{name: (x.shape, x.dtype.str) for name, x in arrays.items()}]
+    dist.broadcast_object_list(layouts, src=rank)
+    for name, (shape, dtype) in layouts[0].items():
+        x = arrays[name].copy() if dist.get_rank() == rank else np.empty(shape, dtype)
+        dist.broadcast(x, src=rank)
+        if wanted(name):
+            yield name, x

@@ -250,28 +250,36 @@ class Program:
         return members
 
 
-def start(n: int | None, program: str | Path, *args: str, env: Mapping[str, str | None] | None = None) -> Program:
+def start(
+    n: int | None,
+    program: str | Path,
+    *args: str,
+    env: Mapping[str, str | None] | None = None,
+    options: Iterable[str] = (),
+) -> Program:
     """Start ``program`` (a str is source text, a Path a script) on ``n`` ranks, or without a launcher when n is None.
+
+    ``options`` are the launcher's.
 
     To be used as a context manager: ``with start(2, CODE) as job: job.wait_for("ready"); job.signal(SIGTERM)``.
     """
     if isinstance(program, Path):
-        return Program([*launch(n), sys.executable, program, *args], env)
+        return Program([*launch(n, options), sys.executable, program, *args], env)
     folder = Path(tempfile.mkdtemp(prefix="mpiddp-test-"))
     # A file, and not -c: tracebacks then show the source lines.
     script = folder / "program.py"
     script.write_text(program)
-    return Program([*launch(n), sys.executable, script, *args], env, scratch=folder)
+    return Program([*launch(n, options), sys.executable, script, *args], env, scratch=folder)
 
 
-def launch(n: int | None) -> list[str | Path]:
+def launch(n: int | None, options: Iterable[str] = ()) -> list[str | Path]:
     """Return the command line's part before the interpreter."""
     if n is None:
         return []
     launcher = mpiexec()
     if launcher is None:
         raise FileNotFoundError(NO_MPIEXEC)
-    return [launcher, "-n", str(n)]
+    return [launcher, *options, "-n", str(n)]
 
 
 def mpirun(

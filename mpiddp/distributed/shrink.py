@@ -1,0 +1,102 @@
+"""Going on without some ranks: those that have died, or that are to take no further part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpiddp.mpi import runtime, work
+from mpiddp.mpi.library import MPI
+from mpiddp.mpi.operation import Operation
+
+from . import groups, init
+from .backends import backend_of
+from .groups import GroupLike, ProcessGroup, default_group
+from .new_groups import checked_ranks
+
+SHRINK_DEFAULT = 0
+SHRINK_ABORT = 1
+_TAG = 30_001
+"""Above the tags by which `new_group` tells groups apart that are made at once."""
+
+
+def shrink_group(
+    ranks_to_exclude: Sequence[int] = (),
+    group: GroupLike = None,
+    shrink_flags: int = SHRINK_DEFAULT,
+    pg_options: Any = None,
+) -> ProcessGroup:
+    """Make the default group anew without some ranks (``torch.distributed.shrink_group``).
+
+    After a `RankFailedError` all ranks that live call it, and the dead are left out whether they are listed or not.
+    Otherwise those that are not listed call it. Ranks are numbered anew, in the old order, and all groups end.
+
+    Parameters
+    ----------
+    ranks_to_exclude : sequence of int
+        Global ranks.
+    group : ProcessGroup, optional
+        The group of all ranks, which is the default.
+    shrink_flags : int
+        ``SHRINK_ABORT``: operations that are not finished are given up, as they are where a rank has died.
+    pg_options
+        Accepted for compatibility.
+
+    Returns
+    -------
+    ProcessGroup
+        The new group of all ranks.
+
+    Raises
+    ------
+    ValueError
+        If there is no such rank, this one is to be excluded, or the group is another one.
+    DistError
+        If operations are not finished, and all ranks live.
+
+    Notes
+    -----
+    Ranks survive others where MPI lets them: under Open MPI's ``mpirun --with-ft ulfm``, on one node or several, if a
+    signal ends a rank, as a lack of memory does. The loss of a whole node ends the job.
+
+    Examples
+    --------
+    >>> try:  # doctest: +SKIP
+    ...     dist.all_reduce(x)
+    ... except dist.RankFailedError:
+    ...     dist.shrink_group()
+    """
+    old = default_group()
+    if group is not None and group is not old:
+        raise ValueError(f"shrink_group makes the group of all ranks smaller, got {group!r}: new_group makes others")
+    excluded = set(checked_ranks(ranks_to_exclude, old.size())) if len(ranks_to_exclude) else set()
+    if old.rank() in excluded:
+        raise ValueError(f"rank {old.rank()} is to be excluded, and those that are do not call shrink_group")
+    link, backend = old.link, backend_of(old.link)
+    died = link.world.deaths.happened()
+    if not died and not shrink_flags & SHRINK_ABORT:
+        groups.expect_idle()
+    world, comm = link.world, None if died else _without(old, excluded)
+    groups.discard()
+    while True:
+        try:
+            if died:
+                world = runtime.regroup(link.timeout_s)
+            return init.begin(world, comm, link.timeout_s, backend)
+        except Exception:
+            died, comm = world.deaths.happened(), None
+            if not died:  # otherwise it was another one
+                raise
+
+
+def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
+    """Return a communicator of the ranks that are not excluded, which alone call."""
+    whole = old.link.later.Get_group()
+    members = whole.Excl(sorted(excluded))
+    others = tuple(world for rank, world in enumerate(old.link.ranks) if rank not in excluded and rank != old.rank())
+    old.link.messages += 1
+    what = Operation("shrink_group", old.link, peers=others, number=old.link.messages)
+    made = work.aside(lambda: old.link.later.Create_group(members, _TAG), what)
+    members.Free()
+    whole.Free()
+    return MPI.Intracomm(made)

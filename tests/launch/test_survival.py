@@ -1,0 +1,304 @@
+"""Ranks that are killed, and the others, which go on: with Open MPI's ``mpirun --with-ft ulfm``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from harness import launcher
+from harness.launcher import Completed, Program, side_by_side
+
+SEED = int(os.environ.get("MPIDDP_TEST_SEED", time.time_ns() % 2**32))
+
+
+def _has_ulfm() -> bool:
+    found = launcher.mpiexec()
+    if found is None:
+        return False
+    with Program([found, "--version"]) as asked:
+        return "Open MPI" in asked.wait(30).stdout
+
+
+pytestmark = pytest.mark.skipif(not _has_ulfm(), reason="only Open MPI's mpirun lets ranks live on")
+
+# Where the others are when a rank dies. The victim has done all that stands before "dies()".
+STATES = {
+    "short all_reduce": "x = np.ones(3); dies(); dist.all_reduce(x)",
+    "long all_reduce": "x = np.ones(1 << 20); dies(); dist.all_reduce(x)",
+    "symmetric all_reduce": "x = dist.symmetric_empty(1 << 18); x[:] = 1; dies(); dist.all_reduce(x)",
+    "all_reduce in MPI": "x = np.ones(5000); dies(); dist.all_reduce(x, algorithm='native')",
+    "ring": "x = np.ones(5000); dies(); dist.all_reduce(x, algorithm='ring')",
+    "computing": "dies(); time.sleep(1); dist.barrier()",
+    "asynchronous": "works = [dist.all_reduce(np.ones(n), async_op=True) for n in (3, 1 << 16)]; dies(); more()",
+    "a group without the victim": """
+group = dist.new_group([rank for rank in range(size) if rank != victim])
+dies()
+if me == survivors[0]:
+    dist.recv(np.ones(1), src=victim)
+dist.barrier(group)
+""",
+    "receiving": "dies(); dist.recv(np.ones(1), src=victim)",
+    "receiving from any": "dies(); dist.recv(np.ones(1))",
+    "receiving later": "work = dist.irecv(np.ones(1), src=victim); dies(); work.wait()",
+    "sending": "dies(); dist.send(np.ones(1 << 20), dst=victim)",
+    "making a group": "dies(); dist.new_group([0]); dist.barrier()",
+    "objects": "dies(); dist.all_gather_object([None] * size, 'x' * 1000)",
+    "monitored_barrier": "dies(); dist.monitored_barrier()",
+}
+
+PROGRAM = """
+import os, signal, sys, time
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group()
+me, size, victim = dist.get_rank(), dist.get_world_size(), int(sys.argv[1])
+survivors = [rank for rank in range(size) if rank != victim]
+
+def dies():
+    if me == victim:
+        time.sleep(0.3)
+        os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+        time.sleep(60)
+
+def more():
+    for work in works:
+        work.wait()
+    dist.all_reduce(np.ones(3))
+
+def check():
+    ranks = dist.get_world_size()
+    for n in (1, 3000, 1 << 18):
+        x = np.full(n, 1.0 + dist.get_rank())
+        dist.all_reduce(x)
+        assert (x == ranks * (ranks + 1) / 2).all(), x
+    x = dist.symmetric_empty(1 << 16)
+    x[:] = 1
+    work = dist.all_reduce(x, async_op=True)
+    y = np.zeros(1)
+    reply = dist.irecv(y, src=(dist.get_rank() - 1) % ranks)
+    dist.isend(np.full(1, 1.0 * dist.get_rank()), dst=(dist.get_rank() + 1) % ranks).wait()
+    reply.wait(), work.wait()
+    assert (x == ranks).all() and y == (dist.get_rank() - 1) % ranks
+    group = dist.new_group([ranks - 1])
+    dist.barrier()
+    assert int(os.environ["RANK"]) == dist.get_rank() and int(os.environ["WORLD_SIZE"]) == ranks
+"""
+
+GO_ON = """
+try:
+    {body}
+except dist.RankFailedError as error:
+    began = time.monotonic()
+    assert error.ranks == [victim], error.ranks
+    group = dist.shrink_group(error.ranks)
+    assert group is dist.group.WORLD and group.size() == size - 1
+    assert dist.get_rank() == survivors.index(me)
+    check()
+    sys.stdout.write(f"{{me}} went on\\n")
+else:
+    sys.stdout.write(f"{{me}} noticed nothing\\n")
+"""
+
+
+def mpirun(ranks: int, program: str, *args: object, timeout_s: float = 40, **env: str) -> Completed:
+    with launcher.start(ranks, program, *map(str, args), env=env, options=["--with-ft", "ulfm"]) as job:
+        return job.wait(timeout_s)
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """Let a rank die in every state side by side, and return the futures."""
+    rng = np.random.default_rng(SEED)
+    calls = {}
+    for state, body in STATES.items():
+        ranks = int(rng.integers(2, 5))
+        ending = GO_ON.format(body=body.strip().replace("\n", "\n    "))
+        calls[state] = partial(
+            mpirun, ranks, PROGRAM + ending, rng.integers(ranks), rng.choice(["SIGKILL", "SIGSEGV", "SIGABRT"])
+        )
+    with side_by_side(calls) as futures:
+        yield futures
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_others_go_on(jobs, state):
+    job = jobs[state].result()
+    said = re.findall(r"^(\d) (went on|noticed nothing)$", job.stdout, re.M)
+    assert job.rc == 0 and said, f"seed {SEED}: {job}"
+    assert {what for _, what in said} == {"went on"}, f"seed {SEED}: {job}"
+
+
+def test_two_die_at_once_and_one_while_the_others_regroup():
+    program = """
+import os, signal
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group()
+me, died = dist.get_rank(), []
+for step in range(100):
+    if step == 20 and me in (1, 4) and not died:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        x = np.ones(1 << 15)
+        dist.all_reduce(x)
+        assert (x == dist.get_world_size()).all()
+    except dist.RankFailedError as error:
+        if me == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        died += error.ranks
+        dist.shrink_group()
+dist.barrier()
+print(f"{me} is rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="", flush=True)
+"""
+    job = mpirun(5, program)
+    assert job.rc == 0, job
+    assert sorted(job.stdout.splitlines()) == ["2 is rank 0 of 2", "3 is rank 1 of 2"], job
+
+
+def test_error_that_nobody_catches_ends_the_job():
+    job = mpirun(3, PROGRAM + "dies()\ndist.barrier()\n", 1, "SIGKILL")
+    assert job.rc == 1, job
+    assert "RankFailedError: rank 1 of 3 died" in job.stderr, job
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_death_of_a_rank_for_which_the_others_wait_at_their_ends(victim):
+    program = """
+if me == victim:
+    time.sleep(1)
+    dies()
+"""
+    job = mpirun(3, PROGRAM + program, victim, "SIGKILL")
+    assert job.rc != launcher.TIMED_OUT and job.seconds < 20, job
+    assert "Traceback" not in job.stderr, job
+
+
+def test_group_of_a_dead_rank_says_so():
+    body = """
+dies()
+try:
+    dist.barrier()
+except dist.RankFailedError:
+    for call in (dist.barrier, lambda: dist.all_reduce(np.ones(3)), lambda: dist.isend(np.ones(3), dst=0).wait(),
+                 lambda: dist.all_reduce(np.ones(1 << 20), async_op=True).wait(), lambda: dist.new_group([me])):
+        try:
+            call()
+        except dist.RankFailedError as error:
+            assert "died" in str(error), error
+        else:
+            raise AssertionError(call)
+    old = dist.group.WORLD
+    dist.shrink_group()
+    dist.barrier()
+    try:
+        dist.barrier(old)
+    except ValueError as error:
+        assert "has been destroyed" in str(error), error
+    sys.stdout.write("all said so\\n")
+"""
+    job = mpirun(3, PROGRAM + body, 1, "SIGKILL")
+    assert job.rc == 0 and job.stdout.count("all said so") == 2, job
+
+
+# ---- training
+
+EPOCHS = 5
+OPTIONS = ("--epochs", str(EPOCHS), "--batch-size", "96", "--lr", "0.02")
+MODEL = """
+from mpiddp import nn
+
+def small():
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 10))
+"""
+
+
+def train(ranks: int, output: Path, *options: object) -> Program:
+    (output.parent / "model.py").write_text(MODEL)
+    command = [sys.executable, "-m", "mpiddp", "train", *OPTIONS, "--output", output, *options]
+    return Program([*launcher.launch(ranks, ["--with-ft", "ulfm"]), *map(str, command)], cwd=output.parent)
+
+
+def metrics(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def parameters(output: Path) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(output / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Train without a death, and return the folder by options."""
+    folders = {}
+
+    def run(*options: str) -> Path:
+        if options not in folders:
+            folders[options] = tmp_path_factory.mktemp("undisturbed") / "run"
+            with train(2, folders[options], *options) as job:
+                done = job.wait(120)
+            assert done.rc == 0, done
+        return folders[options]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("ranks", "victims", "options"),
+    [
+        pytest.param(2, [1], ("--dropout", "0"), id="the last of two"),
+        pytest.param(3, [0], ("--model", "model:small", "--sync-batchnorm"), id="the first, with batch norm"),
+        pytest.param(
+            4,
+            [0, 2],
+            ("--dropout", "0", "--accumulate", "3", "--optimizer", "adamw", "--lr", "0.001"),
+            id="two, one after the other",
+        ),
+    ],
+)
+def test_training_goes_on_as_if_nothing_had_happened(tmp_path, undisturbed, ranks, victims, options):
+    expected, output = undisturbed(*options), tmp_path / "run"
+    rng = np.random.default_rng(SEED)
+    with train(ranks, output, *options) as job:
+        for epoch, victim in enumerate(victims, 2):
+            job.wait_for(f"epoch {epoch}/{EPOCHS}", 60)
+            time.sleep(float(rng.uniform(0, 0.3)))
+            os.kill(rank_of(job, victim), signal.SIGKILL)
+        done = job.wait(120)
+    assert done.rc == 0, f"seed {SEED}: {done}"
+    assert re.findall(r"going on after step \d+ with (\d) of (\d) ranks", done.stderr) == [
+        (str(ranks - count), str(ranks - count + 1)) for count in range(1, len(victims) + 1)
+    ], done
+    # The same global batches, so the same up to the order of additions.
+    for name, x in parameters(expected).items():
+        np.testing.assert_allclose(parameters(output)[name], x, rtol=2e-2, atol=2e-3, err_msg=f"seed {SEED}: {name}")
+    losses, undisturbed_losses = ([each["loss"] for each in metrics(folder)] for folder in (output, expected))
+    np.testing.assert_allclose(losses, undisturbed_losses, rtol=2e-3, err_msg=f"seed {SEED}")
+    assert [each["epoch"] for each in metrics(output)] == list(range(1, EPOCHS + 1))
+
+
+def test_sharded_optimizer_cannot_go_on_without_its_shards(tmp_path):
+    with train(3, tmp_path / "run", "--zero") as job:
+        job.wait_for(f"epoch 2/{EPOCHS}", 60)
+        os.kill(rank_of(job, 1), signal.SIGKILL)
+        done = job.wait(60)
+    assert done.rc == 1 and "RankFailedError: rank 1 of 3 died" in done.stderr, done
+
+
+def rank_of(job: Program, rank: int) -> int:
+    """Return the process of a rank."""
+    for pid in job.members():
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if f"OMPI_COMM_WORLD_RANK={rank}".encode() in environment:
+            return pid
+    raise AssertionError(f"rank {rank} is not there: {job.output}")
