@@ -39,21 +39,23 @@ def library_name() -> str:
     return " ".join(first_line.split(",")[0].replace("Version:", "").split())
 
 
-def check_claims(rank: int, world_size: int) -> None:
+def check_claims(comm: MPI.Intracomm, rank: int, world_size: int) -> None:
     """Refuse what contradicts MPI among the arguments of ``init_process_group`` (-1: none) and the environment.
 
-    Collective over MPI.COMM_WORLD: a contradiction on one rank is an error on all.
+    Collective over ``comm``, which has all ranks: a contradiction on one is an error on all.
 
     Raises
     ------
     SetupError
         With the cure.
     """
-    agree(_contradiction(rank, world_size))
+    # So nobody waits for one that gave up.
+    faults = [text for text in comm.allgather(_contradiction(comm, rank, world_size)) if text]
+    if faults:
+        raise SetupError(faults[0])
 
 
-def _contradiction(rank: int, world_size: int) -> str | None:
-    comm = MPI.COMM_WORLD
+def _contradiction(comm: MPI.Intracomm, rank: int, world_size: int) -> str | None:
     announced = settings.rank_variables()
     for name, value, true in (
         ("world_size", world_size, comm.size),
@@ -76,10 +78,3 @@ def _contradiction(rank: int, world_size: int) -> str | None:
             )
         return f"{name}={value} {where}, but {actual}; ranks come from MPI: {cure}"
     return None
-
-
-def agree(fault: str | None) -> None:
-    """Raise the first rank's fault on every rank, so that nobody waits for one that gave up."""
-    faults = [text for text in MPI.COMM_WORLD.allgather(fault) if text]
-    if faults:
-        raise SetupError(faults[0])

@@ -126,7 +126,7 @@ def start(rank: int = -1, world_size: int = -1, timeout_s: float | None = None) 
             exit.know(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
             _owner_pid = os.getpid()
             world = _begin(_meet(MPI.COMM_WORLD.Dup()))
-        launch.check_claims(rank, world_size)
+        launch.check_claims(world.comm, rank, world_size)
     settings.correct_ranks(world.rank, world.size, world.local_rank)
     return world
 

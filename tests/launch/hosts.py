@@ -128,8 +128,12 @@ class Hosts:
         command: Iterable[str | Path],
         cyclic: bool = False,
         env: Mapping[str, str | None] | None = None,
+        options: Iterable[str] = (),
     ) -> launcher.Program:
-        """Start ranks on the hosts, equal parts one host after the other, or in turns if ``cyclic``."""
+        """Start ranks on the hosts, equal parts one host after the other, or in turns if ``cyclic``.
+
+        ``options`` are the launcher's.
+        """
         mpiexec = launcher.mpiexec()
         assert mpiexec is not None, launcher.NO_MPIEXEC
         slots = -(-ranks // len(self.names))
@@ -142,7 +146,7 @@ class Hosts:
             where = ["-launcher", "rsh", "-launcher-exec", str(self.agent), "-hosts", hosts]
         # However this process ends, its ranks do: the launcher is told to end, and ends them.
         words = ["setpriv", "--pdeathsig", "TERM", self.agent, self.names[0]]
-        words += ["exec", mpiexec, *where, "-n", str(ranks), *command]
+        words += ["exec", mpiexec, *options, *where, "-n", str(ranks), *command]
         # UCX sees that all hosts are one machine, and would go by its memory.
         return launcher.Program(words, {"UCX_TLS": "tcp,self", "PATH": _search_path(), **(env or {})})
 

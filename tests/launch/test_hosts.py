@@ -194,6 +194,47 @@ def test_hierarchical_sends_every_byte_once_and_the_ring_more(two, cyclic, ring)
     assert ring <= found["ring"]["bytes"] / size < 1.1 * ring
 
 
+# Every rank writes what it knows of the world, before and after one has been killed.
+SURVIVORS = """
+import json, os, signal, sys
+import numpy as np
+import mpiddp as dist
+from mpiddp.mpi import runtime
+
+dist.init_process_group()
+me, victim = dist.get_rank(), int(sys.argv[1])
+for step in range(60):
+    try:
+        if step == 30 and me == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for n in (7, 100_003):
+            x = np.full(n, 1.0 + dist.get_rank())
+            dist.all_reduce(x)
+            assert (x == dist.get_world_size() * (dist.get_world_size() + 1) / 2).all(), (step, x)
+    except dist.RankFailedError as error:
+        assert error.ranks == [victim], error.ranks
+        dist.shrink_group()
+world = runtime.start()
+if dist.get_rank() == 0:
+    print(json.dumps({"hosts": world.hosts, "nodes": world.nodes}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("cyclic", "victim"), [(False, 3), (True, 0)], ids=["block", "cyclic"])
+def test_others_go_on_when_a_rank_of_a_host_dies(two, tmp_path, cyclic, victim):
+    if "Open MPI" not in hosts.mpi_library():
+        pytest.skip("only Open MPI's mpirun lets ranks live on")
+    (tmp_path / "ranks.py").write_text(SURVIVORS)
+    command = [sys.executable, tmp_path / "ranks.py", str(victim)]
+    with two.start(4, command, cyclic=cyclic, options=["--with-ft", "ulfm"]) as program:
+        done = program.wait(90)
+    assert done.rc == 0, str(done)
+    expected = ["h2", "h1", "h2"] if cyclic else ["h1", "h1", "h2"]
+    found = json.loads(done.stdout)
+    assert found["hosts"] == expected
+    assert found["nodes"] == [list(dict.fromkeys(expected)).index(host) for host in expected]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_ranks_end_with_what_started_them(number):
     command = [sys.executable, "-m", "launch.measure_hosts", "all_reduce", "--rounds", "100000"]
