@@ -57,6 +57,7 @@ def collect(version: str) -> dict[str, Any]:
             "device_pointers": {kind: answer._asdict() for kind, answer in mpi.device_pointers._asdict().items()},
         },
         "watchdog": "on" if world.thread_multiple and world.size > 1 else _why_no_watchdog(world),
+        "dead_ranks": _dead_ranks(world),
         "shared_memory": _shared_memory(),
         "algorithms": _algorithms(),
         "blas": {"name": _blas_name(), "threads": settings.blas_threads() or settings.available_cores()},
@@ -100,6 +101,7 @@ def text(found: dict[str, Any]) -> str:
         ("thread level", mpi["thread_level"]),
         ("launcher", mpi["launcher"] or "none: started plainly"),
         ("watchdog", found["watchdog"]),
+        ("dead ranks", found["dead_ranks"]),
         ("shared memory", found["shared_memory"]),
         ("BLAS", f"{blas['name']}, threads a rank: {blas['threads']}"),
         ("CUDA", found["cuda"]),
@@ -205,6 +207,15 @@ def _versions() -> dict[str, str]:
 def _device_pointers(kind: str, answer: dict[str, Any]) -> str:
     name = kind.replace("_", " ")
     return f"{name}: {'taken as they are' if answer['yes'] else 'staged through the host'}; {answer['reason']}"
+
+
+def _dead_ranks(world: runtime.World) -> str:
+    """Tell what becomes of the others when a rank dies."""
+    if world.deaths.survivable:
+        return "the others go on"
+    if settings.launcher_survives():
+        return "end the job: MPI was started without OMPI_MCA_coll=^han,adapt, after which sums could be wrong"
+    return "end the job"
 
 
 def _why_no_watchdog(world: runtime.World) -> str:

@@ -211,6 +211,23 @@ except dist.RankFailedError:
     assert job.rc == 0 and job.stdout.count("all said so") == 2, job
 
 
+@pytest.mark.parametrize(
+    ("options", "coll", "expected"),
+    [
+        ([], None, "end the job"),
+        (["--with-ft", "ulfm"], None, "the others go on"),
+        (["--with-ft", "ulfm"], "^han,adapt", "the others go on"),
+        (["--with-ft", "ulfm"], "^sm", "end the job: MPI was started without OMPI_MCA_coll=^han,adapt"),
+    ],
+)
+def test_info_tells_what_becomes_of_the_others(options, coll, expected):
+    command = [*launcher.launch(2, options), sys.executable, "-m", "mpiddp", "info", "--json"]
+    with Program(command, {"OMPI_MCA_coll": coll}) as job:
+        done = job.wait(60)
+    assert done.rc == 0, done
+    assert json.loads(done.stdout)["dead_ranks"].startswith(expected), done
+
+
 # ---- training
 
 EPOCHS = 5

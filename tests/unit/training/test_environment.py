@@ -23,6 +23,7 @@ def found(*masks: list[int], nodes=None, threads: int = 1, wheels=("mpich 5.0.2"
             "device_pointers": {kind: {"yes": False, "reason": "asked"} for kind in ("point_to_point", "collectives")},
         },
         "watchdog": "on",
+        "dead_ranks": "end the job",
         "shared_memory": "memfd",
         "algorithms": {"all_reduce": "native to 64 KiB, two_shot"},
         "blas": {"name": "openblas", "threads": threads},
