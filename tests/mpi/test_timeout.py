@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from datetime import timedelta
 
@@ -114,6 +115,22 @@ def test_monitored_barrier_in_no_time(world):
         dist.monitored_barrier(group, timedelta(seconds=0))
     dist.barrier()
     dist.monitored_barrier(group, 10)
+    dist.destroy_process_group(group)
+
+
+def test_an_old_answer_may_come_between_two_looks(world, monkeypatch):
+    if world.size == 1:
+        return
+    group = dist.new_group()
+    for late in (False, True):
+        if late == (world.rank == 0):  # its answer is found at the next barrier
+            with pytest.raises(dist.DistTimeoutError):
+                dist.monitored_barrier(group, 0)
+        dist.barrier()
+    look, looks = work.Work.is_completed, itertools.count()
+    monkeypatch.setattr(work.Work, "is_completed", lambda each: next(looks) % 2 == 1 and look(each))
+    dist.monitored_barrier(group, 10)
+    monkeypatch.undo()
     dist.destroy_process_group(group)
 
 
