@@ -11,13 +11,14 @@ from typing import Any, NoReturn
 import mpiddp
 from mpiddp import settings
 from mpiddp.bench import cli as bench
+from mpiddp.mpi.library import running
 from mpiddp.training import config
 from mpiddp.training.config import UsageError
 from mpiddp.training.options import flag
 from mpiddp.training.threads import resumed_threads
 
-# A launcher kills the other ranks when the first one ends: rank 0 needs the time to print.
-_HEAD_START_S = 0.5
+# Before MPI runs, a rank that ends with an error may end the others: rank 0 gets so long to come and say it.
+_HEAD_START_S = 5.0
 
 
 class Parser(argparse.ArgumentParser):
@@ -116,9 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)
     except UsageError as error:
-        if _is_first():
+        launch = settings.launch()
+        if launch is None or launch.rank == 0:
             print(f"mpiddp: error: {error}", file=sys.stderr, flush=True)
-        else:
+        elif not running() and "Hydra" not in launch.launcher:  # which waits for all of them
             time.sleep(_HEAD_START_S)
         return error.exit_code
     return code

@@ -72,9 +72,11 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
 
     def answered() -> bool:
         nonlocal receive, posted
-        while posted.is_completed() and answer[0] != number:  # that of a barrier to which this rank came too late
-            receive, posted = _receive(group, 0, answer)
-        return posted.is_completed()
+        while posted.is_completed():
+            if answer[0] == number:
+                return True
+            receive, posted = _receive(group, 0, answer)  # it was that of a barrier to which this rank came too late
+        return False
 
     # Rank 0 may have begun to wait later than this rank.
     in_time = work.poll_until(answered, Operation("monitored_barrier", group.link, peers=()), timeout_s)

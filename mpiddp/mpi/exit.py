@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import os
 import signal
 import socket
-import stat
 import sys
-import termios
 import threading
 import time
 import traceback
@@ -25,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mpiddp import settings
 from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, DistTimeoutError, MismatchError
 
-from . import work
+from . import output, work
 from .library import MPI, SetupError, finalized, running
 
 if TYPE_CHECKING:
@@ -36,8 +33,6 @@ on_exit: list[Callable[[], bool]] = []
 
 # When all ranks fail alike, the first to speak ends the job before the others have their turn.
 _TURN_S, _LAST_TURN = 0.2, 8
-# The launcher gets this long to read what was printed, and then to pass it on: one that is told to end does neither.
-_READ_S, _PASS_ON_S = 1.0, 0.05
 # If MPI_Abort cannot get through, the process ends without it after this time.
 _ABORT_S = 5.0
 # A rank other than 0 keeps silent about a set-up error, and waits so long for rank 0 to print it and end the job.
@@ -120,11 +115,7 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     time.sleep(_TURN_S * min(_rank, _LAST_TURN))
     say(text if isinstance(text, str) else text())
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-            _wait_until_read(stream.fileno())
-    time.sleep(_PASS_ON_S)
+    output.deliver()
     if running() and MPI.COMM_WORLD.size > 1:
         # mpi4py holds the interpreter while it aborts, so the backstop must not need it.
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -135,14 +126,6 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
         # Hydra lets the others wait for ever for a rank that exits before MPI starts, but not for one that is killed.
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(code)
-
-
-def _wait_until_read(output: int) -> None:
-    """Wait until nothing is left in ``output``, if it is a pipe: a launcher's is."""
-    end = time.monotonic() + _READ_S
-    is_pipe = stat.S_ISFIFO(os.fstat(output).st_mode)
-    while is_pipe and any(fcntl.ioctl(output, termios.FIONREAD, bytes(4))) and time.monotonic() < end:
-        time.sleep(0.005)
 
 
 class Leaving:

@@ -51,7 +51,8 @@ _LOOKS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 # What was sent to ranks that need it in order to come here moves only inside of MPI.
 _LOOKS_PER_PROGRESS = 16
-_LOOKS_PER_CHECK = 1024
+# Counted in seconds, since on a busy machine a look may take milliseconds.
+_CHECK_S = 1e-3
 
 
 class Turn(NamedTuple):
@@ -104,10 +105,11 @@ class Until:
             if happened():
                 return
         self._slots.linger()
-        self._looks = 0
+        self._looks, checked_s = 0, time.monotonic()
         while not self.Test():
-            if self._looks % _LOOKS_PER_CHECK == 0:
+            if time.monotonic() - checked_s > _CHECK_S:
                 self._slots.check()
+                checked_s = time.monotonic()
             if self._looks > _LOOKS_BEFORE_SLEEP:
                 time.sleep(_SLEEP_S)
             else:

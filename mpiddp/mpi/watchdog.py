@@ -122,7 +122,8 @@ class Watchdog:
         waited_s = now - self._since
         if identity == self._interrupted and now - self._interrupted_at > INTERRUPT_S:
             self._abort(f"interrupted (Ctrl-C) in {current}", _EXIT_INTERRUPTED)
-        if not current.limited and _disagreement(current):
+        # Who waits in slots looks as well, and raises.
+        if not current.limited and not current.link.lingers and _disagreement(current):
             # A call that another rank was writing just then is whole now.
             time.sleep(_WRITTEN_S)
             text = _disagreement(current)

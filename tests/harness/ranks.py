@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -145,11 +146,13 @@ class Ranks:
             time.sleep(15)
             os._exit(1)
         host = self._peers[self.rank][0]
-        for peer_host, pid in self._peers:
-            if peer_host == host:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, STACKS)
-        time.sleep(0.5)
+        here = [pid for peer_host, pid in self._peers if peer_host == host]
+        for pid in here:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, STACKS)
+        end = time.monotonic() + 5
+        while not all(map(_has_answered, here)) and time.monotonic() < end:
+            time.sleep(0.01)
         pieces = [f"the ranks do not come together: {doing}"]
         for rank, (peer_host, _) in enumerate(self._peers):
             name = f"[rank {rank}/{self.size} {peer_host}]"
@@ -354,6 +357,16 @@ def _crash(report: pytest.TestReport) -> str:
 def _text(report: pytest.TestReport) -> str:
     """Return the traceback and what the test has printed."""
     return "\n".join([report.longreprtext, *(f"--- {title}\n{text}" for title, text in report.sections)])
+
+
+def _has_answered(pid: int) -> bool:
+    """Tell whether a process has no `STACKS` to answer: pending, or blocked while the handler runs; or is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    masks = re.findall(r"^(?:SigPnd|ShdPnd|SigBlk):\t(\w+)", status, re.MULTILINE)
+    return not any(int(mask, 16) >> (STACKS - 1) & 1 for mask in masks)
 
 
 def _shorten(stack: str) -> str:

@@ -140,6 +140,21 @@ def test_users_error_is_one_line_once(name):
     assert_one_line(done.rc, done.stdout, done.stderr, said)
 
 
+LATE_TO_SPEAK = """
+import os, sys, time
+from mpiddp.cli import main
+
+if os.environ["RANK"] == "0":
+    time.sleep(1.5)
+sys.exit(main(["train", "--epoch", "3"]))
+"""
+
+
+def test_users_error_is_told_by_a_rank_0_that_comes_later_than_the_others():
+    done = launcher.mpirun(3, LATE_TO_SPEAK)
+    assert_one_line(done.rc, done.stdout, done.stderr, WRONG["option"][1])
+
+
 ALL_WRONG = """
 import contextlib, io, json, sys
 import mpiddp as dist

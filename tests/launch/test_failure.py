@@ -26,7 +26,7 @@ import os, signal, sys, threading, time
 import numpy as np
 import mpiddp as dist
 
-dist.init_process_group({arguments})
+dist.init_process_group()
 if dist.get_rank() == 1:
     time.sleep(0.2)
     {one}
@@ -36,8 +36,8 @@ print("went on", flush=True)
 """
 
 
-def run(one, others, arguments=""):
-    return mpirun(3, PROGRAM.format(one=one, others=others, arguments=arguments), timeout_s=40)
+def run(one, others):
+    return mpirun(3, PROGRAM.format(one=one, others=others), timeout_s=40)
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,8 @@ def test_same_exception_on_all_ranks_is_printed_once():
     job = mpirun(3, "import mpiddp as dist\ndist.init_process_group()\nraise ValueError('boom')", timeout_s=40)
     assert_ended(job)
     assert job.rc == 1, job
-    # Rank 0 speaks first, and the others have been ended before their turn unless the machine is very busy.
-    assert said(job)[0][-1] == "ValueError: boom", job
+    # The first to speak, most often rank 0, ends the others before their turn unless the machine is very busy.
+    assert "ValueError: boom" in [lines[-1] for lines in said(job).values()], job
 
 
 LEFT = {
@@ -132,9 +132,7 @@ def test_rank_that_left_is_named(jobs, way):
     assert job.seconds > 3, job  # patience
 
 
-SENDERS_LEFT = PROGRAM.format(
-    arguments="", one="sys.exit()", others="dist.recv(np.ones(3)) if dist.get_rank() == 0 else sys.exit()"
-)
+SENDERS_LEFT = PROGRAM.format(one="sys.exit()", others="dist.recv(np.ones(3)) if dist.get_rank() == 0 else sys.exit()")
 
 
 def test_all_possible_senders_left(jobs):
@@ -172,9 +170,16 @@ def test_death_ends_job(way):
     assert_ended(run(way, WAITS["all_reduce"]))
 
 
+# A group's timeout and not that of init_process_group, which on a busy machine takes longer itself.
 LATE = {
-    "asleep": ("time.sleep(60)", WAITS["all_reduce"], "timeout=1.5"),
-    "waiting": ("dist.recv(np.ones(2), src=0)", WAITS["barrier"], "timeout=1.5"),
+    "asleep": (
+        "dist.new_group(timeout=1.5); time.sleep(60)",
+        "dist.all_reduce(np.ones(3), group=dist.new_group(timeout=1.5))",
+    ),
+    "waiting": (
+        "dist.new_group(timeout=1.5); dist.recv(np.ones(2), src=0)",
+        "dist.barrier(dist.new_group(timeout=1.5))",
+    ),
     "asleep, and one waits": ("time.sleep(60)", "dist.irecv(np.ones(3), src=1).wait(timeout=0.5)"),
 }
 
@@ -183,28 +188,29 @@ def test_blocking_operation_times_out(jobs):
     job = jobs["asleep"].result()
     assert_ended(job)
     assert job.rc == 110, job
-    reason = said(job)[0][-1]
+    rank, lines = next(iter(said(job).items()))
+    reason = lines[-1]
     assert reason.startswith("all_reduce #1 of float64 (3,) in the group of all 3 ranks did not finish in 1.5 s: "), job
     assert "rank 1 has begun 0 operations of this group; its program is at program.py:" in reason, job
-    assert "rank 2" not in reason, job
+    assert f"rank {2 - rank}" not in reason, job
 
 
 def test_timeout_tells_where_the_missing_rank_waits(jobs):
     job = jobs["waiting"].result()
     assert_ended(job)
     assert job.rc == 110, job
-    assert any("it waits in recv of float64 (2,)" in lines[-1] for lines in said(job).values()) or 1 in said(job), job
+    assert any("it waits in recv of float64 (2,)" in lines[-1] for lines in said(job).values()), job
 
 
 CAUGHT = """
-import time
 import numpy as np
 import mpiddp as dist
 
 dist.init_process_group()
-x = np.ones(3)
+x, word = np.ones(3), np.ones(1)
 if dist.get_rank() == 1:
-    time.sleep(3)
+    for rank in (0, 2):
+        dist.recv(word, rank)
 work = dist.all_reduce(x, async_op=True)
 if dist.get_rank() != 1:
     try:
@@ -212,6 +218,7 @@ if dist.get_rank() != 1:
     except dist.DistTimeoutError as error:
         assert isinstance(error, TimeoutError)
         print("caught", error, flush=True)
+    dist.send(word, 1)
 work.wait()
 assert x.tolist() == [3, 3, 3]
 """

@@ -129,6 +129,16 @@ def test_different_calls_at_once_are_an_error_on_every_rank(world, group, late):
     dist.barrier()
 
 
+def test_a_rank_that_is_slow_to_find_out_is_not_ended_by_its_watchdog(world, group, monkeypatch):
+    monkeypatch.setattr(slots, "_CHECK_S", 1.2)  # the watchdog has looked twice by then
+    with pytest.raises(dist.MismatchError, match=r"(?s)rank 0 calls all_reduce #1 of 4 .*calls barrier #1"):
+        if world.rank == 0:
+            dist.all_reduce(np.ones(4), group=group)
+        else:
+            dist.barrier(group)
+    dist.barrier()
+
+
 def test_a_short_call_against_one_that_has_no_slots(world, group):
     """One waits in its slot and puts it on the board late, the other has gone there first, or comes later."""
     odd = world.rank == world.size - 1

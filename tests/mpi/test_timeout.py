@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from datetime import timedelta
 
@@ -81,6 +82,9 @@ def test_monitored_barrier_names_the_missing_ranks(world, wait_all_ranks):
     group = dist.new_group()
     late = list(range(2, world.size)) if world.size > 2 else [1]
     if world.rank == 0:
+        for rank in set(range(1, world.size)) - set(late):
+            while not group.link.mailbox._comm.Iprobe(rank):  # it may come later than rank 0 gives up
+                time.sleep(0.001)
         names = f"Ranks {', '.join(map(str, late))}" if wait_all_ranks and len(late) > 1 else f"Rank {late[0]}"
         with pytest.raises(RuntimeError, match=rf"\[Rank 0\]: {names} failed to pass monitoredBarrier in 150 ms"):
             dist.monitored_barrier(group, 0.15, wait_all_ranks)
@@ -114,6 +118,22 @@ def test_monitored_barrier_in_no_time(world):
         dist.monitored_barrier(group, timedelta(seconds=0))
     dist.barrier()
     dist.monitored_barrier(group, 10)
+    dist.destroy_process_group(group)
+
+
+def test_an_old_answer_may_come_between_two_looks(world, monkeypatch):
+    if world.size == 1:
+        return
+    group = dist.new_group()
+    for late in (False, True):
+        if late == (world.rank == 0):  # its answer is found at the next barrier
+            with pytest.raises(dist.DistTimeoutError):
+                dist.monitored_barrier(group, 0)
+        dist.barrier()
+    look, looks = work.Work.is_completed, itertools.count()
+    monkeypatch.setattr(work.Work, "is_completed", lambda each: next(looks) % 2 == 1 and look(each))
+    dist.monitored_barrier(group, 10)
+    monkeypatch.undo()
     dist.destroy_process_group(group)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -68,16 +69,27 @@ def test_failure(script, reason):
     assert reason in found["collectives"].reason
 
 
-def test_a_job_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+def test_a_job_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
     script = SAYS + (
         "import subprocess\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        f"open({str(tmp_path / 'new')!r}, 'w').write(str(child.pid))\n"
+        f"os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pid')!r})\n"
         "time.sleep(60)"
     )
-    key, verdict = probe._try([sys.executable, "-c", script], limit_s=1.0)
+
+    class Begun(subprocess.Popen):
+        """Whose time counts from when it hangs."""
+
+        def communicate(self, *args, **options):
+            while not (tmp_path / "pid").exists() and self.poll() is None:
+                time.sleep(0.01)
+            return super().communicate(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Begun)
+    key, verdict = probe._try([sys.executable, "-c", script], limit_s=0.5)
     assert key == "mpich-5.0.2-abc"
-    assert verdict.reason.startswith("a probe did not end in 1 s") and not verdict.yes
+    assert verdict.reason.startswith("a probe did not end in 0.5 s") and not verdict.yes
     child = int((tmp_path / "pid").read_text())
     for _ in range(50):
         if not _alive(child):

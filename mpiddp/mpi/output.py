@@ -1,0 +1,31 @@
+"""What this process has printed, and its launcher has still to pass on. Imports the standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import sys
+import termios
+import time
+
+# The launcher gets this long to read what was printed, and then to pass it on: one that is told to end does neither.
+_READ_S, _PASS_ON_S = 1.0, 0.05
+
+
+def deliver() -> None:
+    """Wait, before the job is ended, until the launcher has what was printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+            _wait_until_read(stream.fileno())
+    time.sleep(_PASS_ON_S)
+
+
+def _wait_until_read(output: int) -> None:
+    """Wait until nothing is left in ``output``, if it is a pipe: a launcher's is."""
+    end = time.monotonic() + _READ_S
+    is_pipe = stat.S_ISFIFO(os.fstat(output).st_mode)
+    while is_pipe and any(fcntl.ioctl(output, termios.FIONREAD, bytes(4))) and time.monotonic() < end:
+        time.sleep(0.005)
