@@ -162,7 +162,7 @@ def learn(comm: MPI.Intracomm) -> None:
     for shape, table in comm.bcast(found).items():
         _measured[shape] = _usable(shape, table)
     _rows.cache_clear()
-    _plans.clear()
+    _forget_plans()
 
 
 def _usable(shape: str, table: tuned.Table) -> tuned.Table:
@@ -188,7 +188,7 @@ def install(table: tuned.Table, link: Link) -> None:
     shape = tuned.shape(link.nodes)
     _measured[shape] = _usable(shape, table)
     _rows.cache_clear()
-    _plans.clear()
+    _forget_plans()
 
 
 @functools.cache
@@ -208,6 +208,8 @@ Plan = list[tuple[float, Callable[..., Steps]]]
 _Key = tuple[int, str, "np.dtype[Any]", ReduceOp | None, type, str | None]
 _plans: dict[_Key, Plan] = {}
 _MOST_PLANS = 4096
+epoch = 0
+"""Changes when the choices do: for those who remember what they led to."""
 
 
 def choose(
@@ -272,6 +274,12 @@ def is_for_devices(algorithm: Callable[..., Steps]) -> bool:
 def forget() -> None:
     """Forget what was chosen, because settings may have changed."""
     _overrides.cache_clear()
-    _plans.clear()
+    _forget_plans()
     messages.forget()
     _overrides()
+
+
+def _forget_plans() -> None:
+    global epoch
+    epoch += 1
+    _plans.clear()

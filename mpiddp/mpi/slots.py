@@ -39,6 +39,7 @@ _DEPTH = 4
 _RECORD = struct.Struct("<qqQqq")
 _NUMBERS, _CALL = struct.Struct("<qq"), struct.Struct("<Qqq")
 _pack_numbers = _NUMBERS.pack
+_MOST_KNOWN = 256
 REGION_BYTES = mmap.PAGESIZE + _DEPTH * SLOT_BYTES
 """What slots take for each rank, the records included."""
 
@@ -148,6 +149,10 @@ class Slots:
         """The turn that was begun last, and the last one to which all ranks are known to have come."""
         self._records = slice(0, 0)
         self._record = self._expected = b""
+        self._numbers = [
+            memoryview(memory)[self._records_of(turn)].cast("q")[:: _RECORD.size // 8] for turn in range(_DEPTH)
+        ]
+        """Where the ranks' records have the numbers of turns."""
         self.crowded = size > (os.cpu_count() or 1)
         """Whether the others may need this rank's core in order to come."""
         self.free = Until(self._is_free, self)
@@ -166,8 +171,7 @@ class Slots:
         if oldest <= self._complete:
             return True
         for turn in range(self._number, oldest - 1, -1):  # mostly they are not far behind, and then it is known longer
-            records = _RECORD.iter_unpack(self._memory[self._records_of(turn)])
-            if all(number >= turn for number, *_ in records):  # who is ahead may have used the place again
+            if min(self._numbers[turn % _DEPTH]) >= turn:  # who is ahead may have used the place again
                 self._complete = turn
                 return True
         return False
@@ -250,10 +254,16 @@ class Slots:
         self._records, self._record, self._expected = turn.records, record, record * self._size
         return turn
 
+    def remember(self, key: object, found: object) -> None:
+        """Put something into `known`, which does not grow without end."""
+        if len(self.known) >= _MOST_KNOWN:
+            self.known.clear()
+        self.known[key] = found
+
     def close(self) -> None:
         """Give the memory back, at once and not when somebody collects garbage."""
         self.known.clear()
-        del self._memory
+        del self._memory, self._numbers
 
 
 def packed(kind: int, count: int, root: int) -> bytes:
