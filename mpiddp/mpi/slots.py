@@ -32,8 +32,8 @@ from mpiddp.typing import Array
 from .board import Call
 from .library import MPI
 
-SLOT_BYTES = 1 << 14
-"""The longest array that a slot takes."""
+SLOT_BYTES = 1 << 16
+"""The longest array that a slot takes; longer ones go in pieces, and ranks wait for each other in every one."""
 _DEPTH = 4
 """Slots of each rank: by less than so many turns the root of broadcasts may be ahead of the others."""
 _RECORD = struct.Struct("<qqQqq")
