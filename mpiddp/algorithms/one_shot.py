@@ -19,7 +19,7 @@ import numpy as np
 
 from mpiddp.mpi import board
 from mpiddp.mpi.board import NO_ROOT
-from mpiddp.mpi.link import READY, Link
+from mpiddp.mpi.link import NO_CALL, READY, AtOnce, Link
 from mpiddp.mpi.message import as_bytes, dtype_code
 from mpiddp.mpi.reduction import ReduceOp, combining, finish, is_half, premultiply
 from mpiddp.mpi.slots import SLOT_BYTES, Slots, Turn, Until, packed
@@ -40,7 +40,7 @@ class _Role(NamedTuple):
     """What makes the result then, in the array given."""
 
 
-class _Shot(NamedTuple):
+class Shot(NamedTuple):
     """What is done in a turn for one operation, on arrays of one shape and dtype: made once, used in many turns."""
 
     turns: list[Turn]
@@ -50,7 +50,7 @@ class _Shot(NamedTuple):
     role: _Role
 
 
-_Job: TypeAlias = tuple[_Shot, Array, Array]
+Job: TypeAlias = tuple[Shot, Array, Array]
 """A shot, the array that is shown, and the one that the result goes to."""
 
 
@@ -63,8 +63,8 @@ class OneShot:
         Returns the jobs of a call: one, or more where the arrays are longer than a slot.
     """
 
-    def __init__(self, jobs: Callable[..., Sequence[_Job]]) -> None:
-        self._jobs = jobs
+    def __init__(self, jobs: Callable[..., Sequence[Job]]) -> None:
+        self.jobs = jobs
         functools.update_wrapper(self, jobs)  # its name, parameters and docstring
 
     def __call__(self, link: Link, *args: Any) -> Steps:
@@ -74,7 +74,7 @@ class OneShot:
         number = 0 if link.now is link.later else link.sequence
         if len(link.queue):
             yield READY
-        for (turns, call, change, (shows, awaited, end)), x, result in self._jobs(link, *args):
+        for (turns, call, change, (shows, awaited, end)), x, result in self.jobs(link, *args):
             if not slots.free.Test():
                 yield slots.free
             turn = slots.begin(turns, number, call, x if shows else None, change)
@@ -83,22 +83,35 @@ class OneShot:
             if end is not None:
                 end(turn, result)
 
-    def at_once(self, link: Link, *args: Any) -> bool:
-        """Do it all, where nothing of this process is on its way: a short array has no time for steps.
 
-        Returns
-        -------
-        bool
-            Whether this rank had to wait for others in it.
-        """
-        slots, number, awaited = _slots_of(link), link.sequence, None
-        for (turns, call, change, (shows, awaited, end)), x, result in self._jobs(link, *args):
-            turn = slots.begin(turns, number, call, x if shows else None, change)
+def at_once(link: Link, call: AtOnce, jobs: Sequence[Job]) -> bool:
+    """Make a call without steps, while nothing of this process is on its way: a short array has no time for them.
+
+    Returns
+    -------
+    bool
+        Whether this rank had to wait for others in it; of a call in which it had not, they may never hear.
+    """
+    slots, number, awaited = link.slots, link.count(), None
+    assert slots is not None, "chosen where there are some"
+    link.call = call
+    try:
+        for (turns, shown, change, (shows, awaited, end)), x, result in jobs:
+            turn = slots.begin(turns, number, shown, x if shows else None, change)
             if awaited is not None:
                 awaited.Wait()
             if end is not None:
                 end(turn, result)
-        return awaited is not None
+    except BaseException as error:
+        link.rest()
+        link.world.deaths.meet(error)
+        raise
+    link.call = NO_CALL
+    if link.lingers:
+        link.rest()
+        link.confirm(number)
+        return True
+    return awaited is not None
 
 
 def _slots_of(link: Link) -> Slots:
@@ -106,42 +119,47 @@ def _slots_of(link: Link) -> Slots:
     return link.slots
 
 
-_Key: TypeAlias = tuple[str, tuple[int, ...], "np.dtype[Any]", int, ReduceOp | None, int]
-_MOST_SHOTS = 256
+_Key: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...], "np.dtype[Any]", int, ReduceOp | None, int]
 
 
-def _shot(link: Link, operation: str, x: Array, count: int, op: ReduceOp | None = None, root: int = NO_ROOT) -> _Shot:
-    """Return what is done in a turn for an operation of ``count`` elements on arrays, or pieces of some, like ``x``."""
-    key = operation, x.shape, x.dtype, count, op, root
-    return _slots_of(link).known.get(key) or _make_shot(link, key)
+def _job(
+    link: Link, operation: str, x: Array, result: Array, count: int, op: ReduceOp | None = None, root: int = NO_ROOT
+) -> Job:
+    """Return the job of an operation of ``count`` elements on arrays, or on pieces of some."""
+    key = operation, x.shape, result.shape, x.dtype, count, op, root
+    return _slots_of(link).known.get(key) or _make_shot(link, key), x, result
 
 
-def _make_shot(link: Link, key: _Key) -> _Shot:
-    """Find it out, and remember it."""
+def _make_shot(link: Link, key: _Key) -> Shot:
+    """Find out what is done in a turn, and remember it."""
     slots = _slots_of(link)
-    operation, shape, dtype, count, op, root = key
+    operation, shape, result_shape, dtype, count, op, root = key
     kind = board.kind(operation, dtype_code(dtype), board.NO_REDUCTION if op is None else op.value)
     change = None if op is None or op.factor is None else functools.partial(premultiply, op)
     role = _ROLES[operation](link, slots, dtype, op, root)
-    if len(slots.known) >= _MOST_SHOTS:
-        slots.known.clear()
-    made = slots.known[key] = _Shot(slots.turns(shape, dtype), packed(kind, count, root), change, role)
+    turns = slots.turns(shape, dtype)
+    if operation == "reduce_scatter":  # of every row, its own block is all that a rank reads
+        blocks, mine = (link.size, *result_shape), (link.rank, ...)
+        turns = [turn._replace(rows=[row.reshape(blocks)[mine] for row in turn.rows]) for turn in turns]
+    made = Shot(turns, packed(kind, count, root), change, role)
+    slots.remember(key, made)
     return made
 
 
-def _folding(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Sequence[Array], Array], None]:
-    """Return what folds rows, which have been multiplied by their factors, in their order."""
+def _folding(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Turn, Array], None]:
+    """Return what folds the rows of a turn, which have been multiplied by their factors, in their order."""
     combine, averages = getattr(np, combining(op)), op is ReduceOp.AVG
 
-    def fold(rows: Sequence[Array], out: Array) -> None:
+    def fold(turn: Turn, out: Array) -> None:
+        rows = turn.rows
         combine(rows[0], rows[1], out=out)
         for row in rows[2:]:
             combine(out, row, out=out)
         if averages:
             finish(op, out, len(rows))
 
-    def fold_wide(rows: Sequence[Array], out: Array) -> None:
-        fold_rows(op, [row.reshape(-1) for row in rows], (out.reshape(-1),), len(rows))
+    def fold_wide(turn: Turn, out: Array) -> None:
+        fold_rows(op, [row.reshape(-1) for row in turn.rows], (out.reshape(-1),), len(turn.rows))
 
     return fold_wide if is_half(dtype) else fold
 
@@ -158,20 +176,14 @@ def _broadcasting(link: Link, slots: Slots, dtype: object, op: object, root: int
 
 
 def _reducing(link: Link, slots: Slots, dtype: np.dtype[Any], op: ReduceOp, root: int) -> _Role:
-    fold = _folding(op, dtype)
     if root not in (NO_ROOT, link.rank):
         return _Role(True, None, None)
-    return _Role(True, slots.everybody, lambda turn, out: fold(turn.rows, out))
-
-
-def _scattering(link: Link, slots: Slots, dtype: np.dtype[Any], op: ReduceOp, root: object) -> _Role:
-    fold, rank = _folding(op, dtype), link.rank
-    return _Role(True, slots.everybody, lambda turn, out: fold([row[rank] for row in turn.rows], out))
+    return _Role(True, slots.everybody, _folding(op, dtype))
 
 
 def _gathering(link: Link, slots: Slots, *_: object) -> _Role:
     def take(turn: Turn, out: Array) -> None:
-        out[...] = turn.table
+        out.reshape(turn.table.shape)[...] = turn.table
 
     return _Role(True, slots.everybody, take)
 
@@ -181,7 +193,7 @@ _ROLES: dict[str, Callable[..., _Role]] = {
     "broadcast": _broadcasting,
     "all_reduce": _reducing,
     "reduce": _reducing,
-    "reduce_scatter": _scattering,
+    "reduce_scatter": _reducing,
     "all_gather": _gathering,
 }
 
@@ -197,13 +209,13 @@ def _cut(x: Array) -> Array:
     return x.reshape(-1) if x.itemsize <= SLOT_BYTES else as_bytes(x)
 
 
-def _in_place(operation: str, link: Link, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT) -> Sequence[_Job]:
+def _in_place(operation: str, link: Link, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT) -> Sequence[Job]:
     """Return the jobs of an operation whose result goes where its input was."""
     if x.nbytes <= SLOT_BYTES:
-        return ((_shot(link, operation, x, x.size, op, root), x, x),)
+        return (_job(link, operation, x, x, x.size, op, root),)
     flat = _cut(x)
     pieces = [flat[span] for span in _spans(flat.size, flat.itemsize)]
-    return [(_shot(link, operation, piece, flat.size, op, root), piece, piece) for piece in pieces]
+    return [_job(link, operation, piece, piece, flat.size, op, root) for piece in pieces]
 
 
 def _apart(x: Array, output: Array) -> Array:
@@ -215,53 +227,47 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 @OneShot
-def barrier(link: Link) -> Sequence[_Job]:
+def barrier(link: Link) -> Sequence[Job]:
     """Wait until every rank has come."""
-    return ((_shot(link, "barrier", _NOTHING, board.ANY_COUNT), _NOTHING, _NOTHING),)
+    return (_job(link, "barrier", _NOTHING, _NOTHING, board.ANY_COUNT),)
 
 
 @OneShot
-def broadcast(link: Link, x: Array, root: int) -> Sequence[_Job]:
+def broadcast(link: Link, x: Array, root: int) -> Sequence[Job]:
     """Copy root's ``x`` to all ranks; root does not wait for them."""
     return _in_place("broadcast", link, x, None, root)
 
 
 @OneShot
-def all_reduce(link: Link, x: Array, op: ReduceOp) -> Sequence[_Job]:
+def all_reduce(link: Link, x: Array, op: ReduceOp) -> Sequence[Job]:
     """Reduce ``x`` over all ranks, in place."""
     return _in_place("all_reduce", link, x, op)
 
 
 @OneShot
-def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Sequence[_Job]:
+def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Sequence[Job]:
     """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is, and they do not wait."""
     return _in_place("reduce", link, x, op, root)
 
 
 @OneShot
-def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Sequence[_Job]:
+def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Sequence[Job]:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
-    result, blocks = output.reshape(-1), _apart(x, output).reshape(link.size, output.size)
     if x.nbytes <= SLOT_BYTES:
-        return ((_shot(link, "reduce_scatter", blocks, result.size, op), blocks, result),)
-    jobs = []
-    for span in _spans(result.size, x.itemsize * link.size):
-        piece = blocks[:, span]
-        jobs.append((_shot(link, "reduce_scatter", piece, result.size, op), piece, result[span]))
-    return jobs
+        return (_job(link, "reduce_scatter", x, output, output.size, op),)
+    result, blocks = output.reshape(-1), _apart(x, output).reshape(link.size, output.size)
+    spans = _spans(result.size, x.itemsize * link.size)
+    return [_job(link, "reduce_scatter", blocks[:, span], result[span], result.size, op) for span in spans]
 
 
 @OneShot
-def all_gather(link: Link, output: Array, x: Array) -> Sequence[_Job]:
+def all_gather(link: Link, output: Array, x: Array) -> Sequence[Job]:
     """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
     if x.nbytes <= SLOT_BYTES:
-        return ((_shot(link, "all_gather", x, x.size), x, output.reshape(link.size, *x.shape)),)
+        return (_job(link, "all_gather", x, output, x.size),)
     source, blocks = _cut(_apart(x, output)), _cut(output).reshape(link.size, -1)
-    jobs = []
-    for span in _spans(source.size, source.itemsize):
-        piece = source[span]
-        jobs.append((_shot(link, "all_gather", piece, source.size), piece, blocks[:, span]))
-    return jobs
+    spans = _spans(source.size, source.itemsize)
+    return [_job(link, "all_gather", source[span], blocks[:, span], source.size) for span in spans]
 
 
 __all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "reduce", "reduce_scatter"]

@@ -67,14 +67,16 @@ _KIB = 1 << 10
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0; `python -m mpiddp bench tune` does it anew. Bytes
 # are those of the largest array of the call: the output of an all-gather, the input of a reduce-scatter.
 ONE_NODE: dict[str, Rows] = {
-    "all_reduce": ((64 * _KIB, "one_shot"), (128 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-    "reduce": ((64 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "reduce_scatter": ((32 * _KIB, "one_shot"), (256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-    "all_gather": ((128 * _KIB, "one_shot"), (256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "reduce_scatter": ((128 * _KIB, "one_shot"), (256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "all_gather": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "broadcast": ((64 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+}
+TWO_RANKS: dict[str, Rows] = {
     "broadcast": ((16 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
 }
-TWO_RANKS: dict[str, Rows] = {"all_reduce": ((64 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))}
-"""What goes before `ONE_NODE` in groups of two ranks; on four, MPI's own is faster in between."""
+"""What goes before `ONE_NODE` in groups of two ranks; on four, MPI's own is slower from the start."""
 FEW_RANKS = 8
 """In groups of more, nothing goes in one shot by default: each rank reads all others' arrays."""
 SEVERAL_NODES: dict[str, Rows] = {
@@ -162,7 +164,7 @@ def learn(comm: MPI.Intracomm) -> None:
     for shape, table in comm.bcast(found).items():
         _measured[shape] = _usable(shape, table)
     _rows.cache_clear()
-    _plans.clear()
+    _forget_plans()
 
 
 def _usable(shape: str, table: tuned.Table) -> tuned.Table:
@@ -188,7 +190,7 @@ def install(table: tuned.Table, link: Link) -> None:
     shape = tuned.shape(link.nodes)
     _measured[shape] = _usable(shape, table)
     _rows.cache_clear()
-    _plans.clear()
+    _forget_plans()
 
 
 @functools.cache
@@ -208,6 +210,8 @@ Plan = list[tuple[float, Callable[..., Steps]]]
 _Key = tuple[int, str, "np.dtype[Any]", ReduceOp | None, type, str | None]
 _plans: dict[_Key, Plan] = {}
 _MOST_PLANS = 4096
+epoch = 0
+"""Changes when the choices do: for those who remember what they led to."""
 
 
 def choose(
@@ -272,6 +276,12 @@ def is_for_devices(algorithm: Callable[..., Steps]) -> bool:
 def forget() -> None:
     """Forget what was chosen, because settings may have changed."""
     _overrides.cache_clear()
-    _plans.clear()
+    _forget_plans()
     messages.forget()
     _overrides()
+
+
+def _forget_plans() -> None:
+    global epoch
+    epoch += 1
+    _plans.clear()

@@ -22,7 +22,7 @@ from mpiddp.mpi.work import Steps, Work
 from mpiddp.typing import Array, ArrayLike
 
 from .groups import GroupLike, ProcessGroup, member
-from .perform import perform, root_rank
+from .perform import again, perform, root_rank
 
 # What errors call operations that have two names in torch.
 _GATHER = "all_gather_single (all_gather_into_tensor)"
@@ -138,8 +138,10 @@ def broadcast(
         return None
     root = root_rank(found, src, group_src)
     x = as_array(tensor, "broadcast", writable=found.link.rank != root)
-    steps = select.choose("broadcast", found.link, x, asked=algorithm)
     name = select.called("broadcast", algorithm)
+    if again(name, found, async_op, x, x, None, root):
+        return None
+    steps = select.choose("broadcast", found.link, x, asked=algorithm)
     return perform(  # type: ignore[no-any-return]
         name, found, async_op, (x,), steps, x, root, like=x, count=x.size, root=root
     )
@@ -197,10 +199,12 @@ def all_reduce(
     if found is None:
         return None
     x = as_array(tensor, "all_reduce")
+    name = select.called("all_reduce", algorithm)
+    if again(name, found, async_op, x, x, op):
+        return None
     if found.coalescing is not None:
         return _recorded(found, "all_reduce", op, (x,), async_op, algorithm)  # type: ignore[no-any-return]
     steps = select.choose("all_reduce", found.link, x, op, algorithm)
-    name = "all_reduce" if algorithm is None else select.called("all_reduce", algorithm)
     return perform(name, found, async_op, (x,), steps, x, op, like=x, count=x.size, op=op)  # type: ignore[no-any-return]
 
 
@@ -257,8 +261,10 @@ def reduce(
         return None
     root = root_rank(found, dst, group_dst)
     x = as_array(tensor, "reduce", writable=found.link.rank == root)
-    steps = select.choose("reduce", found.link, x, op, algorithm)
     name = select.called("reduce", algorithm)
+    if again(name, found, async_op, x, x, op, root):
+        return None
+    steps = select.choose("reduce", found.link, x, op, algorithm)
     return perform(  # type: ignore[no-any-return]
         name, found, async_op, (x,), steps, x, root, op, like=x, count=x.size, op=op, root=root
     )
@@ -325,11 +331,13 @@ def all_gather_single(
         return None
     x = as_array(input_tensor, _GATHER, writable=False, name="input_tensor")
     output = as_array(output_tensor, _GATHER, name="output_tensor")
+    name = select.called("all_gather_single", algorithm)
+    if again(name, found, async_op, output, x):
+        return None
     _expect_blocks(output, x, found.link.size, _GATHER, "output_tensor", "input_tensor")
     if found.coalescing is not None:
         return _recorded(found, "all_gather_single", None, (output, x), async_op, algorithm)  # type: ignore[no-any-return]
     steps = select.choose("all_gather", found.link, output, asked=algorithm)
-    name = select.called("all_gather_single", algorithm)
     return perform(  # type: ignore[no-any-return]
         name, found, async_op, (output,), steps, output, x, like=x, count=x.size
     )
@@ -390,11 +398,13 @@ def reduce_scatter_single(
         return None
     result = as_array(output, _SCATTER, name="output")
     x = as_array(input, _SCATTER, writable=False, name="input")
+    name = select.called("reduce_scatter_single", algorithm)
+    if again(name, found, async_op, result, x, op):
+        return None
     _expect_blocks(x, result, found.link.size, _SCATTER, "input", "output")
     if found.coalescing is not None:
         return _recorded(found, "reduce_scatter_single", op, (result, x), async_op, algorithm)  # type: ignore[no-any-return]
     steps = select.choose("reduce_scatter", found.link, x, op, algorithm)
-    name = select.called("reduce_scatter_single", algorithm)
     return perform(  # type: ignore[no-any-return]
         name, found, async_op, (result,), steps, result, x, op, like=x, count=x.size, op=op
     )

@@ -95,6 +95,8 @@ class ProcessGroup:
 
 def as_rank(value: object) -> int:
     """Return a rank as an int: NumPy's integers are ranks too; TypeError for anything else, truth values included."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool):
         raise TypeError(f"a rank must be an integer, got {value}")
     return operator.index(value)  # type: ignore[arg-type]

@@ -32,13 +32,14 @@ from mpiddp.typing import Array
 from .board import Call
 from .library import MPI
 
-SLOT_BYTES = 1 << 14
-"""The longest array that a slot takes."""
+SLOT_BYTES = 1 << 16
+"""The longest array that a slot takes; longer ones go in pieces, and ranks wait for each other in every one."""
 _DEPTH = 4
 """Slots of each rank: by less than so many turns the root of broadcasts may be ahead of the others."""
 _RECORD = struct.Struct("<qqQqq")
 _NUMBERS, _CALL = struct.Struct("<qq"), struct.Struct("<Qqq")
 _pack_numbers = _NUMBERS.pack
+_MOST_KNOWN = 256
 REGION_BYTES = mmap.PAGESIZE + _DEPTH * SLOT_BYTES
 """What slots take for each rank, the records included."""
 
@@ -150,6 +151,10 @@ class Slots:
         """The turn that was begun last, and the last one to which all ranks are known to have come."""
         self._records = slice(0, 0)
         self._record = self._expected = b""
+        self._numbers = [
+            memoryview(memory)[self._records_of(turn)].cast("q")[:: _RECORD.size // 8] for turn in range(_DEPTH)
+        ]
+        """Where the ranks' records have the numbers of turns."""
         self.crowded = size > (os.cpu_count() or 1)
         """Whether the others may need this rank's core in order to come."""
         self.free = Until(self._is_free, self)
@@ -168,8 +173,7 @@ class Slots:
         if oldest <= self._complete:
             return True
         for turn in range(self._number, oldest - 1, -1):  # mostly they are not far behind, and then it is known longer
-            records = _RECORD.iter_unpack(self._memory[self._records_of(turn)])
-            if all(number >= turn for number, *_ in records):  # who is ahead may have used the place again
+            if min(self._numbers[turn % _DEPTH]) >= turn:  # who is ahead may have used the place again
                 self._complete = turn
                 return True
         return False
@@ -252,10 +256,16 @@ class Slots:
         self._records, self._record, self._expected = turn.records, record, record * self._size
         return turn
 
+    def remember(self, key: object, found: object) -> None:
+        """Put something into `known`, which does not grow without end."""
+        if len(self.known) >= _MOST_KNOWN:
+            self.known.clear()
+        self.known[key] = found
+
     def close(self) -> None:
         """Give the memory back, at once and not when somebody collects garbage."""
         self.known.clear()
-        del self._memory
+        del self._memory, self._numbers
 
 
 def packed(kind: int, count: int, root: int) -> bytes:

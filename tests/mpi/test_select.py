@@ -59,11 +59,11 @@ def test_many_ranks_and_those_without_slots_send_messages() -> None:
 
 def test_two_ranks_have_rows_of_their_own() -> None:
     chosen = {
-        nodes: next(name for limit, name in select._rows("all_reduce", nodes) if limit >= 1 << 17)
+        nodes: next(name for limit, name in select._rows("broadcast", nodes) if limit >= 1 << 15)
         for nodes in [(0, 0), (0, 0, 0), (0, 1)]
     }
-    assert chosen == {(0, 0): "two_shot", (0, 0, 0): "native", (0, 1): "hierarchical"}
-    assert select._rows("broadcast", (0, 0)) == select.ONE_NODE["broadcast"]
+    assert chosen == {(0, 0): "native", (0, 0, 0): "one_shot", (0, 1): "native"}
+    assert select._rows("all_reduce", (0, 0)) == select.ONE_NODE["all_reduce"]
 
 
 def test_what_mpi_does_not_define_is_exchanged() -> None:

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp.algorithms import select
 from mpiddp.mpi import operation, slots
 
 from .inputs import Op
+
+FULL = slots.SLOT_BYTES // 8
+"""Numbers of float64 that fill a slot."""
 
 
 @pytest.fixture
@@ -65,7 +69,7 @@ def test_numbers_of_turns_go_beyond_what_a_byte_holds(group):
     assert (x == group.size()).all()
 
 
-@pytest.mark.parametrize("count", [slots.SLOT_BYTES // 8 - 1, slots.SLOT_BYTES // 8, slots.SLOT_BYTES // 8 + 1, 9999])
+@pytest.mark.parametrize("count", [FULL - 1, FULL, FULL + 1, 5 * FULL - 77])
 def test_at_the_length_of_a_slot(world, group, count):
     rng = np.random.default_rng(count)
     rows = rng.standard_normal((world.size, count))
@@ -91,7 +95,7 @@ def test_a_wait_for_each_piece_is_one_wait(world, group):
     for _ in range(20):
         if world.rank == 0:
             time.sleep(1e-3)
-        dist.all_reduce(np.ones(3 * slots.SLOT_BYTES // 8), group=group, algorithm="one_shot")
+        dist.all_reduce(np.ones(3 * FULL), group=group, algorithm="one_shot")
         assert operation.running is None and group.link.call[1] is None
 
 
@@ -182,7 +186,7 @@ def test_who_is_ahead_finds_out_about_an_old_turn(world, group):
     dist.barrier()
 
 
-@pytest.mark.parametrize("counts", [(3000, 5000), (4096, 5000)])
+@pytest.mark.parametrize("counts", [(FULL * 3 // 2, FULL * 5 // 2), (2 * FULL, FULL * 5 // 2)])
 def test_pieces_of_different_arrays_do_not_meet(world, group, counts):
     """Not even where the first ones are of one length, and one rank would be done with all of its own."""
     with pytest.raises(dist.MismatchError, match=r"(?s)all_reduce.* #1 of \d.*all_reduce.* #1 of \d"):
@@ -199,7 +203,7 @@ def test_nothing_against_something(world, group):
 
 
 def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group, monkeypatch):
-    x = np.ones(2 * slots.SLOT_BYTES // 8)
+    x = np.ones(2 * FULL)
     if world.rank == 0:
 
         def interrupt():
@@ -232,12 +236,12 @@ def test_an_asynchronous_call_shows_its_array_at_once(world, group):
     assert (x == world.size).all()
 
 
-@pytest.mark.parametrize("dtype", ["U5000", "V20000", "M8[s]"])
+@pytest.mark.parametrize("dtype", ["U20000", "V80000", "M8[s]"])
 def test_elements_longer_than_a_slot(world, group, dtype):
     rows = [
         np.frombuffer(np.full(np.dtype(dtype).itemsize, 1 + rank, np.uint32), dtype, 1) for rank in range(world.size)
     ]
-    rows = [np.array([chr(65 + rank) * 5000], dtype) for rank in range(world.size)] if dtype == "U5000" else rows
+    rows = [np.array([chr(65 + rank) * 20000], dtype) for rank in range(world.size)] if dtype == "U20000" else rows
     gathered = np.empty((world.size, 1), dtype)
     dist.all_gather_single(gathered, rows[world.rank], group)
     assert gathered.tobytes() == b"".join(row.tobytes() for row in rows)
@@ -266,6 +270,52 @@ def test_many_shapes_are_forgotten(group):
         dist.all_reduce(x, group=group)
         assert (x == group.size()).all()
     assert len(group.link.slots.known) <= 256
+
+
+def test_calls_like_an_earlier_one_are_checked_like_it(world, group):
+    x, joined, stacked = np.full(3, 1.0 + world.rank), np.empty(3 * world.size), np.empty((world.size, 3))
+    total = sum(range(1, world.size + 1))
+    for _ in range(3):
+        dist.all_gather_single(joined, x, group)
+        dist.all_gather_single(stacked, x, group)
+        assert np.array_equal(stacked, [[1.0 + rank] * 3 for rank in range(world.size)])
+        assert np.array_equal(joined, stacked.ravel())
+        for given in (joined, stacked):
+            output = np.empty(3)
+            dist.reduce_scatter_single(output, given, group=group)
+            assert (output == world.size * (1.0 + world.rank)).all()
+        dist.all_reduce(y := x.copy(), group=group)
+        assert (y == total).all()
+    before = group.link.sequence
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    with pytest.raises(dist.ArrayError, match="writable"):
+        dist.all_reduce(read_only, group=group)
+    with pytest.raises(dist.ArrayError, match="float64"):
+        dist.all_gather_single(joined.astype(np.float32), x, group)
+    with pytest.raises(dist.ArrayError, match="needs shape"):
+        dist.reduce_scatter_single(np.empty(4), joined, group=group)
+    with pytest.raises(ValueError, match="not part of"):
+        dist.broadcast(x, world.size, group)
+    with pytest.raises(TypeError, match="op must be"):
+        dist.all_reduce(x, 0, group)
+    assert group.link.sequence == before
+
+
+def test_what_is_asked_for_later_holds_for_calls_like_an_earlier_one(group, monkeypatch):
+    x = np.ones(3)
+    dist.all_reduce(x, group=group)
+    dist.all_reduce(x, group=group)
+    before = group.link.slots._number
+    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:ring")
+    select.forget()
+    try:
+        dist.all_reduce(x, group=group)
+    finally:
+        monkeypatch.undo()
+        select.forget()
+    assert group.link.slots._number == before
+    assert (x == group.size() ** 3).all()
 
 
 def test_memory_is_given_back_at_once(world):
