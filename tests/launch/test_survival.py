@@ -287,6 +287,52 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, undisturbed, rank
     assert [each["epoch"] for each in metrics(output)] == list(range(1, EPOCHS + 1))
 
 
+# Rank 1 dies in the middle of a step, which rank 0 has completed when it hears of that, and rank 2 has not.
+BEHIND = """
+import os, signal, sys, time
+from mpiddp import cli
+from mpiddp import distributed as dist
+from mpiddp.distributed.groups import default_group
+from mpiddp.mpi.library import MPI
+from mpiddp.training.step import Stepper
+
+update, steps, stepper = Stepper._update, 0, None
+
+def interrupted(self, *args):
+    global steps, stepper
+    steps, stepper = steps + 1, self
+    if steps == 8:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while dist.get_rank() == 2:
+            MPI.COMM_SELF.Iprobe()
+            default_group().link.world.deaths.look()
+            time.sleep(0.01)
+    return update(self, *args)
+
+Stepper._update = interrupted
+code = cli.main(["train", *sys.argv[1:]])
+whole = b"".join(p.data.tobytes() for p in stepper.model.module.parameters())
+scale = stepper.scaler.scale if stepper.scaler else None
+sys.stdout.write(f"ended with {scale} {hash(whole)}\\n")
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--dtype", "float16", "--loss-scale-steps", "3"), id="loss scale"),
+        pytest.param(("--compress", "powersgd", "--powersgd-start", "9"), id="compression"),
+    ],
+)
+def test_ranks_go_on_as_one_when_one_had_completed_the_step_and_another_had_not(tmp_path, options):
+    job = mpirun(3, BEHIND, *OPTIONS, "--dropout", "0", *options, timeout_s=120, PYTHONHASHSEED="0")
+    assert job.rc == 0 and "going on after step 8 with 2 of 3 ranks" in job.stderr, job
+    ended = re.findall("^ended with .*$", job.stdout, re.M)
+    assert len(ended) == 2 and len(set(ended)) == 1, job
+
+
 def test_sharded_optimizer_cannot_go_on_without_its_shards(tmp_path):
     with train(3, tmp_path / "run", "--zero") as job:
         job.wait_for(f"epoch 2/{EPOCHS}", 60)
