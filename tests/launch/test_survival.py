@@ -49,6 +49,14 @@ dist.barrier(group)
     "receiving": "dies(); dist.recv(np.ones(1), src=victim)",
     "receiving from any": "dies(); dist.recv(np.ones(1))",
     "receiving later": "work = dist.irecv(np.ones(1), src=victim); dies(); work.wait()",
+    "receiving after it is known": "work = dist.irecv(np.ones(1), src=victim); dies(); time.sleep(1.5); work.wait()",
+    "asking": """
+work = dist.irecv(np.ones(1), src=victim)
+dies()
+while not work.is_completed():
+    time.sleep(0.01)
+work.wait()
+""",
     "sending": "dies(); dist.send(np.ones(1 << 20), dst=victim)",
     "making a group": "dies(); dist.new_group([0]); dist.barrier()",
     "objects": "dies(); dist.all_gather_object([None] * size, 'x' * 1000)",
@@ -56,7 +64,7 @@ dist.barrier(group)
 }
 
 PROGRAM = """
-import os, signal, sys, time
+import os, pickle, signal, sys, time
 import numpy as np
 import mpiddp as dist
 
@@ -99,7 +107,7 @@ try:
     {body}
 except dist.RankFailedError as error:
     began = time.monotonic()
-    assert error.ranks == [victim], error.ranks
+    assert pickle.loads(pickle.dumps(error)).ranks == error.ranks == [victim], error.ranks
     group = dist.shrink_group(error.ranks)
     assert group is dist.group.WORLD and group.size() == size - 1
     assert dist.get_rank() == survivors.index(me)
@@ -285,6 +293,51 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, undisturbed, rank
     losses, undisturbed_losses = ([each["loss"] for each in metrics(folder)] for folder in (output, expected))
     np.testing.assert_allclose(losses, undisturbed_losses, rtol=2e-3, err_msg=f"seed {SEED}")
     assert [each["epoch"] for each in metrics(output)] == list(range(1, EPOCHS + 1))
+
+
+# Rank 1 dies when it has tested an epoch, which rank 2 completes, and rank 0 has not when it hears of that.
+BETWEEN = """
+import os, signal, sys, time
+from mpiddp import cli
+from mpiddp import distributed as dist
+from mpiddp.distributed.groups import default_group
+from mpiddp.mpi.library import MPI
+from mpiddp.training.trainer import Trainer
+
+evaluate = Trainer.evaluate
+
+def interrupted(self, loader):
+    tally = evaluate(self, loader)
+    if dist.get_world_size() == 3:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while dist.get_rank() == 0:
+            MPI.COMM_SELF.Iprobe()
+            default_group().link.world.deaths.look()
+            time.sleep(0.01)
+    return tally
+
+Trainer.evaluate = interrupted
+sys.exit(cli.main(["train", *sys.argv[1:]]))
+"""
+
+
+def test_epoch_that_one_had_completed_and_another_had_not_is_in_all_files(tmp_path):
+    output = tmp_path / "run"
+    job = mpirun(3, BETWEEN, *OPTIONS, "--epochs", "2", "--log-ranks", "--output", output, timeout_s=120)
+    assert job.rc == 0 and "going on after step 15 with 2 of 3 ranks" in job.stderr, job
+    assert [each["epoch"] for each in metrics(output)] == [1, 2]
+    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step-0000000015", "step-0000000030"]
+    waits = re.findall(r"this rank waited (\S+) s", "".join(file.read_text() for file in (output / "logs").iterdir()))
+    assert waits and all(float(each) >= 0 for each in waits), waits
+
+
+def test_deadline_holds_when_the_rank_that_knew_it_has_died(tmp_path):
+    with train(3, tmp_path / "run", "--epochs", "100000", "--max-time", "20", "--margin", "1") as job:
+        job.wait_for("epoch      1/", 60)
+        os.kill(rank_of(job, 0), signal.SIGKILL)
+        done = job.wait(60)
+    assert done.rc == 75 and "with 2 of 3 ranks" in done.stderr and "--max-time on rank" in done.stdout, done
 
 
 # Rank 1 dies in the middle of a step, which rank 0 has completed when it hears of that, and rank 2 has not.
