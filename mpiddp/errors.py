@@ -40,10 +40,10 @@ class RankFailedError(DistError):
     ----------
     text : str
         What has happened.
-    ranks : list of int
+    ranks : list or tuple of int
         The dead ranks, by their numbers in the world that they were in, as far as this rank knows.
     """
 
-    def __init__(self, text: str, ranks: list[int]) -> None:
-        super().__init__(text)
-        self.ranks = ranks
+    def __init__(self, text: str, ranks: list[int] | tuple[int, ...] = ()) -> None:
+        super().__init__(text)  # without the ranks, which a pickled error gets back all the same
+        self.ranks = list(ranks)

@@ -64,6 +64,11 @@ def _receive(group: ProcessGroup, source: int, message: Array) -> tuple[Receive,
     return mailbox.irecv(message, source, mailbox.private_tag, what)
 
 
+def _arrived(posted: Work) -> bool:
+    """Tell whether a message is there; raise why none will be."""
+    return posted.is_completed() and posted.wait()
+
+
 def _report(group: ProcessGroup, timeout_s: float) -> None:
     """Tell rank 0 that this rank has come, and wait for the answer."""
     number, answer = group.monitored_barriers, np.zeros(2, np.int64)
@@ -72,7 +77,7 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
 
     def answered() -> bool:
         nonlocal receive, posted
-        while posted.is_completed():
+        while _arrived(posted):
             if answer[0] == number:
                 return True
             receive, posted = _receive(group, 0, answer)  # it was that of a barrier to which this rank came too late
@@ -101,7 +106,7 @@ def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None
 
     def all_have_come() -> bool:
         for rank, (_, posted, message) in list(awaited.items()):
-            if posted.is_completed():
+            if _arrived(posted):
                 if message[0] == number:
                     del awaited[rank]
                 else:  # it came to a barrier that had failed, and knows

@@ -79,12 +79,12 @@ def shrink_group(
     world, comm = link.world, None if died else _without(old, excluded)
     groups.discard()
     while True:
+        if died:
+            world, comm = runtime.regroup(link.timeout_s), None
         try:
-            if died:
-                world = runtime.regroup(link.timeout_s)
             return init.begin(world, comm, link.timeout_s, backend)
         except Exception:
-            died, comm = world.deaths.happened(), None
+            died = world.deaths.happened()
             if not died:  # otherwise it was another one
                 raise
 

@@ -223,7 +223,11 @@ class Mailbox:
     def progress(self) -> None:
         """Hand arrived messages to the posted receives, and drive what is on its way."""
         while self._posted:
-            message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
+            try:
+                message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
+            except MPI.Exception as error:  # a rank has died; surfaces in wait(), and not in whoever polls
+                self.fail(error, self._comm)
+                return
             if message is None:
                 break
             arrival = self._arrival(message)

@@ -163,8 +163,8 @@ class Keeper:
         dist.all_gather_object(faults, fault)
         return next((each for each in faults if each is not None), None)
 
-    def regroup(self) -> None:
-        """Go on with the ranks that live, after some have died. Every one of them calls it."""
+    def regroup(self, trainer: Trainer) -> None:
+        """Go on with the ranks that live, after some have died, from a checkpoint of this moment. They all call it."""
         if self._awaited is not None:
             self._awaited.tell("a rank has died")
             self._awaited = None
@@ -177,6 +177,9 @@ class Keeper:
         elif dist.get_rank() == 0:
             self._store = CheckpointStore(self._folder, self._config.keep)
         together(self._claim_anew)
+        # The one that was being written, or was about to be, may have died with its writer.
+        tested = bool(trainer.history) and not trainer.running["samples"]
+        self.save(trainer, score=trainer.history[-1].accuracy if tested else None)
 
     def _claim_anew(self) -> None:
         if self._store is not None and self._lock is None:

@@ -157,17 +157,20 @@ class Outputs:
             for each in history:
                 file.write(each)
         self._files = files
+        self._written = len(history)
         if output is not None:
             with contextlib.suppress(ImportError):
                 self._files.append(TensorBoardEvents(output / "tensorboard", history))
 
     def epoch_end(self, trainer: Trainer) -> None:
-        """Write the epoch that has ended; what cannot be written, as on a full disk, does not stop the training."""
-        for file in self._files:
-            try:
-                file.write(trainer.history[-1])
-            except OSError as error:
-                _logger.warning("epoch %d is missing in a %s (%s)", trainer.epoch, type(file).__name__, error)
+        """Write what has been added to the history; what cannot be, as on a full disk, does not stop the training."""
+        for metrics in trainer.history[self._written :]:
+            for file in self._files:
+                try:
+                    file.write(metrics)
+                except OSError as error:
+                    _logger.warning("epoch %d is missing in a %s (%s)", metrics.epoch, type(file).__name__, error)
+        self._written = len(trainer.history)
 
     def close(self) -> None:
         """Close the files; `epoch_end` has said what could not be written."""

@@ -89,9 +89,9 @@ def run(config: Config, version: str) -> int:
     data = load_data(config)
     logs = config.output / "logs" if config.log_ranks and config.output else None
     log = together(lambda: RankLog(world.rank, world.size, logs))
-    # One clock decides; and other nodes may not have been told when the job ends.
+    # Other nodes may not have been told when the job ends.
     deadline = together(lambda: _deadline(config, began_s) if first else None)
-    with log, StopRequest(deadline) as stop:
+    with log, StopRequest(_known_to_all(deadline)) as stop:
         trainer = build_trainer(here, data, stop=stop)
         together(lambda: try_out(trainer, here, data))
         keeper = Keeper(config, first) if config.output else None
@@ -144,7 +144,7 @@ class _Job:
         trainer = build_trainer(self.config, self.data, stop=self.stop)
         trainer.load_state_dict(heritage.state, heritage.arrays)
         if self.keeper is not None:
-            self.keeper.regroup()
+            self.keeper.regroup(trainer)
         return trainer
 
     def _train(self, trainer: Trainer, point: RestorePoint) -> int:
@@ -169,12 +169,14 @@ class _Job:
     def _open_outputs(self, trainer: Trainer) -> None:
         if dist.get_rank() == 0 and self.outputs is None:
             self.outputs = Outputs(self.config.metrics, self.config.output, trainer.history)
+        elif self.outputs is not None:
+            self.outputs.epoch_end(trainer)  # another rank may have completed an epoch that this one had not
 
     def _callbacks(self, point: RestorePoint) -> dict[str, list[Callback]]:
         """Return what is done besides training: say, write, save, in this order."""
         console = Console(self.config.epochs) if dist.get_rank() == 0 else None
         callbacks: dict[str, list[Callback]] = {
-            "epoch_begin": [console.epoch_begin] if console else [],
+            "epoch_begin": [who.epoch_begin for who in (console, self.log) if who],
             "step_end": [who.step_end for who in (console, self.keeper) if who],
             "epoch_end": [who.epoch_end for who in (console, self.outputs, self.keeper, self.log) if who],
         }
@@ -183,6 +185,14 @@ class _Job:
 
 def _deadline(config: Config, began_s: float) -> Deadline | None:
     return deadline_of(config.max_time, config.margin, began_s) if config.max_time is not None else None
+
+
+def _known_to_all(deadline: Deadline | None) -> Deadline | None:
+    """Return rank 0's deadline by the clock of this rank: rank 0 may be the one that does not live to see it."""
+    told = [None if deadline is None else (deadline.end_s - time.monotonic(), deadline.margin_s)]
+    dist.broadcast_object_list(told, src=0)
+    (left,) = told
+    return None if left is None else Deadline(time.monotonic() + left[0], left[1])
 
 
 def _watched(trainer: Trainer, path: Path) -> Timeline:

@@ -78,10 +78,13 @@ class RankLog:
             with contextlib.suppress(OSError):  # of lines that there was no space for
                 handler.close()
 
+    def epoch_begin(self, trainer: Trainer) -> None:
+        """Remember how long the trainer has waited so far: a callback for a `Trainer`."""
+        self._waited_s = trainer.comm_exposed_s
+
     def epoch_end(self, trainer: Trainer) -> None:
         """Log what this rank knows of the epoch that has ended: a callback for a `Trainer`."""
-        waited_s, self._waited_s = trainer.comm_exposed_s - self._waited_s, trainer.comm_exposed_s
-        metrics = trainer.history[-1]
+        waited_s, metrics = trainer.comm_exposed_s - self._waited_s, trainer.history[-1]
         _logger.info(
             "epoch %d ended after step %d: %.2f s, of which this rank waited %.2f s for others; loss %.4f",
             *(metrics.epoch, trainer.step, metrics.epoch_s, waited_s, metrics.loss),

@@ -31,7 +31,8 @@ class RestorePoint:
     """The last moment at which the run was whole on this rank, and the way back there.
 
     Only an optimizer's step changes parameters and its own state, and it waits for nobody: they are whole at any time.
-    What forward, the loader and dropout have changed since the last step is small and kept here.
+    What forward, the loader and dropout have changed since the last step is small and kept here. What a communication
+    hook remembers is that of the rank that has come farthest, in the middle of the step that is begun again.
 
     Parameters
     ----------
@@ -101,4 +102,7 @@ class RestorePoint:
             x[...] = kept
         told = [trainer.state_dict()]
         dist.broadcast_object_list(told, src=rank)
-        return Heritage(told[0], dict(arrays_of(rank, trainer.arrays())) | trainer.own_arrays())
+        (state,) = told
+        # That of one step on all ranks: ranks with a loss scale of their own would make different parameters.
+        state["stateful"] = state["stateful"][rank : rank + 1]
+        return Heritage(state, dict(arrays_of(rank, trainer.arrays() | trainer.own_arrays())))

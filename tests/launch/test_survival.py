@@ -48,6 +48,14 @@ dist.barrier(group)
     "receiving": "dies(); dist.recv(np.ones(1), src=victim)",
     "receiving from any": "dies(); dist.recv(np.ones(1))",
     "receiving later": "work = dist.irecv(np.ones(1), src=victim); dies(); work.wait()",
+    "receiving after it is known": "work = dist.irecv(np.ones(1), src=victim); dies(); time.sleep(1.5); work.wait()",
+    "asking": """
+work = dist.irecv(np.ones(1), src=victim)
+dies()
+while not work.is_completed():
+    time.sleep(0.01)
+work.wait()
+""",
     "sending": "dies(); dist.send(np.ones(1 << 20), dst=victim)",
     "making a group": "dies(); dist.new_group([0]); dist.barrier()",
     "objects": "dies(); dist.all_gather_object([None] * size, 'x' * 1000)",
@@ -55,7 +63,7 @@ dist.barrier(group)
 }
 
 PROGRAM = """
-import os, signal, sys, time
+import os, pickle, signal, sys, time
 import numpy as np
 import mpiddp as dist
 
@@ -98,7 +106,7 @@ try:
     {body}
 except dist.RankFailedError as error:
     began = time.monotonic()
-    assert error.ranks == [victim], error.ranks
+    assert pickle.loads(pickle.dumps(error)).ranks == error.ranks == [victim], error.ranks
     group = dist.shrink_group(error.ranks)
     assert group is dist.group.WORLD and group.size() == size - 1
     assert dist.get_rank() == survivors.index(me)
@@ -314,6 +322,96 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, undisturbed, rank
     losses, undisturbed_losses = ([each["loss"] for each in metrics(folder)] for folder in (output, expected))
     np.testing.assert_allclose(losses, undisturbed_losses, rtol=1e-3, err_msg=f"victims {chosen}")
     assert [each["epoch"] for each in metrics(output)] == list(range(1, EPOCHS + 1))
+
+
+# Rank 1 dies when it has tested an epoch, which rank 2 completes, and rank 0 has not when it hears of that.
+BETWEEN = """
+import os, signal, sys, time
+from mpiddp import cli
+from mpiddp import distributed as dist
+from mpiddp.distributed.groups import default_group
+from mpiddp.mpi.library import MPI
+from mpiddp.training.trainer import Trainer
+
+evaluate = Trainer.evaluate
+
+def interrupted(self, loader):
+    tally = evaluate(self, loader)
+    if dist.get_world_size() == 3:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while dist.get_rank() == 0:
+            MPI.COMM_SELF.Iprobe()
+            default_group().link.world.deaths.look()
+            time.sleep(0.01)
+    return tally
+
+Trainer.evaluate = interrupted
+sys.exit(cli.main(["train", *sys.argv[1:]]))
+"""
+
+
+def test_epoch_that_one_had_completed_and_another_had_not_is_in_all_files(tmp_path):
+    output = tmp_path / "run"
+    job = mpirun(3, BETWEEN, *OPTIONS, "--epochs", "2", "--log-ranks", "--output", output, timeout_s=120)
+    assert job.rc == 0 and "going on after step 15 with 2 of 3 ranks" in job.stderr, job
+    assert [each["epoch"] for each in metrics(output)] == [1, 2]
+    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step-0000000015", "step-0000000030"]
+    waits = re.findall(r"this rank waited (\S+) s", "".join(file.read_text() for file in (output / "logs").iterdir()))
+    assert waits and all(float(each) >= 0 for each in waits), waits
+
+
+def test_deadline_holds_when_the_rank_that_knew_it_has_died(tmp_path):
+    options = ("--model", "model:plain", "--epochs", "100000", "--max-time", "15", "--margin", "1")
+    with train(3, tmp_path / "run", *options, victims="0:20") as job:
+        done = job.wait(60)
+    assert done.rc == 75 and "with 2 of 3 ranks" in done.stderr and "--max-time on rank" in done.stdout, done
+
+
+# Rank 1 dies in the middle of a step, which rank 0 has completed when it hears of that, and rank 2 has not.
+BEHIND = """
+import os, signal, sys, time
+from mpiddp import cli
+from mpiddp import distributed as dist
+from mpiddp.distributed.groups import default_group
+from mpiddp.mpi.library import MPI
+from mpiddp.training.step import Stepper
+
+update, steps, stepper = Stepper._update, 0, None
+
+def interrupted(self, *args):
+    global steps, stepper
+    steps, stepper = steps + 1, self
+    if steps == 8:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while dist.get_rank() == 2:
+            MPI.COMM_SELF.Iprobe()
+            default_group().link.world.deaths.look()
+            time.sleep(0.01)
+    return update(self, *args)
+
+Stepper._update = interrupted
+code = cli.main(["train", *sys.argv[1:]])
+whole = b"".join(p.data.tobytes() for p in stepper.model.module.parameters())
+scale = stepper.scaler.scale if stepper.scaler else None
+sys.stdout.write(f"ended with {scale} {hash(whole)}\\n")
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--dtype", "float16", "--loss-scale-steps", "3"), id="loss scale"),
+        pytest.param(("--compress", "powersgd", "--powersgd-start", "9"), id="compression"),
+    ],
+)
+def test_ranks_go_on_as_one_when_one_had_completed_the_step_and_another_had_not(tmp_path, options):
+    job = mpirun(3, BEHIND, *OPTIONS, "--dropout", "0", *options, timeout_s=120, PYTHONHASHSEED="0")
+    assert job.rc == 0 and "going on after step 8 with 2 of 3 ranks" in job.stderr, job
+    ended = re.findall("^ended with .*$", job.stdout, re.M)
+    assert len(ended) == 2 and len(set(ended)) == 1, job
 
 
 def test_sharded_optimizer_cannot_go_on_without_its_shards(tmp_path):

@@ -72,7 +72,7 @@ def test_outputs_begin_with_the_history_of_a_resumed_run(tmp_path):
     for history in ([], [metrics(1)]):
         outputs = Outputs(tmp_path / "extra.jsonl", tmp_path / "out", history)
         for epoch in (2, 3):
-            outputs.epoch_end(SimpleNamespace(history=[metrics(epoch)]))
+            outputs.epoch_end(SimpleNamespace(history=[*history, *map(metrics, range(2, epoch + 1))]))
         outputs.close()
     assert json_epochs(tmp_path / "extra.jsonl") == json_epochs(tmp_path / "out" / "metrics.jsonl") == [1, 2, 3]
     assert [row["epoch"] for row in csv_rows(tmp_path / "out" / "metrics.csv")] == ["1", "2", "3"]
