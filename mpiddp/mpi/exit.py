@@ -169,6 +169,8 @@ class Leaving:
         """Wait, and tell whether nobody has died meanwhile: those that live may go on without, with this rank."""
         try:
             self._wait_for_all(self.world)
+            # Some may have come through the barrier and others not, who would wait for those in MPI_Finalize.
+            self.world.deaths.expect_none()
         except Exception:
             if not self.world.deaths.happened():
                 raise

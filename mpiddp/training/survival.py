@@ -49,7 +49,9 @@ class RestorePoint:
         self._buffers: list[Array] = []
 
     def note(self, trainer: Trainer) -> None:
-        """Let this be the moment: a callback for a `Trainer` that stands before all others."""
+        """Let this be the moment, if there may be a way back: a callback that stands before all others."""
+        if not default_group().link.world.deaths.survivable:
+            return
         if self._moment is not None and trainer.step > self._moment[0]:
             self._before = None  # all have begun with it
         self._trainer, self._moment = trainer, (trainer.step, trainer.epoch)

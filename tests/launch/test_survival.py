@@ -191,6 +191,28 @@ if me == victim:
     assert "Traceback" not in job.stderr, job
 
 
+def test_death_that_one_meets_in_the_last_barrier_and_another_does_not():
+    program = """
+from mpiddp.mpi.exit import Leaving
+from mpiddp.mpi.library import MPI
+
+wait = Leaving._wait_for_all
+
+def wait_and(self, world):
+    wait(self, world)
+    if size == world.size:
+        dies()
+        while me == 2:
+            MPI.COMM_SELF.Iprobe()
+            world.deaths.look()
+            time.sleep(0.01)
+
+Leaving._wait_for_all = wait_and
+"""
+    job = mpirun(3, PROGRAM + program, 1, "SIGKILL")
+    assert job.rc == 0, job
+
+
 def test_group_of_a_dead_rank_says_so():
     body = """
 dies()
