@@ -104,7 +104,8 @@ def at_once(link: Link, call: AtOnce, jobs: Sequence[Job]) -> bool:
                 end(turn, result)
     except BaseException as error:
         link.rest()
-        link.world.deaths.meet(error)
+        if isinstance(error, Exception):
+            link.world.deaths.meet(error)
         raise
     link.call = NO_CALL
     if link.lingers:

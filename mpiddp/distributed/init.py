@@ -17,6 +17,7 @@ from mpiddp.mpi.runtime import World
 from . import backends, debug, groups
 from .backends import check_backend
 from .groups import GroupLike, ProcessGroup, register
+from .new_groups import among
 
 _FORKED = (
     "this process was forked from one in which MPI had started, and MPI is not fork safe: use threads (the workers of"
@@ -100,8 +101,11 @@ def init_process_group(
 
 
 def begin(world: World, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:
-    """Make the default process group of the ranks of ``comm``, or of the world, which all of them call."""
-    own = (comm or world.comm).Dup()
+    """Make the default process group of the ranks of ``comm``, or of all whose programs run, which all of them call."""
+    if comm is None and len(world.running) < world.size:
+        own = among(world.comm, world.running)
+    else:
+        own = (comm or world.comm).Dup()
     select.learn(own)
     link = Link(world, own, timeout_s)
     device_table.learn(own, link.nodes)

@@ -54,6 +54,18 @@ def _agree(parent: Link, what: str, value: object) -> None:
         )
 
 
+def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
+    """Return a communicator of some ranks of ``comm``, which alone call."""
+    whole = comm.Get_group()
+    members = whole.Incl(ranks)
+    try:
+        # The tag, equal on all members and on nobody's mind elsewhere, keeps groups apart that are made at once.
+        return MPI.Intracomm(comm.Create_group(members, zlib.crc32(repr(list(ranks)).encode()) % 30_000))
+    finally:
+        members.Free()
+        whole.Free()
+
+
 def _make(
     comm: MPI.Intracomm, timeout: timedelta | float | None, description: str | None, backend: str
 ) -> ProcessGroup:
@@ -162,13 +174,7 @@ def new_group(
         return None
 
     def make() -> ProcessGroup:
-        whole = parent.link.now.Get_group()
-        members = whole.Incl(chosen)
-        # The tag, equal on all members and on nobody's mind elsewhere, keeps groups apart that are made at once.
-        comm = parent.link.now.Create_group(members, zlib.crc32(repr(chosen).encode()) % 30_000)
-        members.Free()
-        whole.Free()
-        return _make(MPI.Intracomm(comm), timeout, group_desc, kind)
+        return _make(among(parent.link.now, chosen), timeout, group_desc, kind)
 
     others = tuple(parent.link.ranks[rank] for rank in chosen if rank != parent.rank())
     parent.link.messages += 1

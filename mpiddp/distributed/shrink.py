@@ -12,16 +12,14 @@ from mpiddp.mpi.operation import Operation
 from . import groups, init
 from .backends import backend_of
 from .groups import GroupLike, ProcessGroup, default_group
-from .new_groups import checked_ranks
+from .new_groups import among, checked_ranks
 
 SHRINK_DEFAULT = 0
 SHRINK_ABORT = 1
-_TAG = 30_001
-"""Above the tags by which `new_group` tells groups apart that are made at once."""
 
 
 def shrink_group(
-    ranks_to_exclude: Sequence[int] = (),
+    ranks_to_exclude: Sequence[int],
     group: GroupLike = None,
     shrink_flags: int = SHRINK_DEFAULT,
     pg_options: Any = None,
@@ -63,8 +61,8 @@ def shrink_group(
     --------
     >>> try:  # doctest: +SKIP
     ...     dist.all_reduce(x)
-    ... except dist.RankFailedError:
-    ...     dist.shrink_group()
+    ... except dist.RankFailedError as error:
+    ...     dist.shrink_group(error.ranks)
     """
     old = default_group()
     if group is not None and group is not old:
@@ -91,12 +89,8 @@ def shrink_group(
 
 def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
     """Return a communicator of the ranks that are not excluded, which alone call."""
-    whole = old.link.later.Get_group()
-    members = whole.Excl(sorted(excluded))
-    others = tuple(world for rank, world in enumerate(old.link.ranks) if rank not in excluded and rank != old.rank())
+    left = [rank for rank in range(old.size()) if rank not in excluded]
+    others = tuple(old.link.ranks[rank] for rank in left if rank != old.rank())
     old.link.messages += 1
     what = Operation("shrink_group", old.link, peers=others, number=old.link.messages)
-    made = work.aside(lambda: old.link.later.Create_group(members, _TAG), what)
-    members.Free()
-    whole.Free()
-    return MPI.Intracomm(made)
+    return work.aside(lambda: among(old.link.later, left), what)

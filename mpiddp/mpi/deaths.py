@@ -57,7 +57,8 @@ class Deaths:
 
     def concern_group(self, link: Link) -> None:
         """Let a group end with the world, as long as it lives."""
-        self._links.add(link)
+        with self._lock:
+            self._links.add(link)
 
     def happened(self) -> bool:
         """Tell whether a rank is known to be dead, or another one has said so."""

@@ -36,6 +36,8 @@ class _Place(NamedTuple):
 
     started_as: int
     """Its rank among all that were started."""
+    ended: bool
+    """Whether its program has."""
     host: str
     boot: str
     cores: int
@@ -57,6 +59,8 @@ class World:
     """Whether threads may call MPI at once: without it there is no watchdog."""
     presence: Presence
     deaths: Deaths
+    running: tuple[int, ...]
+    """Ranks whose programs had not ended when this world was made."""
 
     @property
     def rank(self) -> int:
@@ -126,7 +130,14 @@ def start(rank: int = -1, world_size: int = -1, timeout_s: float | None = None) 
             exit.know(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
             _owner_pid = os.getpid()
             world = _begin(_meet(MPI.COMM_WORLD.Dup()))
-        launch.check_claims(world.comm, rank, world_size)
+        elif world.deaths.happened():
+            world = regroup(timeout_s)
+        try:
+            if len(world.running) == world.size:
+                launch.check_claims(world.comm, rank, world_size)
+        except MPI.Exception as error:
+            world.deaths.meet(error)
+            raise
     settings.correct_ranks(world.rank, world.size, world.local_rank)
     return world
 
@@ -142,7 +153,7 @@ def regroup(timeout_s: float | None = None) -> World:
     world = current()
     assert world is not None and _leaving is not None
     _leaving.stop()
-    with _limited(settings.default_timeout_s() if timeout_s is None else timeout_s):
+    with _limited(settings.default_timeout_s() if timeout_s is None else timeout_s, "shrink_group"):
         world = _begin(_meet_survivors(world))
     settings.correct_ranks(world.rank, world.size, world.local_rank)
     return world
@@ -171,7 +182,7 @@ def _meet_survivors(world: World) -> World:
         comm = MPI.Intracomm(comm.Shrink())
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         try:
-            left = _meet(comm)
+            left = _meet(comm, world.presence.ended)
             exit.know(left.rank, left.size)
             return left
         except MPI.Exception:
@@ -181,13 +192,17 @@ def _meet_survivors(world: World) -> World:
             comm.Revoke()
 
 
-def _meet(comm: MPI.Intracomm) -> World:
-    """Return the world of all ranks of ``comm``, and find out who runs on which node."""
+def _meet(comm: MPI.Intracomm, ended: bool = False) -> World:
+    """Return the world of all ranks of ``comm``, and find out who runs on which node.
+
+    ``ended`` says whether this rank's program has, which then waits for the others only.
+    """
     # Ranks share memory when they share a running kernel and call their host by the same name. MPI's own split by
     # shared memory loses ranks under srun (Open MPI) and joins hosts that are separated by namespaces (UCX).
     boot = Path("/proc/sys/kernel/random/boot_id")
     mine = _Place(
         started_as=MPI.COMM_WORLD.rank,
+        ended=ended,
         host=socket.gethostname(),
         boot=boot.read_text() if boot.exists() else "",
         cores=settings.core_mask(),
@@ -215,6 +230,7 @@ def _meet(comm: MPI.Intracomm) -> World:
         thread_multiple=thread_multiple,
         presence=Presence(questions, thread_multiple),
         deaths=deaths,
+        running=tuple(rank for rank, place in enumerate(places) if not place.ended),
     )
 
 
@@ -240,11 +256,10 @@ def _check_running() -> None:
 
 
 @contextlib.contextmanager
-def _limited(timeout_s: float) -> Iterator[None]:
-    """End the job when the other ranks do not come to the start in time."""
+def _limited(timeout_s: float, what: str = "init_process_group") -> Iterator[None]:
+    """End the job when the other ranks do not come in time."""
     text = (
-        f"init_process_group did not finish in {timeout_s:g} s: it waits for ranks that have not called it, and every"
-        " rank that was started has to"
+        f"{what} did not finish in {timeout_s:g} s: it waits for ranks that have not called it, and every rank has to"
     )
     timer = threading.Timer(timeout_s, exit.abort, (text, EXIT_TIMEOUT))
     timer.daemon = True

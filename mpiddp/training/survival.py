@@ -66,7 +66,7 @@ class RestorePoint:
         """
         before = dist.get_world_size()
         while default_group().link.world.deaths.happened() and not self._is_shared():
-            dist.shrink_group()
+            dist.shrink_group([])
             try:
                 heritage = self._farthest()
             except Exception as another:

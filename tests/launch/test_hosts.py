@@ -213,7 +213,7 @@ for step in range(60):
             assert (x == dist.get_world_size() * (dist.get_world_size() + 1) / 2).all(), (step, x)
     except dist.RankFailedError as error:
         assert error.ranks == [victim], error.ranks
-        dist.shrink_group()
+        dist.shrink_group(error.ranks)
 world = runtime.start()
 if dist.get_rank() == 0:
     print(json.dumps({"hosts": world.hosts, "nodes": world.nodes}), flush=True)

@@ -164,7 +164,7 @@ for step in range(100):
         if me == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         died += error.ranks
-        dist.shrink_group()
+        dist.shrink_group([])
 dist.barrier()
 print(f"{me} is rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="", flush=True)
 """
@@ -228,7 +228,7 @@ except dist.RankFailedError:
         else:
             raise AssertionError(call)
     old = dist.group.WORLD
-    dist.shrink_group()
+    dist.shrink_group([])
     dist.barrier()
     try:
         dist.barrier(old)
@@ -440,3 +440,25 @@ def test_sharded_optimizer_cannot_go_on_without_its_shards(tmp_path):
     with train(3, tmp_path / "run", "--model", "model:plain", "--zero", victims="1:30") as job:
         done = job.wait(60)
     assert done.rc == 1 and "RankFailedError: rank 1 of 3 died" in done.stderr, done
+
+
+# Rank 0's program has ended when rank 1 dies.
+ONE_HAS_ENDED = """
+if me != 0:
+    dies()
+    try:
+        dist.recv(np.ones(1), src=1)
+    except dist.RankFailedError as error:
+        {again}
+        dist.barrier()
+        sys.stdout.write(f"{{me}} is rank {{dist.get_rank()}} of {{dist.get_world_size()}}\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    "again", ["dist.shrink_group(error.ranks)", "dist.destroy_process_group(); dist.init_process_group()"]
+)
+def test_rank_that_has_ended_is_no_part_of_the_new_world(again):
+    job = mpirun(4, PROGRAM + ONE_HAS_ENDED.format(again=again), 1, "SIGKILL")
+    assert job.rc == 0 and "Traceback" not in job.stderr, job
+    assert sorted(job.stdout.splitlines()) == ["2 is rank 0 of 2", "3 is rank 1 of 2"], job
