@@ -59,7 +59,7 @@ def _process_group(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest, _process_group: None) -> World:
+def world(request: pytest.FixtureRequest) -> World:
     """Return rank, size, and ``rng``, seeded by the test's name."""
     rng = np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
     return World(dist.get_rank(), dist.get_world_size(), rng)
