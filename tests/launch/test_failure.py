@@ -256,4 +256,5 @@ dist.init_process_group()
 def test_rank_that_never_calls_init(jobs, start_mpi):
     job = jobs[NO_INIT[start_mpi]].result()
     assert_ended(job)
-    assert "init_process_group did not finish in 2 s" in job.stderr, job
+    # Open MPI's own start can fail first, where a rank has left before the others come to it.
+    assert any(text in job.stderr for text in ("init_process_group did not finish in 2 s", "PMIX_ERR_UNREACH")), job
