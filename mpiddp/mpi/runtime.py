@@ -120,7 +120,7 @@ def start(rank: int = -1, world_size: int = -1, timeout_s: float | None = None) 
         If the launcher announced several ranks and MPI sees one, if the environment or the arguments contradict MPI, if
         MPI has been finalised already, or in a fork of an initialised process.
     """
-    global _world, _owner_pid
+    global _owner_pid
     world = current()
     with _limited(settings.default_timeout_s() if timeout_s is None else timeout_s):
         if world is None:
