@@ -105,8 +105,8 @@ def test_same_exception_on_all_ranks_is_printed_once():
     job = mpirun(3, "import mpiddp as dist\ndist.init_process_group()\nraise ValueError('boom')", timeout_s=40)
     assert_ended(job)
     assert job.rc == 1, job
-    # The first to speak, most often rank 0, ends the others before their turn unless the machine is very busy.
-    assert "ValueError: boom" in [lines[-1] for lines in said(job).values()], job
+    # Rank 0 speaks first, and the others have been ended before their turn unless the machine is very busy.
+    assert said(job)[0][-1] == "ValueError: boom", job
 
 
 LEFT = {
@@ -188,11 +188,10 @@ def test_blocking_operation_times_out(jobs):
     job = jobs["asleep"].result()
     assert_ended(job)
     assert job.rc == 110, job
-    rank, lines = next(iter(said(job).items()))
-    reason = lines[-1]
+    reason = said(job)[0][-1]
     assert reason.startswith("all_reduce #1 of float64 (3,) in the group of all 3 ranks did not finish in 1.5 s: "), job
     assert "rank 1 has begun 0 operations of this group; its program is at program.py:" in reason, job
-    assert f"rank {2 - rank}" not in reason, job
+    assert "rank 2" not in reason, job
 
 
 def test_timeout_tells_where_the_missing_rank_waits(jobs):
@@ -256,5 +255,4 @@ dist.init_process_group()
 def test_rank_that_never_calls_init(jobs, start_mpi):
     job = jobs[NO_INIT[start_mpi]].result()
     assert_ended(job)
-    # Open MPI's own start can fail first, where a rank has left before the others come to it.
-    assert any(text in job.stderr for text in ("init_process_group did not finish in 2 s", "PMIX_ERR_UNREACH")), job
+    assert "init_process_group did not finish in 2 s" in job.stderr, job
