@@ -1,67 +1,71 @@
-"""Convolution as one matrix product. Imports ``autograd`` and ``window``."""
+"""Convolution. Imports ``autograd``, ``columns`` and ``window``."""
 # ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.half import product, total
-from mpiddp.device import array_namespace
+from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
+from .columns import Columns
 from .window import Pair, Window, batch_first, batch_last, pair
 
 
 class Conv2d(Function):
-    """Correlation of images (N, C, H, W) with kernels (O, C / G, kh, kw) in G groups.
-
-    Every pixel under every kernel position is copied into a matrix, by kernel position: as many strided copies as the
-    kernel has pixels. The matrix is kept for backward; it is kh kw times as large as the output of one channel, for
-    each input channel.
-    """
+    """Correlation of images (N, C, H, W) with kernels (O, C / G, kh, kw) in G groups, as products of matrices."""
 
     def forward(self, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
         xp = array_namespace(x)
-        self.window, self.weight = window, weight
-        n, c, out = x.shape[0], x.shape[1], weight.shape[0]
-        image = window.pad(batch_last(x))  # (C, H, W, N)
-        if not image.flags.c_contiguous:
-            image = xp.ascontiguousarray(image)
-        columns = xp.empty((c, *window.kernel, *window.output, n), dtype=x.dtype)
-        for i, j, seen in window.offsets():
-            columns[:, i, j] = image[seen]
-        self.matrix = groups, out // groups, weight[0].size  # (G, O / G, K)
-        self.columns = columns.reshape(groups, weight[0].size, math.prod(window.output) * n)  # (G, K, P)
-        y = product(weight.reshape(self.matrix), self.columns)  # (G, O / G, P)
+        self.image = xp.ascontiguousarray(window.pad(batch_last(x)))  # (C, H, W, N)
+        self.weight, self.window, self.groups = weight, window, groups
+        self.columns = columns = Columns(window, self.image, groups, len(weight))
+        matrix = weight.reshape(groups, len(weight) // groups, -1)  # (G, O / G, K)
+        y = xp.empty((len(weight), *window.output, len(x)), dtype=xp.result_type(weight, x))
+        for rows in columns.blocks():
+            product(matrix, columns.gather(self.image, rows), out=columns.matrices(y, rows))
         if bias is not None:
-            y += bias.reshape(groups, -1, 1)
-        return batch_first(y.reshape(out, *window.output, n))
+            y += bias.reshape(-1, 1, 1, 1)
+        return batch_first(y)
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        xp = array_namespace(grad)
-        window, columns, (groups, out, _) = self.window, self.columns, self.matrix
-        weight = self.weight.reshape(self.matrix)
-        flat = batch_last(grad).reshape(groups, out, columns.shape[2])  # (G, O / G, P)
-        for_x = for_weight = for_bias = None
-        if self.needs(1):
-            for_weight = self.out(1)
-            if for_weight is None:
-                for_weight = xp.empty(self.weight.shape, dtype=flat.dtype)
-            # A matrix product likes the longer side in front; the copy that turns it round is small.
-            for_weight.reshape(self.matrix)[...] = product(columns, flat.swapaxes(1, 2)).swapaxes(1, 2)
-        if self.needs(2):
-            for_bias = total(flat.reshape(groups * out, flat.shape[2]), axis=1, out=self.out(2))
-        if self.needs(0):
-            c, n = self.weight.shape[1] * groups, len(grad)
-            spread = product(weight.swapaxes(1, 2), flat).reshape(c, *window.kernel, *window.output, n)
-            image = xp.zeros((c, *window.padded, n), dtype=flat.dtype)
-            for i, j, seen in window.offsets():
-                image[seen] += spread[:, i, j]
-            for_x = batch_first(window.crop(image))
-        return for_x, for_weight, for_bias
+        grad = batch_last(grad)  # (O, H', W', N)
+        return (
+            self._for_image(grad) if self.needs(0) else None,
+            self._for_weight(grad) if self.needs(1) else None,
+            total(grad.reshape(len(grad), -1), axis=1, out=self.out(2)) if self.needs(2) else None,
+        )
+
+    def _for_image(self, grad: Array) -> Array:
+        """Return the gradient of the input: what each position of the kernel takes back to the pixels that it saw."""
+        xp, window, (n, c) = array_namespace(grad), self.window, (grad.shape[3], len(self.image))
+        flat = grad.reshape(self.groups, len(grad) // self.groups, -1)  # (G, O / G, P)
+        kernels = self.weight.reshape(*flat.shape[:2], -1, *window.kernel)
+        by_position = xp.ascontiguousarray(kernels.transpose(3, 4, 0, 2, 1))  # (kh, kw, G, C / G, O / G)
+        # On a device one launch makes all products; here each is added while it is in the cache.
+        spread = product(by_position, flat) if is_device_array(flat) else None
+        image = xp.zeros(self.image.shape, dtype=grad.dtype)
+        for i, j, seen in window.offsets():
+            back = product(by_position[i, j], flat) if spread is None else spread[i, j]
+            image[seen] += back.reshape(c, *window.output, n)
+        return batch_first(window.crop(image))
+
+    def _for_weight(self, grad: Array) -> Array:
+        """Return the gradient of the kernels, where it is wanted."""
+        columns = self.columns
+        # A matrix product likes the longer side in front; what turns it round in the end is small.
+        matrix = sum(  # (G, K, O / G)
+            product(columns.gather(self.image, rows), columns.matrices(grad, rows).swapaxes(-1, -2)).sum(axis=(0, 1))
+            for rows in columns.blocks()
+        )
+        kernels = self.out(1)
+        if kernels is None:
+            kernels = array_namespace(grad).empty(self.weight.shape, dtype=grad.dtype)
+        kernels.reshape(self.groups, len(grad) // self.groups, -1)[...] = matrix.swapaxes(1, 2)
+        return kernels
 
 
 def conv2d(

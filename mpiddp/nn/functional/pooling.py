@@ -15,33 +15,39 @@ from .window import Pair, Window, batch_first, batch_last, pair
 
 
 class MaxPool2d(Function):
-    """The largest value in each window; of equal ones the first gets the gradient, as torch's."""
+    """The largest value in each window; of equal ones the first gets the gradient, as torch's.
+
+    What is kept for backward is one boolean for each window and position, not the image.
+    """
 
     def forward(self, x: Array, window: Window) -> Array:
         xp = array_namespace(x)
-        self.window = window
-        self.image = window.pad(batch_last(x), -math.inf)  # (C, H, W, N)
-        first, *others = [self.image[seen] for _, _, seen in window.offsets()]
-        result = first.copy(order="K") if not others else xp.maximum(first, others.pop())
-        for view in others:
+        image = window.pad(batch_last(x), -math.inf)  # (C, H, W, N)
+        views = [image[seen] for _, _, seen in window.offsets()]
+        result = views[0].copy(order="K") if len(views) == 1 else xp.maximum(views[0], views[-1])
+        for view in views[1:-1]:
             xp.maximum(result, view, out=result)
-        self.result = result
+        if self.needs(0):
+            self.window, self.padded = window, image.shape
+            self.winners = []
+            free = xp.ones_like(result, dtype=bool)  # windows whose winner is yet to be found
+            for view in views:
+                here = view == result
+                here &= free
+                free ^= here
+                self.winners.append(here)
         return batch_first(result)
 
     def backward(self, grad: Array) -> Array:
         xp = array_namespace(grad)
-        window, image, result, grad = self.window, self.image, self.result, batch_last(grad)
-        total = (xp.empty_like if window.covers else xp.zeros_like)(image, dtype=grad.dtype)
-        free = xp.ones_like(result, dtype=bool)  # windows whose winner is yet to be found
-        for _, _, seen in window.offsets():
-            here = image[seen] == result
-            here &= free
-            free ^= here
+        window, grad = self.window, batch_last(grad)
+        image = (xp.empty if window.covers else xp.zeros)(self.padded, dtype=grad.dtype)
+        for (_, _, seen), here in zip(window.offsets(), self.winners, strict=True):
             if window.overlaps:
-                total[seen] += grad * here
+                image[seen] += grad * here
             else:
-                xp.multiply(grad, here, out=total[seen])
-        return batch_first(window.crop(total))
+                xp.multiply(grad, here, out=image[seen])
+        return batch_first(window.crop(image))
 
 
 class AvgPool2d(Function):

@@ -74,6 +74,15 @@ class Window:
                 left = j * self.dilation[1]
                 yield i, j, (slice(None), rows, slice(left, left + step_x * (width - 1) + 1, step_x))
 
+    def seen(self, image: Array) -> Array:
+        """Return a view of a padded image (C, H, W, N) as the kernel sees it: (C, kh, kw, H', W', N)."""
+        (y, x), (down, right), (c, h, w, n) = self.stride, self.dilation, image.strides
+        return array_namespace(image).lib.stride_tricks.as_strided(  # type: ignore[no-any-return]
+            image,
+            (image.shape[0], *self.kernel, *self.output, image.shape[3]),
+            (c, down * h, right * w, y * h, x * w, n),
+        )
+
     def pad(self, image: Array, value: float = 0.0) -> Array:
         """Return ``image`` (C, H, W, N) with the margin."""
         if self.padding == (0, 0):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _memory, cuda
+from . import _memory, cuda, lib
 from ._array import array, call, ndarray
 from ._kernel import ElementwiseKernel
 
@@ -101,4 +101,4 @@ def __getattr__(name: str) -> Any:
     return function
 
 
-__all__ = ["ElementwiseKernel", "array", "cuda", "ndarray"]
+__all__ = ["ElementwiseKernel", "array", "cuda", "lib", "ndarray"]
