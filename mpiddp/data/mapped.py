@@ -6,6 +6,7 @@ All ranks of a node that map a file share its pages. Imports NumPy and the stand
 from __future__ import annotations
 
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ from mpiddp.typing import Array
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """Of a member of a zip file: the lengths of its name and of what else stands before its bytes."""
+_DAMAGED = (ValueError, SyntaxError, tokenize.TokenError)
+"""What NumPy raises for the header of an array that is none: it is a Python expression."""
 
 
 def open_npy(path: Path) -> Array:
@@ -76,7 +79,7 @@ def open_npz(path: Path, names: Iterable[str]) -> list[Array]:
             try:
                 with archive.open(member) as packed:
                     arrays.append(np.lib.format.read_array(packed, allow_pickle=False))
-            except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            except (*_DAMAGED, EOFError, zipfile.BadZipFile, zlib.error) as error:
                 raise ValueError(f"{label} cannot be read ({error}); write or fetch the file again") from error
     return arrays
 
@@ -109,7 +112,7 @@ def _map_array(path: Path, file: IO[bytes], label: str) -> Array:
         if dtype.hasobject:
             raise ValueError(f"it holds Python objects ({dtype}), which would have to be unpickled")
         mapped: Array = np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
-    except ValueError as error:
+    except _DAMAGED as error:
         raise ValueError(f"{label} cannot be mapped ({error}); numpy.save and numpy.savez write such files") from error
     return mapped
 

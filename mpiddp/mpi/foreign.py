@@ -63,7 +63,7 @@ def adopt(x: Any) -> Array | None:
 def _from_dlpack(x: Any) -> Array:
     try:
         return np.from_dlpack(x)
-    except RuntimeError:  # "Unsupported dtype in DLTensor"
+    except (RuntimeError, BufferError):  # "Unsupported dtype in DLTensor", before NumPy 2.5 and since
         found = _bfloat16(x)
         if found is None:
             raise

@@ -60,6 +60,17 @@ def test_damaged_npz_is_named(tmp_path: Path, packed: bool) -> None:
         open_npz(path, ["x"])
 
 
+@pytest.mark.parametrize("broken", [b"{(", b"{1", b"\0\0"])
+@pytest.mark.parametrize("way", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_header_that_is_no_expression_is_found(tmp_path: Path, broken: bytes, way: int) -> None:
+    np.save(tmp_path / "x.npy", np.arange(1000))
+    content = (tmp_path / "x.npy").read_bytes().replace(b"{'", broken)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", way) as archive:
+        archive.writestr("x.npy", content)
+    with pytest.raises(ValueError, match=r"a\.npz, array 'x', cannot be "):
+        open_npz(tmp_path / "a.npz", ["x"])
+
+
 def test_header_that_lies_is_found(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(1000))
     content = (tmp_path / "x.npy").read_bytes()
