@@ -134,7 +134,8 @@ def test_exit_code_is_kept(jobs):
 
 WAYS = ["dist.all_reduce(x)", "dist.new_group([0, 1])", "dist.init_process_group()"]
 FORKED = """
-import os
+import os, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, from Python 3.12 on
 child = os.fork() if rank == 1 else -1
 if child == 0:
     try:
