@@ -203,7 +203,8 @@ def messages(world: Any, cupy: Any) -> None:
     for kind in ("float32", "bfloat16"):
         dtype = dtype_of(kind)
         sent = [np.full(200 * index, index + 10 * world.rank, dtype) for index in range(count)]
-        works = [dist.isend(cupy.asarray(x) * 1 if index % 3 else x, following, tag=5) for index, x in enumerate(sent)]
+        one = dtype.type(1)  # 1 makes float32 of bfloat16 before NumPy 2.2
+        works = [dist.isend(cupy.asarray(x) * one if i % 3 else x, following, tag=5) for i, x in enumerate(sent)]
         received = [(cupy if index % 2 else np).zeros(200 * index, dtype) for index in range(count)]
         works += [dist.irecv(x, before, tag=5) for x in received]
         for each in reversed(works):
