@@ -50,7 +50,7 @@ LAZY = {
 """Modules that may import inside a function (``.*``: all of a package), and why."""
 
 TOP_LEVEL = {"mpiddp", "slurm", "tests", "README.md", "LICENSE", "pyproject.toml"}
-GENERATED = {"build", "dist", "runs", "mpiddp.egg-info", "__pycache__"}
+GENERATED = {"dist", "runs", "__pycache__"}
 
 Sources = dict[str, str]
 """Module name to source text; a package has the name of its folder."""
