@@ -12,7 +12,7 @@ import numpy as np
 import mpiddp as dist
 
 from .machine import torch_fault
-from .rows import say, seconds, symmetric_floats
+from .rows import everywhere, say, seconds, symmetric_floats
 
 MIB = 1 << 20
 
@@ -48,7 +48,7 @@ def gloo(small: bool) -> None:
     for mib in (8, 1) if small else (512, 64, 1):
         x = torch.full((mib * MIB // 4,), dist.get_rank() + 1.0, device="cuda")
         dist.all_reduce(x)
-        wrong = bool((x != dist.get_world_size() * (dist.get_world_size() + 1) / 2).any())
+        wrong = not everywhere((x == dist.get_world_size() * (dist.get_world_size() + 1) / 2).all())
         x.zero_()
         theirs = seconds(lambda x=x: td.all_reduce(x), 2 if mib == largest else 5)
         ours = seconds(lambda x=x: dist.all_reduce(x), 5)
@@ -78,7 +78,7 @@ def dlpack(small: bool) -> None:
     total = size * (size + 1) / 2
     y = cupy.full((1_003,), rank + 1.0, dtype=np.float32)
     dist.all_reduce(Foreign(y))
-    say("an array with __cuda_array_interface__ is reduced in place", wrong=bool((y.get() != total).any()))
+    say("an array with __cuda_array_interface__ is reduced in place", wrong=not everywhere((y.get() == total).all()))
     fault = torch_fault()
     if fault:
         say(f"no CUDA tensors: torch: {fault}")
@@ -100,7 +100,8 @@ def dlpack(small: bool) -> None:
             continue
         right = bool((x == total).all()) and all(torch.equal(row, x) for row in rows) and x.data_ptr() == pointer
         wrong += [] if right else [str(dtype)]
-    say(f"CUDA tensors of torch in place{': wrong for ' + ', '.join(wrong) if wrong else ''}", wrong=bool(wrong))
+    what = f"CUDA tensors of torch in place{': wrong for ' + ', '.join(wrong) if wrong else ''}"
+    say(what, wrong=not everywhere(not wrong))
     try:
         dist.all_reduce(torch.ones(3, device="cuda", requires_grad=True))
         say("a tensor that requires grad was taken", wrong=True)

@@ -32,6 +32,13 @@ def say(what: str, value: float | None = None, unit: str = "", *, least: float |
         sys.stdout.flush()
 
 
+def everywhere(right: object) -> bool:
+    """Tell whether something is true on all ranks, each of which calls: what is said is rank 0's."""
+    everybody: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, bool(right))
+    return all(everybody)
+
+
 def symmetric_floats(length: int) -> cupy.ndarray:
     """Return float32 numbers in memory that the GPUs of all ranks share; say so where they lie elsewhere."""
     x = dist.symmetric_empty(length, np.float32, device="cuda")
