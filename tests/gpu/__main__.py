@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import platform
 import sys
 import time
@@ -84,7 +83,7 @@ def cells(row: dict) -> tuple[str, ...]:
     shown = "" if value is None else f"{value:.4g} {row.get('unit', '')}".strip()
     goal = "" if row.get("goal") is None else f"{row['sense']} {row['goal']:g}"
     state = "WRONG" if row.get("wrong") else {None: "", True: "met", False: "missed"}[row.get("met")]
-    return row["section"], str(row["ranks"]), row["what"], shown, goal, state
+    return row["section"], str(row["ranks"]), " ".join(row["what"].split()), shown, goal, state
 
 
 def table(rows: list[dict]) -> str:
@@ -94,5 +93,4 @@ def table(rows: list[dict]) -> str:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONUNBUFFERED", "")
     sys.exit(main())

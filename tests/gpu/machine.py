@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 import tempfile
 
 import cupy
 
 from mpiddp.device import nccl
+from mpiddp.mpi import probe as device_probe
 
 from .rows import say
+from .sections import PROBE_LIMIT_S
 
 
 def machine(small: bool) -> None:
@@ -33,8 +32,8 @@ def machine(small: bool) -> None:
     for kind, answer in facts.device_pointers._asdict().items():
         say(f"device pointers, {kind.replace('_', ' ')}: {'yes' if answer.yes else 'no'}: {answer.reason}")
     say(f"NCCL: {nccl.fault() or 'usable'}")
-    say(f"torch: {torch_fault() or 'usable with CUDA'}")
     say(f"cores: {len(os.sched_getaffinity(0))}")
+    say(f"torch: {torch_fault() or 'usable with CUDA'}")  # last: its first import reads gigabytes
 
 
 def torch_fault() -> str | None:
@@ -47,18 +46,9 @@ def torch_fault() -> str | None:
 
 
 def probe(small: bool) -> None:
-    """Let MPI try device pointers, with an empty cache."""
+    """Let MPI try device pointers as ``info --probe-gpu`` does, with an empty cache: a job that hangs is ended."""
     with tempfile.TemporaryDirectory() as cache:
-        done = subprocess.run(
-            [sys.executable, "-m", "mpiddp", "info", "--probe-gpu", "--json"],
-            env={**os.environ, "MPIDDP_CACHE": cache},
-            capture_output=True,
-            text=True,
-            timeout=25,
-            check=False,
-        )
-    if done.returncode:
-        say(f"info --probe-gpu: exit code {done.returncode}: {done.stderr.strip()[-400:]}", wrong=True)
-        return
-    for kind, answer in json.loads(done.stdout)["mpi"]["device_pointers"].items():
-        say(f"probe, {kind.replace('_', ' ')}: {'yes' if answer['yes'] else 'no'}: {answer['reason']}")
+        os.environ["MPIDDP_CACHE"] = cache
+        found = device_probe.run(limit_s=PROBE_LIMIT_S)
+    for kind, answer in found.items():
+        say(f"probe, {kind.replace('_', ' ')}: {'yes' if answer.yes else 'no'}: {answer.reason}")

@@ -37,14 +37,14 @@ BUDGET_S = 480
 """How long all of it may take; the limits of all sections, on two numbers of ranks, are no more together."""
 
 SECTIONS = {
-    "machine": Section(1, 20),
+    "machine": Section(1, 30),
     "ipc": Section(None, 25),
     "gloo": Section(None, 35),
-    "staged": Section(None, 25, {"MPIDDP_ALGORITHM": "all_reduce:staged_ring"}),
-    "step": Section(1, 30),
+    "staged": Section(None, 20, {"MPIDDP_ALGORITHM": "all_reduce:staged_ring"}),
+    "step": Section(1, 25),
     "ddp": Section(None, 30),
     "correctness": Section(None, 35),
-    "nodes": Section(4, 15, {"MPIDDP_NODES": "0,0,1,1"}),
+    "nodes": Section(4, 20, {"MPIDDP_NODES": "0,0,1,1"}),
     "order": Section(2, 20),
     "train": Section(2, 30),
     "probe": Section(1, 30),
@@ -52,6 +52,10 @@ SECTIONS = {
     "nccl": Section(1, 15),
 }
 """By name, in the order in which they run: figures that have a goal first, each of which looks at its values too."""
+
+
+PROBE_LIMIT_S = 12
+"""How long each of the two jobs of the section "probe" may take."""
 
 
 def environment(fake: bool, extra: dict[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpu import sections
+from gpu.__main__ import table
 from harness import launcher
 
 pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
@@ -41,6 +42,12 @@ def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
 def test_the_limits_fit_the_budget() -> None:
     runs = [section.limit_s * (2 if section.ranks is None else 1) for section in sections.SECTIONS.values()]
     assert sum(runs) <= sections.BUDGET_S == 8 * 60
+    assert sections.SECTIONS["probe"].limit_s > 2 * sections.PROBE_LIMIT_S
+
+
+def test_a_row_of_several_lines_is_one_row_of_the_table() -> None:
+    row = {"section": "train", "ranks": 2, "what": "exit code 1: first\n  second", "wrong": True}
+    assert table([row]).splitlines()[2:] == ["| train | 2 | exit code 1: first second |  |  | WRONG |"]
 
 
 def test_a_row_is_there_before_its_job_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
