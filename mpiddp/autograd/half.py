@@ -1,4 +1,4 @@
-"""Half precision on the host, where NumPy has no arithmetic worth the name: computed in float32, rounded once.
+"""Half precision where there is no arithmetic worth the name, as in NumPy: computed in float32, rounded once.
 
 That is what a GPU's tensor cores do too. float16 is NumPy's, bfloat16 (kind ``V``) that of the package ml_dtypes.
 """
@@ -34,15 +34,21 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
 
     Notes
     -----
-    NumPy's own product of float16 arrays is a plain loop, and that of bfloat16 arrays is a float32.
+    NumPy's own product of float16 arrays is a plain loop, and that of bfloat16 arrays is a float32. On a device half
+    types are multiplied as they are, but for stacks of bfloat16 matrices, for which CuPy 14 has no kernel.
     """
-    if not (is_half(a) or is_half(b)) or is_device_array(a):
-        return array_namespace(a).matmul(a, b, out=out)  # type: ignore[no-any-return]
-    wide = np.matmul(widened(a), widened(b))
+    xp = array_namespace(a)
+    if not (is_half(a) or is_half(b)) or (is_device_array(a) and not _is_of_bfloat16_stacks(a, b)):
+        return xp.matmul(a, b, out=out)  # type: ignore[no-any-return]
+    wide = xp.matmul(widened(a), widened(b))
     if out is None:
         return converted(wide, a.dtype) if a.dtype == b.dtype else wide
     assign(out, wide)
     return out
+
+
+def _is_of_bfloat16_stacks(a: Array, b: Array) -> bool:
+    return max(a.ndim, b.ndim) > 2 and "V" in (a.dtype.kind, b.dtype.kind)
 
 
 def total(a: Array, axis: int, out: Array | None = None) -> Array:

@@ -253,6 +253,12 @@ def _check(given: Any) -> None:
             raise TypeError(f"Unsupported type {type(each)}")
 
 
+def _check_product(*given: ndarray) -> None:
+    """Refuse a product of stacks of bfloat16 matrices, for which CuPy 14 has no kernel."""
+    if max(x.ndim for x in given) > 2 and any(x.dtype.name == "bfloat16" for x in given):
+        raise TypeError("data type 'E' not understood")
+
+
 def check_current(*given: Any) -> None:
     """Refuse arrays of a device that is not current: a device without access to its peers cannot read them."""
     current, found = _late.get_device(), list[int]()
@@ -280,6 +286,8 @@ def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Queue a function of NumPy on the current stream, and return its results to be; views at once."""
     for each in (*args, *kwargs.values()):
         _check(each)
+    if function is np.matmul:
+        _check_product(*args)
     out = kwargs.pop("out", None)
     if isinstance(out, tuple):
         (out,) = out
