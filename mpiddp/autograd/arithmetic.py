@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mpiddp.device import array_namespace
 from mpiddp.device.half import converted
 from mpiddp.typing import Array
@@ -15,6 +17,7 @@ from mpiddp.typing import Array
 from .function import Function, shape_of, unbroadcast
 
 Gradients = tuple[Array | None, ...]
+_NUMBERS = int, float, complex, np.number
 
 
 class Add(Function):
@@ -85,10 +88,13 @@ class Power(Function):
         for_base = for_exponent = None
         if self.needs(0):
             # 0 ** (0 - 1) is infinite; the derivative of a ** 0 is 0 everywhere.
-            slope = b * a ** xp.where(xp.equal(b, 0), xp.ones_like(b), b - 1)
+            lower = (b - 1 if b else 1) if isinstance(b, _NUMBERS) else xp.where(b == 0, xp.ones_like(b), b - 1)
+            slope = b * a**lower
             for_base = unbroadcast((grad * slope).astype(a.dtype, copy=False), a.shape)
         if self.needs(1):
-            logarithm = xp.log(xp.where(xp.equal(a, 0), xp.ones_like(a), a))
+            logarithm = (
+                np.log(a or 1).item() if isinstance(a, _NUMBERS) else xp.log(xp.where(a == 0, xp.ones_like(a), a))
+            )
             for_exponent = unbroadcast(grad * self.result * logarithm, b.shape)
         return for_base, for_exponent
 

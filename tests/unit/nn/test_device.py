@@ -325,3 +325,14 @@ def test_stacks_of_half_precision_matrices(cupy: Any, name: str) -> None:
         assert found.dtype == dtype
         expected = half.product(a, b).astype(np.float32)
         np.testing.assert_allclose(found.get().astype(np.float32), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("exponent", [3, 2.5, 1, 0, np.float32(2)], ids=repr)
+def test_powers_of_and_to_numbers(cupy: Any, exponent: Any) -> None:
+    values = np.array([0, 0.5, 2], np.float32)
+    for power in (lambda x: x**exponent, lambda x: exponent**x):
+        here, there = Tensor(values, requires_grad=True), Tensor(cupy.asarray(values), requires_grad=True)
+        for x in (here, there):
+            power(x).sum().backward()
+        assert there.grad.dtype == here.grad.dtype == np.float32
+        np.testing.assert_allclose(there.grad.get(), here.grad, rtol=1e-6)

@@ -278,6 +278,7 @@ def _has_mask(given: Any) -> bool:
 
 # They write to their first array and return nothing.
 _WRITING = {np.copyto, np.put_along_axis, np.put, np.fill_diagonal, np.add.at}
+_LIKE = {np.empty_like, np.zeros_like, np.ones_like, np.full_like}
 # Their results' shapes depend on numbers: CuPy waits for them too.
 _WAITING = {np.nonzero, np.flatnonzero, np.argwhere, np.unique, np.bincount, np.repeat}
 
@@ -288,6 +289,8 @@ def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _check(each)
     if function is np.matmul:
         _check_product(*args)
+    if function in _LIKE and not isinstance(args[0], ndarray):
+        raise AttributeError(f"{type(args[0]).__name__!r} object has no attribute 'dtype'")
     out = kwargs.pop("out", None)
     if isinstance(out, tuple):
         (out,) = out
