@@ -155,7 +155,7 @@ def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
 
 def premultiply(op: ReduceOp, x: Array) -> None:
     """Apply the part of ``op`` that comes before anything is sent: the factor of ``PREMUL_SUM``."""
-    if op.factor is not None:
+    if op.factor is not None and op.factor != 1:  # as in a data parallel model on one rank: nothing to compute
         array_namespace(x).multiply(x, x.dtype.type(op.factor), out=x)
 
 
