@@ -42,12 +42,10 @@ def batch(samples: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((samples, INPUTS)).astype(np.float32), rng.integers(0, CLASSES, samples)
 
 
-def our_step(width: int, samples: int, data_parallel: bool) -> Callable[[], float]:
-    """Return what makes a step and reads its loss."""
+def our_step(width: int, samples: int) -> Callable[[], float]:
+    """Return what makes a step as ``train`` does, on one rank too, and reads its loss."""
     nn.manual_seed(0)
-    net: Any = perceptron(width).convert(cupy.asarray)
-    if data_parallel:
-        net = dist.DistributedDataParallel(net)
+    net = dist.DistributedDataParallel(perceptron(width).convert(cupy.asarray))
     optimizer = optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     x, y = map(cupy.asarray, batch(samples))
 
@@ -62,7 +60,7 @@ def our_step(width: int, samples: int, data_parallel: bool) -> Callable[[], floa
 
 
 def torch_step(width: int, samples: int, data_parallel: bool) -> Callable[[], float]:
-    """Return the same by torch."""
+    """Return the same by torch, on one rank without its DDP."""
     import torch
 
     net: Any = torch.nn.Sequential(
@@ -91,7 +89,7 @@ def compare(small: bool, data_parallel: bool, most: float) -> None:
     if not fault and data_parallel:
         torch_group()
     for samples in (8,) if small else (128, 1024):
-        step = our_step(width, samples, data_parallel)
+        step = our_step(width, samples)
         losses = [step() for _ in range(3)]
         falls = everywhere(losses[-1] < losses[0])
         ours = seconds(step, repeats)
