@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -53,6 +54,9 @@ class NcclCommunicator:
             time.sleep(0.001)
         ranks = [int((folder / str(each)).read_text()) for each in range(ndev)]
         self._comm = world.Create_group(world.Get_group().Incl(ranks), 7)
+        self._comm.Barrier()  # everybody has read
+        if rank == 0:
+            shutil.rmtree(folder)
         self._size, self._rank = ndev, rank
 
     def _queue(self, name: str, count: int, kind: int, stream: int, work: Any) -> None:
