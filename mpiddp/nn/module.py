@@ -94,11 +94,9 @@ class Module:
                 raise AttributeError(f"cannot assign {kind} before Module.__init__() call")
             super().__setattr__(name, value)
         elif isinstance(value, Parameter):
-            self._forget(name)
-            self._parameters[name] = value
+            self._register("_parameters", name, value)
         elif isinstance(value, Module):
-            self._forget(name)
-            self._modules[name] = value
+            self._register("_modules", name, value)
         elif name in self._parameters:
             if value is not None:
                 raise TypeError(
@@ -118,11 +116,17 @@ class Module:
         else:
             super().__setattr__(name, value)
 
-    def _forget(self, name: str) -> None:
-        """Remove whatever is registered, or is a plain attribute, under ``name``."""
+    def _register(self, registry: str, name: str, entry: Any) -> None:
+        """Put ``entry`` in a registry instead of what has the name; in the same place, for the order counts."""
+        self._forget(name, keep=registry)
+        vars(self)[registry][name] = entry
+
+    def _forget(self, name: str, keep: str = "") -> None:
+        """Remove what is a plain attribute, or in a registry but that to ``keep``, under ``name``."""
         vars(self).pop(name, None)
         for registry in self._registries:
-            vars(self)[registry].pop(name, None)
+            if registry != keep:
+                vars(self)[registry].pop(name, None)
         self._not_saved.discard(name)
 
     def __getattr__(self, name: str) -> Any:
@@ -152,8 +156,7 @@ class Module:
                 f"cannot assign '{type(param).__name__}' object to parameter '{name}' "
                 "(mpiddp.nn.Parameter or None required)"
             )
-        self._forget(name)
-        self._parameters[name] = param
+        self._register("_parameters", name, param)
 
     def register_buffer(self, name: str, tensor: Array | None, persistent: bool = True) -> None:
         """Add an array that belongs to the model's state but is not trained.
@@ -168,16 +171,14 @@ class Module:
             Whether ``state_dict`` holds it.
         """
         self._check_name(name, "buffer")
-        self._forget(name)
-        self._buffers[name] = tensor
+        self._register("_buffers", name, tensor)
         if not persistent:
             self._not_saved.add(name)
 
     def register_module(self, name: str, module: Module | None) -> None:
         """Add a module under ``name``, as assigning it to an attribute does."""
         self._check_name(name, "module")
-        self._forget(name)
-        self._modules[name] = module
+        self._register("_modules", name, module)
 
     add_module = register_module
 
@@ -251,8 +252,9 @@ class Module:
 
     def train(self, mode: bool = True) -> Self:
         """Set this module and all below it to training, or with False to evaluation."""
-        for module in self.modules():
-            module.training = mode
+        self.training = mode
+        for module in self.children():  # each by its own method: a subclass may keep a part of it as it is
+            module.train(mode)
         return self
 
     def eval(self) -> Self:

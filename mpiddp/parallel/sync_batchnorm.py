@@ -213,5 +213,5 @@ class SyncBatchNorm(BatchNorm):
         for name, child in list(module.named_children()):
             converted = cls.convert_sync_batchnorm(child, process_group)
             if converted is not child:
-                module._modules[name] = converted  # in its place: buckets follow the order of registration
+                setattr(module, name, converted)
         return module

@@ -119,6 +119,34 @@ def test_train_eval_zero_grad_and_freezing() -> None:
     assert not net(np.ones((2, 1, 8, 8), np.float32)).requires_grad
 
 
+def test_what_is_replaced_keeps_its_place() -> None:
+    net = Net()
+    net.conv1, net.scale = nn.Conv2d(1, 3, 3), nn.Parameter(np.ones(4, np.float32))
+    net.register_parameter("scale", nn.Parameter(np.zeros(4, np.float32)))
+    net.layers[0] = nn.Linear(27, 8)
+    assert list(net.state_dict()) == KEYS
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    model[0] = nn.Linear(5, 3)
+    assert model(np.ones((1, 5), np.float32)).shape == (1, 4)
+    net.scale = nn.ReLU()  # of another kind: under the name it is that alone
+    assert "scale" not in net.state_dict() and isinstance(net.scale, nn.ReLU)
+
+
+def test_a_part_may_have_a_train_of_its_own() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def train(self, mode: bool = True) -> Frozen:
+            super().train(mode)
+            self.norm.training = False
+            return self
+
+    net = nn.Sequential(nn.Linear(3, 3), Frozen())
+    assert net.train()[0].training and net[1].training and not net[1].norm.training
+
+
 def test_attributes() -> None:
     net = Net()
     weight = nn.Parameter(np.zeros(2))
