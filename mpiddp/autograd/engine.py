@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.device import array_namespace
+from mpiddp.device.half import converted
 from mpiddp.device.place import returning, stand_at
 from mpiddp.typing import Array
 
@@ -99,6 +100,9 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
         else:
             if grad.__class__ is not np.ndarray:
                 stand_at(grad)
+            if grad.dtype != node.dtype:
+                # Of an operation that mixed dtypes: one float64 in a loss would make the whole backward float64.
+                grad = converted(grad, node.dtype)
             if node.hooks:
                 grad = _run_hooks(node.hooks, grad)
             results = type(node).backward(node, grad)

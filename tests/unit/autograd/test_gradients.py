@@ -161,6 +161,27 @@ def test_mixed_dtypes_leave_the_leaf_its_own() -> None:
     np.testing.assert_array_equal(x.grad, [3, 4])
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * np.array([3.0, 4.0]),
+        lambda x: x - np.zeros(2),
+        lambda x: x.to(np.float64).exp(),
+        lambda x: 2**x,
+        lambda x: x**2,
+    ],
+)
+def test_a_gradient_has_the_dtype_of_its_tensor(function: Callable[..., Tensor]) -> None:
+    seen = []
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    y = x * 1
+    y.register_hook(lambda grad: seen.append(grad.dtype))
+    z = function(y)
+    z.register_hook(lambda grad: seen.append(grad.dtype))
+    z.sum().backward()
+    assert seen == [z.dtype, np.float32]
+
+
 def test_gradcheck_names_the_worst_element() -> None:
     class Wrong(Function):
         def forward(self, x: np.ndarray) -> np.ndarray:
