@@ -88,8 +88,7 @@ class Power(Function):
         for_base = for_exponent = None
         if self.needs(0):
             # 0 ** (0 - 1) is infinite; the derivative of a ** 0 is 0 everywhere.
-            lower = (b - 1 if b else 1) if isinstance(b, _NUMBERS) else xp.where(b == 0, xp.ones_like(b), b - 1)
-            slope = b * a**lower
+            slope = b * a ** (b - (b != 0))
             for_base = unbroadcast((grad * slope).astype(a.dtype, copy=False), a.shape)
         if self.needs(1):
             logarithm = (
@@ -208,11 +207,12 @@ class Maximum(Function):
         return xp.maximum(a, b) if self.sign > 0 else xp.minimum(a, b)
 
     def backward(self, grad: Array) -> Gradients:
-        # 1 where a wins, 0 where b does, half where they are equal.
-        share = (array_namespace(grad).sign((self.a - self.b) * self.sign) + 1) / 2
+        a, b = self.a, self.b
+        half = (a == b).astype(grad.dtype) / 2
+        a_loses, b_loses = (a < b, a > b) if self.sign > 0 else (a > b, a < b)
         return (
-            unbroadcast(grad * share, shape_of(self.a)) if self.needs(0) else None,
-            unbroadcast(grad * (1 - share), shape_of(self.b)) if self.needs(1) else None,
+            unbroadcast(grad * (1 - half - a_loses), shape_of(a)) if self.needs(0) else None,
+            unbroadcast(grad * (1 - half - b_loses), shape_of(b)) if self.needs(1) else None,
         )
 
 

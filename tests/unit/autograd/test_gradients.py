@@ -134,6 +134,19 @@ def test_ties_share_the_gradient() -> None:
     np.testing.assert_array_equal(b.grad, [0.5, 1.0])
 
 
+@pytest.mark.parametrize("ours", [maximum, minimum])
+def test_the_larger_of_infinities(ours: Callable[..., Tensor]) -> None:
+    """Masked scores are minus infinity, and the difference of two is no number."""
+    torch = pytest.importorskip("torch")
+    values = np.array([[-np.inf, 1, np.inf, -np.inf, np.nan], [-np.inf, 1, np.inf, 2, 1]], np.float32)
+    a, b = (Tensor(each, requires_grad=True) for each in values)
+    c, d = (torch.tensor(each, requires_grad=True) for each in values)
+    ours(a, b).sum().backward()
+    getattr(torch, ours.__name__)(c, d).sum().backward()
+    np.testing.assert_array_equal(a.grad, c.grad.numpy())
+    np.testing.assert_array_equal(b.grad, d.grad.numpy())
+
+
 def test_power_at_zero() -> None:
     x, n = Tensor([0.0, 2.0], requires_grad=True), Tensor([0.0, 0.0], requires_grad=True)
     (x**n).sum().backward()
