@@ -7,9 +7,10 @@ Imports the operations of the tape. Methods have torch's names and argument name
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
 
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, DTypeLike, Shape
@@ -169,8 +170,8 @@ class Operators(Variable):
     def var(self, dim: Dim = None, correction: int = 1, keepdim: bool = False) -> Tensor:
         """Return the variance over axes, divided by the number of elements less ``correction``."""
         squares = (self - self.mean(dim, keepdim=True)) ** 2
-        total = squares.sum(dim, keepdim)
-        return total / (self.data.size // total.size - correction)
+        count = reduction.reduced(self.data.shape, dim)
+        return squares.mean(dim, keepdim) * (count / (count - correction) if count > correction else math.inf)
 
     def amax(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Return the largest values over axes; equal ones share the gradient."""
@@ -226,23 +227,22 @@ class Operators(Variable):
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         """Return the tensor with the axes from ``start_dim`` to ``end_dim`` made one."""
-        shape = self.data.shape
-        if not shape:
-            return self.reshape(1)
-        first, last = start_dim % len(shape), end_dim % len(shape)
-        joined = int(np.prod(shape[first : last + 1]))
-        return shaping.Reshape.apply(self, (*shape[:first], joined, *shape[last + 1 :]))
+        shape = self.data.shape or (1,)
+        first, last = (normalize_axis_index(dim, len(shape)) for dim in (start_dim, end_dim))
+        if first > last:
+            raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
+        return shaping.Reshape.apply(self, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
 
     def squeeze(self, dim: int | None = None) -> Tensor:
         """Return the tensor without its axes of length 1, or without that one if its length is 1."""
         shape = self.data.shape
-        gone = range(len(shape)) if dim is None else (dim % len(shape),)
+        gone = range(len(shape)) if dim is None else (normalize_axis_index(dim, len(shape) or 1),)
         return self.reshape(tuple(n for i, n in enumerate(shape) if n != 1 or i not in gone))
 
     def unsqueeze(self, dim: int) -> Tensor:
         """Return the tensor with an axis of length 1 at ``dim``."""
         shape = list(self.data.shape)
-        shape.insert(dim if dim >= 0 else len(shape) + 1 + dim, 1)
+        shape.insert(normalize_axis_index(dim, len(shape) + 1), 1)
         return self.reshape(tuple(shape))
 
     @property

@@ -1,6 +1,6 @@
 """Reductions over axes: sum, mean, max and min, and what they have in common.
 
-Imports ``function``. ``dim`` is None (all axes), an axis or several.
+Imports ``function`` and ``half``. ``dim`` is None (all axes), an axis or several.
 """
 # ruff: noqa: D102 (forward and backward are Function's)
 
@@ -8,12 +8,16 @@ Imports ``function``. ``dim`` is None (all axes), an axis or several.
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import numpy as np
 
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, Shape
 
 from .function import Function
+from .half import is_half, widened
 
 Dim = int | tuple[int, ...] | list[int] | None
 
@@ -31,28 +35,44 @@ def _kept(shape: Shape, dim: Dim) -> Shape:
     return tuple(1 if i in axes else n for i, n in enumerate(shape))
 
 
+def reduced(shape: Shape, dim: Dim) -> int:
+    """Return how many elements become one."""
+    return math.prod(n for n, kept in zip(shape, _kept(shape, dim), strict=True) if kept == 1)
+
+
+def _wide(a: Array) -> type | None:
+    """Return the dtype to add up in, where it is another: half precision would overflow, or stop growing."""
+    return np.float32 if is_half(a) else None
+
+
+def _rounded(result: Any, a: Array) -> Any:
+    """Return what was added up of ``a`` in its dtype, where that is half precision."""
+    return result.astype(a.dtype) if is_half(a) else result
+
+
 class Sum(Function):
     """The sum over axes."""
 
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
         dim = _axes(dim)
         self.shape, self.kept = a.shape, _kept(a.shape, dim)
-        return a.sum(axis=dim, keepdims=keepdim)
+        return _rounded(a.sum(axis=dim, keepdims=keepdim, dtype=_wide(a)), a)
 
     def backward(self, grad: Array) -> Array:
         return array_namespace(grad).broadcast_to(grad.reshape(self.kept), self.shape)
 
 
 class Mean(Sum):
-    """The mean over axes."""
+    """The mean over axes; that of nothing is NaN."""
 
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
-        result = super().forward(a, dim, keepdim)
-        self.count = max(a.size // max(result.size, 1), 1)
-        return result / self.count
+        dim = _axes(dim)
+        self.shape, self.kept, self.count = a.shape, _kept(a.shape, dim), reduced(a.shape, dim)
+        total = a.sum(axis=dim, keepdims=keepdim, dtype=_wide(a))
+        return _rounded(total / self.count if self.count else total + math.nan, a)
 
     def backward(self, grad: Array) -> Array:
-        return super().backward(grad / self.count)
+        return super().backward(widened(grad) / max(self.count, 1))  # the number may be none of half precision
 
 
 class Extreme(Function):
@@ -91,7 +111,7 @@ class CumulativeSum(Function):
 
     def forward(self, a: Array, dim: int) -> Any:
         self.dim = dim
-        return a.cumsum(axis=dim)
+        return _rounded(a.cumsum(axis=dim, dtype=_wide(a)), a)
 
     def backward(self, grad: Array) -> Array:
         xp = array_namespace(grad)

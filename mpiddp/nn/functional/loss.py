@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.half import is_half
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
@@ -22,9 +24,25 @@ def _check_reduction(reduction: str) -> None:
         raise ValueError(f"{reduction} is not a valid value for reduction; expected 'mean', 'sum' or 'none'")
 
 
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    """Return the mean or the sum of losses, or all of them."""
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+
 def _plain(operand: Any) -> Any:
     """Return a tensor's array, and anything else as it is."""
     return operand.data if isinstance(operand, Tensor) else operand
+
+
+def _like(operand: Any, input: Any) -> Any:
+    """Return what is given besides scores with their dtype: float64, which NumPy makes, would go on into the loss."""
+    return None if operand is None else array_namespace(_plain(input)).asarray(_plain(operand), dtype=input.dtype)
+
+
+def _in_single(loss: Callable[..., Tensor], input: Any, *others: Any) -> Tensor:
+    """Return a loss of half precision, rounded once: sums overflow in float16, and so do the numbers of targets."""
+    tensor = input if isinstance(input, Tensor) else Tensor(input)
+    return loss(tensor.to(np.float32), *others).to(input.dtype)
 
 
 class NLLLoss(Function):
@@ -100,6 +118,8 @@ def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -1
         Shapes do not fit.
     """
     _check_reduction(reduction)
+    if is_half(_plain(input)):
+        return _in_single(nll_loss, input, target, weight, ignore_index, reduction)
     labels = array_namespace(_plain(input)).asarray(_plain(target))
     if input.ndim == 1:
         loss = nll_loss(input.reshape((1, *input.shape)), labels.reshape(1), weight, ignore_index, reduction)
@@ -111,7 +131,7 @@ def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -1
         )
     if labels.dtype.kind not in "iu":
         raise TypeError(f"expected integer classes as target, got {labels.dtype}")
-    return NLLLoss.apply(input, labels, _plain(weight), ignore_index, reduction)
+    return NLLLoss.apply(input, labels, _like(weight, input), ignore_index, reduction)
 
 
 def cross_entropy(
@@ -145,11 +165,13 @@ def cross_entropy(
     _check_reduction(reduction)
     if not 0 <= label_smoothing <= 1:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
+    if is_half(_plain(input)):
+        return _in_single(cross_entropy, input, target, weight, ignore_index, reduction, label_smoothing)
     axis = 0 if input.ndim == 1 else 1
     scores = log_softmax(input, axis)
     wanted = _plain(target)
     kind = getattr(getattr(wanted, "dtype", None), "kind", "i")
-    factors = _plain(weight)
+    factors = _like(weight, input)
     if factors is not None:
         factors = factors.reshape(-1, *(1,) * (input.ndim - axis - 1))  # along the class axis
     if kind == "f":
@@ -158,12 +180,9 @@ def cross_entropy(
                 f"expected integer classes, or probabilities of shape {input.shape}, as target; got {wanted.dtype}"
                 f" {wanted.shape}"
             )
-        spread = wanted * (1 - label_smoothing) + label_smoothing / input.shape[axis]
+        spread = _like(wanted, input) * (1 - label_smoothing) + label_smoothing / input.shape[axis]
         losses = -(scores * (spread if factors is None else spread * factors)).sum(axis)
-        if reduction == "none":
-            return losses
-        total = losses.sum()
-        return total / max(losses.size, 1) if reduction == "mean" else total
+        return _reduced(losses, reduction)
     loss = nll_loss(scores, wanted, weight, ignore_index, reduction)
     if label_smoothing == 0:
         return loss
@@ -192,7 +211,4 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """
     _check_reduction(reduction)
     difference = (input if isinstance(input, Tensor) else Tensor(input)) - target
-    squares = difference * difference
-    if reduction == "none":
-        return squares
-    return squares.mean() if reduction == "mean" else squares.sum()
+    return _reduced(difference * difference, reduction)

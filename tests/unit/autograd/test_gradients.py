@@ -141,10 +141,49 @@ def test_the_larger_of_infinities(ours: Callable[..., Tensor]) -> None:
     values = np.array([[-np.inf, 1, np.inf, -np.inf, np.nan], [-np.inf, 1, np.inf, 2, 1]], np.float32)
     a, b = (Tensor(each, requires_grad=True) for each in values)
     c, d = (torch.tensor(each, requires_grad=True) for each in values)
-    ours(a, b).sum().backward()
-    getattr(torch, ours.__name__)(c, d).sum().backward()
+    ours(a, b).backward(np.ones(5))
+    getattr(torch, ours.__name__)(c, d).backward(torch.ones(5))
     np.testing.assert_array_equal(a.grad, c.grad.numpy())
     np.testing.assert_array_equal(b.grad, d.grad.numpy())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_half_precision_is_added_up_in_single(name: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    x = Tensor(np.ones((100_000, 2), name), requires_grad=True)
+    mean = x.mean()
+    assert mean.dtype == name and mean.item() == 1 and (x * 1024).mean(0).tolist() == [1024, 1024]
+    assert x[:2000].sum(0).tolist() == x[:2000].cumsum(0)[-1].tolist() == [2000, 2000]
+    (mean * 65536.0 * 3).backward() if name == "bfloat16" else (mean * 40000.0).backward()
+    assert x.grad is not None and x.grad.dtype == name and x.grad[0, 0] > 0
+
+
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:divide by zero", "ignore:.*degrees of freedom")
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1,), (1, 3)])
+@pytest.mark.parametrize("name", ["sum", "mean", "var"])
+def test_reductions_of_little(name: str, shape: tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch")
+    for dim in (None, *range(len(shape))):
+        x, y = Tensor(np.ones(shape, np.float32), requires_grad=True), torch.ones(shape, requires_grad=True)
+        out, expected = getattr(x, name)(dim), getattr(y, name)(dim)
+        np.testing.assert_array_equal(out.data, expected.detach().numpy())
+        out.backward(np.ones(out.shape))
+        assert x.grad is not None and x.grad.shape == shape
+
+
+def test_axes_that_are_not_there() -> None:
+    x = Tensor(np.zeros((2, 3), np.float32))
+    for call in (x.squeeze, x.flatten, x.sum, x.mean):
+        for dim in (2, -3):
+            with pytest.raises(IndexError, match=f"axis {dim} is out of bounds"):
+                call(dim)
+    for dim in (3, -4):
+        with pytest.raises(IndexError, match="out of bounds"):
+            x.unsqueeze(dim)
+    with pytest.raises(RuntimeError, match="start_dim cannot come after end_dim"):
+        x.flatten(1, 0)
+    assert x.sum().squeeze(0).shape == () and x.sum().flatten().shape == (1,)
 
 
 def test_power_at_zero() -> None:

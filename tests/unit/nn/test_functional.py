@@ -389,6 +389,40 @@ def test_mean_of_no_sample_is_nan_without_a_warning() -> None:
     assert math.isnan(loss.item()) and x.grad is not None and x.grad.shape == (0, 3)
     assert math.isnan(F.cross_entropy(np.zeros((2, 3), np.float32), np.array([-100, -100])).item())
 
+    for loss in (F.cross_entropy, F.mse_loss):
+        assert math.isnan(loss(np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32)).item())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_losses_keep_the_dtype_of_the_scores(smoothing: float) -> None:
+    x = draw((5, 4))[0].astype(np.float32)
+    for target in (TARGETS[5, 4], np.full((5, 4), 0.25)):
+        loss = F.cross_entropy(x, target, weight=np.array([0.5, 1, 2, 3]), label_smoothing=smoothing)
+        assert loss.dtype == np.float32
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_losses_of_many_samples_in_float16(smoothing: float, weighted: bool) -> None:
+    """The sum of so many losses is no float16, and neither is their number."""
+    torch = pytest.importorskip("torch")
+    x = draw((70_000, 3))[0].astype(np.float16)
+    labels = np.arange(len(x)) % 3
+    weight = np.array([1, 2, 3], np.float16) if weighted else None
+    ours, theirs = Tensor(x, requires_grad=True), torch.tensor(x.astype(np.float32), requires_grad=True)
+    loss = F.cross_entropy(ours, labels, weight, label_smoothing=smoothing)
+    expected = torch.nn.functional.cross_entropy(
+        theirs,
+        torch.from_numpy(labels),
+        None if weight is None else torch.from_numpy(weight).float(),
+        label_smoothing=smoothing,
+    )
+    loss.backward(np.float16(1024))
+    expected.backward(torch.tensor(1024.0))
+    assert loss.dtype == np.float16 and loss.item() == pytest.approx(expected.item(), rel=1e-3)
+    np.testing.assert_allclose(ours.grad, theirs.grad.numpy(), rtol=2e-3, atol=2e-5)
+
 
 @pytest.mark.parametrize("shape", [(3,), (3, 1), (2, 3)])
 def test_cross_entropy_of_floats_that_are_no_probabilities(shape: tuple[int, ...]) -> None:
