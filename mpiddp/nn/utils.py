@@ -49,16 +49,27 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
     if any(map(is_device_array, gradients)):
         return _clip_on_device(gradients, max_norm, norm_type)
-    norms = [float(_norm(grad, norm_type)) for grad in gradients]
-    if math.isinf(norm_type):
-        total = max(norms, default=0.0)
-    else:
-        total = math.fsum(norm**norm_type for norm in norms) ** (1 / norm_type)
+    total = float(_norm(np.array([_norm(grad, norm_type) for grad in gradients]), norm_type))
     factor = max_norm / (total + 1e-6)
     if not factor >= 1:  # written so that a NaN reaches the gradients, as in torch
         for grad in gradients:
             grad *= grad.dtype.type(factor)
     return total
+
+
+def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+    """Limit each element of the gradients, in place, to [-clip_value, clip_value].
+
+    Parameters
+    ----------
+    parameters : Tensor or iterable of Tensor
+        Those without a gradient are passed over.
+    clip_value : float
+        The limit.
+    """
+    for tensor in [parameters] if isinstance(parameters, Tensor) else parameters:
+        if tensor.grad is not None:
+            array_namespace(tensor.grad).clip(tensor.grad, -clip_value, clip_value, out=tensor.grad)
 
 
 def _clip_on_device(gradients: Sequence[Array], max_norm: float, norm_type: float) -> Array:

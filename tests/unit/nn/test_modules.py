@@ -380,6 +380,27 @@ def test_clip_grad_norm(norm_type: float, max_norm: float) -> None:
         np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
+def test_clip_grad_norm_sees_nan_in_any_gradient(norm_type: float) -> None:
+    for first, second in ((1.0, math.nan), (math.nan, 1.0)):
+        parameters = [nn.Parameter(np.zeros(1, np.float32)) for _ in range(2)]
+        for p, value in zip(parameters, (first, second), strict=True):
+            p.grad = np.array([value], np.float32)
+        assert math.isnan(nn.utils.clip_grad_norm_(parameters, 0.5, norm_type))
+        assert all(math.isnan(p.grad[0]) for p in parameters)
+
+
+def test_clip_grad_value() -> None:
+    torch = pytest.importorskip("torch")
+    values = np.array([-3, -1, 0.5, 3, np.nan, np.inf], np.float32)
+    ours, theirs = nn.Parameter(np.zeros(6, np.float32)), torch.nn.Parameter(torch.zeros(6))
+    ours.grad, theirs.grad = grad, _ = values.copy(), torch.tensor(values)
+    nn.utils.clip_grad_value_([ours, nn.Parameter(np.zeros(2))], 1.5)
+    torch.nn.utils.clip_grad_value_(theirs, 1.5)
+    assert ours.grad is grad
+    np.testing.assert_array_equal(ours.grad, theirs.grad.numpy())
+
+
 def test_clip_grad_norm_without_gradients() -> None:
     assert nn.utils.clip_grad_norm_([nn.Parameter(np.zeros(2))], 1.0) == 0.0
 
