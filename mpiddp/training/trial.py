@@ -96,9 +96,10 @@ class _Trial:
         try:
             return self._stepper.predict(inputs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            single = " of float32" if "images" in self._takes and getattr(inputs, "dtype", None) != np.float32 else ""
             raise UsageError(
-                f"{self._model} takes {self._takes}, and {found}: give others, or a model that takes these (--model"
-                " MODULE:CALLABLE)"
+                f"{self._model} takes {self._takes}{single}, and {found}: give others, or a model that takes these"
+                " (--model MODULE:CALLABLE)"
             ) from error
 
     def _check_scores(self, output: Any, samples: int) -> None:

@@ -98,6 +98,11 @@ PAIRS = r"expected samples \(input, target\), found "
 CLASSES = "expected labels from 0 to 9, for the 10 classes of --model "
 DATA = {
     "too small": (ArrayDataset(images(1, 8, 8), LABELS), "net", r"takes images \(1, 28, 28\), .* float32 \(1, 8, 8\)"),
+    "doubles": (
+        ArrayDataset(images(1, 28, 28, dtype=np.float64), LABELS),
+        "net",
+        r"takes images \(1, 28, 28\) of float32, .* float64 \(1, 28, 28\)",
+    ),
     "too large": (ArrayDataset(images(1, 64, 64), LABELS), "mlp", r"takes .*784 numbers, .* float32 \(1, 64, 64\)"),
     "colours": (
         ArrayDataset(images(3, 28, 28), LABELS),

@@ -1,4 +1,4 @@
-"""Convolution. Imports ``autograd``, ``columns`` and ``window``."""
+"""Convolution. Imports ``autograd``, ``columns``, ``linear`` and ``window``."""
 # ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
@@ -12,6 +12,7 @@ from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
 from .columns import Columns
+from .linear import check_dtypes
 from .window import Pair, Window, batch_first, batch_last, pair
 
 
@@ -97,6 +98,11 @@ def conv2d(
     Tensor
         Shape (N, O, H', W'), in memory (O, H', W', N).
 
+    Raises
+    ------
+    RuntimeError
+        Shapes do not fit, or dtypes differ.
+
     References
     ----------
     torch.nn.functional.conv2d.
@@ -115,5 +121,6 @@ def conv2d(
             f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(input.shape)} to have "
             f"{weight.shape[1] * groups} channels, but got {c} channels instead"
         )
+    check_dtypes("conv2d", input, weight)
     window = Window(input.shape[2:], weight.shape[2:], pair(stride), pair(padding), pair(dilation))
     return Conv2d.apply(input, weight, bias, window, groups)

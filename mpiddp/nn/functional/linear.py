@@ -53,6 +53,15 @@ class Linear(Function):
         return product(ones, rows, out=self.out(2))
 
 
+def check_dtypes(name: str, input: Any, weight: Any) -> None:
+    """Refuse an input of another dtype than the weights: NumPy would go on in the larger one, through all layers."""
+    if input.dtype != weight.dtype:
+        raise RuntimeError(
+            f"{name} needs input and weight of one dtype, got {input.dtype} and {weight.dtype}: convert the input"
+            f", x.astype({str(weight.dtype)!r}), or the model, by its to()"
+        )
+
+
 def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
     """Return ``input @ weight.T + bias``.
 
@@ -69,6 +78,11 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
     -------
     Tensor
         Shape (..., out).
+
+    Raises
+    ------
+    RuntimeError
+        Lengths do not fit, or dtypes differ.
     """
     if input.shape[-1] != weight.shape[1]:
         rows = math.prod(input.shape[:-1])
@@ -76,4 +90,5 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
             f"mat1 and mat2 shapes cannot be multiplied ({rows}x{input.shape[-1]} and {weight.shape[1]}x"
             f"{weight.shape[0]})"
         )
+    check_dtypes("linear", input, weight)
     return Linear.apply(input, weight, bias)

@@ -471,6 +471,22 @@ def test_errors() -> None:
         F.gelu(x, "exact")
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "uint8"])
+def test_layers_refuse_inputs_of_another_dtype(dtype: str) -> None:
+    """torch refuses them too; NumPy would go on in float64, twice as slow, through the whole network."""
+    attention = nn.MultiheadAttention(3, 1)
+    x = np.ones((2, 3, 3), dtype)
+    for name, call in (
+        ("linear", lambda: nn.Linear(3, 2)(x)),
+        ("conv2d", lambda: nn.Conv2d(2, 1, 2)(x)),
+        ("linear", lambda: attention(x, x, x)),
+    ):
+        wanted = rf"{name} needs input and weight of one dtype, got {dtype} and float32: .*x\.astype\('float32'\)"
+        with pytest.raises(RuntimeError, match=wanted):
+            call()
+    assert nn.Linear(3, 2).to("float64")(x.astype(np.float64)).dtype == np.float64
+
+
 def test_plain_arrays_and_tensors_alike() -> None:
     x, w, b = (array.astype(np.float32) for array in draw((4, 3), (2, 3), (2,)))
     np.testing.assert_array_equal(F.linear(x, w, b).data, F.linear(Tensor(x), Tensor(w), Tensor(b)).data)
