@@ -99,6 +99,10 @@ class Operators(Variable):
     def __ge__(self, other: Operand) -> Tensor:
         return _constant(self.data >= _values(other))
 
+    def eq(self, other: Operand) -> Tensor:
+        """Return where the values are equal, as booleans."""
+        return self == other
+
     def pow(self, exponent: Operand) -> Tensor:
         """Return ``self ** exponent``."""
         return arithmetic.Power.apply(self, exponent)
@@ -152,6 +156,10 @@ class Operators(Variable):
     def astype(self, dtype: DTypeLike) -> Tensor:
         """Return the values with another dtype: NumPy's word for :meth:`to`."""
         return self.to(dtype)
+
+    def float(self) -> Tensor:
+        """Return the values as float32."""
+        return self.to("float32")
 
     def clone(self) -> Tensor:
         """Return a copy through which gradients flow."""

@@ -4,16 +4,16 @@ Imports ``autograd`` and what is below it, and knows nothing of MPI: gradients l
 """
 
 from . import functional, init, random, utils
-from .activation import GELU, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
+from .activation import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from .attention import MultiheadAttention
-from .container import Flatten, Identity, ModuleList, Sequential
+from .container import Flatten, Identity, ModuleDict, ModuleList, Sequential
 from .conv import Conv2d
 from .dropout import Dropout, Dropout2d
 from .embedding import Embedding
 from .linear import Linear
-from .loss import CrossEntropyLoss, MSELoss, NLLLoss
+from .loss import BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss, NLLLoss, SmoothL1Loss
 from .module import Module
-from .normalization import BatchNorm1d, BatchNorm2d, LayerNorm
+from .normalization import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from .parameter import Parameter
 from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from .precision import GradScaler, MixedPrecision
@@ -23,6 +23,7 @@ __all__ = [
     "GELU",
     "AdaptiveAvgPool2d",
     "AvgPool2d",
+    "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
     "Conv2d",
@@ -32,21 +33,27 @@ __all__ = [
     "Embedding",
     "Flatten",
     "GradScaler",
+    "GroupNorm",
     "Identity",
+    "L1Loss",
     "LayerNorm",
+    "LeakyReLU",
     "Linear",
     "LogSoftmax",
     "MSELoss",
     "MaxPool2d",
     "MixedPrecision",
     "Module",
+    "ModuleDict",
     "ModuleList",
     "MultiheadAttention",
     "NLLLoss",
     "Parameter",
     "ReLU",
     "Sequential",
+    "SiLU",
     "Sigmoid",
+    "SmoothL1Loss",
     "Softmax",
     "Tanh",
     "functional",

@@ -18,6 +18,36 @@ class ReLU(Module):
         return F.relu(input)
 
 
+class LeakyReLU(Module):
+    """``x`` where it is positive, ``negative_slope * x`` elsewhere.
+
+    Parameters
+    ----------
+    negative_slope : float, default 0.01
+        See there.
+    """
+
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        super().__init__()
+        self.negative_slope = negative_slope
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the activation."""
+        return F.leaky_relu(input, self.negative_slope)
+
+    def extra_repr(self) -> str:
+        """Return the slope."""
+        return f"negative_slope={self.negative_slope}"
+
+
+class SiLU(Module):
+    """``x * sigmoid(x)``."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the activation."""
+        return F.silu(input)
+
+
 class GELU(Module):
     """The Gaussian error linear unit (:func:`mpiddp.nn.functional.gelu`).
 

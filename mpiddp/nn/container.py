@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mpiddp.autograd import Tensor
@@ -89,6 +89,70 @@ class ModuleList(_Ordered):
         for module in modules:
             self.append(module)
         return self
+
+
+class ModuleDict(Module):
+    """Modules by names that the module around it sees.
+
+    Parameters
+    ----------
+    modules : mapping of str to Module, or iterable of pairs, optional
+        The first ones.
+
+    Examples
+    --------
+    >>> from mpiddp import nn
+    >>> heads = nn.ModuleDict({"digit": nn.Linear(8, 10), "parity": nn.Linear(8, 2)})
+    >>> [name for name, _ in heads["parity"].named_parameters("parity")]
+    ['parity.weight', 'parity.bias']
+    """
+
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()) -> None:
+        super().__init__()
+        self.update(modules)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._modules[key]
+
+    def __setitem__(self, key: str, module: Module) -> None:
+        self.register_module(key, module)
+
+    def __delitem__(self, key: str) -> None:
+        del self._modules[key]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._modules
+
+    def keys(self) -> Iterable[str]:
+        """Return the names."""
+        return self._modules.keys()
+
+    def values(self) -> Iterable[Any]:
+        """Return the modules."""
+        return self._modules.values()
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """Return names and modules."""
+        return self._modules.items()
+
+    def pop(self, key: str) -> Any:
+        """Take a module out, and return it."""
+        return self._modules.pop(key)
+
+    def clear(self) -> None:
+        """Take all modules out."""
+        self._modules.clear()
+
+    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
+        """Add modules; one whose name is there takes the place of that one."""
+        for key, module in dict(modules).items():
+            self[key] = module
 
 
 class Flatten(Module):

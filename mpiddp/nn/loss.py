@@ -60,7 +60,15 @@ class CrossEntropyLoss(NLLLoss):
         return F.cross_entropy(input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing)
 
 
-class MSELoss(Module):
+class _OfValues(Module):
+    """What the losses of values share: a reduction."""
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        self.reduction = reduction
+
+
+class MSELoss(_OfValues):
     """Squared differences (:func:`mpiddp.nn.functional.mse_loss`).
 
     Parameters
@@ -69,10 +77,63 @@ class MSELoss(Module):
         What becomes of them.
     """
 
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__()
-        self.reduction = reduction
-
     def forward(self, input: Any, target: Any) -> Tensor:
         """Return the loss of values and targets of one shape."""
         return F.mse_loss(input, target, self.reduction)
+
+
+class L1Loss(_OfValues):
+    """Absolute differences (:func:`mpiddp.nn.functional.l1_loss`).
+
+    Parameters
+    ----------
+    reduction : {'mean', 'sum', 'none'}
+        What becomes of them.
+    """
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        """Return the loss of values and targets of one shape."""
+        return F.l1_loss(input, target, self.reduction)
+
+
+class SmoothL1Loss(_OfValues):
+    """Squared differences where they are small, else absolute (:func:`mpiddp.nn.functional.smooth_l1_loss`).
+
+    Parameters
+    ----------
+    reduction : {'mean', 'sum', 'none'}
+        What becomes of them.
+    beta : float, default 1
+        What is large.
+    """
+
+    def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
+        super().__init__(reduction)
+        self.beta = beta
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        """Return the loss of values and targets of one shape."""
+        return F.smooth_l1_loss(input, target, self.reduction, self.beta)
+
+
+class BCEWithLogitsLoss(_OfValues):
+    """Cross entropy of two classes (:func:`mpiddp.nn.functional.binary_cross_entropy_with_logits`).
+
+    Parameters
+    ----------
+    weight : array, optional
+        Factor of each element; a buffer, so that it moves with the module.
+    reduction : {'mean', 'sum', 'none'}
+        What becomes of the losses.
+    pos_weight : array, optional
+        Factor of the targets that are 1; a buffer, too.
+    """
+
+    def __init__(self, weight: Array | None = None, reduction: str = "mean", pos_weight: Array | None = None) -> None:
+        super().__init__(reduction)
+        self.register_buffer("weight", weight)
+        self.register_buffer("pos_weight", pos_weight)
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        """Return the loss of scores, and targets from 0 to 1 of the same shape."""
+        return F.binary_cross_entropy_with_logits(input, target, self.weight, self.reduction, self.pos_weight)

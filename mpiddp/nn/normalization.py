@@ -149,3 +149,48 @@ class LayerNorm(Module):
     def extra_repr(self) -> str:
         """Return the options."""
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+class GroupNorm(Module):
+    """Normalisation of each sample (C, ...) over groups of channels.
+
+    Parameters
+    ----------
+    num_groups, num_channels : int
+        Groups, and the channels that they share out.
+    eps : float, default 1e-5
+        Added to the variance.
+    affine : bool, default True
+        Whether there are a weight and a bias, one each for a channel.
+    dtype : dtype, default float32
+        Of the parameters.
+
+    Raises
+    ------
+    ValueError
+        If the channels cannot be shared out evenly.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        *,
+        dtype: DTypeLike = np.float32,
+    ) -> None:
+        super().__init__()
+        if num_channels % num_groups:
+            raise ValueError(f"num_channels ({num_channels}) must be divisible by num_groups ({num_groups})")
+        self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
+        self.register_parameter("weight", Parameter(np.ones(num_channels, dtype)) if affine else None)
+        self.register_parameter("bias", Parameter(np.zeros(num_channels, dtype)) if affine else None)
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the normalised input (N, C, ...)."""
+        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """Return the options."""
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"

@@ -19,11 +19,11 @@ from .attention import MultiheadAttention
 from .conv import Conv2d
 from .linear import Linear
 from .module import Module
-from .normalization import BatchNorm, LayerNorm
+from .normalization import BatchNorm, GroupNorm, LayerNorm
 
 HALF = (Linear, Conv2d, MultiheadAttention)
 """Layers that see their input and their parameters in half precision; their outputs are in half."""
-SINGLE = (BatchNorm, LayerNorm, LogSoftmax, Softmax)
+SINGLE = (BatchNorm, GroupNorm, LayerNorm, LogSoftmax, Softmax)
 """Layers that see their input in float32; sums and exponentials lose too much in half."""
 
 

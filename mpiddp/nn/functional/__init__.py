@@ -3,15 +3,22 @@
 Imports ``autograd`` and ``nn.random``; one noun a file.
 """
 
-from .activation import log_softmax, relu, sigmoid, softmax, tanh
+from .activation import leaky_relu, log_softmax, logsigmoid, relu, sigmoid, silu, softmax, tanh
 from .attention import scaled_dot_product_attention
 from .conv import conv2d
 from .dropout import dropout, dropout2d
 from .embedding import embedding
 from .gelu import gelu
 from .linear import linear
-from .loss import cross_entropy, mse_loss, nll_loss
-from .normalization import batch_norm, layer_norm
+from .loss import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    l1_loss,
+    mse_loss,
+    nll_loss,
+    smooth_l1_loss,
+)
+from .normalization import batch_norm, group_norm, layer_norm
 from .pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from .shaping import cat, pad, stack
 
@@ -19,6 +26,7 @@ __all__ = [
     "adaptive_avg_pool2d",
     "avg_pool2d",
     "batch_norm",
+    "binary_cross_entropy_with_logits",
     "cat",
     "conv2d",
     "cross_entropy",
@@ -26,9 +34,13 @@ __all__ = [
     "dropout2d",
     "embedding",
     "gelu",
+    "group_norm",
+    "l1_loss",
     "layer_norm",
+    "leaky_relu",
     "linear",
     "log_softmax",
+    "logsigmoid",
     "max_pool2d",
     "mse_loss",
     "nll_loss",
@@ -36,6 +48,8 @@ __all__ = [
     "relu",
     "scaled_dot_product_attention",
     "sigmoid",
+    "silu",
+    "smooth_l1_loss",
     "softmax",
     "stack",
     "tanh",

@@ -24,6 +24,29 @@ class ReLU(Function):
         return grad * (self.result > 0)
 
 
+class LeakyReLU(Function):
+    """``x`` where it is positive, ``slope * x`` elsewhere; the gradient at 0 is ``slope``."""
+
+    def forward(self, x: Array, slope: float) -> Any:
+        self.factor = array_namespace(x).where(x > 0, x.dtype.type(1), x.dtype.type(slope))
+        return x * self.factor
+
+    def backward(self, grad: Array) -> Any:
+        return grad * self.factor
+
+
+class LogSigmoid(Function):
+    """``-log(1 + exp(-x))``, computed so that it cannot overflow."""
+
+    def forward(self, x: Array) -> Any:
+        xp = array_namespace(x)
+        self.x = x
+        return xp.minimum(x, 0) - xp.log1p(xp.exp(-abs(x)))
+
+    def backward(self, grad: Array) -> Any:
+        return grad * (0.5 - 0.5 * array_namespace(grad).tanh(0.5 * self.x))
+
+
 class LogSoftmax(Function):
     """``x - log(sum(exp(x)))`` along an axis."""
 
@@ -65,6 +88,11 @@ def relu(input: Any) -> Tensor:
     return ReLU.apply(input)
 
 
+def leaky_relu(input: Any, negative_slope: float = 0.01) -> Tensor:
+    """Return ``input`` where it is positive, and ``negative_slope * input`` elsewhere."""
+    return LeakyReLU.apply(input, negative_slope)
+
+
 def tanh(input: Any) -> Tensor:
     """Return the hyperbolic tangent."""
     return Tanh.apply(input)
@@ -73,6 +101,21 @@ def tanh(input: Any) -> Tensor:
 def sigmoid(input: Any) -> Tensor:
     """Return ``1 / (1 + exp(-input))``."""
     return Sigmoid.apply(input)
+
+
+def logsigmoid(input: Any) -> Tensor:
+    """Return the logarithm of :func:`sigmoid`, computed so that it cannot overflow."""
+    return LogSigmoid.apply(input)
+
+
+def silu(input: Any) -> Tensor:
+    """Return ``input * sigmoid(input)``.
+
+    References
+    ----------
+    S. Elfwing et al., Sigmoid-weighted linear units, Neural Networks 107, 2018.
+    """
+    return Sigmoid.apply(input) * input
 
 
 def _axis(dim: int | None, ndim: int) -> int:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from mpiddp.autograd.half import is_half
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
-from .activation import log_softmax
+from .activation import log_softmax, logsigmoid
 
 
 def _check_reduction(reduction: str) -> None:
@@ -199,16 +200,91 @@ def cross_entropy(
     return loss * (1 - label_smoothing) + smooth * (label_smoothing / input.shape[axis])
 
 
+def _difference(input: Any, target: Any) -> Tensor:
+    """Return ``input - target``, with a warning where shapes are not the same: (N, 1) less (N) is (N, N)."""
+    difference: Tensor = (input if isinstance(input, Tensor) else Tensor(input)) - target
+    shapes = tuple(input.shape), tuple(getattr(target, "shape", ()))
+    if shapes[0] != shapes[1]:
+        warnings.warn(
+            f"Using a target size ({shapes[1]}) that is different to the input size ({shapes[0]}). This will likely"
+            " lead to incorrect results due to broadcasting. Please ensure they have the same size.",
+            stacklevel=3,
+        )
+    return difference
+
+
 def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """Return the squared differences, their mean or their sum.
 
     Parameters
     ----------
     input, target : array or Tensor
-        Of one shape, or of shapes that NumPy broadcasts.
+        Of one shape; of shapes that NumPy broadcasts, with a warning.
     reduction : {'mean', 'sum', 'none'}
         What becomes of the differences.
     """
     _check_reduction(reduction)
-    difference = (input if isinstance(input, Tensor) else Tensor(input)) - target
+    difference = _difference(input, target)
     return _reduced(difference * difference, reduction)
+
+
+def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """Return the absolute differences, their mean or their sum; parameters as :func:`mse_loss`'s."""
+    _check_reduction(reduction)
+    return _reduced(_difference(input, target).abs(), reduction)
+
+
+def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """Return differences, squared where they are small, absolute where they are large; their mean or their sum.
+
+    Parameters
+    ----------
+    input, target, reduction
+        As :func:`mse_loss` takes them.
+    beta : float, default 1
+        Where one becomes the other: ``d * d / (2 beta)`` below it, ``d - beta / 2`` above; 0 is :func:`l1_loss`.
+
+    Raises
+    ------
+    RuntimeError
+        If ``beta`` is negative.
+    """
+    _check_reduction(reduction)
+    if beta < 0:
+        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
+    distance = _difference(input, target).abs()
+    small = distance.clamp(max=beta)
+    losses = distance - small + small * small / (2 * beta) if beta else distance
+    return _reduced(losses, reduction)
+
+
+def binary_cross_entropy_with_logits(
+    input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
+) -> Tensor:
+    """Return the cross entropy of two classes, of which ``sigmoid(input)`` is the probability of the second.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Scores of any shape.
+    target : array or Tensor
+        Of the same shape: 0, 1 or probabilities between, as floats.
+    weight : array, optional
+        Factor of each element; broadcasts.
+    reduction : {'mean', 'sum', 'none'}
+        What becomes of the losses.
+    pos_weight : array, optional
+        Factor of the targets that are 1; broadcasts.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ.
+    """
+    _check_reduction(reduction)
+    if target.shape != input.shape:
+        raise ValueError(f"Target size ({target.shape}) must be the same as input size ({input.shape})")
+    logarithm = logsigmoid(input)  # of the second class's probability; that of the first is smaller by input
+    positive = target if pos_weight is None else _like(pos_weight, input) * target
+    losses = (1 - target) * (input - logarithm) - positive * logarithm
+    return _reduced(losses if weight is None else losses * _like(weight, input), reduction)

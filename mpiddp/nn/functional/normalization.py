@@ -1,4 +1,4 @@
-"""Batch and layer normalisation. Imports ``autograd``."""
+"""Batch, group and layer normalisation. Imports ``autograd``."""
 # ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
@@ -152,6 +152,42 @@ def blend(running: Array, new: Array, momentum: float) -> None:
     """Move ``running``, in place, towards ``new`` by the share ``momentum``."""
     running *= 1 - momentum
     running += new * momentum
+
+
+def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """Normalise each sample over groups of channels.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Shape (N, C, ...).
+    num_groups : int
+        Groups, of C / num_groups channels each.
+    weight, bias : array or Tensor, optional
+        Shape (C).
+    eps : float, default 1e-5
+        Added to the variance.
+
+    Raises
+    ------
+    RuntimeError
+        If there are no such groups.
+
+    References
+    ----------
+    Y. Wu and K. He, Group normalization, ECCV 2018.
+    """
+    n, channels, *lengths = input.shape
+    if channels % num_groups:
+        raise RuntimeError(
+            "Expected number of channels in input to be divisible by num_groups, but got input of shape"
+            f" {list(input.shape)} and num_groups={num_groups}"
+        )
+    grouped = input.reshape(n, num_groups, channels // num_groups * math.prod(lengths))
+    output: Tensor = Normalize.apply(grouped, None, None, (2,), eps, []).reshape(input.shape)
+    if weight is not None:
+        output = output * along_channels(weight, input.ndim)
+    return output if bias is None else output + along_channels(bias, input.ndim)
 
 
 def layer_norm(

@@ -62,7 +62,8 @@ def test_conversions() -> None:
 
 def test_comparisons_hash_by_identity_and_compare_by_value() -> None:
     a, b = leaf(1, 2), leaf(1, 3)
-    assert (a == b).tolist() == [True, False] and (a < b).tolist() == [False, True]
+    assert (a == b).tolist() == a.eq(b).tolist() == [True, False] and (a < b).tolist() == [False, True]
+    assert a.eq(np.array([1, 1])).float().mean().item() == 0.5
     assert not (a >= b).requires_grad
     assert len({a, b, a}) == 2
 

@@ -55,11 +55,18 @@ SIMPLE: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     ("sigmoid", {}, (3, 4)),
     ("gelu", {}, (3, 40)),
     ("gelu", {"approximate": "tanh"}, (3, 40)),
+    ("leaky_relu", {}, (3, 4)),
+    ("leaky_relu", {"negative_slope": 0.3}, (3, 4)),
+    ("silu", {}, (3, 4)),
+    ("logsigmoid", {}, (3, 4)),
     ("softmax", {"dim": 1}, (3, 4)),
     ("softmax", {"dim": 0}, (3, 4, 2)),
     ("log_softmax", {"dim": -1}, (3, 4, 2)),
     ("log_softmax", {"dim": 1}, (3, 4)),
     ("layer_norm", {"normalized_shape": (4, 2)}, (3, 4, 2)),
+    ("group_norm", {"num_groups": 2}, (3, 4, 2, 3)),
+    ("group_norm", {"num_groups": 1}, (3, 4)),
+    ("group_norm", {"num_groups": 4, "eps": 1e-3}, (3, 4, 5)),
     ("max_pool2d", {"kernel_size": 2}, (2, 3, 6, 4)),
     ("max_pool2d", {"kernel_size": 2}, (2, 3, 7, 5)),
     ("max_pool2d", {"kernel_size": 3, "stride": 2, "padding": 1}, (2, 3, 7, 6)),
@@ -370,15 +377,82 @@ def test_cross_entropy_of_probabilities(shape: tuple[int, ...], reduction: str, 
     )
 
 
+DISTANCES = [
+    ("mse_loss", {}),
+    ("l1_loss", {}),
+    ("smooth_l1_loss", {}),
+    ("smooth_l1_loss", {"beta": 0.4}),
+    ("smooth_l1_loss", {"beta": 0.0}),
+]
+
+
+@DTYPES
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_mse(reduction: str) -> None:
+@pytest.mark.parametrize(("name", "options"), DISTANCES, ids=str)
+def test_losses_of_values(name: str, options: dict[str, Any], reduction: str, dtype: str) -> None:
     torch = pytest.importorskip("torch")
+    a, b = draw((3, 4), (3, 4))
+    b[0, 0] = a[0, 0]
     compare(
-        lambda a, b: F.mse_loss(a, b, reduction),
-        lambda a, b: torch.nn.functional.mse_loss(a, b, reduction=reduction),
-        draw((3, 4), (3, 4)),
-        "float64",
+        lambda a, b: getattr(F, name)(a, b, reduction, **options),
+        lambda a, b: getattr(torch.nn.functional, name)(a, b, reduction=reduction, **options),
+        [a, b],
+        dtype,
     )
+
+
+def test_losses_of_values_warn_of_other_shapes_as_torchs() -> None:
+    """(N, 1) less (N) is (N, N): a regression that learns the mean, without an error."""
+    torch = pytest.importorskip("torch")
+    a, b = draw((3, 1), (3,))
+    for name in ("mse_loss", "l1_loss", "smooth_l1_loss"):
+        with pytest.warns(UserWarning, match="Using a target size") as ours:
+            loss = getattr(F, name)(a, b)
+        assert ours[0].filename == __file__
+        with pytest.warns(UserWarning, match="Using a target size"):
+            expected = getattr(torch.nn.functional, name)(torch.from_numpy(a), torch.from_numpy(b))
+        assert loss.item() == pytest.approx(expected.item())
+
+
+@DTYPES
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("positive", [False, True])
+def test_binary_cross_entropy(reduction: str, weighted: bool, positive: bool, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    x, target = draw((5, 3))[0] * 20, np.random.default_rng(2).uniform(size=(5, 3))
+    target[0] = [0, 1, 1]
+    weight = np.array([0.5, 1, 2], dtype) if weighted else None
+    pos_weight = np.array([3, 1, 0.1], dtype) if positive else None
+    compare(
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y, weight, reduction, pos_weight),
+        lambda x, y: torch.nn.functional.binary_cross_entropy_with_logits(
+            x,
+            y,
+            None if weight is None else torch.from_numpy(weight),
+            reduction=reduction,
+            pos_weight=None if pos_weight is None else torch.from_numpy(pos_weight),
+        ),
+        [x, target],
+        dtype,
+    )
+
+
+def test_binary_cross_entropy_does_not_overflow() -> None:
+    x = Tensor(np.array([1e4, -1e4, 1e4, -1e4], np.float32), requires_grad=True)
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        loss = F.binary_cross_entropy_with_logits(x, np.array([1, 0, 0, 1], np.float32), reduction="none")
+        loss.sum().backward()
+    assert loss.tolist() == [0, 0, 1e4, 1e4] and x.grad.tolist() == [0, 0, 1, -1]
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (1, 4)])
+def test_group_norm_of_little(shape: tuple[int, ...]) -> None:
+    x = Tensor(np.ones(shape, np.float32), requires_grad=True)
+    layer = nn.GroupNorm(2, 4)
+    out = layer(x)
+    out.sum().backward()
+    assert out.shape == x.grad.shape == shape and layer.weight.grad.shape == (4,)
 
 
 @pytest.mark.filterwarnings("error")
@@ -467,6 +541,14 @@ def test_errors() -> None:
         F.dropout(x, 1.5)
     with pytest.raises(IndexError, match="index out of range"):
         F.embedding(np.array([3]), np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="must be the same as input size"):
+        F.binary_cross_entropy_with_logits(x, x[:, 0])
+    with pytest.raises(RuntimeError, match="does not support negative values for beta"):
+        F.smooth_l1_loss(x, x, beta=-1)
+    with pytest.raises(RuntimeError, match="divisible by num_groups"):
+        F.group_norm(x, 2)
+    with pytest.raises(ValueError, match="must be divisible by num_groups"):
+        nn.GroupNorm(2, 3)
     with pytest.raises(RuntimeError, match="either none or tanh"):
         F.gelu(x, "exact")
 

@@ -251,6 +251,46 @@ def test_containers() -> None:
     assert [type(m).__name__ for m in modules] == ["ReLU", "Tanh"]
 
 
+def test_module_dict_is_torchs() -> None:
+    torch = pytest.importorskip("torch")
+
+    def use(library: Any) -> list[Any]:
+        modules = library.ModuleDict({"a": library.Linear(1, 2), "b": library.ReLU()})
+        modules["c"] = library.Linear(2, 1, bias=False)
+        modules.update([("a", library.Linear(1, 1))])  # in its place
+        found = [list(modules), list(modules.keys()), len(modules), "b" in modules, "d" in modules]
+        found.append([(name, type(module).__name__) for name, module in modules.items()])
+        found += [list(modules.state_dict()), type(modules.pop("b")).__name__, list(modules)]
+        del modules["c"]
+        found += [[type(module).__name__ for module in modules.values()], modules["a"].bias is not None]
+        for wrong in (lambda: modules["b"], lambda: modules.update({"pop": library.ReLU()})):
+            with pytest.raises(KeyError):
+                wrong()
+        modules.clear()
+        return [*found, len(modules), len(library.ModuleDict([("x", library.ReLU())]))]
+
+    assert use(nn) == use(torch.nn)
+
+
+LOSSES: list[tuple[str, dict[str, Any]]] = [
+    ("MSELoss", {}),
+    ("L1Loss", {"reduction": "sum"}),
+    ("SmoothL1Loss", {"beta": 0.3}),
+    ("BCEWithLogitsLoss", {}),
+    ("BCEWithLogitsLoss", {"reduction": "none", "pos_weight": np.array([1, 2, 3], np.float32)}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), LOSSES, ids=str)
+def test_loss_layers(name: str, options: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    x, y = np.random.default_rng(0).uniform(size=(2, 4, 3)).astype(np.float32)
+    theirs = {key: torch.tensor(value) if hasattr(value, "shape") else value for key, value in options.items()}
+    ours, expected = getattr(nn, name)(**options), getattr(torch.nn, name)(**theirs)
+    assert list(ours.state_dict()) == list(expected.state_dict())
+    np.testing.assert_allclose(ours(x, y).data, expected(torch.tensor(x), torch.tensor(y)).numpy(), rtol=1e-5)
+
+
 def test_repr() -> None:
     torch = pytest.importorskip("torch")
 
@@ -289,10 +329,14 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("BatchNorm2d", (3,), {"track_running_stats": False}, (4, 3, 2, 2)),
     ("LayerNorm", ((4, 3),), {}, (2, 4, 3)),
     ("LayerNorm", (3,), {"elementwise_affine": False}, (2, 4, 3)),
+    ("GroupNorm", (2, 6), {}, (3, 6, 4, 2)),
+    ("GroupNorm", (3, 6), {"affine": False, "eps": 1e-3}, (3, 6)),
     ("MaxPool2d", (3, 2, 1), {}, (2, 3, 7, 7)),
     ("AvgPool2d", (2,), {}, (2, 3, 7, 7)),
     ("AdaptiveAvgPool2d", (1,), {}, (2, 3, 7, 7)),
     ("ReLU", (), {}, (2, 3)),
+    ("LeakyReLU", (0.2,), {}, (2, 3)),
+    ("SiLU", (), {}, (2, 3)),
     ("GELU", ("tanh",), {}, (2, 3)),
     ("Tanh", (), {}, (2, 3)),
     ("Sigmoid", (), {}, (2, 3)),

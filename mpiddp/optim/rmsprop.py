@@ -1,0 +1,121 @@
+"""``RMSprop``: steps scaled by a running mean of the gradient's square."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpiddp.device import array_namespace
+
+from .flat import Parameter, Stretch
+from .optimizer import Group, Optimizer, check_not_negative
+
+
+class RMSprop(Optimizer):
+    r"""RMSprop, with torch's arithmetic.
+
+    Parameters
+    ----------
+    params : iterable of Parameter or of dict
+        What to optimize; see :class:`Optimizer`.
+    lr : float, default 1e-2
+        Learning rate.
+    alpha : float, default 0.99
+        Decay of the mean of the gradient's square.
+    eps : float, default 1e-8
+        Added to the denominator.
+    weight_decay : float, default 0
+        Times the parameter, added to the gradient.
+    momentum : float, default 0
+        Share of the previous update that goes on.
+    centered : bool, default False
+        Divide by the gradient's deviation from its mean instead of its size.
+    maximize : bool, default False
+        Go up instead of down.
+
+    Raises
+    ------
+    ValueError
+        If an option is negative.
+
+    Notes
+    -----
+    With :math:`v \leftarrow \alpha v + (1 - \alpha) g^2`: :math:`p \leftarrow p - \eta g / (\sqrt{v} + \epsilon)`.
+
+    References
+    ----------
+    ``torch.optim.RMSprop``; G. Hinton, Neural Networks for Machine Learning, lecture 6 (2012); centered: A. Graves,
+    "Generating sequences with recurrent neural networks" (2013).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Parameter] | Iterable[Group],
+        lr: float = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        momentum: float = 0,
+        centered: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        check_not_negative(
+            **{
+                "learning rate": lr,
+                "epsilon value": eps,
+                "momentum value": momentum,
+                "weight_decay value": weight_decay,
+                "alpha value": alpha,
+            }
+        )
+        options = {
+            "lr": lr,
+            "alpha": alpha,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "centered": centered,
+            "maximize": maximize,
+        }
+        super().__init__(params, options)
+
+    def _update(self, stretch: Stretch, group: Group) -> None:
+        """Apply the formula of the class to one stretch."""
+        # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
+        lr, alpha, eps = float(group["lr"]), float(group["alpha"]), float(group["eps"])
+        momentum, decay = float(group["momentum"]), float(group["weight_decay"])
+        extra = ["momentum_buffer"] * (momentum > 0) + ["grad_avg"] * group["centered"]
+        for name in ("square_avg", *extra):
+            if name not in stretch.state:
+                stretch.new_state(name)
+        stretch.count_step()
+
+        xp = array_namespace(stretch.data)
+        for p, g, square, *others in stretch.blocks("square_avg", *extra):
+            update, product = self._scratch.like(p)
+            if group["maximize"]:
+                g = xp.negative(g, out=update)
+            if decay:
+                g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
+            square *= alpha
+            xp.multiply(g, 1 - alpha, out=product)
+            square += xp.multiply(product, g, out=product)
+            if group["centered"]:
+                mean = others[-1]
+                xp.subtract(g, mean, out=product)
+                mean += xp.multiply(product, 1 - alpha, out=product)
+                xp.multiply(mean, mean, out=product)
+                denominator = xp.subtract(square, product, out=product)
+                xp.sqrt(denominator, out=denominator)
+            else:
+                denominator = xp.sqrt(square, out=product)
+            denominator += eps
+            step = xp.divide(g, denominator, out=update)
+            if momentum > 0:
+                step = others[0]
+                step *= momentum
+                step += update
+            p -= xp.multiply(step, lr, out=product)
+
+
+__all__ = ["RMSprop"]
