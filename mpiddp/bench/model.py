@@ -1,16 +1,14 @@
 """What an all-reduce costs, as a sum of messages, bytes and additions: the formulas, and their fit to measured times.
 
-The time of a message is ``alpha + bytes * beta`` [1]_, that of a reduction ``bytes * gamma``. Where caches hold a part
-of an array only, beta grows by ``spill`` for the rest of it. With n bytes on p ranks, all in one place, where lg is the
-logarithm to base 2, rounded up:
+The time of a message is alpha + bytes * beta [1], that of a reduction bytes * gamma. Where caches hold a part of an
+array only, beta grows by spill for the rest of it. With n bytes on p ranks, all in one place, where lg is the logarithm
+to base 2, rounded up:
 
-==================  ======================================================================  ==================
-ring                2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma                      [2]_, [3]_
-rabenseifner        2 lg p alpha + 2 (p-1)/p n beta + (p-1)/p n gamma                       [3]_
-tree                lg p (alpha + n beta + n gamma)    (recursive doubling)                 [3]_
-reduce_broadcast    2 lg p (alpha + n beta) + lg p n gamma    (two binomial trees)          [3]_
-central             (p-1) (alpha + n beta + n gamma) + lg p (alpha + n beta)                what the root does
-==================  ======================================================================  ==================
+  ring                2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma                      [2, 3]
+  rabenseifner        2 lg p alpha + 2 (p-1)/p n beta + (p-1)/p n gamma                       [3]
+  tree                lg p (alpha + n beta + n gamma)    (recursive doubling)                 [3]
+  reduce_broadcast    2 lg p (alpha + n beta) + lg p n gamma    (two binomial trees)          [3]
+  central             (p-1) (alpha + n beta + n gamma) + lg p (alpha + n beta)                what the root does
 
 On k nodes of m ranks that share their node's link, a message between nodes has an alpha and beta of its own (far), and
 the link carries what all m ranks send. Ranks are placed node by node:
@@ -22,13 +20,11 @@ the link carries what all m ranks send. Ranks are placed node by node:
 * Hierarchical reduces and gathers in the node like Rabenseifner with m ranks; between, each of the m ranks does what a
   ring of k ranks does with its n/m bytes: 2 (k-1) far messages and, on the link, 2 (k-1)/k n bytes.
 
-References
-----------
-.. [1] R. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20, 1994.
-.. [2] P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
-   Parallel and Distributed Computing 69, 2009.
-.. [3] R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH",
-   International Journal of High Performance Computing Applications 19, 2005.
+[1] R. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20, 1994.
+[2] P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
+    Parallel and Distributed Computing 69, 2009.
+[3] R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH",
+    International Journal of High Performance Computing Applications 19, 2005.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _formulas() -> list[str]:
-    """Return the lines of the model's description that state formulas and sources."""
+    """Return the lines of the model's description that state formulas and sources: plain text, for it is printed."""
     assert model.__doc__ is not None
     return model.__doc__.strip().splitlines()[2:]
 

@@ -269,6 +269,7 @@ class Config:
         files = self.output is None
         yield files and self.resume != "no", f"--resume {self.resume} needs --output DIR, the folder of the run"
         yield files and self.log_ranks, "--log-ranks needs --output DIR, the folder to write the files in"
+        yield files and self.checkpoint_steps > 0, "--checkpoint-steps needs --output DIR, the folder to save them in"
         yield files and self.max_time is not None, "--max-time stops with a checkpoint: give --output DIR, its place"
         yield (
             self.data == "mnist" and self.data_dir is None,
@@ -284,6 +285,10 @@ class Config:
         yield (
             self.model == "transformer" and (self.data in DATA or self.data.partition(":")[0] in FILES),
             (f"--model transformer reads text, and --data {self.data} is images: give --data text:FILE"),
+        )
+        yield (
+            self.schedule == "cosine" and self.lr_min > self.lr,
+            (f"--lr-min {self.lr_min:g} is where the cosine ends, and above --lr {self.lr:g}, where it begins"),
         )
         naive = self.average == "naive"
         for each in dataclasses.fields(self):

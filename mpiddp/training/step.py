@@ -168,7 +168,13 @@ class Stepper:
         spoilt = [name for name, p in self.model.module.named_parameters() if not is_finite(p.data)]
         if ranks := _ranks_where(not outcome.finite):
             what = f"the loss is not finite on rank {ranks}"
-            cause = "finite parameters; look at this batch's inputs and at what the loss takes the logarithm of"
+            largest, name = max(
+                (float(abs(p.data).max()), name) for name, p in self.model.module.named_parameters() if p.size
+            )
+            cause = (
+                f"finite parameters, the largest {largest:.3g} in {name}; lower the learning rate if that is too large,"
+                " else look at this batch's inputs and at what the loss takes the logarithm of"
+            )
         else:
             what = f"the averaged gradient of {_listed(outcome.broken)} is not finite"
             guilty = _ranks_where(not self._own_gradient_is_finite(outcome.last))

@@ -292,6 +292,7 @@ def test_steps_that_are_left_out_are_said(tmp_path):
         done
     )
     assert "not finite on rank 0, 1 at step 24 (epoch 2), with finite parameters" in done.stderr, done
+    assert re.search(r"the largest \S+e\+2\d in layers\.\d\.weight; lower the learning rate", done.stderr), done
 
 
 @pytest.mark.once

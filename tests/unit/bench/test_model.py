@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from mpiddp.bench import model, predict, results
@@ -166,6 +168,7 @@ def test_command_predicts_from_a_file_without_mpi(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "error on 3 times of ring that the fit has not seen: median 0%, largest 0%" in text
     assert "Thakur" in text
+    assert not re.search(r"``|\]_|====|----|\.\. \[", text), "marks of a markup language are not for a terminal"
 
 
 @pytest.mark.parametrize(

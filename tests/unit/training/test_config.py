@@ -163,6 +163,8 @@ def test_nearest():
     [
         ({"resume": "auto"}, "--resume auto needs --output DIR"),
         ({"log_ranks": True}, "--log-ranks needs --output DIR"),
+        ({"checkpoint_steps": 5}, "--checkpoint-steps needs --output DIR"),
+        ({"schedule": "cosine", "lr": 0.1, "lr_min": 0.2}, r"--lr-min 0\.2 is .* above --lr 0\.1"),
         ({"skip_all_reduce_unused_params": True}, "goes with --find-unused-parameters: give both, or neither"),
         ({"max_time": "90"}, "--max-time stops with a checkpoint: give --output DIR"),
         ({"data": "text:a.txt"}, "--model net cannot read: take --model transformer"),
