@@ -78,9 +78,11 @@ class Index(Function):
 
 
 def _may_repeat(index: Any) -> bool:
-    """Tell whether an index can name an element twice: one that holds integer arrays can."""
+    """Tell whether an index can name an element twice: one that holds arrays or sequences of integers can."""
     parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(part, list) or (getattr(part, "ndim", 0) > 0 and part.dtype.kind != "b") for part in parts)
+    return any(
+        isinstance(part, list | tuple) or (getattr(part, "ndim", 0) > 0 and part.dtype.kind != "b") for part in parts
+    )
 
 
 class Join(Function):

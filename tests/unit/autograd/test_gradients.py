@@ -85,6 +85,8 @@ COMMON: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ("index new axis", lambda a: a[:, None, 1], draw((2, 3))),
     ("index repeated", lambda a: a[[0, 0, -1, 1, 0]], draw((3, 2))),
     ("index pairs", lambda a: a[[0, 1, 0], [2, 2, 2]], draw((2, 3))),
+    ("index pairs in tuples", lambda a: a[(0, 1, 0), (2, 2, 2)], draw((2, 3))),
+    ("index repeated in a tuple", lambda a: a[:, (0, 0, -1)], draw((2, 3))),
     ("index mask", lambda a: a[MASK], draw((2, 3))),
     ("iterate", lambda a: sum(row * row for row in a), draw((3, 2))),
 ]
