@@ -6,6 +6,7 @@ A benchmark is a module with a function ``run(arguments)`` that returns the exit
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +60,17 @@ def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected an integer from 0 on, got {text!r}")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a time for argparse."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, more than none, got {text!r}")
+    return found
 
 
 def _range(text: str) -> list[int]:
@@ -121,7 +133,7 @@ def _overlap(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bytes", type=size, default=size("64M"), metavar="SIZE", help="all gradients together (64M)")
     parser.add_argument("--buckets", type=positive, default=16, metavar="N", help="1 to so many buckets, doubling (16)")
     parser.add_argument("--layers", type=positive, default=64, metavar="N", help="pieces of the computation (64)")
-    parser.add_argument("--compute", type=float, metavar="SECONDS", help="of computation (as long as communication)")
+    parser.add_argument("--compute", type=seconds, metavar="SECONDS", help="of computation (as long as communication)")
     parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
     parser.add_argument("--no-symmetric", dest="symmetric", action="store_false", help="buckets in ordinary memory")
     _json(parser)
@@ -139,7 +151,7 @@ def _model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=_range, default=_range("2:1024"), metavar="A:B", help="powers of two (2:1024)")
     parser.add_argument("--per-node", type=positive, default=8, metavar="N", help="ranks on a node (8)")
     parser.add_argument("--bytes", type=size, default=size("100M"), metavar="SIZE", help="to reduce (100M)")
-    parser.add_argument("--compute", type=float, metavar="SECONDS", help="of backward (as long as communication)")
+    parser.add_argument("--compute", type=seconds, metavar="SECONDS", help="of backward (as long as communication)")
     parser.add_argument(
         "--from",
         dest="sources",

@@ -18,7 +18,6 @@ import numpy as np
 from mpiddp.typing import Array
 
 from . import upload
-from .batch_size import checked_batch_size
 from .dataset import Dataset, fetch
 from .global_batch import BatchShare
 from .sampler import BatchSampler, RandomSampler, SequentialSampler
@@ -134,7 +133,6 @@ class DataLoader:
                     "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last"
                 )
         else:
-            checked_batch_size(batch_size)
             if sampler is None:
                 sampler = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
             batch_sampler = BatchSampler(sampler, batch_size, drop_last)

@@ -52,7 +52,15 @@ def test_short_options_are_those_of_nccl_tests():
 
 @pytest.mark.parametrize(
     "given",
-    [["all_reduze"], ["all_reduce", "-b", "x"], ["all_reduce", "-n", "0"], ["all_reduce", "--dtype", "object"], []],
+    [
+        ["all_reduze"],
+        ["all_reduce", "-b", "x"],
+        ["all_reduce", "-n", "0"],
+        ["all_reduce", "--dtype", "object"],
+        ["overlap", "--compute", "-1"],
+        ["model", "--compute", "nan"],
+        [],
+    ],
     ids=" ".join,
 )
 def test_options_that_make_no_sense_are_usage_errors(given):
