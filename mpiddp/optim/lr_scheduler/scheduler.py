@@ -75,6 +75,12 @@ class LRScheduler(ABC):
 
     def _apply(self) -> None:
         """Set the groups' learning rates."""
+        groups = len(self.optimizer.param_groups)
+        if groups != len(self.base_lrs):
+            raise ValueError(
+                f"the schedule was made for {len(self.base_lrs)} parameter groups, and its optimizer has {groups} now:"
+                " add groups first, then make the schedule"
+            )
         self._last_lr = self.get_lr()
         for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = lr

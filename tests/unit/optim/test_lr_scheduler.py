@@ -168,6 +168,10 @@ def test_misuse() -> None:
         lr_scheduler.SequentialLR(opt, [lr_scheduler.StepLR(other, 1)], milestones=[])
     with pytest.raises(ValueError, match="total_steps OR"):
         lr_scheduler.OneCycleLR(opt, 0.1, epochs=3)
+    late = lr_scheduler.StepLR(other, 1)
+    other.add_param_group({"params": [Parameter()]})
+    with pytest.raises(ValueError, match="made for 2 parameter groups, and its optimizer has 3 now"):
+        late.step()
     schedule = lr_scheduler.OneCycleLR(opt, 0.1, total_steps=2)
     schedule.step()
     schedule.step()
