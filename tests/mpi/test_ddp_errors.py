@@ -81,8 +81,9 @@ def test_a_step_after_an_error_in_backward_is_good(
 def test_a_model_that_is_converted_after_wrapping_is_refused(world: World) -> None:
     ddp = DDP(mlp())
     ddp.module.convert(lambda array: array.astype(np.float64))
+    inputs, labels = batch(world.rng, 2)
     with pytest.raises(RuntimeError, match=r"was float32 when .* is float64 now"):
-        step_of(ddp, *batch(world.rng, 2))
+        step_of(ddp, inputs.astype(np.float64), labels)
     ddp.module.convert(lambda array: array.astype(np.float32)).zero_grad()
     for _ in range(2):
         ddp.zero_grad()
