@@ -1,6 +1,6 @@
 """The module: parameters, buffers and modules under names, and a ``forward``.
 
-Imports ``conversion``, ``parameter``, ``state`` and autograd's hooks.
+Imports ``autograd``, ``conversion``, ``parameter`` and ``state``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
-from mpiddp.autograd import RemovableHandle
+from mpiddp.autograd import RemovableHandle, Tensor
 from mpiddp.typing import Array
 
 from .conversion import conversion
@@ -112,7 +112,7 @@ class Module:
                 )
             self._modules[name] = None
         elif name in self._buffers:
-            self._buffers[name] = value
+            self._buffers[name] = _as_buffer(name, value)
         else:
             super().__setattr__(name, value)
 
@@ -158,20 +158,27 @@ class Module:
             )
         self._register("_parameters", name, param)
 
-    def register_buffer(self, name: str, tensor: Array | None, persistent: bool = True) -> None:
+    def register_buffer(self, name: str, tensor: Array | Tensor | None, persistent: bool = True) -> None:
         """Add an array that belongs to the model's state but is not trained.
 
         Parameters
         ----------
         name : str
             Its attribute.
-        tensor : array or None
-            Kept as it is.
+        tensor : array, Tensor or None
+            Kept as it is; of a tensor its array.
         persistent : bool, default True
             Whether ``state_dict`` holds it.
+
+        Raises
+        ------
+        TypeError
+            If it is something else.
+        KeyError
+            If the name cannot be an attribute, or is one already.
         """
         self._check_name(name, "buffer")
-        self._register("_buffers", name, tensor)
+        self._register("_buffers", name, _as_buffer(name, tensor))
         if not persistent:
             self._not_saved.add(name)
 
@@ -417,3 +424,12 @@ class Module:
             return f"{type(self).__name__}({extra})"
         lines = ([extra] if extra else []) + children
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
+
+
+def _as_buffer(name: str, value: Any) -> Array | None:
+    """Return the array that a buffer is to be."""
+    if isinstance(value, Tensor):
+        return value.data
+    if value is not None and not hasattr(value, "dtype"):
+        raise TypeError(f"cannot assign '{type(value).__name__}' object to buffer '{name}' (array or None required)")
+    return value  # type: ignore[no-any-return]

@@ -162,6 +162,11 @@ def test_attributes() -> None:
     assert not hasattr(net, "layers")
     net.offset = np.ones(4, np.float32)
     assert net.state_dict()["offset"] is net.offset
+    net.offset = Tensor(np.zeros(4, np.float32))
+    assert isinstance(net.offset, np.ndarray) and net.state_dict()["offset"] is net.offset
+    for assign in (lambda: setattr(net, "offset", 3), lambda: net.register_buffer("other", [1.0])):
+        with pytest.raises(TypeError, match=r"object to buffer '(offset|other)' \(array or None required\)"):
+            assign()
     with pytest.raises(AttributeError, match="'Net' object has no attribute 'nothing'"):
         _ = net.nothing
     with pytest.raises(KeyError, match="name can"):
