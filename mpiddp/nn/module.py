@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Self
 
 from mpiddp.autograd import RemovableHandle, Tensor
@@ -72,9 +73,9 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what ``forward`` returns, with the hooks run before and after it."""
         for hook in tuple(self._forward_pre_hooks.values()):
-            changed = hook(self, args)
+            changed = hook(self, args, kwargs)
             if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
+                args, kwargs = changed
         output = self.forward(*args, **kwargs)
         for hook in tuple(self._forward_hooks.values()):
             changed = hook(self, args, output)
@@ -362,9 +363,12 @@ class Module:
         fn(self)
         return self
 
-    def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call ``hook(module, args)`` before each forward; what it returns, unless None, replaces the arguments."""
-        return RemovableHandle(self._forward_pre_hooks, hook)
+    def register_forward_pre_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> RemovableHandle:
+        """Call ``hook(module, args)`` before each forward; what it returns, unless None, replaces the arguments.
+
+        With ``with_kwargs`` it is ``hook(module, args, kwargs)``, which returns None or a pair.
+        """
+        return RemovableHandle(self._forward_pre_hooks, hook if with_kwargs else partial(_positional, hook))
 
     def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> RemovableHandle:
         """Call ``hook(module, args, output)`` after each forward; what it returns, unless None, replaces the output."""
@@ -424,6 +428,12 @@ class Module:
             return f"{type(self).__name__}({extra})"
         lines = ([extra] if extra else []) + children
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
+
+
+def _positional(hook: Callable[..., Any], module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a hook that sees positional arguments only."""
+    changed = hook(module, args)
+    return None if changed is None else (changed if isinstance(changed, tuple) else (changed,), kwargs)
 
 
 def _as_buffer(name: str, value: Any) -> Array | None:

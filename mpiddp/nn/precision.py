@@ -69,11 +69,11 @@ class MixedPrecision:
         self._owners: list[Module] = []
         for layer in module.modules():
             if isinstance(layer, HALF):
-                layer.register_forward_pre_hook(self._to_half)
+                layer.register_forward_pre_hook(self._to_half, with_kwargs=True)
                 # Those of MultiheadAttention's own projection too, which is a Linear and comes by itself.
                 self._owners.append(layer)
             elif isinstance(layer, SINGLE):
-                layer.register_forward_pre_hook(self._to_single)
+                layer.register_forward_pre_hook(self._to_single, with_kwargs=True)
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
@@ -83,8 +83,9 @@ class MixedPrecision:
         for layer, parameters in zip(self._owners, kept, strict=True):
             for name, parameter in parameters.items():
                 if parameter is not None and parameter.dtype == np.float32:
-                    twin = twins.setdefault(id(parameter), parameter.to(self.dtype))
-                    layer._parameters[name] = twin
+                    if id(parameter) not in twins:
+                        twins[id(parameter)] = parameter.to(self.dtype)
+                    layer._parameters[name] = twins[id(parameter)]
         self._active = True
         try:
             yield
@@ -93,21 +94,21 @@ class MixedPrecision:
             for layer, parameters in zip(self._owners, kept, strict=True):
                 layer._parameters.update(parameters)
 
-    def _to_half(self, module: Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        return _cast(args, np.dtype(np.float32), self.dtype) if self._active else None
+    def _to_half(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _cast(args, kwargs, np.dtype(np.float32), self.dtype) if self._active else None
 
-    def _to_single(self, module: Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        return _cast(args, self.dtype, np.dtype(np.float32)) if self._active else None
+    def _to_single(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _cast(args, kwargs, self.dtype, np.dtype(np.float32)) if self._active else None
 
 
-def _cast(args: tuple[Any, ...], old: np.dtype[Any], new: np.dtype[Any]) -> tuple[Any, ...]:
-    """Return ``args`` with tensors and arrays of one dtype in another; the same object stays one object."""
+def _cast(args: tuple[Any, ...], kwargs: dict[str, Any], old: np.dtype[Any], new: np.dtype[Any]) -> Any:
+    """Return arguments with tensors and arrays of one dtype in another; the same object stays one object."""
     twins = {
         id(arg): arg.to(new) if isinstance(arg, Tensor) else arg.astype(new)
-        for arg in args
+        for arg in (*args, *kwargs.values())
         if getattr(arg, "dtype", None) == old
     }
-    return tuple(twins.get(id(arg), arg) for arg in args)
+    return tuple(twins.get(id(arg), arg) for arg in args), {key: twins.get(id(x), x) for key, x in kwargs.items()}
 
 
 class GradScaler:

@@ -192,6 +192,10 @@ def test_forward_hooks() -> None:
     first.remove()
     second.remove()
     assert layer(1) == 1
+    layer.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {"input": kwargs["input"] + 2}), with_kwargs=True
+    )
+    assert layer(input=1) == 3
 
 
 def test_convert_replaces_every_array() -> None:

@@ -118,6 +118,18 @@ def test_against_torchs_autocast(dtype: Any) -> None:
         np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=0.1, atol=8 * epsilon, err_msg=name)
 
 
+@HALVES
+def test_arguments_by_name_are_cast_too(dtype: Any) -> None:
+    nn.manual_seed(0)
+    model = nn.ModuleDict({"attend": nn.MultiheadAttention(4, 2), "norm": nn.LayerNorm(4)})
+    x = np.random.default_rng(0).standard_normal((3, 2, 4)).astype(np.float32)
+    with nn.MixedPrecision(model, dtype).autocast():
+        expected = model["attend"](x, x, x, need_weights=False)[0]
+        found = model["attend"](query=x, key=x, value=x, need_weights=False)[0]
+        assert model["norm"](input=found).dtype == np.float32
+    assert found.dtype == dtype and np.array_equal(found.data, expected.data)
+
+
 def test_outside_of_the_block_and_after_an_error_the_model_is_what_it_was() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     parameters = list(model.parameters())
