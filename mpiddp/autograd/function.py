@@ -1,7 +1,7 @@
 """The tape's node: an operation that remembers what its backward needs.
 
-Imports ``mode`` and ``variable``. A node points at the nodes (or leaves) that its inputs came from; there is no tape
-object: the chain of nodes behind a loss is the tape.
+Imports ``half``, ``mode`` and ``variable``. A node points at the nodes (or leaves) that its inputs came from; there is
+no tape object: the chain of nodes behind a loss is the tape.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from mpiddp.typing import Array, Shape
 
+from .half import sum_dtype
 from .hooks import Hooks
 from .mode import mode
 from .variable import Variable
@@ -151,7 +152,7 @@ def unbroadcast(grad: Array, shape: Shape) -> Array:
     extra = grad.ndim - len(shape)
     repeated = tuple(i + extra for i, n in enumerate(shape) if n == 1 and grad.shape[i + extra] != 1)
     axes = tuple(range(extra)) + repeated
-    return grad.sum(axis=axes, keepdims=True).reshape(shape) if axes else grad.reshape(shape)
+    return grad.sum(axis=axes, keepdims=True, dtype=sum_dtype(grad)).reshape(shape) if axes else grad.reshape(shape)
 
 
 def shape_of(operand: Any) -> Shape:

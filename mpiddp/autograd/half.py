@@ -22,6 +22,11 @@ def widened(x: Array) -> Array:
     return converted(x, np.float32) if is_half(x) else x
 
 
+def sum_dtype(x: Array) -> type | None:
+    """Return the dtype to add up in, None for NumPy's own: float16 overflows, and bfloat16 stops growing at 256."""
+    return np.float32 if is_half(x) else None
+
+
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """Return ``a @ b``.
 
@@ -52,6 +57,5 @@ def _is_of_bfloat16_stacks(a: Array, b: Array) -> bool:
 
 
 def total(a: Array, axis: int, out: Array | None = None) -> Array:
-    """Return the sum of ``a`` along an axis; of half precision it is a float32, because 256 + 1 is 256 in bfloat16."""
-    dtype = np.float32 if is_half(a) else None
-    return array_namespace(a).add.reduce(a, axis=axis, dtype=dtype, out=out)  # type: ignore[no-any-return]
+    """Return the sum of ``a`` along an axis; of half precision it is a float32."""
+    return array_namespace(a).add.reduce(a, axis=axis, dtype=sum_dtype(a), out=out)  # type: ignore[no-any-return]

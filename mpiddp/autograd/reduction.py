@@ -11,13 +11,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, Shape
 
 from .function import Function
-from .half import is_half, widened
+from .half import is_half, sum_dtype, widened
 
 Dim = int | tuple[int, ...] | list[int] | None
 
@@ -40,11 +38,6 @@ def reduced(shape: Shape, dim: Dim) -> int:
     return math.prod(n for n, kept in zip(shape, _kept(shape, dim), strict=True) if kept == 1)
 
 
-def _wide(a: Array) -> type | None:
-    """Return the dtype to add up in, where it is another: half precision would overflow, or stop growing."""
-    return np.float32 if is_half(a) else None
-
-
 def _rounded(result: Any, a: Array) -> Any:
     """Return what was added up of ``a`` in its dtype, where that is half precision."""
     return result.astype(a.dtype) if is_half(a) else result
@@ -56,7 +49,7 @@ class Sum(Function):
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
         dim = _axes(dim)
         self.shape, self.kept = a.shape, _kept(a.shape, dim)
-        return _rounded(a.sum(axis=dim, keepdims=keepdim, dtype=_wide(a)), a)
+        return _rounded(a.sum(axis=dim, keepdims=keepdim, dtype=sum_dtype(a)), a)
 
     def backward(self, grad: Array) -> Array:
         return array_namespace(grad).broadcast_to(grad.reshape(self.kept), self.shape)
@@ -68,7 +61,7 @@ class Mean(Sum):
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
         dim = _axes(dim)
         self.shape, self.kept, self.count = a.shape, _kept(a.shape, dim), reduced(a.shape, dim)
-        total = a.sum(axis=dim, keepdims=keepdim, dtype=_wide(a))
+        total = a.sum(axis=dim, keepdims=keepdim, dtype=sum_dtype(a))
         return _rounded(total / self.count if self.count else total + math.nan, a)
 
     def backward(self, grad: Array) -> Array:
@@ -111,7 +104,7 @@ class CumulativeSum(Function):
 
     def forward(self, a: Array, dim: int) -> Any:
         self.dim = dim
-        return _rounded(a.cumsum(axis=dim, dtype=_wide(a)), a)
+        return _rounded(a.cumsum(axis=dim, dtype=sum_dtype(a)), a)
 
     def backward(self, grad: Array) -> Array:
         xp = array_namespace(grad)

@@ -1,6 +1,6 @@
 """Operations that move values about: copy, reshape, transpose, expand, index, join, pad.
 
-Imports ``function``. Outputs of the others are views where NumPy makes views.
+Imports ``function`` and ``half``. Outputs of the others are views where NumPy makes views.
 """
 # ruff: noqa: D102 (forward and backward are Function's)
 
@@ -12,6 +12,7 @@ from mpiddp.device import array_namespace
 from mpiddp.typing import Array, Shape
 
 from .function import Function, unbroadcast
+from .half import widened
 
 
 class Copy(Function):
@@ -69,8 +70,10 @@ class Index(Function):
 
     def backward(self, grad: Array) -> Array:
         xp = array_namespace(grad)
+        repeats = _may_repeat(self.index)
+        grad = widened(grad) if repeats else grad
         result = xp.zeros(self.shape, dtype=grad.dtype)
-        if _may_repeat(self.index):
+        if repeats:
             xp.add.at(result, self.index, grad)
         else:
             result[self.index] = grad

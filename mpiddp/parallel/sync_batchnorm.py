@@ -9,11 +9,12 @@ import numpy as np
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.function import unbroadcast
+from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace, download
 from mpiddp.distributed import ProcessGroup, all_gather_single, all_reduce, is_initialized
 from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Module
-from mpiddp.nn.functional.normalization import affine, along_channels, blend
+from mpiddp.nn.functional.normalization import affine, along_channels, blend, rounded
 from mpiddp.nn.normalization import BatchNorm
 from mpiddp.typing import Array, DTypeLike
 
@@ -60,6 +61,7 @@ class _NormalizeAcrossRanks(Function):
         xp = array_namespace(x)
         self.axes, self.weight, self.group = (0, *range(2, x.ndim)), weight, group
         self.bias_shape = None if bias is None else bias.shape
+        dtype, x = x.dtype, widened(x)
         channels = x.shape[1]
         count = math.prod(x.shape[axis] for axis in self.axes)
         mine = xp.zeros(2 * channels + 1, dtype=np.float64)
@@ -84,10 +86,10 @@ class _NormalizeAcrossRanks(Function):
         self.normal = x - along_channels(means.astype(x.dtype), x.ndim)
         self.normal *= self.inverse
         statistics += [means, squares / (self.count - 1)]
-        return affine(self.normal, weight, bias)
+        return rounded(affine(self.normal, weight, bias), dtype, weight)
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        xp, normal, weight = array_namespace(grad), self.normal, self.weight
+        xp, normal, weight, grad = array_namespace(grad), self.normal, self.weight, widened(grad)
         for_x = for_weight = for_bias = None
         if self.needs(1) and weight is not None:
             for_weight = unbroadcast(grad * normal, weight.shape)

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
@@ -27,11 +28,12 @@ class Embedding(Function):
 
     def backward(self, grad: Array) -> Array:
         xp = array_namespace(grad)
-        table = self.out(0)
+        wide = widened(grad)
+        table = self.out(0) if wide is grad else None
         if table is None:
-            table = xp.empty(self.shape, dtype=grad.dtype)
+            table = xp.empty(self.shape, dtype=wide.dtype)
         table.fill(0)
-        xp.add.at(table, self.index.ravel(), grad.reshape(-1, self.shape[1]))
+        xp.add.at(table, self.index.ravel(), wide.reshape(-1, self.shape[1]))
         if self.padding_idx is not None:
             table[self.padding_idx] = 0
         return table

@@ -10,8 +10,9 @@ from typing import Any
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.function import unbroadcast
+from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace
-from mpiddp.typing import Array
+from mpiddp.typing import Array, DTypeLike
 
 
 class Normalize(Function):
@@ -33,6 +34,7 @@ class Normalize(Function):
         xp = array_namespace(x)
         self.axes, self.weight = axes, weight
         self.bias_shape = None if bias is None else bias.shape
+        dtype, x = x.dtype, widened(x)
         mean = x.mean(axis=axes, keepdims=True)
         centred = x - mean
         variance = xp.mean(centred * centred, axis=axes, keepdims=True)
@@ -40,10 +42,10 @@ class Normalize(Function):
         centred *= self.inverse
         self.normal = centred
         statistics += [mean, variance]
-        return affine(centred, weight, bias)
+        return rounded(affine(centred, weight, bias), dtype, weight)
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        xp, normal, weight = array_namespace(grad), self.normal, self.weight
+        xp, normal, weight, grad = array_namespace(grad), self.normal, self.weight, widened(grad)
         for_x = for_weight = for_bias = None
         if self.needs(1) and weight is not None:
             for_weight = unbroadcast(grad * normal, weight.shape)
@@ -84,6 +86,11 @@ def affine(normal: Array, weight: Array | None, bias: Array | None) -> Array:
     if bias is not None:
         result += bias
     return result
+
+
+def rounded(result: Array, dtype: DTypeLike, weight: Array | None) -> Array:
+    """Return what was computed in float32 in the dtype of the input, unless the weights are wider."""
+    return result if weight is not None and weight.dtype != dtype else result.astype(dtype, copy=False)
 
 
 def along_channels(value: Any, ndim: int) -> Any:

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
@@ -54,18 +55,18 @@ class AvgPool2d(Function):
     """The mean of each window, zeros of the margin included."""
 
     def forward(self, x: Array, window: Window) -> Array:
-        self.window = window
-        image = self.image = window.pad(batch_last(x))
+        image = widened(window.pad(batch_last(x)))
+        self.window, self.padded = window, image.shape
         first, *others = [image[seen] for _, _, seen in window.offsets()]
         result = first.copy(order="K")
         for view in others:
             result += view
         result *= result.dtype.type(1 / (len(others) + 1))
-        return batch_first(result)
+        return batch_first(result.astype(x.dtype, copy=False))
 
     def backward(self, grad: Array) -> Array:
-        window = self.window
-        total = array_namespace(grad).zeros_like(self.image, dtype=grad.dtype)
+        window, grad = self.window, widened(grad)
+        total = array_namespace(grad).zeros(self.padded, dtype=grad.dtype)
         share = batch_last(grad) * grad.dtype.type(1 / math.prod(window.kernel))
         for _, _, seen in window.offsets():
             total[seen] += share
@@ -85,10 +86,11 @@ class AdaptiveAvgPool2d(Function):
         result = xp.empty((*x.shape[:-2], *output), dtype=x.dtype)
         for i, rows in enumerate(self.bins[0]):
             for j, columns in enumerate(self.bins[1]):
-                result[..., i, j] = x[..., rows, columns].mean(axis=(-2, -1))
+                result[..., i, j] = widened(x[..., rows, columns]).mean(axis=(-2, -1))
         return result
 
     def backward(self, grad: Array) -> Array:
+        grad = widened(grad)
         total: Array = array_namespace(grad).zeros(self.shape, dtype=grad.dtype)
         for i, rows in enumerate(self.bins[0]):
             for j, columns in enumerate(self.bins[1]):

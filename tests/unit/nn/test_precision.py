@@ -43,6 +43,52 @@ def test_total_does_not_stop_growing(dtype: Any) -> None:
     assert total(np.ones((3, 2)), axis=0).dtype == np.float64
 
 
+MANY: list[tuple[str, tuple[Any, ...], tuple[int, ...], float]] = [
+    ("adaptive_avg_pool2d", (1,), (2, 3, 40, 40), 1),
+    ("avg_pool2d", (32,), (2, 3, 32, 32), 1),
+    ("layer_norm", ((1024,),), (3, 1024), 1),
+    ("layer_norm", ((64,),), (3, 64), 500),
+    ("batch_norm", (None, None, None, None, True), (1024, 3), 1),
+    ("group_norm", (1,), (3, 1024), 1),
+    ("softmax", (1,), (3, 1024), 1),
+    ("add", (), (1, 3), 1),
+    ("expand", (1024, 3), (1, 3), 1),
+    ("embedding", (), (2, 3), 1),
+    ("index", (), (2, 3), 1),
+]
+
+
+@HALVES
+@pytest.mark.parametrize(("name", "args", "shape", "scale"), MANY, ids=[f"{c[0]}{c[1]}{c[3]}" for c in MANY])
+def test_many_numbers_are_added_up_in_single(
+    name: str, args: tuple[Any, ...], shape: tuple[int, ...], scale: float, dtype: Any
+) -> None:
+    """In bfloat16 256 + 1 is 256, and in float16 the square of 256 infinite."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    data = (scale * rng.normal(1, 1, shape)).astype(dtype)
+    rows = np.arange(1024) % 2
+    ours, theirs = Tensor(data, requires_grad=True), torch.tensor(data.astype(np.float32), requires_grad=True)
+    if name == "add":
+        found, expected = ours + np.zeros((1024, 3), dtype), theirs + torch.zeros(1024, 3)
+    elif name == "expand":
+        found, expected = ours.expand(*args), theirs.expand(*args)
+    elif name == "index":
+        found, expected = ours[rows], theirs[torch.from_numpy(rows)]
+    elif name == "embedding":
+        found, expected = F.embedding(rows, ours), torch.nn.functional.embedding(torch.from_numpy(rows), theirs)
+    else:
+        found, expected = getattr(F, name)(ours, *args), getattr(torch.nn.functional, name)(theirs, *args)
+    weights = rng.normal(1, 1, found.shape).astype(dtype)
+    found.backward(weights)
+    expected.backward(torch.tensor(weights.astype(np.float32)))
+    assert found.dtype == ours.grad.dtype == dtype
+    epsilon = float(ml_dtypes.finfo(dtype).eps)
+    for one, other in ((found.data, expected.detach()), (ours.grad, theirs.grad)):
+        largest = float(other.abs().max())
+        np.testing.assert_allclose(one.astype(np.float32), other.numpy(), rtol=epsilon, atol=epsilon * largest)
+
+
 class Everything(nn.Module):
     def __init__(self) -> None:
         super().__init__()
