@@ -114,7 +114,10 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     time.sleep(_TURN_S * min(_rank, _LAST_TURN))
-    say(text if isinstance(text, str) else text())
+    try:
+        say(text if isinstance(text, str) else text())
+    except Exception:  # nobody else may end the job any more
+        say(traceback.format_exc())
     output.deliver()
     if running() and MPI.COMM_WORLD.size > 1:
         # mpi4py holds the interpreter while it aborts, so the backstop must not need it.

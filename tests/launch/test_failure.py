@@ -101,6 +101,21 @@ dist.init_process_group()
     assert said(job)[1][-1] == "ValueError: boom", job
 
 
+def test_reason_that_cannot_be_told_is_one_too():
+    program = """
+import mpiddp as dist
+from mpiddp.mpi import exit
+dist.init_process_group()
+if dist.get_rank() == 1:
+    exit.abort(lambda: 1 / 0, 7)
+dist.barrier()
+"""
+    job = mpirun(3, program, timeout_s=40)
+    assert_ended(job)
+    assert job.rc == 7, job
+    assert said(job)[1][-1] == "ZeroDivisionError: division by zero", job
+
+
 def test_same_exception_on_all_ranks_is_printed_once():
     job = mpirun(3, "import mpiddp as dist\ndist.init_process_group()\nraise ValueError('boom')", timeout_s=40)
     assert_ended(job)
