@@ -183,6 +183,8 @@ def discard() -> None:
 def disown(reason: str) -> None:
     """Forget all groups without freeing them, in a process that must not touch MPI; say ``reason`` when asked."""
     global _default, _made, _missing
+    for each in _groups:
+        each.link.closed = True
     _default, _made, _missing = None, 0, reason
     _groups.clear()
 
@@ -203,7 +205,8 @@ def member(given: GroupLike, operation: str) -> ProcessGroup | None:
         return _default
     if isinstance(given, ProcessGroup):
         if given.link.closed:
-            raise ValueError(f"{operation}: the process group has been destroyed; make a new one with new_group")
+            gone = "the process group has been destroyed; make a new one with new_group"
+            raise ValueError(f"{operation}: {gone if _missing is NOT_INITIALIZED else _missing}")
         return given
     if given == GroupMember.NON_GROUP_MEMBER:
         warnings.warn(
