@@ -261,7 +261,7 @@ def _limited(timeout_s: float, what: str = "init_process_group") -> Iterator[Non
     text = (
         f"{what} did not finish in {timeout_s:g} s: it waits for ranks that have not called it, and every rank has to"
     )
-    timer = threading.Timer(timeout_s, exit.abort, (text, EXIT_TIMEOUT))
+    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), exit.abort, (text, EXIT_TIMEOUT))
     timer.daemon = True
     timer.start()
     try:

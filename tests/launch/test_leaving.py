@@ -28,6 +28,7 @@ def jobs():
     alike = {**SLOW, **ENDINGS, "alone": ALONE, "exit code": "dist.barrier()\nsys.exit(75)"}
     all_jobs = {name: partial(run, body) for name, body in alike.items()}
     all_jobs["serialized"] = partial(run, SERIALIZED, env={"MPI4PY_RC_THREAD_LEVEL": "serialized"})
+    all_jobs["patient"] = partial(run, "dist.all_reduce(x)", env={"MPIDDP_TIMEOUT": "inf"})
     all_jobs |= {way: partial(run, FORKED.format(way=way)) for way in WAYS}
     with side_by_side(all_jobs) as futures:
         yield futures
@@ -128,14 +129,21 @@ def test_without_thread_multiple(jobs):
     assert_clean(jobs["serialized"].result())
 
 
+def test_time_without_end(jobs):
+    job = jobs["patient"].result()
+    assert_clean(job)
+    assert "Error" not in job.stderr, job
+
+
 def test_exit_code_is_kept(jobs):
     assert jobs["exit code"].result().rc == 75
 
 
-WAYS = ["dist.all_reduce(x)", "dist.new_group([0, 1])", "dist.init_process_group()"]
+WAYS = ["dist.all_reduce(x)", "dist.all_reduce(x, group=whole)", "dist.new_group([0, 1])", "dist.init_process_group()"]
 FORKED = """
 import os, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, from Python 3.12 on
+whole = dist.group.WORLD
 child = os.fork() if rank == 1 else -1
 if child == 0:
     try:
