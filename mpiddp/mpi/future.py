@@ -204,7 +204,11 @@ def collect_all(futures: Sequence[Future]) -> Future:
 
     def wait_for_each() -> None:
         for each in futures:
-            each.wait()
+            try:
+                each.wait()
+            except Exception:
+                if not each.done():  # it will not come; an error that has come is for who asks that future
+                    raise
 
     def count(_: Future) -> None:
         nonlocal left

@@ -342,6 +342,9 @@ def test_all_of_several_futures(world):
     failed = dist.Future()
     failed.set_exception(ValueError("mine"))
     assert dist.collect_all([made, failed]).wait() == [made, failed]
+    late = dist.Future()
+    threading.Timer(0.1, late.set_result, (8,)).start()
+    assert dist.collect_all([failed, late]).wait() == [failed, late]
     with pytest.raises(ValueError, match="mine"):
         dist.wait_all([made, failed])
 
