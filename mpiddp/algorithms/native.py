@@ -8,18 +8,18 @@ MPI 4.1, chapter 6, "Collective Communication".
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from mpiddp.errors import MismatchError
 from mpiddp.mpi import message
+from mpiddp.mpi.attach import address_of
 from mpiddp.mpi.library import MPI
 from mpiddp.mpi.link import Channel
-from mpiddp.mpi.message import as_bytes, chunks, countable, counted, movable
+from mpiddp.mpi.message import as_bytes, as_message, chunks, countable, counted, movable, size_of
 from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
-from mpiddp.mpi.work import All, Awaited, Each, Steps
+from mpiddp.mpi.work import All, Each, Steps
 from mpiddp.typing import Array
 
 
@@ -132,16 +132,37 @@ def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
 
     Messages of several operations keep their order, because all ranks submit these in one order.
     """
-    requests: list[Awaited] = []
+    requests = []
     for rank, x in _items(inputs):
         if rank != link.rank:
-            requests += [link.now.Isend([piece, MPI.BYTE], rank, _TAG) for piece in chunks(as_bytes(x))]
+            requests.append(link.now.Isend(as_message(x, x.nbytes), rank, _TAG))
         else:
             as_bytes(outputs[rank])[...] = as_bytes(x)
-    blocks = {rank: _Block(link, rank, output) for rank, output in _items(outputs) if rank != link.rank}
-    yield Each([*blocks.values(), *requests])
-    for block in blocks.values():
+    blocks = [_Block(link, rank, output) for rank, output in _items(outputs) if rank != link.rank]
+    yield Each([*blocks, *requests])
+    for block in blocks:
         block.check()
+
+
+def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequence[Array]:
+    """Return ``inputs``, or copies if what this rank sends of them shares memory of the host with ``outputs``."""
+    sent = [*inputs[:rank], *inputs[rank + 1 :]]
+    if all(x.base is None for x in (*outputs, *sent)):  # each has memory of its own
+        overlap = not {*map(id, outputs)}.isdisjoint(map(id, sent))
+    else:
+        overlap = _overlap(outputs, sent)
+    return [x.copy() for x in inputs] if overlap else inputs
+
+
+def _overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
+    """Tell whether one of ``outputs`` shares memory of the host with one of ``inputs``."""
+    sides = [(x, side) for side, xs in enumerate((outputs, inputs)) for x in xs if isinstance(x, np.ndarray) and x.size]
+    ends = [0, 0]
+    for start, size_bytes, side in sorted((address_of(x), x.nbytes, side) for x, side in sides):
+        if start < ends[1 - side]:
+            return True
+        ends[side] = max(ends[side], start + size_bytes)
+    return False
 
 
 _TAG = 1
@@ -164,41 +185,36 @@ class _Block:
     def __init__(self, link: Channel, source: int, x: Array) -> None:
         self._comm, self._source = link.now, source
         self._sender, self._receiver = link.ranks[source], link.ranks[link.rank]
-        self._pieces = deque(chunks(as_bytes(x)))
+        self._x = x
         self._request: MPI.Request | None = None
         self._fault = ""
         self._status = MPI.Status()
 
     def Test(self) -> bool:  # noqa: N802
-        """Tell whether all of it is there."""
-        while self._request is None or self._request.Test():
-            if not self._pieces:
-                return True
+        """Tell whether it is there."""
+        if self._request is None:
             message = self._comm.Improbe(self._source, _TAG, self._status)
             if message is None:
                 return False
-            self._accept(message)
-        return False
+            self._request = self._accepted(message)
+        return self._request.Test()
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until all of it is there."""
-        while True:
-            if self._request is not None:
-                self._request.Wait()
-            if not self._pieces:
-                return
-            self._accept(self._comm.Mprobe(self._source, _TAG, self._status))
+        """Block until it is there."""
+        if self._request is None:
+            self._request = self._accepted(self._comm.Mprobe(self._source, _TAG, self._status))
+        self._request.Wait()
 
-    def _accept(self, message: MPI.Message) -> None:
-        """Receive a piece where it belongs, or elsewhere, so that what is sent next is right, if it does not fit."""
-        piece, sent_bytes = self._pieces.popleft(), self._status.Get_count(MPI.BYTE)
-        if sent_bytes != piece.nbytes:
+    def _accepted(self, message: MPI.Message) -> MPI.Request:
+        """Begin to receive it where it belongs, or elsewhere if it does not fit, so that what is sent next is right."""
+        x, sent_bytes = self._x, size_of(self._status)
+        if sent_bytes != x.nbytes:
             self._fault = (
-                f"rank {self._sender} sends {sent_bytes} bytes to rank {self._receiver}, which expects {piece.nbytes}"
+                f"rank {self._sender} sends {sent_bytes} bytes to rank {self._receiver}, which expects {x.nbytes}"
                 " from it: what one rank sends must have the shape of what the other one has for it"
             )
-            piece = np.empty(sent_bytes, np.uint8)
-        self._request = message.Irecv([piece, MPI.BYTE])
+            x = np.empty(sent_bytes, np.uint8)
+        return message.Irecv(as_message(x, sent_bytes))
 
     def check(self) -> None:
         """Raise `MismatchError` if it was of another size than that of the array."""
@@ -217,18 +233,20 @@ def gather(link: Channel, outputs: Sequence[Array] | None, x: Array, root: int) 
 
 def scatter(link: Channel, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
     """Copy array r of root's ``inputs`` to rank r's ``x``."""
-    return _exchange(link, {root: x}, inputs or {})
+    return _exchange(link, {root: x}, _apart(inputs, [x], root) if inputs is not None else {})
 
 
 def all_to_all(link: Channel, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
     """Copy array s of rank r's ``inputs`` to array r of rank s's ``outputs``, for all r and s."""
-    return _exchange(link, outputs, inputs)
+    return _exchange(link, outputs, _apart(inputs, outputs, link.rank))
 
 
 def all_to_all_single(
     link: Channel, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
 ) -> Steps:
     """Copy consecutive blocks of ``x``, of the given lengths in bytes, to the ranks, and theirs to ``output``."""
+    if np.may_share_memory(output, x):
+        x = x.copy()
     return _exchange(link, _blocks(output, output_counts), _blocks(x, input_counts))
 
 

@@ -22,6 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
+from mpiddp.mpi.attach import address_of
 from mpiddp.mpi.board import NO_ROOT, comparing
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
@@ -155,9 +158,22 @@ def _own_slice(link: Link, start: int, stop: int, x: Array) -> tuple[int, int]:
     return start + edges[link.rank], start + edges[link.rank + 1]
 
 
+def _lies_in_others(part: Array, whole: Array, rank: int) -> bool:
+    """Tell whether an array shares memory with other blocks of one of such blocks than that of ``rank``.
+
+    Its own block may be read and written where it is, as it is nobody else's concern.
+    """
+    return np.may_share_memory(part, whole) and address_of(part) != address_of(whole) + rank * part.nbytes
+
+
 @comparing
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
+    if _lies_in_others(output, x, link.rank):
+        apart = np.empty_like(output)
+        yield from reduce_scatter(link, apart, x, op)
+        output[...] = apart
+        return
     factors: list[float] | None = None
     length, result = output.size, output.reshape(-1)
     blocks = x.reshape(link.size, length)
@@ -189,6 +205,8 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
 @comparing
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
     """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+    if _lies_in_others(x, output, link.rank):
+        x = x.copy()
     source = as_bytes(x)
     blocks = as_bytes(output).reshape(link.size, -1)
 

@@ -175,6 +175,36 @@ def test_all_to_all_single_uneven(world, dtype):
         assert same(output, expected)
 
 
+@pytest.mark.parametrize("count", [3, 2_000, 60_000, 700_000])
+@pytest.mark.parametrize("block", ["own", "first", "last"])
+def test_output_within_the_input_and_the_other_way_round(world, count, block):
+    mine = {"own": world.rank, "first": 0, "last": world.size - 1}[block]
+    for how, empty in itertools.product(both_ways(), [np.empty, dist.symmetric_empty]):
+        whole = empty((world.size, count))
+        whole[mine] = world.rank
+        end(dist.all_gather_single(whole, whole[mine], **how), how)
+        assert (whole == np.arange(world.size)[:, None]).all()
+        whole[...] = np.arange(world.size)[:, None] + world.rank
+        end(dist.reduce_scatter_single(whole[mine], whole, **how), how)
+        assert (whole[mine] == world.size * world.rank + sum(range(world.size))).all()
+
+
+@pytest.mark.parametrize("count", [3, 20_000, 700_000])
+def test_exchange_in_place(world, count):
+    given = np.arange(world.size)[:, None] + 10.0 * world.rank
+    for how in both_ways():
+        whole = np.tile(given, count)
+        end(dist.all_to_all_single(whole, whole, **how), how)
+        assert (whole == world.rank + 10 * np.arange(world.size)[:, None]).all()
+        whole[...] = given
+        end(dist.all_to_all(list(whole), list(whole), **how), how)
+        assert (whole == world.rank + 10 * np.arange(world.size)[:, None]).all()
+        whole[...] = given
+        root = world.rank == 0
+        end(dist.scatter(whole[-1], list(whole) if root else None, **how), how)
+        assert (whole[-1] == world.rank).all()
+
+
 def test_barrier(world):
     for how in both_ways():
         end(dist.barrier(**how), how)

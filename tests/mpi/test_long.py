@@ -61,6 +61,21 @@ def test_movements(world, dtype):
         assert all(map(same, outputs, xs))
 
 
+def test_block_that_does_not_fit(world):
+    if world.size == 1:
+        return
+    for size in (5, 15, 10):  # 5: as long as a piece of what is sent
+        x, given = np.zeros(size), [np.full(30, rank + 1.0) for rank in range(world.size)]
+        if world.rank == 0:
+            dist.scatter(np.zeros(30), given)
+        else:
+            with pytest.raises(dist.MismatchError, match=f"sends 240 bytes .* expects {8 * size} from it"):
+                dist.scatter(x)
+        x = np.zeros(30)
+        dist.scatter(x, given if world.rank == 0 else None)
+        assert (x == world.rank + 1).all()
+
+
 def test_messages(world):
     right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     for size in (4, 5, 10, 11, 12_345):
