@@ -6,13 +6,13 @@ operations on arrays.
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from mpiddp.algorithms import native
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
@@ -26,53 +26,36 @@ def _pickled(obj: object) -> Array:
     return np.frombuffer(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), dtype=np.uint8)
 
 
-def _unpickled(memory: Array, sizes: Array) -> list[Any]:
-    ends = list(itertools.accumulate(int(size) for size in sizes))
-    return [pickle.loads(memory[end - size : end].tobytes()) for end, size in zip(ends, sizes, strict=True)]
-
-
-def _all_gather(link: Link, obj: object) -> Steps:
-    data, sizes = _pickled(obj), np.empty(link.size, np.int64)
+def _all_gather(link: Link, data: Array) -> Steps:
+    sizes = np.empty(link.size, np.int64)
     yield link.now.Iallgather(np.array([data.size]), sizes)
-    memory = np.empty(sizes.sum(), np.uint8)
-    yield link.later.Iallgatherv(data, (memory, sizes.tolist()))
-    return _unpickled(memory, sizes)
+    received = [np.empty(size, np.uint8) for size in sizes]
+    yield from native.all_gather_list(link.after(), received, data)
+    return [pickle.loads(each.data) for each in received]
 
 
-def _gather(link: Link, obj: object, root: int) -> Steps:
-    data = _pickled(obj)
+def _gather(link: Link, data: Array, root: int) -> Steps:
     sizes = np.empty(link.size, np.int64) if link.rank == root else None
     yield link.now.Igather(np.array([data.size]), sizes, root)
-    if sizes is None:
-        yield link.later.Igatherv(data, None, root)
-        return None
-    memory = np.empty(sizes.sum(), np.uint8)
-    yield link.later.Igatherv(data, (memory, sizes.tolist()), root)
-    return _unpickled(memory, sizes)
+    received = None if sizes is None else [np.empty(size, np.uint8) for size in sizes]
+    yield from native.gather(link.after(), received, data, root)
+    return [pickle.loads(each.data) for each in received or ()]
 
 
-def _broadcast(link: Link, obj: object, root: int) -> Steps:
-    data = _pickled(obj) if link.rank == root else None
+def _broadcast(link: Link, data: Array | None, root: int) -> Steps:
     size = np.array([0 if data is None else data.size])
     yield link.now.Ibcast(size, root)
     memory = np.empty(size[0], np.uint8) if data is None else data
-    yield link.later.Ibcast(memory, root)
-    return pickle.loads(memory.tobytes())
+    yield from native.broadcast(link.after(), memory, root)
+    return pickle.loads(memory.data)
 
 
-def _scatter(link: Link, objs: Sequence[object] | None, root: int) -> Steps:
+def _scatter(link: Link, parts: Sequence[Array] | None, root: int) -> Steps:
     size = np.empty(1, np.int64)
-    if objs is None:
-        yield link.now.Iscatter(None, size, root)
-        memory = np.empty(size[0], np.uint8)
-        yield link.later.Iscatterv(None, memory, root)
-    else:
-        parts = [_pickled(obj) for obj in objs]
-        sizes = np.array([part.size for part in parts])
-        yield link.now.Iscatter(sizes, size, root)
-        memory = np.empty(size[0], np.uint8)
-        yield link.later.Iscatterv((np.concatenate(parts), sizes.tolist()), memory, root)
-    return pickle.loads(memory.tobytes())
+    yield link.now.Iscatter(None if parts is None else np.array([part.size for part in parts]), size, root)
+    memory = np.empty(size[0], np.uint8)
+    yield from native.scatter(link.after(), memory, parts, root)
+    return pickle.loads(memory.data)
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
@@ -100,7 +83,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     if found is None:
         return
     _expect_room(object_list, found, "all_gather_object", "object_list")
-    object_list[: found.size()] = perform("all_gather_object", found, False, (), _all_gather, obj)
+    object_list[: found.size()] = perform("all_gather_object", found, False, (), _all_gather, _pickled(obj))
 
 
 def _expect_room(objects: object, group: ProcessGroup, name: str, parameter: str) -> None:
@@ -148,7 +131,7 @@ def gather_object(
     _expect_on_root(object_gather_list, found, root, "object_gather_list", "destination")
     if object_gather_list:
         _expect_room(object_gather_list, found, "gather_object", "object_gather_list")
-    gathered = perform("gather_object", found, False, (), _gather, obj, root, root=root)
+    gathered = perform("gather_object", found, False, (), _gather, _pickled(obj), root, root=root)
     if object_gather_list:
         object_gather_list[: found.size()] = gathered
 
@@ -196,7 +179,8 @@ def broadcast_object_list(
     root = root_rank(found, src, group_src)
     if not isinstance(object_list, list) or not object_list:
         raise ValueError("object_list must be a list of at least one object")
-    received = perform("broadcast_object_list", found, False, (), _broadcast, object_list, root, root=root)
+    data = _pickled(object_list) if found.rank() == root else None
+    received = perform("broadcast_object_list", found, False, (), _broadcast, data, root, root=root)
     if len(received) != len(object_list):
         raise ValueError(
             f"broadcast_object_list: rank {found.ranks[root]} sent {len(received)} objects, but this rank's object_list"
@@ -240,12 +224,13 @@ def scatter_object_list(
     root = root_rank(found, src, group_src, default=0)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
-    inputs = scatter_object_input_list if found.rank() == root else None
-    if found.rank() == root and len(inputs or ()) != found.size():
-        raise ValueError(
-            f"scatter_object_list needs {found.size()} objects on the source rank, got {len(inputs or ())}"
-        )
-    scatter_object_output_list[0] = perform("scatter_object_list", found, False, (), _scatter, inputs, root, root=root)
+    parts = None
+    if found.rank() == root:
+        inputs = scatter_object_input_list or ()
+        if len(inputs) != found.size():
+            raise ValueError(f"scatter_object_list needs {found.size()} objects on the source rank, got {len(inputs)}")
+        parts = [_pickled(obj) for obj in inputs]
+    scatter_object_output_list[0] = perform("scatter_object_list", found, False, (), _scatter, parts, root, root=root)
 
 
 def send_object_list(
@@ -329,7 +314,7 @@ def recv_object_list(
     sender = recv(size, src=src, group=found, group_src=group_src)
     memory = np.empty(size[0], np.uint8)
     recv(memory, src=sender, group=found)
-    received = pickle.loads(memory.tobytes())
+    received = pickle.loads(memory.data)
     if len(received) != len(object_list):
         raise ValueError(f"rank {sender} sent {len(received)} objects, object_list has {len(object_list)} places")
     object_list[:] = received

@@ -92,10 +92,18 @@ def test_messages(world):
 
 
 def test_objects(world):
-    given = [{"rank": world.rank, "long": "x" * 1000 * rank} for rank in range(world.size)]
+    given = [{"rank": rank, "long": "x" * 1000 * rank} for rank in range(world.size)]
     found = [None] * world.size
     dist.all_gather_object(found, given[world.rank])
-    assert found == [{"rank": rank, "long": "x" * 1000 * rank} for rank in range(world.size)]
+    assert found == given
+    found = [None] * world.size if world.rank == 0 else None
+    dist.gather_object(given[world.rank], found)
+    assert found == (given if world.rank == 0 else None)
+    dist.scatter_object_list(one := [None], given if world.rank == 0 else None)
+    assert one == [given[world.rank]]
+    found = given if world.rank == 0 else [None] * world.size
+    dist.broadcast_object_list(found, 0)
+    assert found == given
 
 
 def test_datatypes_are_not_kept_for_ever(world):

@@ -107,6 +107,24 @@ def test_another_number_of_objects(world):
     dist.barrier()
 
 
+def test_what_cannot_be_pickled_was_not_called(world):
+    if world.size == 1:
+        return
+    group = dist.new_group([0, 1])
+    if world.rank == 0:
+        with pytest.raises((TypeError, AttributeError)):
+            dist.broadcast_object_list([lambda: 1], 0, group)
+        submitted = dist.barrier(group, async_op=True)
+        dist.send(np.zeros(1), 1)
+        with pytest.raises(dist.MismatchError, match="rank 0 calls barrier #1, rank 1 calls broadcast_object_list #1"):
+            submitted.wait()
+    if world.rank == 1:
+        dist.recv(np.zeros(1), 0)
+        with pytest.raises(dist.MismatchError):
+            dist.broadcast_object_list([None], 0, group)
+    dist.barrier()
+
+
 def test_what_cannot_be_pickled_is_the_senders_error_alone(world):
     with pytest.raises((TypeError, AttributeError)):
         dist.all_gather_object([None] * world.size, lambda: 1)
