@@ -110,6 +110,11 @@ def called(operation: str, asked: str | None) -> str:
     return operation if asked is None else f"{operation} by {asked}"
 
 
+def operation_of(name: str) -> str:
+    """Return which operation is `called` so."""
+    return name.partition(" by ")[0]
+
+
 for _operation in (*ONE_NODE, "all_gather_single", "reduce_scatter_single"):
     for _name in (*ALGORITHMS, *device_table.ALGORITHMS):
         board.kind(called(_operation, _name))  # so that ranks which did not ask can name what others asked for

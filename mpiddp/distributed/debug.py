@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from mpiddp.algorithms import select
 from mpiddp.device import is_device_array
 from mpiddp.errors import ArrayError, MismatchError
 from mpiddp.mpi.link import Link
@@ -128,6 +129,7 @@ class Observed:
 
     def __init__(self, name: str, algorithm: Callable[..., Steps], outputs: Sequence[Array]) -> None:
         self._name, self._algorithm, self._outputs = name, algorithm, outputs
+        self._equal_shapes = _EQUAL_SHAPES.get(select.operation_of(name))
         self._line = caller()
         self.watched: Watched | None = None
 
@@ -137,7 +139,7 @@ class Observed:
         digest = np.frombuffer(hashlib.blake2b(description.encode(), digest_size=8).digest(), np.int64)
         digests = np.empty(link.size, np.int64)
         twins: dict[int, tuple[Array, Array]] = {}
-        if self._name in _EQUAL_SHAPES:
+        if self._equal_shapes is not None:
             args = tuple(_twin(each, twins) for each in args)
         originals = [original for original, _ in twins.values()]
         self.watched = watched = Watched(self._name, originals)
@@ -156,8 +158,8 @@ class Observed:
         """Return what all ranks of the group must call alike."""
         text = f"{self._name} #{link.sequence}"
         arrays = [x for each in args for x in (each if isinstance(each, list) else [each]) if hasattr(x, "dtype")]
-        if self._name in _EQUAL_SHAPES and arrays:
-            text += f" of {arrays[0].dtype}" + (f" {arrays[0].shape}" if _EQUAL_SHAPES[self._name] else "")
+        if self._equal_shapes is not None and arrays:
+            text += f" of {arrays[0].dtype}" + (f" {arrays[0].shape}" if self._equal_shapes else "")
         names = list(inspect.signature(self._algorithm).parameters)[1:]
         for name, value in zip(names, args, strict=False):
             if name == "root":

@@ -58,6 +58,12 @@ CALLS = {
         r"\(4, 1\)",
         r"\(1, 4\)",
     ),
+    "shape by an algorithm": (
+        lambda x: dist.all_reduce(x, algorithm="ring"),
+        lambda x: dist.all_reduce(x.reshape(2, 2), algorithm="ring"),
+        r"all_reduce by ring #\d+ of float64 \(4,\)",
+        r"all_reduce by ring #\d+ of float64 \(2, 2\)",
+    ),
     "dtype": (lambda x: dist.all_reduce(x), lambda x: dist.all_reduce(x.astype(np.float32)), "float64", "float32"),
     "reduction": (lambda x: dist.all_reduce(x), lambda x: dist.all_reduce(x, Op.MAX), "by SUM", "by MAX"),
     "root": (
@@ -105,6 +111,7 @@ def test_what_may_differ(world, level):
 TOUCHES = {
     "all_reduce": lambda x, y, group: dist.all_reduce(x, group=group, async_op=True),
     "all_reduce in two steps": lambda x, y, group: dist.all_reduce(x, Op.MAX, group=group, async_op=True),
+    "all_reduce by an algorithm": lambda x, y, group: dist.all_reduce(x, group=group, async_op=True, algorithm="ring"),
     "broadcast": lambda x, y, group: dist.broadcast(x, 0, group=group, async_op=True),
     "reduce": lambda x, y, group: dist.reduce(x, 0, group=group, async_op=True),
     "all_gather": lambda x, y, group: dist.all_gather(list(y), x, group=group, async_op=True),
