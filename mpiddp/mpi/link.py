@@ -115,7 +115,8 @@ class Link(Channel):
         _created += 1
         self.world = world
         self.timeout_s = timeout_s
-        self.closed = False
+        self.closed = True
+        """Whether it cannot be used: it has come to its end, or is not complete yet."""
         self.comms: list[MPI.Comm] = [comm]
         """All communicators that it has."""
         world.deaths.concern_group(self)
@@ -124,6 +125,7 @@ class Link(Channel):
         except BaseException:
             self._abandon() if world.deaths.happened() else self._free()
             raise
+        self.closed = False
 
     def _connect(self, comm: MPI.Intracomm) -> None:
         """Make the communicators, and what they are for."""
@@ -298,6 +300,8 @@ class Link(Channel):
 
     def spoil(self, error: MismatchError | RankFailedError) -> None:
         """Give the group up: what its ranks have sent would meet what it was not meant for, or never be received."""
+        if self.closed:  # a rank has died while others were making the group, which is nobody's yet
+            return
         spoilt: Any = _Spoilt(error)
         for channel in (self, self.node, self.across):
             if channel is not None:

@@ -58,6 +58,12 @@ work.wait()
 """,
     "sending": "dies(); dist.send(np.ones(1 << 20), dst=victim)",
     "making a group": "dies(); dist.new_group([0]); dist.barrier()",
+    "in the middle of making a group": """
+from mpiddp.mpi.link import Link
+own = Link._own
+Link._own = lambda self, comm: (dies(), own(self, comm))[1]
+dist.new_group()
+""",
     "objects": "dies(); dist.all_gather_object([None] * size, 'x' * 1000)",
     "monitored_barrier": "dies(); dist.monitored_barrier()",
 }
