@@ -4,7 +4,7 @@ Those on lists of arrays are in `lists`, the exchanges of all with all in `excha
 given before anything is sent, and submits the steps of an algorithm; that is all in which they differ. ``src`` and
 ``dst`` are global ranks, ``group_src`` and ``group_dst`` ranks of the group. A call returns None, or a `Work` where
 ``async_op`` is true; on a rank that is not in the group it warns and returns None. Every array may be a NumPy or CuPy
-array, C-contiguous and in native byte order, or hold one (a Tensor).
+array, C-contiguous, aligned and in native byte order, or hold one (a Tensor).
 """
 
 from __future__ import annotations

@@ -69,12 +69,12 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
     TypeError
         If ``x`` is none of these, or holds Python objects.
     ArrayError
-        If it is not C-contiguous, not in native byte order, or read-only where it is written to; or if its library
-        does not give its memory away.
+        If it is not C-contiguous, not aligned, not in native byte order, or read-only where it is written to; or if its
+        library does not give its memory away.
     """
     if type(x) is np.ndarray and x.dtype in _codes:
         flags = x.flags
-        if flags.carray or (flags.c_contiguous and not writable):
+        if flags.carray or (flags.c_contiguous and flags.aligned and not writable):
             return x
     return _examine(x, operation, writable, name)
 
@@ -98,6 +98,8 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
     if not array.flags.c_contiguous:
         cure = "numpy.ascontiguousarray(x)" if ours else "a contiguous copy of it, such as torch's x.contiguous()"
         _refuse(operation, name, f"a C-contiguous array, {found} with strides {array.strides}", cure)
+    if isinstance(array, np.ndarray) and not array.flags.aligned:
+        _refuse(operation, name, f"an aligned array, {found} at an odd address", "x.copy()")
     if not array.dtype.isnative:
         _refuse(
             operation,

@@ -32,6 +32,7 @@ WRONG_ARRAYS = {
     "masked": (lambda: np.ma.ones(4), TypeError, "mask"),
     "not contiguous": (lambda: good((8,))[::2], ArrayError, "ascontiguousarray"),
     "transposed": (lambda: good((2, 3)).T, ArrayError, "strides"),
+    "not aligned": (lambda: np.zeros(17, np.uint8)[1:].view(np.float32), ArrayError, r"aligned .* x\.copy\(\)"),
     "byte-swapped": (lambda: good().astype(">f4"), ArrayError, "native byte order"),
     "read-only": (read_only, ArrayError, r"x\.copy\(\)"),
 }
