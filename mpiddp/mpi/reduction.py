@@ -89,8 +89,8 @@ _COMBINE = {
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Tell whether ``dtype`` is a real floating type; bfloat16, which NumPy knows only by registration, is one."""
-    return dtype.kind == "f" or dtype.name == "bfloat16"
+    """Tell whether ``dtype`` is a real floating type of NumPy's own, or bfloat16; not one of 8 bits."""
+    return (dtype.kind == "f" and dtype.isbuiltin == 1) or dtype.name == "bfloat16"
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:

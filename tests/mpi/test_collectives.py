@@ -275,3 +275,17 @@ def test_arrays_that_mpi_cannot_name(world):
     assert record["a"].tolist() == [world.size - 1] * 2
     with pytest.raises(TypeError, match="numbers"):
         dist.all_reduce(record)
+
+
+def test_floats_of_eight_bits_are_moved_and_not_reduced(world):
+    eight = pytest.importorskip("ml_dtypes").float8_e5m2  # for NumPy of kind "f", as no other of them
+    for count in (3, 100_000, 3_000_000):
+        x = np.full(count, world.rank + 1).astype(eight)
+        dist.broadcast(x, world.size - 1)
+        assert (x.astype(np.float32) == world.size).all()
+        output = np.zeros((world.size, count), eight)
+        dist.all_gather_single(output, x, algorithm="native")
+        assert (output.astype(np.float32) == world.size).all()
+        for call in (dist.all_reduce, lambda x: dist.reduce(x, 0)):
+            with pytest.raises(TypeError, match="numbers or booleans, got float8_e5m2"):
+                call(x)
