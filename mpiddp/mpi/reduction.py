@@ -8,6 +8,7 @@ PRODUCT. They know no float16 or bfloat16, and MIN and MAX over a NaN give on on
 from __future__ import annotations
 
 import functools
+import numbers
 import weakref
 from typing import Any, ClassVar
 
@@ -50,11 +51,22 @@ class ReduceOp:
         self.factor = factor
 
     def __call__(self, factor: float) -> ReduceOp:
-        """Return ``PREMUL_SUM`` with its factor: the same object for the same factor, as long as somebody has it."""
+        """Return ``PREMUL_SUM`` with its factor: the same object for the same factor, as long as somebody has it.
+
+        Raises
+        ------
+        RuntimeError
+            If this is another operation, or has a factor already.
+        TypeError
+            If the factor is no real number.
+        """
         if self.name != "PREMUL_SUM" or self.factor is not None:
             raise RuntimeError(f"only ReduceOp.PREMUL_SUM takes a factor, not {self}")
+        if not isinstance(factor, numbers.Real):
+            raise TypeError(f"the factor of {self} must be a real number, got {factor!r}")
+        factor = float(factor)
         # By what is printed, because 0.0 equals -0.0.
-        return _with_factor.setdefault((type(factor), repr(factor)), ReduceOp(self.name, self.value, factor))
+        return _with_factor.setdefault(repr(factor), ReduceOp(self.name, self.value, factor))
 
     def __repr__(self) -> str:
         return f"ReduceOp.{self.name}" + (f"({self.factor})" if self.factor is not None else "")
@@ -66,7 +78,7 @@ class ReduceOp:
         return ReduceOp.PREMUL_SUM, (self.factor,)
 
 
-_with_factor: weakref.WeakValueDictionary[tuple[type, str], ReduceOp] = weakref.WeakValueDictionary()
+_with_factor: weakref.WeakValueDictionary[str, ReduceOp] = weakref.WeakValueDictionary()
 
 
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")

@@ -161,6 +161,8 @@ def wrong_calls():
         (lambda: dist.all_reduce(x.view("S4"), Op.SUM), TypeError, "object collectives"),
         (lambda: Op.SUM(2.0), RuntimeError, "PREMUL_SUM"),
         (lambda: Op.PREMUL_SUM(2.0)(3.0), RuntimeError, "PREMUL_SUM"),
+        (lambda: Op.PREMUL_SUM(1j), TypeError, "real number"),
+        (lambda: Op.PREMUL_SUM("2"), TypeError, "real number"),
         (lambda: dist.all_reduce(x, group="x"), TypeError, "group"),
         (lambda: dist.barrier(timeout="x"), TypeError, "timeout"),
         (lambda: dist.monitored_barrier(timeout="x"), TypeError, "timeout"),
