@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from typing import Literal
 
@@ -51,6 +52,10 @@ def symmetric_empty(
 
     Raises
     ------
+    TypeError
+        If the shape is not of integers, or the dtype of Python objects.
+    ValueError
+        If the shape has a negative dimension, or there is no such device.
     MismatchError
         On every rank, if ranks ask for different sizes.
     DistError
@@ -67,7 +72,7 @@ def symmetric_empty(
     kind = np.dtype(dtype)
     if kind.hasobject:
         raise TypeError(f"symmetric_empty needs a dtype of numbers, got {kind}")
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    extents = tuple(map(operator.index, shape if np.iterable(shape) else (shape,)))
     if any(extent < 0 for extent in extents):
         raise ValueError(f"symmetric_empty needs a shape without negative dimensions, got {extents}")
     on_gpu = _checked(device) == "cuda"

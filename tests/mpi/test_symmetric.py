@@ -48,7 +48,7 @@ def several(world: Any) -> None:
         pytest.skip("one rank shares nothing")
 
 
-@pytest.mark.parametrize("shape", [(), 0, 1, (3, 0, 2), (7, 11), 100_003])
+@pytest.mark.parametrize("shape", [(), 0, 1, (3, 0, 2), (7, 11), 100_003, np.prod([3, 4]), np.array([2, 3])])
 @pytest.mark.parametrize("dtype", ["float32", "complex128", "bool"])
 def test_shape_and_dtype(world: Any, shape: Any, dtype: str) -> None:
     x = dist.symmetric_empty(shape, dtype)
