@@ -266,7 +266,8 @@ def get_world_size(group: GroupLike = None) -> int:
     return -1 if found is None else found.link.size
 
 
-def _known(given: GroupLike) -> ProcessGroup:
+def known(given: GroupLike) -> ProcessGroup:
+    """Return the group that is asked about; ValueError on a rank that is not in it."""
     found = resolve(given)
     if found is None:
         raise ValueError("Invalid process group specified: this rank is not a member of it")
@@ -288,7 +289,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     ValueError
         If it, or this process, is not a member (also for ``group.WORLD``).
     """
-    return _known(group).group_rank(global_rank)
+    return known(group).group_rank(global_rank)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
@@ -306,7 +307,7 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     ValueError
         If the group has no such rank, or this process is not a member.
     """
-    found = _known(group)
+    found = known(group)
     return found.ranks[found.checked(group_rank)]
 
 
@@ -328,7 +329,7 @@ def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
     ValueError
         If this process is not a member.
     """
-    return list(_known(group).ranks)
+    return list(known(group).ranks)
 
 
 def get_pg_count() -> int:

@@ -189,10 +189,7 @@ def get_backend(group: GroupLike = None) -> str:
     ValueError
         If this process is not a member, or before `init_process_group`.
     """
-    groups.get_process_group_ranks(group)  # type: ignore[arg-type]
-    found = groups.member(group, "get_backend")
-    assert found is not None, "that is refused above"
-    return backends.backend_of(found.link)
+    return backends.backend_of(groups.known(group).link)
 
 
 def get_backend_config(group: GroupLike = None) -> str:

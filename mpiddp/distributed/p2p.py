@@ -17,7 +17,7 @@ from mpiddp.mpi.work import Work
 from mpiddp.typing import ArrayLike
 
 from . import debug
-from .groups import GroupLike, ProcessGroup, default_group, member
+from .groups import GroupLike, ProcessGroup, as_rank, known, member
 from .perform import root_rank
 
 # Half the time of Operation(...), which a message of a few bytes feels.
@@ -26,9 +26,13 @@ _new_tuple = tuple.__new__
 
 def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
     largest = group.link.mailbox.max_tag
-    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= largest:
+    try:
+        found = as_rank(tag)  # what is an integer in a rank is one here
+    except TypeError:
+        found = -1
+    if not 0 <= found <= largest:
         raise ValueError(f"{name} needs a tag from 0 to {largest}, got {tag!r}")
-    return tag
+    return found
 
 
 def send(
@@ -67,7 +71,7 @@ def send(
     if to == found.link.rank:
         raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
     x = as_array(tensor, "send", writable=False)
-    _checked_tag(found, tag, "send")
+    tag = _checked_tag(found, tag, "send")
     link = found.link
     link.messages += 1
     what = _new_tuple(Operation, ("send", link, x, (link.ranks[to],), False, link.messages))
@@ -121,7 +125,7 @@ def isend(
         return None
     to = root_rank(found, dst, group_dst)
     x = as_array(tensor, "isend", writable=False)
-    _checked_tag(found, tag, "isend")
+    tag = _checked_tag(found, tag, "isend")
     link = found.link
     link.messages += 1
     what = _new_tuple(Operation, ("isend", link, x, (link.ranks[to],), False, link.messages))
@@ -185,7 +189,7 @@ def recv(
     link = found.link
     source, peers = _sources(found, src, group_src)
     x = as_array(tensor, "recv")
-    _checked_tag(found, tag, "recv")
+    tag = _checked_tag(found, tag, "recv")
     link.messages += 1
     what = _new_tuple(Operation, ("recv", link, x, peers, False, link.messages))
     if debug.on:
@@ -242,7 +246,7 @@ def irecv(
     link = found.link
     source, peers = _sources(found, src, group_src)
     x = as_array(tensor, "irecv")
-    _checked_tag(found, tag, "irecv")
+    tag = _checked_tag(found, tag, "irecv")
     link.messages += 1
     what = _new_tuple(Operation, ("irecv", link, x, peers, False, link.messages))
     if debug.on:
@@ -273,7 +277,8 @@ class P2POp:
     Raises
     ------
     ValueError
-        If ``op`` is another function, or the peer is given twice or not at all.
+        If ``op`` is another function, if the peer is given twice or not at all, or if it or this process is not in the
+        group.
     """
 
     def __init__(
@@ -289,7 +294,7 @@ class P2POp:
             raise ValueError(f"Invalid ``op``. Expected ``op`` to be isend or irecv of this package, got {op!r}")
         self.op = op
         self.tensor = tensor
-        self.group = default_group() if group is None else group
+        self.group = known(group)
         self.group_peer = root_rank(self.group, peer, group_peer)
         self.peer = self.group.ranks[self.group_peer]
         self.tag = tag
@@ -311,7 +316,9 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     Raises
     ------
     ValueError
-        If the list is empty, holds something else, or its operations are of different groups.
+        If the list is empty, holds something else, or its operations are of different groups; if a tag is too large.
+    TypeError, ArrayError
+        If a tensor is no array, or cannot be sent or written to as it is; then none of the operations has begun.
     """
     if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(each, P2POp) for each in p2p_op_list):
         raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type P2POp.")
@@ -319,6 +326,9 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         raise ValueError("batch_isend_irecv needs at least one P2POp")
     if any(each.group is not p2p_op_list[0].group for each in p2p_op_list):
         raise ValueError("All ops need to use the same group.")
+    for each in p2p_op_list:
+        as_array(each.tensor, each.op.__name__, writable=each.op is irecv)
+        _checked_tag(each.group, each.tag, each.op.__name__)
     ordered = sorted(range(len(p2p_op_list)), key=lambda index: p2p_op_list[index].op is not irecv)
     works: dict[int, Work] = {}
     for index in ordered:  # receives first, so that nothing arrives unexpected

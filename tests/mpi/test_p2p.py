@@ -72,7 +72,7 @@ def test_tags_select(world):
     works = [dist.isend(np.array([float(tag)]), right, tag=tag) for tag in (5, 0, 9)]
     for tag in (9, 5, 0):
         x = np.zeros(1)
-        dist.recv(x, left, tag=tag)
+        dist.recv(x, left, tag=np.int64(tag))
         assert x[0] == tag
     for each in works:
         each.wait()
@@ -229,6 +229,14 @@ def test_batch_refuses(world):
     with pytest.raises(ValueError, match="same group"):
         dist.batch_isend_irecv([op, dist.P2POp(dist.isend, np.ones(1), 0, other)])
     dist.destroy_process_group(other)
+    other = dist.new_group()
+    right = dist.P2POp(dist.irecv, np.ones(1), 0, other)
+    for tensor, tag in ((np.ones(4)[::2], 0), (None, 0), (np.ones(1), -1)):
+        with pytest.raises((TypeError, ValueError)):
+            dist.batch_isend_irecv([right, dist.P2POp(dist.isend, tensor, 0, other, tag)])
+    dist.destroy_process_group(other)  # nothing of it has begun
+    with pytest.raises(ValueError, match="not a member"):
+        dist.P2POp(dist.isend, np.ones(1), 0, dist.GroupMember.NON_GROUP_MEMBER)
     with pytest.raises(ValueError, match="Invalid ``op``"):
         dist.P2POp(dist.send, np.ones(1), 0)
     with pytest.raises(ValueError, match="both"):
