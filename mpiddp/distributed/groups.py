@@ -346,22 +346,16 @@ def destroy(given: GroupLike = None) -> None:
         raise TypeError(f"destroy_process_group needs a group made by new_group, or None for all, got {given!r}")
     if given is not None and given not in _groups:
         raise ValueError("Invalid process group specified: it has been destroyed already")
-    if given is not None and given is not _default:
-        _announce(given)
-        given.link.close()
-        del _groups[given]
-        return
     if _default is None:
         raise AssertionError("Process group cannot be None")
-    expect_idle()
-    for each in reversed(list(_groups)):
-        _announce(each)
-    for each in reversed(list(_groups)):
+    doomed = list(reversed(_groups)) if given is None or given is _default else [given]
+    for each in doomed:
+        each.link.expect_idle()
+    for each in doomed:
+        for action in before_destroy:
+            action(each)
+    for each in doomed:
         each.link.close()
-    _groups.clear()
-    _default, _made, _missing = None, 0, NOT_INITIALIZED
-
-
-def _announce(doomed: ProcessGroup) -> None:
-    for action in before_destroy:
-        action(doomed)
+        del _groups[each]
+    if not _groups:
+        _default, _made, _missing = None, 0, NOT_INITIALIZED

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp.distributed import groups
 from mpiddp.mpi import presence
 from mpiddp.mpi.library import MPI
 
@@ -225,15 +226,19 @@ def test_destroyed_group(world):
     assert total(None, 1) == world.size
 
 
-def test_a_group_with_operations_on_their_way_is_not_destroyed(world):
+def test_a_group_with_operations_on_their_way_is_not_destroyed(world, monkeypatch):
+    ended = []
+    monkeypatch.setattr(groups, "before_destroy", [*groups.before_destroy, ended.append])
     group = dist.new_group()
     x = np.zeros(1)
     receive = dist.irecv(x, world.rank, group=group)
     with pytest.raises(dist.DistError, match="not finished"):
         dist.destroy_process_group(group)
+    assert not ended
     dist.isend(np.ones(1), world.rank, group=group).wait()
     receive.wait()
     dist.destroy_process_group(group)
+    assert ended == [group]
 
 
 def test_subgroups(world):
