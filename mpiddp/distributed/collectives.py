@@ -68,7 +68,7 @@ def barrier(
         algorithm: Callable[..., Steps] = one_shot.barrier
     else:
         algorithm = native.barrier if found.link.one_node else agreement.barrier
-    return perform("barrier", found, async_op, (), algorithm, timeout=work.seconds(timeout))  # type: ignore[no-any-return]
+    return perform("barrier", found, async_op, (), algorithm, timeout_s=work.seconds(timeout))  # type: ignore[no-any-return]
 
 
 def _recorded(

@@ -8,7 +8,6 @@ limited in time, through the group's queue.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def perform(
     op: ReduceOp | None = None,
     root: int = NO_ROOT,
     layout: str = "",
-    timeout: timedelta | float | None = None,
+    timeout_s: float | None = None,
 ) -> Any:
     """Run an algorithm on a group, or submit it; return its Work, or what its steps return.
 
@@ -56,6 +55,8 @@ def perform(
         The reduction and the group rank of the root, which must be equal on all ranks.
     layout : str, optional
         Whatever else must be.
+    timeout_s : float, optional
+        How long it may take, in seconds; the group's timeout by default.
 
     Raises
     ------
@@ -63,7 +64,7 @@ def perform(
         If ranks of the node call something else.
     """
     link = group.link
-    blocking = not async_op and not work.unfinished and timeout is None
+    blocking = not async_op and not work.unfinished and timeout_s is None
     if blocking and type(algorithm) is OneShot and not debug.on:
         jobs = algorithm.jobs(link, *args)
         if not one_shot.at_once(link, (name, outputs[0] if outputs else None, op, count, root), jobs):
@@ -72,12 +73,13 @@ def perform(
             _remember(name, link, jobs[0], _kind(name, algorithm, like, op, layout), count, op, root)
         return None
     kind = _kind(name, algorithm, like, op, layout)
-    if debug.on:
-        return _perform_observed(name, link, kind, count, root, async_op, outputs, algorithm, args, timeout)
-    same = link.begin(kind, count, root)
+    observed = debug.Observed(name, algorithm, outputs) if debug.detail else None
+    same = link.begin(kind if observed is None else kind | board.AGREES, count, root)
     # Half the time of Operation(...), which is more than the rest of this function takes.
     what = _new_tuple(Operation, (name, link, outputs[0] if outputs else None, None, False, link.sequence))
-    if blocking and not link.world.deaths.survivable:
+    if debug.on:
+        debug.log(what)
+    elif blocking and not link.world.deaths.survivable:
         outer, operation.running = operation.running, what
         try:
             value = work.drive(algorithm(link, *args))
@@ -89,10 +91,11 @@ def perform(
         if not same:
             link.confirm(what.number)
         return value
-    steps = algorithm(link, *args)
+    steps = (observed or algorithm)(link, *args)
     submitted = link.queue.submit(steps if same else link.confirming(steps), what, list(outputs))
-    if timeout is not None:
-        submitted.limit(work.seconds(timeout))
+    if observed is not None and observed.watched is not None:
+        submitted.verify(observed.watched.check)
+    submitted.limit(timeout_s)
     if async_op:
         return submitted
     submitted.wait()
@@ -163,35 +166,6 @@ def _make_kind(key: _Key) -> int:
     if len(_kinds) > _MOST_KINDS:  # layouts come and go
         _kinds.clear()
     return number
-
-
-def _perform_observed(
-    name: str,
-    link: Link,
-    kind: int,
-    count: int,
-    root: int,
-    async_op: bool,
-    outputs: Sequence[Array],
-    algorithm: Callable[..., Steps],
-    args: tuple[Any, ...],
-    timeout: timedelta | float | None,
-) -> Any:
-    """Do what `perform` does, under the eyes of `debug`."""
-    same = link.begin(kind | board.AGREES if debug.detail else kind, count, root)
-    what = Operation(name, link, outputs[0] if outputs else None, number=link.sequence)
-    debug.log(what)
-    observed = debug.Observed(name, algorithm, outputs) if debug.detail else None
-    steps = (observed or algorithm)(link, *args)
-    submitted = link.queue.submit(steps if same else link.confirming(steps), what, list(outputs))
-    if observed is not None and observed.watched is not None:
-        submitted.verify(observed.watched.check)
-    if timeout is not None:
-        submitted.limit(work.seconds(timeout))
-    if async_op:
-        return submitted
-    submitted.wait()
-    return submitted.value
 
 
 def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
