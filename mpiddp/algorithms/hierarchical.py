@@ -32,7 +32,7 @@ from mpiddp.mpi.work import All, Steps
 from mpiddp.typing import Array
 
 from . import exchange
-from .agreement import Entry, meet
+from .agreement import Entry, common_segment_number, meet
 from .folding import accumulated_in, bounds, fold_rows
 from .reach import InPlace, Reach, attached, in_place, place_of
 
@@ -44,11 +44,13 @@ PIECE_BYTES = 1 << 20
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     entries: list[Entry] = yield from meet(link, "all_reduce", x, op, place=place_of(x))
-    nodes = [[entry for entry, where in zip(entries, link.nodes, strict=True) if where == node] for node in link.nodes]
-    mine, flat = nodes[link.rank], x.reshape(-1)
+    nodes: dict[int, list[Entry]] = {}
+    for entry, node in zip(entries, link.nodes, strict=True):
+        nodes.setdefault(node, []).append(entry)
+    mine, flat = nodes[link.nodes[link.rank]], x.reshape(-1)
     factors = None if op.factor is None else [entry.factor for entry in mine]
     reach: Reach | None = None
-    if all(len(told) == 1 or (told[0].segment and len({entry.segment for entry in told}) == 1) for told in nodes):
+    if all(len(told) == 1 or common_segment_number(told) > 0 for told in nodes.values()):
         reach = InPlace([flat]) if len(mine) == 1 else in_place(link.node, x, mine)
     elif not any(entry.segment for entry in entries):
         reach = yield from attached(link, x, mine)
@@ -58,11 +60,6 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
         yield from _in_the_scratch(link, flat, op, factors)
     else:
         yield from _by_messages(link, x, op)
-
-
-def _places(link: Link) -> int:
-    """Return how many ranks of each node take part in the crossing."""
-    return min(link.nodes.count(node) for node in link.nodes)
 
 
 def _others(link: Link) -> Channel | None:
@@ -76,7 +73,7 @@ def _where_they_lie(link: Link, reach: Reach, x: Array, op: ReduceOp, factors: l
     """Reduce arrays that this rank reaches on its node."""
     across = _others(link)
     if across is not None:
-        edges = bounds(x.size, _places(link), x.itemsize)
+        edges = bounds(x.size, link.places, x.itemsize)
         first, last = edges[link.node.rank], edges[link.node.rank + 1]
 
         def summed(start: int, stop: int) -> Array:
@@ -109,8 +106,8 @@ def _by_messages(link: Link, x: Array, op: ReduceOp) -> Steps:
     if x.nbytes > message.MAX_COUNT and x.size > 1:
         yield from exchange.in_turn(lambda _, piece: _by_messages(link, piece, op), link, x)
         return
-    places, across = _places(link), _others(link)
-    sizes = exchange.slice_sizes(x, places) + [0] * (link.node.size - places)
+    across = _others(link)
+    sizes = exchange.slice_sizes(x, link.places) + [0] * (link.node.size - link.places)
     sums: Array = yield from exchange.reduce_slices(link.node.after(), x, op, sizes, link.size)
     mine = np.empty(sums.size, x.dtype)
     if across is not None:

@@ -13,6 +13,7 @@ other (tried: both libraries hang), and whether another rank may block depends o
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import Any, NoReturn, Self, TypeAlias
 
 from mpiddp.errors import DistError, MismatchError, RankFailedError
@@ -148,6 +149,8 @@ class Link(Channel):
         """How a rank reaches those of the others on its node without."""
         self.nodes = tuple(self.world.nodes[rank] for rank in self.ranks)
         self.one_node = len(set(self.nodes)) == 1
+        self.places = min(Counter(self.nodes).values())
+        """Ranks of the node that has the fewest: so many of each can take part in what crosses nodes."""
         self.node: Channel = self if self.one_node else self._same_node()
         """The ranks of this node."""
         self.across: Channel | None = None if self.one_node else self._same_place()
@@ -192,8 +195,7 @@ class Link(Channel):
         return Channel(ranks, comm.rank, comm, self._own(comm.Dup()))
 
     def _same_place(self) -> Channel | None:
-        places = min(self.nodes.count(node) for node in self.nodes)
-        color = self.node.rank if self.node.rank < places else MPI.UNDEFINED
+        color = self.node.rank if self.node.rank < self.places else MPI.UNDEFINED
         comm = self.now.Split(color, self.nodes[self.rank])
         if comm == MPI.COMM_NULL:
             return None
