@@ -2,9 +2,9 @@
 
 With DETAIL every collective is preceded by an all-gather of 8 bytes: a digest of operation, sequence number, dtype,
 shape, root and reduction. Where digests differ, all ranks exchange what they call and raise the same `MismatchError`.
-Arrays of an asynchronous operation are copied, and the operation works on the copies: so whatever the program does to
-its arrays before ``wait()`` shows in their checksums, and is an error that names the line of the submission. Both
-cost time and memory, and serve to find a fault.
+Arrays of an asynchronous operation, unless it is a coalesced one, are copied, and the operation works on the copies: so
+whatever the program does to its arrays before ``wait()`` shows in their checksums, and is an error that names the line
+of the submission. Both cost time and memory, and serve to find a fault.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from mpiddp.algorithms import select
 from mpiddp.device import is_device_array
 from mpiddp.errors import ArrayError, MismatchError
+from mpiddp.mpi.board import Call
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Operation
@@ -125,10 +126,15 @@ class Observed:
         Its steps.
     outputs : sequence of arrays
         The arrays that hold the result.
+    kind, count, root : int
+        What the board, which leaves it to this, would compare.
     """
 
-    def __init__(self, name: str, algorithm: Callable[..., Steps], outputs: Sequence[Array]) -> None:
+    def __init__(
+        self, name: str, algorithm: Callable[..., Steps], outputs: Sequence[Array], kind: int, count: int, root: int
+    ) -> None:
         self._name, self._algorithm, self._outputs = name, algorithm, outputs
+        self._call = kind, count, root
         self._equal_shapes = _EQUAL_SHAPES.get(select.operation_of(name))
         self._line = caller()
         self.watched: Watched | None = None
@@ -136,7 +142,8 @@ class Observed:
     def __call__(self, link: Link, *args: Any) -> Steps:
         """Return the steps: compare, do it on copies, compare checksums, copy the results back."""
         description = self._describe(link, args)
-        digest = np.frombuffer(hashlib.blake2b(description.encode(), digest_size=8).digest(), np.int64)
+        told = f"{description} {self._call}"
+        digest = np.frombuffer(hashlib.blake2b(told.encode(), digest_size=8).digest(), np.int64)
         digests = np.empty(link.size, np.int64)
         twins: dict[int, tuple[Array, Array]] = {}
         if self._equal_shapes is not None:
@@ -156,10 +163,10 @@ class Observed:
 
     def _describe(self, link: Link, args: Sequence[Any]) -> str:
         """Return what all ranks of the group must call alike."""
-        text = f"{self._name} #{link.sequence}"
-        arrays = [x for each in args for x in (each if isinstance(each, list) else [each]) if hasattr(x, "dtype")]
-        if self._equal_shapes is not None and arrays:
-            text += f" of {arrays[0].dtype}" + (f" {arrays[0].shape}" if self._equal_shapes else "")
+        if not self._equal_shapes:
+            return str(Call(link.sequence, *self._call))
+        x = next(x for each in args for x in (each if isinstance(each, list) else [each]) if hasattr(x, "dtype"))
+        text = f"{self._name} #{link.sequence} of {x.dtype} {x.shape}" + (" on a device" if is_device_array(x) else "")
         names = list(inspect.signature(self._algorithm).parameters)[1:]
         for name, value in zip(names, args, strict=False):
             if name == "root":

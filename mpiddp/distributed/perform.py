@@ -73,7 +73,7 @@ def perform(
             _remember(name, link, jobs[0], _kind(name, algorithm, like, op, layout), count, op, root)
         return None
     kind = _kind(name, algorithm, like, op, layout)
-    observed = debug.Observed(name, algorithm, outputs) if debug.detail else None
+    observed = debug.Observed(name, algorithm, outputs, kind, count, root) if debug.detail else None
     same = link.begin(kind if observed is None else kind | board.AGREES, count, root)
     # Half the time of Operation(...), which is more than the rest of this function takes.
     what = _new_tuple(Operation, (name, link, outputs[0] if outputs else None, None, False, link.sequence))

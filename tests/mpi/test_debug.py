@@ -64,6 +64,18 @@ CALLS = {
         r"all_reduce by ring #\d+ of float64 \(4,\)",
         r"all_reduce by ring #\d+ of float64 \(2, 2\)",
     ),
+    "list": (
+        lambda x: dist.all_gather([x[:1].copy() for _ in range(dist.get_world_size())], x[:1].copy()),
+        lambda x: dist.all_gather([x.copy() for _ in range(dist.get_world_size())], x),
+        r"all_gather #\d+ of \d+ float64 elements",
+        r"all_gather #\d+ of \d+ float64 elements",
+    ),
+    "layout": (
+        lambda x: dist.all_reduce_coalesced([x, x[:2].copy()]),
+        lambda x: dist.all_reduce_coalesced([x[:2].copy(), x]),
+        "all_reduce_coalesced #.*whose sizes come to",
+        "all_reduce_coalesced #.*whose sizes come to",
+    ),
     "dtype": (lambda x: dist.all_reduce(x), lambda x: dist.all_reduce(x.astype(np.float32)), "float64", "float32"),
     "reduction": (lambda x: dist.all_reduce(x), lambda x: dist.all_reduce(x, Op.MAX), "by SUM", "by MAX"),
     "root": (
