@@ -208,6 +208,27 @@ def test_cast_returns_the_gradient_in_the_first_dtype() -> None:
     assert x.to(np.float32) is x
 
 
+def test_gradients_that_come_through_casts_are_added_in_the_first_dtype() -> None:
+    x = Tensor([1.0], requires_grad=True)
+    y = x * 1
+    (y.to(np.float16).to(np.float32) + y.to(np.float16).to(np.float32)).backward(np.array([40_000], np.float32))
+    np.testing.assert_array_equal(x.grad, [80_000])  # infinite in float16
+
+
+def test_a_function_may_keep_a_dtype() -> None:
+    class Widen(Function):
+        def forward(self, x: np.ndarray) -> np.ndarray:
+            self.dtype = x.dtype
+            return x.astype(np.float64)
+
+        def backward(self, grad: np.ndarray) -> np.ndarray:
+            return grad * (self.dtype == np.float32)
+
+    x = Tensor([1.0], requires_grad=True)
+    Widen.apply(x).sum().backward()
+    np.testing.assert_array_equal(x.grad, [1])
+
+
 def test_mixed_dtypes_leave_the_leaf_its_own() -> None:
     x = Tensor([1.0, 2.0], requires_grad=True)
     (x * np.array([3.0, 4.0])).sum().backward()
