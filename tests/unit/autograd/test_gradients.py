@@ -161,6 +161,13 @@ def test_half_precision_is_added_up_in_single(name: str) -> None:
     assert x.grad is not None and x.grad.dtype == name and x.grad[0, 0] > 0
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_half_precision_stays_half(name: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    x = Tensor(np.arange(4).astype(name))
+    assert x.sigmoid().dtype == name and x.var().dtype == name
+
+
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:divide by zero", "ignore:.*degrees of freedom")
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1,), (1, 3)])
 @pytest.mark.parametrize("name", ["sum", "mean", "var"])
