@@ -167,7 +167,7 @@ class Sigmoid(Function):
     """``1 / (1 + exp(-a))``, by way of tanh, which overflows nowhere."""
 
     def forward(self, a: Array) -> Any:
-        self.result = 0.5 * array_namespace(a).tanh(0.5 * a) + 0.5
+        self.result = (array_namespace(a).tanh(a / 2) + 1) / 2  # by 0.5 bfloat16 would become float32
         return self.result
 
     def backward(self, grad: Array) -> Any:

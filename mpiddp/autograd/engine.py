@@ -100,9 +100,9 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
         else:
             if grad.__class__ is not np.ndarray:
                 stand_at(grad)
-            if grad.dtype != node.dtype:
+            if grad.dtype != node.output_dtype:
                 # Of an operation that mixed dtypes: one float64 in a loss would make the whole backward float64.
-                grad = converted(grad, node.dtype)
+                grad = converted(grad, node.output_dtype)
             if node.hooks:
                 grad = _run_hooks(node.hooks, grad)
             results = type(node).backward(node, grad)

@@ -68,8 +68,8 @@ class Function:
     """For each input the node or the leaf that its gradient goes to, None without one; None as a whole once freed."""
     sequence: int
     """Grows with every node: an order in which every node comes after its inputs'."""
-    dtype: np.dtype[Any]
-    """Of the output, and of the gradient that backward gets."""
+    output_dtype: np.dtype[Any]
+    """In which backward gets its gradient; its name is none that a subclass would keep something under."""
     hooks: Hooks | None = None
     """Hooks on the gradient of the output."""
     saved_tensors: tuple[Any, ...] = ()
@@ -104,7 +104,7 @@ class Function:
         output.data = np.asarray(data) if isinstance(data, np.generic) else data
         if recorded:
             node.sequence = next(_sequence)
-            node.dtype = output.data.dtype
+            node.output_dtype = output.data.dtype
             output.requires_grad = True
             output.grad_fn = node
         return output

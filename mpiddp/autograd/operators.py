@@ -179,7 +179,9 @@ class Operators(Variable):
         """Return the variance over axes, divided by the number of elements less ``correction``."""
         squares = (self - self.mean(dim, keepdim=True)) ** 2
         count = reduction.reduced(self.data.shape, dim)
-        return squares.mean(dim, keepdim) * (count / (count - correction) if count > correction else math.inf)
+        mean = squares.mean(dim, keepdim)
+        # A float of Python would make bfloat16 float32.
+        return mean * mean.data.dtype.type(count / (count - correction) if count > correction else math.inf)
 
     def amax(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Return the largest values over axes; equal ones share the gradient."""

@@ -172,7 +172,7 @@ def as_bytes(x: Array) -> Array:
 
 @functools.cache
 def _is_named(dtype: np.dtype[Any]) -> bool:
-    return dtype.isbuiltin == 1 and dtype.kind in "biufc" and dtype.char not in "egG"
+    return dtype.isbuiltin != 2 and dtype.kind in "biufc" and dtype.char not in "egG"
 
 
 def movable(x: Array) -> Array:

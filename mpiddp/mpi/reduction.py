@@ -102,7 +102,8 @@ _COMBINE = {
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Tell whether ``dtype`` is a real floating type of NumPy's own, or bfloat16; not one of 8 bits."""
-    return (dtype.kind == "f" and dtype.isbuiltin == 1) or dtype.name == "bfloat16"
+    # 2 is a registered dtype's; an unpickled array's float32 has 0 where others have 1.
+    return (dtype.kind == "f" and dtype.isbuiltin != 2) or dtype.name == "bfloat16"
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:

@@ -186,6 +186,9 @@ class Module:
     def register_module(self, name: str, module: Module | None) -> None:
         """Add a module under ``name``, as assigning it to an attribute does."""
         self._check_name(name, "module")
+        if not isinstance(module, Module | None):
+            kind = type(module).__name__
+            raise TypeError(f"cannot assign '{kind}' object to module '{name}' (Module or None required)")
         self._register("_modules", name, module)
 
     add_module = register_module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -289,3 +290,11 @@ def test_floats_of_eight_bits_are_moved_and_not_reduced(world):
         for call in (dist.all_reduce, lambda x: dist.reduce(x, 0)):
             with pytest.raises(TypeError, match="numbers or booleans, got float8_e5m2"):
                 call(x)
+
+
+def test_arrays_that_were_pickled(world):
+    for dtype in (np.float16, np.float32, np.float64):
+        x = pickle.loads(pickle.dumps(np.arange(3, dtype=dtype)))
+        assert x.dtype.isbuiltin != np.dtype(dtype).isbuiltin, "NumPy tells them apart"
+        dist.all_reduce(x, op=dist.ReduceOp.PREMUL_SUM(2.0**-7))  # a factor that no other test has
+        assert x.tolist() == [0, 2.0**-7 * world.size, 2.0**-6 * world.size]

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace
@@ -18,7 +20,7 @@ from .window import Pair, Window, batch_first, batch_last, pair
 class MaxPool2d(Function):
     """The largest value in each window; of equal ones the first gets the gradient, as torch's.
 
-    What is kept for backward is one boolean for each window and position, not the image.
+    What is kept for backward is the number of the winner's position in each window, not the image.
     """
 
     def forward(self, x: Array, window: Window) -> Array:
@@ -30,20 +32,19 @@ class MaxPool2d(Function):
             xp.maximum(result, view, out=result)
         if self.needs(0):
             self.window, self.padded = window, image.shape
-            self.winners = []
             free = xp.ones_like(result, dtype=bool)  # windows whose winner is yet to be found
-            for view in views:
-                here = view == result
-                here &= free
-                free ^= here
-                self.winners.append(here)
+            self.winner = xp.zeros_like(result, dtype=np.min_scalar_type(len(views) - 1))
+            for view in views[:-1]:  # where it is none of these it is the last
+                free &= view != result
+                self.winner += free
         return batch_first(result)
 
     def backward(self, grad: Array) -> Array:
         xp = array_namespace(grad)
         window, grad = self.window, batch_last(grad)
         image = (xp.empty if window.covers else xp.zeros)(self.padded, dtype=grad.dtype)
-        for (_, _, seen), here in zip(window.offsets(), self.winners, strict=True):
+        for position, (_, _, seen) in enumerate(window.offsets()):
+            here = self.winner == position
             if window.overlaps:
                 image[seen] += grad * here
             else:

@@ -161,6 +161,13 @@ def test_half_precision_is_added_up_in_single(name: str) -> None:
     assert x.grad is not None and x.grad.dtype == name and x.grad[0, 0] > 0
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_half_precision_stays_half(name: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    x = Tensor(np.arange(4).astype(name))
+    assert x.sigmoid().dtype == name and x.var().dtype == name
+
+
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:divide by zero", "ignore:.*degrees of freedom")
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1,), (1, 3)])
 @pytest.mark.parametrize("name", ["sum", "mean", "var"])
@@ -206,6 +213,27 @@ def test_cast_returns_the_gradient_in_the_first_dtype() -> None:
     (x.to(np.float64) * np.array([1 / 3, 1.0])).sum().backward()
     assert x.grad is not None and x.grad.dtype == np.float32
     assert x.to(np.float32) is x
+
+
+def test_gradients_that_come_through_casts_are_added_in_the_first_dtype() -> None:
+    x = Tensor([1.0], requires_grad=True)
+    y = x * 1
+    (y.to(np.float16).to(np.float32) + y.to(np.float16).to(np.float32)).backward(np.array([40_000], np.float32))
+    np.testing.assert_array_equal(x.grad, [80_000])  # infinite in float16
+
+
+def test_a_function_may_keep_a_dtype() -> None:
+    class Widen(Function):
+        def forward(self, x: np.ndarray) -> np.ndarray:
+            self.dtype = x.dtype
+            return x.astype(np.float64)
+
+        def backward(self, grad: np.ndarray) -> np.ndarray:
+            return grad * (self.dtype == np.float32)
+
+    x = Tensor([1.0], requires_grad=True)
+    Widen.apply(x).sum().backward()
+    np.testing.assert_array_equal(x.grad, [1])
 
 
 def test_mixed_dtypes_leave_the_leaf_its_own() -> None:

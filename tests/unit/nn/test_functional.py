@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -234,6 +235,20 @@ def test_max_pool_gives_a_tie_to_the_first() -> None:
         [np.random.default_rng(0).integers(0, 3, (2, 2, 6, 6)).astype(float)],
         "float64",
     )
+
+
+def test_max_pool_of_many_positions_keeps_one_number_a_window() -> None:
+    torch = pytest.importorskip("torch")
+    x = draw((1, 2, 40, 40))[0]
+    compare(lambda x: F.max_pool2d(x, 17), lambda x: torch.nn.functional.max_pool2d(x, 17), [x], "float64")
+    image = nn.Parameter(x)
+    tracemalloc.start()
+    try:
+        y = F.max_pool2d(image, 15, 1)
+        kept_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 1.5 * y.data.nbytes  # with a boolean for each position it would be 225 bytes a window
 
 
 # -- gradients are born in their slots -----------------------------------------------------------------------------

@@ -156,6 +156,9 @@ def test_attributes() -> None:
         net.scale = 1.0
     with pytest.raises(TypeError, match="cannot assign 'int' as child module 'norm'"):
         net.norm = 3
+    for register in (net.register_module, nn.ModuleDict().__setitem__):
+        with pytest.raises(TypeError, match="cannot assign 'int' object to module 'norm'"):
+            register("norm", 3)
     net.norm = None
     assert net.norm is None and "norm.weight" not in net.state_dict()
     del net.layers
