@@ -22,10 +22,10 @@ class Conv2d(Function):
     def forward(self, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
         xp = array_namespace(x)
         self.image = xp.ascontiguousarray(window.pad(batch_last(x)))  # (C, H, W, N)
-        self.weight, self.window, self.groups = weight, window, groups
+        self.weight = weight
         self.columns = columns = Columns(window, self.image, groups, len(weight))
         matrix = weight.reshape(groups, len(weight) // groups, -1)  # (G, O / G, K)
-        y = xp.empty((len(weight), *window.output, len(x)), dtype=xp.result_type(weight, x))
+        y = xp.empty((len(weight), *window.output, len(x)), dtype=x.dtype)
         for rows in columns.blocks():
             product(matrix, columns.gather(self.image, rows), out=columns.matrices(y, rows))
         if bias is not None:
@@ -42,8 +42,9 @@ class Conv2d(Function):
 
     def _for_image(self, grad: Array) -> Array:
         """Return the gradient of the input: what each position of the kernel takes back to the pixels that it saw."""
-        xp, window, (n, c) = array_namespace(grad), self.window, (grad.shape[3], len(self.image))
-        flat = grad.reshape(self.groups, len(grad) // self.groups, -1)  # (G, O / G, P)
+        xp, window, groups = array_namespace(grad), self.columns.window, self.columns.groups
+        n, c = grad.shape[3], len(self.image)
+        flat = grad.reshape(groups, len(grad) // groups, -1)  # (G, O / G, P)
         kernels = self.weight.reshape(*flat.shape[:2], -1, *window.kernel)
         by_position = xp.ascontiguousarray(kernels.transpose(3, 4, 0, 2, 1))  # (kh, kw, G, C / G, O / G)
         # On a device one launch makes all products; here each is added while it is in the cache.
@@ -65,7 +66,8 @@ class Conv2d(Function):
         kernels = self.out(1)
         if kernels is None:
             kernels = array_namespace(grad).empty(self.weight.shape, dtype=grad.dtype)
-        kernels.reshape(self.groups, len(grad) // self.groups, -1)[...] = matrix.swapaxes(1, 2)
+        matrix = matrix.swapaxes(1, 2)
+        kernels.reshape(matrix.shape)[...] = matrix
         return kernels
 
 
