@@ -67,9 +67,15 @@ def test_singletons(env):
 
 def other_mpiexec() -> str | None:
     """Return the launcher of another MPI: named by a variable, or that of an environment beside this one."""
+    own = launcher.mpiexec()
     beside = Path(sys.prefix).parent.glob("*/bin/mpiexec")
-    found = [str(path) for path in beside if path.resolve().parents[1] != Path(sys.prefix).resolve()]
+    found = [str(path) for path in beside if own is not None and is_hydra(path) != is_hydra(own)]
     return os.environ.get("MPIDDP_TEST_OTHER_MPIEXEC") or next(iter(found), None)
+
+
+def is_hydra(mpiexec: Path) -> bool:
+    """Tell whether a launcher is MPICH's."""
+    return mpiexec.with_name("mpiexec.hydra").exists()
 
 
 def test_launcher_of_the_other_mpi():
