@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .mpi import exit
+from .faults import shutdown
 from .settings import announce_ranks, launch
 
 if TYPE_CHECKING:
@@ -81,4 +81,4 @@ def __dir__() -> list[str]:
 
 announce_ranks()
 if launch() is not None:
-    exit.install()
+    shutdown.install()

@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 import mpiddp
 from mpiddp import settings
 from mpiddp.bench import cli as bench
-from mpiddp.mpi.library import running
 from mpiddp.training import config
 from mpiddp.training.config import UsageError
 from mpiddp.training.options import flag
 from mpiddp.training.threads import resumed_threads
+
+from .mpi.lazy import running
 
 # Before MPI runs, a rank that ends with an error may end the others: rank 0 gets so long to come and say it.
 _HEAD_START_S = 5.0

@@ -32,7 +32,7 @@ NARROWER = {"autograd": {0}, "nn": {0, 4}, "optim": {0, 4}}
 
 GUARDED = {
     "cupy": ("mpiddp.device",),
-    "mpi4py": ("mpiddp.mpi.library", "mpiddp.bench"),
+    "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.bench"),
     "torch": ("mpiddp.interop", "mpiddp.bench"),
 }
 """Libraries that may be touched in one place only, by an import or by a look-up of the module."""
@@ -40,7 +40,7 @@ GUARDED = {
 LAZY = {
     "mpiddp": "a name at the top level brings its part in when it is first used",
     "mpiddp.device.*": "CuPy takes seconds, and is imported when a GPU or its arrays are asked for",
-    "mpiddp.mpi.library": "MPI starts with the first use of it, not with the import of mpiddp",
+    "mpiddp.mpi.lazy": "MPI starts with the first use of it, not with the import of mpiddp",
     "mpiddp.mpi.foreign": "ml_dtypes is an extra, which only bfloat16 arrays of other libraries need",
     "mpiddp.training": "the command line reads the configuration before NumPy, and with it BLAS, is there",
     "mpiddp.training.callables": "a module that the user names, such as that of a model of one's own",
@@ -354,7 +354,7 @@ FINE = {
         '"""Doc."""\nimport sys\ndef f():\n    """Doc."""\n    return sys.modules.get("cupy")\n__all__ = ["f"]'
     ),
     "mpiddp.mpi": '"""Doc."""\nfrom .work import Work, LIMIT\n__all__ = ["LIMIT", "Work"]',
-    "mpiddp.mpi.library": '"""Doc."""\nimport importlib\ndef f():\n    return importlib.import_module("mpi4py.MPI")',
+    "mpiddp.mpi.lazy": '"""Doc."""\nimport importlib\ndef f():\n    return importlib.import_module("mpi4py.MPI")',
     "mpiddp.mpi.work": (
         '"""Doc."""\nfrom typing import TYPE_CHECKING\nfrom mpiddp import settings\nfrom .library import f\n'
         'if TYPE_CHECKING:\n    from mpiddp.mpi import Work as W\nLIMIT: int = 3\nclass Work:\n    """Doc."""'

@@ -13,7 +13,7 @@ from mpiddp.mpi.reduction import ReduceOp, premultiply
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
-from .folding import fold_rows
+from .local_reduce import fold_rows
 
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:

@@ -18,14 +18,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mpiddp.mpi import message
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, movable
 from mpiddp.mpi.reduction import ReduceOp, premultiply
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
-from .folding import accumulated_in, bounds, fold_rows
+from .local_reduce import accumulated_in, bounds, fold_rows
 
 
 def slice_sizes(x: Array, parts: int) -> list[int]:

@@ -21,20 +21,20 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mpiddp.faults.calls import comparing
 from mpiddp.mpi import message
-from mpiddp.mpi.board import comparing
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.message import as_bytes, movable
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.symmetric import Scratch
 from mpiddp.mpi.work import All, Steps
+from mpiddp.shm.segment import Scratch
 from mpiddp.typing import Array
 
 from . import exchange
-from .agreement import Entry, common_segment_number, meet
-from .folding import accumulated_in, bounds, fold_rows
-from .reach import InPlace, Reach, attached, in_place, place_of
+from .handshake import Entry, common_segment_number, meet
+from .local_reduce import accumulated_in, bounds, fold_rows
+from .peer_access import InPlace, Reach, attached, in_place, place_of
 
 PIECE_BYTES = 1 << 20
 """What a rank sends to all others at once."""

@@ -14,12 +14,12 @@ import numpy as np
 
 from mpiddp.errors import MismatchError
 from mpiddp.mpi import message
-from mpiddp.mpi.attach import address_of
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, as_message, chunks, countable, counted, movable, size_of
 from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
 from mpiddp.mpi.work import All, Each, Steps
+from mpiddp.shm.cma import address_of
 from mpiddp.typing import Array
 
 

@@ -17,16 +17,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpiddp.mpi import board
-from mpiddp.mpi.board import NO_ROOT
+from mpiddp.faults import calls
+from mpiddp.faults.calls import NO_ROOT
 from mpiddp.mpi.link import NO_CALL, READY, AtOnce, Link
 from mpiddp.mpi.message import as_bytes, dtype_code
 from mpiddp.mpi.reduction import ReduceOp, combining, finish, is_half, premultiply
-from mpiddp.mpi.slots import SLOT_BYTES, Slots, Turn, Until, packed
 from mpiddp.mpi.work import Steps
+from mpiddp.shm.eager import SLOT_BYTES, Slots, Turn, Until, packed
 from mpiddp.typing import Array
 
-from .folding import fold_rows
+from .local_reduce import fold_rows
 
 
 class _Role(NamedTuple):
@@ -135,7 +135,7 @@ def _make_shot(link: Link, key: _Key) -> Shot:
     """Find out what is done in a turn, and remember it."""
     slots = _slots_of(link)
     operation, shape, result_shape, dtype, count, op, root = key
-    kind = board.kind(operation, dtype_code(dtype), board.NO_REDUCTION if op is None else op.value)
+    kind = calls.kind(operation, dtype_code(dtype), calls.NO_REDUCTION if op is None else op.value)
     change = None if op is None or op.factor is None else functools.partial(premultiply, op)
     role = _ROLES[operation](link, slots, dtype, op, root)
     turns = slots.turns(shape, dtype)
@@ -230,7 +230,7 @@ _NOTHING = np.empty(0, np.uint8)
 @OneShot
 def barrier(link: Link) -> Sequence[Job]:
     """Wait until every rank has come."""
-    return (_job(link, "barrier", _NOTHING, _NOTHING, board.ANY_COUNT),)
+    return (_job(link, "barrier", _NOTHING, _NOTHING, calls.ANY_COUNT),)
 
 
 @OneShot

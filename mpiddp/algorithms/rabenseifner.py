@@ -19,7 +19,7 @@ from mpiddp.mpi.reduction import ReduceOp, finish
 from mpiddp.mpi.work import All, Steps
 from mpiddp.typing import Array
 
-from .folding import bounds, widened
+from .local_reduce import bounds, widened
 from .tree import combine_pair, enter, leave, rank_at
 
 

@@ -22,7 +22,7 @@ from mpiddp.mpi.reduction import ReduceOp, combine, finish
 from mpiddp.mpi.work import All, Steps
 from mpiddp.typing import Array
 
-from .folding import bounds, widened
+from .local_reduce import bounds, widened
 
 
 def _neighbours(link: Channel) -> tuple[int, int]:

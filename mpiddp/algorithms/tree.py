@@ -20,7 +20,7 @@ from mpiddp.mpi.reduction import ReduceOp, combine, finish
 from mpiddp.mpi.work import All, Steps
 from mpiddp.typing import Array
 
-from .folding import widened
+from .local_reduce import widened
 
 
 def broadcast(link: Channel, x: Array, root: int) -> Steps:

@@ -24,20 +24,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpiddp.mpi.attach import address_of
-from mpiddp.mpi.board import NO_ROOT, comparing
+from mpiddp.faults.calls import NO_ROOT, comparing
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.symmetric import NOWHERE, Place, find
 from mpiddp.mpi.work import Steps
+from mpiddp.shm.cma import address_of
+from mpiddp.shm.scratch import Passage
+from mpiddp.shm.segment import NOWHERE, Place, find
 from mpiddp.typing import Array
 
-from . import messages, native
-from .agreement import Entry, meet
-from .folding import bounds, fold_rows
-from .passage import Passage
-from .reach import Reach, attached, in_place, place_of
+from . import fallback, native
+from .handshake import Entry, meet
+from .local_reduce import bounds, fold_rows
+from .peer_access import Reach, attached, in_place, place_of
 
 ATTACH_BYTES = 1 << 22
 """Longer ordinary arrays are copied by the kernel: below, its costs are more than the copies that it saves."""
@@ -88,14 +88,14 @@ def _factors(op: ReduceOp, entries: list[Entry]) -> list[float] | None:
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     if not (yield from _reduce(link, "all_reduce", x, op, NO_ROOT)):
-        yield from messages.reduction(x.dtype, op).all_reduce(link.after(), x, op)
+        yield from fallback.reduction(x.dtype, op).all_reduce(link.after(), x, op)
 
 
 @comparing
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
     if not (yield from _reduce(link, "reduce", x, op, root)):
-        yield from messages.reduction(x.dtype, op).reduce(link.after(), x, root, op)
+        yield from fallback.reduction(x.dtype, op).reduce(link.after(), x, root, op)
 
 
 def _reduce(link: Link, operation: str, x: Array, op: ReduceOp, root: int) -> Steps:
@@ -192,7 +192,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     passage = Passage(link, x, length, put, fold, rows=link.size)
     met: _Met | None = yield from _meet(link, passage, "reduce_scatter", x, op)
     if met is None:
-        yield from messages.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
+        yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
         return
     factors = _factors(op, met.entries)
     if met.reach is None:

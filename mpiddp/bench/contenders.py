@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp.algorithms import select
-from mpiddp.mpi.library import MPI
+from mpiddp.algorithms import plan
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.reduction import mpi_op
 
 from .buffers import ROOTED, Buffers
@@ -56,13 +56,13 @@ def choosing(operation: str, algorithm: str) -> Iterator[None]:
     before = os.environ.get("MPIDDP_ALGORITHM")
     os.environ["MPIDDP_ALGORITHM"] = f"{operation}:{algorithm}"
     try:
-        select.forget()
+        plan.forget()
         yield
     finally:
         del os.environ["MPIDDP_ALGORITHM"]
         if before is not None:
             os.environ["MPIDDP_ALGORITHM"] = before
-        select.forget()
+        plan.forget()
 
 
 class Mpiddp:
@@ -73,10 +73,10 @@ class Mpiddp:
 
     def algorithm(self, b: Buffers) -> str:
         """Ask the table that chooses."""
-        if b.operation not in select.ONE_NODE:
+        if b.operation not in plan.ONE_NODE:
             return "native"
         link = dist.groups.default_group().link
-        name = select.name_of(b.operation, link, b.total_bytes)
+        name = plan.name_of(b.operation, link, b.total_bytes)
         if name == "native" and b.op and mpi_op(b.dtype, reduce_op(b.op)) is None:
             return "exchange"
         return name

@@ -15,7 +15,7 @@ import numpy as np
 import mpiddp.distributed as dist
 from mpiddp import settings
 from mpiddp.device.host_memory import tune_allocator
-from mpiddp.mpi import launch, runtime
+from mpiddp.mpi import launch, world
 from mpiddp.training.config import UsageError
 from mpiddp.typing import Array
 
@@ -38,7 +38,7 @@ class Job:
     """
 
     def __init__(self) -> None:
-        self.world = runtime.start()
+        self.world = world.start()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.comm = self.world.comm.Dup()
         self.clock = Clock(self.world.comm.Dup())

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 
 BUDGET_S = 0.1
 """What the iterations of one size may take where their number is not given."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.training.config import UsageError
 
 from . import results, sizes

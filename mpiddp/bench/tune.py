@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpiddp.algorithms import select, tuned
+from mpiddp.algorithms import plan, tuned
 from mpiddp.mpi import launch
 from mpiddp.training.config import UsageError
 
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         if here.size == 1:
             raise UsageError("bench tune needs two ranks or more: one rank has nothing to choose")
         here.say(header(here.environment()))
-        table = {operation: _tune(here, operation, arguments) for operation in select.ONE_NODE}
+        table = {operation: _tune(here, operation, arguments) for operation in plan.ONE_NODE}
         for operation, rows in table.items():
             here.say(f"{operation:15}" + ", then ".join(_phrase(*row) for row in rows))
         file = tuned.path(launch.library_name(), socket.gethostname())
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _phrase(end: float, name: str) -> str:
-    return name if end == select.ANY_SIZE else f"{name} up to {sizes.text(end)}"
+    return name if end == plan.ANY_SIZE else f"{name} up to {sizes.text(end)}"
 
 
 def _keep(file: Path, shape: str, table: tuned.Table) -> None:
@@ -74,7 +74,7 @@ def _keep(file: Path, shape: str, table: tuned.Table) -> None:
 def candidates(operation: str, one_node: bool) -> list[str]:
     """Return the algorithms that a group on one node, or on several, may use for an operation; native first."""
     foreign = "hierarchical" if one_node else "two_shot"
-    return [name for name in select.offering(operation) if name not in (foreign, *_NO_CANDIDATES)]
+    return [name for name in plan.offering(operation) if name not in (foreign, *_NO_CANDIDATES)]
 
 
 def _tune(here: Job, operation: str, arguments: argparse.Namespace) -> tuned.Rows:
@@ -133,4 +133,4 @@ def best_rows(measured: Mapping[int, Seconds]) -> tuned.Rows:
                 rows.append((round(math.sqrt(before * size)), current))
             current = best
         before = size
-    return (*rows, (select.ANY_SIZE, current))
+    return (*rows, (plan.ANY_SIZE, current))

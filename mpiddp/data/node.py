@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from mpiddp import distributed as dist
+from mpiddp.distributed.dispatch import perform
 from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
-from mpiddp.distributed.perform import perform
 from mpiddp.errors import MismatchError
-from mpiddp.mpi import symmetric
 from mpiddp.mpi.link import READY, Link
 from mpiddp.mpi.work import Steps
+from mpiddp.shm import segment
 from mpiddp.typing import Array
 
 ALIGNMENT_BYTES = 64
@@ -189,9 +189,9 @@ def _allocate(link: Link, nbytes: int) -> Steps:
     """Return ``nbytes`` of memory that the ranks of each node share, or none and why."""
     yield READY
     # Every rank allocates a part near itself, and the parts lie one behind the other.
-    page = symmetric.ALIGNMENT_BYTES
+    page = segment.ALIGNMENT_BYTES
     part = max(-(-nbytes // (link.node.size * page)), 1) * page
-    found: symmetric.Allocation = yield from symmetric.allocate(link.node, link, part)
+    found: segment.Allocation = yield from segment.allocate(link.node, link, part)
     memory = np.empty(0, np.uint8) if found.memory is None else np.frombuffer(found.memory, np.uint8)
     return memory, found.fault
 

@@ -61,7 +61,6 @@ from .init import (
     is_initialized,
 )
 from .lists import all_gather, gather, reduce_scatter, scatter
-from .memory import symmetric_empty
 from .monitored import monitored_barrier
 from .new_groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
 from .objects import (
@@ -74,6 +73,7 @@ from .objects import (
 )
 from .p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from .shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
+from .symmetric import symmetric_empty
 
 __all__ = [
     "SHRINK_ABORT",

@@ -6,7 +6,7 @@ import logging
 import warnings
 from datetime import timedelta
 
-from mpiddp.algorithms import nccl
+from mpiddp.algorithms.gpu import nccl
 from mpiddp.device.nccl import fault
 from mpiddp.mpi.link import Link
 

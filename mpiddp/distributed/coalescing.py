@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mpiddp.algorithms import select
+from mpiddp.algorithms import plan
 from mpiddp.mpi.future import Future
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_array, as_bytes, expect_like
@@ -21,8 +21,8 @@ from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.work import Steps, Work
 from mpiddp.typing import Array, ArrayLike
 
+from .dispatch import perform
 from .groups import GroupLike, ProcessGroup, member
-from .perform import perform
 
 
 def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
@@ -45,7 +45,7 @@ def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
     for places in _by_dtype(xs):
         part = [xs[place] for place in places]
         flat = np.concatenate([x.reshape(-1) for x in part])
-        yield from select.choose("all_reduce", link, flat, op)(link, flat, op)
+        yield from plan.choose("all_reduce", link, flat, op)(link, flat, op)
         _cut(flat, part)
         link = link.after()
 
@@ -56,7 +56,7 @@ def _reduce_scatter(link: Link, outputs: Sequence[Array], inputs: Sequence[Array
         # (size, sum of the outputs' sizes): block r of every input, for every rank r
         blocks = np.concatenate([inputs[place].reshape(link.size, -1) for place in places], axis=1)
         flat = np.empty_like(blocks, shape=blocks.shape[1])
-        yield from select.choose("reduce_scatter", link, blocks, op)(link, flat, blocks, op)
+        yield from plan.choose("reduce_scatter", link, blocks, op)(link, flat, blocks, op)
         _cut(flat, part)
         link = link.after()
 
@@ -65,7 +65,7 @@ def _all_gather(link: Link, outputs: Sequence[Sequence[Array]], inputs: Sequence
     """Copy every rank's ``inputs`` to all ranks, into that rank's list of ``outputs``; through one piece of memory."""
     joined = np.concatenate([as_bytes(x) for x in inputs])
     received = [np.empty_like(joined, shape=sum(x.nbytes for x in each)) for each in outputs]
-    yield from select.moving("all_gather_list", link, joined)(link, received, joined)
+    yield from plan.moving("all_gather_list", link, joined)(link, received, joined)
     for memory, arrays in zip(received, outputs, strict=True):
         _cut(memory, [as_bytes(x) for x in arrays])
 

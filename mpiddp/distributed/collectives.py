@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from mpiddp.algorithms import agreement, native, one_shot, select
+from mpiddp.algorithms import handshake, native, one_shot, plan
 from mpiddp.errors import ArrayError
 from mpiddp.mpi import work
 from mpiddp.mpi.message import as_array, expect_like
@@ -21,8 +21,8 @@ from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Steps, Work
 from mpiddp.typing import Array, ArrayLike
 
+from .dispatch import again, perform, root_rank
 from .groups import GroupLike, ProcessGroup, member
-from .perform import again, perform, root_rank
 
 # What errors call operations that have two names in torch.
 _GATHER = "all_gather_single (all_gather_into_tensor)"
@@ -67,7 +67,7 @@ def barrier(
     if found.link.slots is not None:
         algorithm: Callable[..., Steps] = one_shot.barrier
     else:
-        algorithm = native.barrier if found.link.one_node else agreement.barrier
+        algorithm = native.barrier if found.link.one_node else handshake.barrier
     return perform("barrier", found, async_op, (), algorithm, timeout_s=work.seconds(timeout))  # type: ignore[no-any-return]
 
 
@@ -138,10 +138,10 @@ def broadcast(
         return None
     root = root_rank(found, src, group_src)
     x = as_array(tensor, "broadcast", writable=found.link.rank != root)
-    name = select.called("broadcast", algorithm)
+    name = plan.called("broadcast", algorithm)
     if again(name, found, async_op, x, x, None, root):
         return None
-    steps = select.choose("broadcast", found.link, x, asked=algorithm)
+    steps = plan.choose("broadcast", found.link, x, asked=algorithm)
     return perform(  # type: ignore[no-any-return]
         name, found, async_op, (x,), steps, x, root, like=x, count=x.size, root=root
     )
@@ -199,12 +199,12 @@ def all_reduce(
     if found is None:
         return None
     x = as_array(tensor, "all_reduce")
-    name = select.called("all_reduce", algorithm)
+    name = plan.called("all_reduce", algorithm)
     if again(name, found, async_op, x, x, op):
         return None
     if found.coalescing is not None:
         return _recorded(found, "all_reduce", op, (x,), async_op, algorithm)  # type: ignore[no-any-return]
-    steps = select.choose("all_reduce", found.link, x, op, algorithm)
+    steps = plan.choose("all_reduce", found.link, x, op, algorithm)
     return perform(name, found, async_op, (x,), steps, x, op, like=x, count=x.size, op=op)  # type: ignore[no-any-return]
 
 
@@ -261,10 +261,10 @@ def reduce(
         return None
     root = root_rank(found, dst, group_dst)
     x = as_array(tensor, "reduce", writable=found.link.rank == root)
-    name = select.called("reduce", algorithm)
+    name = plan.called("reduce", algorithm)
     if again(name, found, async_op, x, x, op, root):
         return None
-    steps = select.choose("reduce", found.link, x, op, algorithm)
+    steps = plan.choose("reduce", found.link, x, op, algorithm)
     return perform(  # type: ignore[no-any-return]
         name, found, async_op, (x,), steps, x, root, op, like=x, count=x.size, op=op, root=root
     )
@@ -331,13 +331,13 @@ def all_gather_single(
         return None
     x = as_array(input_tensor, _GATHER, writable=False, name="input_tensor")
     output = as_array(output_tensor, _GATHER, name="output_tensor")
-    name = select.called("all_gather_single", algorithm)
+    name = plan.called("all_gather_single", algorithm)
     if again(name, found, async_op, output, x):
         return None
     _expect_blocks(output, x, found.link.size, _GATHER, "output_tensor", "input_tensor")
     if found.coalescing is not None:
         return _recorded(found, "all_gather_single", None, (output, x), async_op, algorithm)  # type: ignore[no-any-return]
-    steps = select.choose("all_gather", found.link, output, asked=algorithm)
+    steps = plan.choose("all_gather", found.link, output, asked=algorithm)
     return perform(  # type: ignore[no-any-return]
         name, found, async_op, (output,), steps, output, x, like=x, count=x.size
     )
@@ -398,13 +398,13 @@ def reduce_scatter_single(
         return None
     result = as_array(output, _SCATTER, name="output")
     x = as_array(input, _SCATTER, writable=False, name="input")
-    name = select.called("reduce_scatter_single", algorithm)
+    name = plan.called("reduce_scatter_single", algorithm)
     if again(name, found, async_op, result, x, op):
         return None
     _expect_blocks(x, result, found.link.size, _SCATTER, "input", "output")
     if found.coalescing is not None:
         return _recorded(found, "reduce_scatter_single", op, (result, x), async_op, algorithm)  # type: ignore[no-any-return]
-    steps = select.choose("reduce_scatter", found.link, x, op, algorithm)
+    steps = plan.choose("reduce_scatter", found.link, x, op, algorithm)
     return perform(  # type: ignore[no-any-return]
         name, found, async_op, (result,), steps, result, x, op, like=x, count=x.size, op=op
     )

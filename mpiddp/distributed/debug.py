@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.algorithms import select
+from mpiddp.algorithms import plan
 from mpiddp.device import is_device_array
 from mpiddp.errors import ArrayError, MismatchError
-from mpiddp.mpi.board import Call
+from mpiddp.faults.calls import Call
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Operation
@@ -135,7 +135,7 @@ class Observed:
     ) -> None:
         self._name, self._algorithm, self._outputs = name, algorithm, outputs
         self._call = kind, count, root
-        self._equal_shapes = _EQUAL_SHAPES.get(select.operation_of(name))
+        self._equal_shapes = _EQUAL_SHAPES.get(plan.operation_of(name))
         self._line = caller()
         self.watched: Watched | None = None
 

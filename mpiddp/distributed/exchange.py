@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mpiddp.algorithms import select
+from mpiddp.algorithms import plan
 from mpiddp.errors import ArrayError
 from mpiddp.mpi.message import as_array, as_arrays, expect_like
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
+from .dispatch import perform
 from .groups import GroupLike, member
-from .perform import perform
 
 
 def all_to_all(
@@ -64,7 +64,7 @@ def all_to_all(
             expect_like(x, None, outputs[0].dtype, "all_to_all", f"{name}[{index}]")
     mine = found.link.rank
     expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
-    algorithm = select.moving("all_to_all", found.link, *outputs, *inputs)
+    algorithm = plan.moving("all_to_all", found.link, *outputs, *inputs)
     return perform(  # type: ignore[no-any-return]
         "all_to_all", found, async_op, outputs, algorithm, outputs, inputs, like=outputs[0]
     )
@@ -145,7 +145,7 @@ def all_to_all_single(
         raise ArrayError(
             f"all_to_all_single: this rank sends itself {sent[mine]} bytes and expects {received[mine]} from itself"
         )
-    algorithm = select.moving("all_to_all_single", found.link, result, x)
+    algorithm = plan.moving("all_to_all_single", found.link, result, x)
     return perform(  # type: ignore[no-any-return]
         "all_to_all_single", found, async_op, (result,), algorithm, result, x, received, sent, like=x
     )

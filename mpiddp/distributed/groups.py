@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias
 
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.typing import Array

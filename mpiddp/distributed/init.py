@@ -7,12 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 from mpiddp import settings
-from mpiddp.algorithms import device_table, select
+from mpiddp.algorithms import plan
+from mpiddp.algorithms.gpu import table
 from mpiddp.device import choice
-from mpiddp.mpi import runtime, work
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi import work
+from mpiddp.mpi import world as runtime
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.runtime import World
+from mpiddp.mpi.world import World
 
 from . import backends, debug, groups
 from .backends import check_backend
@@ -95,7 +97,7 @@ def init_process_group(
         raise TypeError(f"comm must be an mpi4py intracommunicator such as MPI.COMM_WORLD, got {comm!r}")
     _choose_device(device_id)
     world = runtime.start(rank, world_size, limit_s)
-    select.forget()
+    plan.forget()
     debug.configure(debug_level)
     begin(world, comm, settings.default_timeout_s() if limit_s is None else limit_s, kind)
 
@@ -106,9 +108,9 @@ def begin(world: World, comm: MPI.Intracomm | None, timeout_s: float, backend: s
         own = among(world.comm, world.running)
     else:
         own = (comm or world.comm).Dup()
-    select.learn(own)
+    plan.learn(own)
     link = Link(world, own, timeout_s)
-    device_table.learn(own, link.nodes)
+    table.learn(own, link.nodes)
     backends.connect(link, backend)
     whole = ProcessGroup(link, "0", "default_pg", tuple(range(link.size)), own if comm is None else comm)
     return register(whole, default=True)

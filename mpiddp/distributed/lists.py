@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpiddp.algorithms import select
+from mpiddp.algorithms import plan
 from mpiddp.mpi.message import as_array, as_arrays, expect_like
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
+from .dispatch import again, perform, root_rank
 from .groups import GroupLike, ProcessGroup, member
-from .perform import again, perform, root_rank
 
 
 def all_gather(
@@ -64,7 +64,7 @@ def all_gather(
         expect_like(output, x.shape if mine else None, x.dtype, "all_gather", f"tensor_list[{index}]")
     sizes = [output.size for output in outputs]
     layout = "" if min(sizes) == max(sizes) else repr(sizes)
-    algorithm = select.moving("all_gather_list", found.link, *outputs, x)
+    algorithm = plan.moving("all_gather_list", found.link, *outputs, x)
     return perform(  # type: ignore[no-any-return]
         "all_gather",
         found,
@@ -130,7 +130,7 @@ def gather(
     for index, output in enumerate(outputs or ()):
         mine = index == found.link.rank
         expect_like(output, x.shape if mine else None, x.dtype, "gather", f"gather_list[{index}]")
-    algorithm = select.moving("gather", found.link, *(outputs or ()), x)
+    algorithm = plan.moving("gather", found.link, *(outputs or ()), x)
     return perform(  # type: ignore[no-any-return]
         "gather", found, async_op, outputs or (), algorithm, outputs, x, root, like=x, root=root
     )
@@ -206,7 +206,7 @@ def scatter(
     for index, given in enumerate(inputs or ()):
         mine = index == found.link.rank
         expect_like(given, x.shape if mine else None, x.dtype, "scatter", f"scatter_list[{index}]")
-    algorithm = select.moving("scatter", found.link, x, *(inputs or ()))
+    algorithm = plan.moving("scatter", found.link, x, *(inputs or ()))
     return perform(  # type: ignore[no-any-return]
         "scatter", found, async_op, (x,), algorithm, x, inputs, root, like=x, root=root
     )
@@ -265,7 +265,7 @@ def reduce_scatter(
     for index, given in enumerate(inputs):
         expect_like(given, result.shape, result.dtype, "reduce_scatter", f"input_list[{index}]")
     joined = np.concatenate([given.reshape(-1) for given in inputs])
-    name = select.called("reduce_scatter", algorithm)
+    name = plan.called("reduce_scatter", algorithm)
     if again(name, found, async_op, result, joined, op):
         return None
     return perform(  # type: ignore[no-any-return]
@@ -273,7 +273,7 @@ def reduce_scatter(
         found,
         async_op,
         (result,),
-        select.choose("reduce_scatter", found.link, joined, op, algorithm),
+        plan.choose("reduce_scatter", found.link, joined, op, algorithm),
         result,
         joined,
         op,

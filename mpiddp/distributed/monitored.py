@@ -12,8 +12,8 @@ import numpy as np
 
 from mpiddp.errors import DistTimeoutError
 from mpiddp.mpi import work
-from mpiddp.mpi.mailbox import Receive
 from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.p2p import Receive
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array
 

@@ -11,8 +11,9 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from mpiddp.errors import DistError, MismatchError
-from mpiddp.mpi import board, work
-from mpiddp.mpi.library import MPI
+from mpiddp.faults import calls
+from mpiddp.mpi import work
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
 
@@ -21,7 +22,7 @@ from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_co
 
 T = TypeVar("T")
 
-_NEW_GROUP = board.kind("new_group")
+_NEW_GROUP = calls.kind("new_group")
 
 
 def checked_ranks(ranks: object, world_size: int) -> list[int]:

@@ -17,9 +17,9 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
+from .dispatch import perform, root_rank
 from .groups import GroupLike, ProcessGroup, member
 from .p2p import recv, send
-from .perform import perform, root_rank
 
 
 def _pickled(obj: object) -> Array:

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpiddp.mpi import operation, work
-from mpiddp.mpi.mailbox import ANY_SOURCE
 from mpiddp.mpi.message import as_array
 from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.p2p import ANY_SOURCE
 from mpiddp.mpi.work import Work
 from mpiddp.typing import ArrayLike
 
 from . import debug
+from .dispatch import root_rank
 from .groups import GroupLike, ProcessGroup, as_rank, known, member
-from .perform import root_rank
 
 # Half the time of Operation(...), which a message of a few bytes feels.
 _new_tuple = tuple.__new__

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpiddp.mpi import runtime, work
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi import work
+from mpiddp.mpi import world as runtime
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation
 
 from . import groups, init

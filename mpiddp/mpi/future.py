@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .progress import poll
+from .requests import poll
 
 _PAUSE_S = 50e-6
 

@@ -13,7 +13,7 @@ from typing import Any
 from mpiddp.device import copies, is_device_array, pinned, stream
 from mpiddp.typing import Array
 
-from .library import MPI
+from .lazy import MPI
 from .message import as_message
 from .work import Awaited, Steps
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mpiddp import settings
 
-from .library import MPI, SetupError
+from .lazy import MPI, SetupError
 
 
 def check_launcher() -> None:

@@ -17,20 +17,22 @@ from collections import Counter
 from typing import Any, NoReturn, Self, TypeAlias
 
 from mpiddp.errors import DistError, MismatchError, RankFailedError
+from mpiddp.faults import calls
+from mpiddp.faults.calls import Board
+from mpiddp.shm import eager, segment
+from mpiddp.shm.cma import Attachment
+from mpiddp.shm.eager import Slots
+from mpiddp.shm.segment import Scratch
 from mpiddp.typing import Array
 
-from . import board, operation, slots, symmetric, work
-from .attach import Attachment
-from .board import Board
-from .library import MPI
-from .mailbox import Mailbox
+from . import operation, work
+from .lazy import MPI
 from .message import dtype_code
 from .operation import Operation
+from .p2p import Mailbox
 from .reduction import ReduceOp
-from .runtime import World
-from .slots import Slots
-from .symmetric import Scratch
 from .work import Queue, Steps
+from .world import World
 
 
 class _Ready:
@@ -87,7 +89,7 @@ class Channel:
 
 AtOnce: TypeAlias = tuple[str, Array | None, ReduceOp | None, int, int]
 """A call that is made at once: name, array, reduction, count and root."""
-NO_CALL: AtOnce = ("", None, None, board.ANY_COUNT, board.NO_ROOT)
+NO_CALL: AtOnce = ("", None, None, calls.ANY_COUNT, calls.NO_ROOT)
 
 _created = 0
 _abandoned: list[MPI.Comm] = []
@@ -165,18 +167,18 @@ class Link(Channel):
     def _share(self) -> None:
         """Make the board in memory of the node, in this rank's own where all others are on other nodes, and slots."""
         node, name, memory = self.node, str(self), None
-        with_slots = self.one_node and slots.ORDERED
+        with_slots = self.one_node and eager.ORDERED
         if len(set(self.nodes)) < self.size:
-            region_bytes = board.REGION_BYTES + slots.REGION_BYTES * with_slots
-            memory = work.drive(symmetric.allocate(node, self, region_bytes)).memory
+            region_bytes = calls.REGION_BYTES + eager.REGION_BYTES * with_slots
+            memory = work.drive(segment.allocate(node, self, region_bytes)).memory
         if memory is not None:
             self.board = Board(memory, node.ranks, node.rank, name, not self.one_node)
             if with_slots:
-                start = board.REGION_BYTES * self.size
+                start = calls.REGION_BYTES * self.size
                 self.slots = Slots(memory, start, self.rank, self.size, self.later, self._linger, self.look)
         elif not self.one_node:
             alone = self.ranks[self.rank : self.rank + 1]
-            self.board = Board(bytearray(board.REGION_BYTES), alone, 0, name, True)
+            self.board = Board(bytearray(calls.REGION_BYTES), alone, 0, name, True)
 
     def _own(self, comm: MPI.Comm) -> MPI.Intracomm:
         """Keep a new communicator, to be freed with the link."""
@@ -218,13 +220,13 @@ class Link(Channel):
         self.world.presence.sequences[self.id] = sequence  # for peers that ask how far this rank has come
         return sequence
 
-    def begin(self, kind: int, count: int = board.ANY_COUNT, root: int = board.NO_ROOT) -> bool:
+    def begin(self, kind: int, count: int = calls.ANY_COUNT, root: int = calls.NO_ROOT) -> bool:
         """Count a collective operation, and tell whether the ranks of the node are known to make the same call.
 
         Parameters
         ----------
         kind, count, root : int
-            What is called; see `board`.
+            What is called; see `calls`.
 
         Raises
         ------
@@ -249,8 +251,8 @@ class Link(Channel):
         name, x, op, count, root = self.call
         self._outer, operation.running = operation.running, Operation(name, self, x, number=self.sequence)
         self.lingers = True
-        dtype = board.NO_DTYPE if x is None else dtype_code(x.dtype)
-        kind = board.kind(name, dtype, board.NO_REDUCTION if op is None else op.value)
+        dtype = calls.NO_DTYPE if x is None else dtype_code(x.dtype)
+        kind = calls.kind(name, dtype, calls.NO_REDUCTION if op is None else op.value)
         self._post(self.sequence, kind, count, root)
 
     def rest(self) -> None:
@@ -295,7 +297,7 @@ class Link(Channel):
             odd = self.slots.disagreement() if self.slots is not None else None
             if odd is not None:
                 mine, rank, call = odd
-                raise MismatchError(board.disagreement(str(self), self.ranks[self.rank], mine, self.ranks[rank], call))
+                raise MismatchError(calls.disagreement(str(self), self.ranks[self.rank], mine, self.ranks[rank], call))
         except MismatchError as error:
             self.spoil(error)
             raise

@@ -18,7 +18,7 @@ from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 
 from . import foreign
-from .library import MPI
+from .lazy import MPI
 
 # MPI counts in a C int where the library is older than MPI-4 (Open MPI 5).
 MAX_COUNT = 2**31 - 1

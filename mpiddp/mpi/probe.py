@@ -2,7 +2,7 @@
 
 ``python -m mpiddp info --probe-gpu`` starts that job, once for each kind of communication, and remembers what became of
 it for this user, this very library and the transports that it was told to use: later jobs read it. The job itself,
-``mpiddp.algorithms.device_probe``, makes the calls that the algorithms make, on one node as launchers place two ranks.
+``mpiddp.algorithms.gpu.probe``, makes the calls that the algorithms make, on one node as launchers place two ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mpiddp import settings
 from mpiddp.errors import DistError
 
 from .launch import library_name
-from .library import MPI
+from .lazy import MPI
 from .mapped import mapped_libraries
 from .verdict import KINDS, Verdict
 
@@ -100,7 +100,7 @@ def job_command(kind: str) -> list[str]:
     launcher = launcher or shutil.which("srun")
     if launcher is None:
         raise ProbeError(f"no mpiexec beside {sys.executable}, and no mpiexec, mpirun or srun on PATH, to start a job")
-    return [launcher, "-n", str(RANKS), sys.executable, "-m", "mpiddp.algorithms.device_probe", kind]
+    return [launcher, "-n", str(RANKS), sys.executable, "-m", "mpiddp.algorithms.gpu.probe", kind]
 
 
 def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = LIMIT_S) -> dict[str, Verdict]:

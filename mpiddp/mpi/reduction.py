@@ -17,7 +17,7 @@ import numpy as np
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
-from .library import MPI
+from .lazy import MPI
 
 
 class ReduceOp:

@@ -31,16 +31,16 @@ from mpiddp.errors import DistTimeoutError
 
 from . import operation
 from .future import Future, Promised
-from .library import MPI
+from .lazy import MPI
 from .operation import Operation
-from .progress import All as All
-from .progress import Awaited as Awaited
-from .progress import Each as Each
-from .progress import Steps as Steps
-from .progress import activate as activate
-from .progress import deactivate as deactivate
-from .progress import drive as drive
-from .progress import poll as poll
+from .requests import All as All
+from .requests import Awaited as Awaited
+from .requests import Each as Each
+from .requests import Steps as Steps
+from .requests import activate as activate
+from .requests import deactivate as deactivate
+from .requests import drive as drive
+from .requests import poll as poll
 
 if TYPE_CHECKING:
     # The exception hook is installed before NumPy may be imported, and asks here whether anything is on its way.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mpiddp import settings
-from mpiddp.algorithms import select
+from mpiddp.algorithms import plan
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 
 _ANY_SIZE = None
 """In JSON, which does not know infinity."""
@@ -24,8 +24,8 @@ def what_decides_bits() -> dict[str, Any]:
     """
     link = default_group().link
     rows = {
-        operation: [[_ANY_SIZE if limit == select.ANY_SIZE else limit, name] for limit, name in each]
-        for operation, each in select.table_of(link).items()
+        operation: [[_ANY_SIZE if limit == plan.ANY_SIZE else limit, name] for limit, name in each]
+        for operation, each in plan.table_of(link).items()
     }
     return {
         "ranks": link.size,
@@ -52,10 +52,10 @@ def install(then: Mapping[str, Any]) -> None:
     link = default_group().link
     if "algorithms" in then and (then["ranks"], then["nodes"]) == (link.size, list(link.nodes)):
         rows = {
-            operation: tuple((select.ANY_SIZE if limit is _ANY_SIZE else limit, name) for limit, name in each)
+            operation: tuple((plan.ANY_SIZE if limit is _ANY_SIZE else limit, name) for limit, name in each)
             for operation, each in then["algorithms"].items()
         }
-        select.install(rows, link)
+        plan.install(rows, link)
 
 
 def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

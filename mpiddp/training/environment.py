@@ -19,11 +19,13 @@ import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp import settings
-from mpiddp.algorithms import select
+from mpiddp.algorithms import plan
 from mpiddp.device import cuda_fault, device_count
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import capability, probe, runtime, symmetric
+from mpiddp.mpi import cuda_aware, probe
+from mpiddp.mpi import world as runtime
 from mpiddp.mpi.verdict import KINDS
+from mpiddp.shm import segment
 
 from .config import UsageError
 
@@ -47,7 +49,7 @@ def collect(version: str) -> dict[str, Any]:
     world = runtime.start()
     places: list[Any] = [None] * world.size
     dist.all_gather_object(places, _place(world))
-    mpi = capability.inspect(world.comm)
+    mpi = cuda_aware.inspect(world.comm)
     return {
         "versions": {"mpiddp": version, **_versions()},
         "python": platform.python_version(),
@@ -230,19 +232,19 @@ def _shared_memory() -> str:
         warnings.simplefilter("always")
         array = dist.symmetric_empty(1, np.uint8)
     assert array is not None, "every rank is in the default group"
-    if symmetric.find(array) == symmetric.NOWHERE:
+    if segment.find(array) == segment.NOWHERE:
         return "; ".join(str(warning.message) for warning in caught) or "not needed: one rank on each node"
     return "memfd" if "/memfd:" in Path("/proc/self/maps").read_text() else "files in /dev/shm"
 
 
 def _algorithms() -> dict[str, str]:
     """Return, for each operation that has several, which one the group of all ranks runs on arrays of what size."""
-    table = select.table_of(default_group().link)
+    table = plan.table_of(default_group().link)
     return {operation: ", ".join(_up_to(limit, name) for limit, name in rows) for operation, rows in table.items()}
 
 
 def _up_to(limit: float, name: str) -> str:
-    return name if limit == select.ANY_SIZE else f"{name} to {limit / 1024:g} KiB"
+    return name if limit == plan.ANY_SIZE else f"{name} to {limit / 1024:g} KiB"
 
 
 def _blas_name() -> str:

@@ -12,7 +12,7 @@ from mpiddp.data import Dataset
 from mpiddp.device.host_memory import tune_allocator
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import EXIT_CHECKPOINTED
-from mpiddp.mpi import runtime
+from mpiddp.mpi import world as runtime
 from mpiddp.parallel import DistributedDataParallel, Timeline
 
 from . import devices, environment

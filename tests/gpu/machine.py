@@ -19,7 +19,7 @@ def machine(small: bool) -> None:
     """Name GPU, driver and libraries."""
     import mpi4py
 
-    from mpiddp.mpi import capability
+    from mpiddp.mpi import cuda_aware
 
     runtime = cupy.cuda.runtime
     found = runtime.getDeviceProperties(runtime.getDevice())
@@ -27,7 +27,7 @@ def machine(small: bool) -> None:
     say(f"GPU: {found['name'].decode()}, {memory:.0f} GiB, {runtime.getDeviceCount()} visible")
     if hasattr(runtime, "driverGetVersion"):
         say(f"CUDA driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}")
-    facts = capability.inspect()
+    facts = cuda_aware.inspect()
     say(f"CuPy {cupy.__version__}, mpi4py {mpi4py.__version__}, {facts.library}")
     for kind, answer in facts.device_pointers._asdict().items():
         say(f"device pointers, {kind.replace('_', ' ')}: {'yes' if answer.yes else 'no'}: {answer.reason}")

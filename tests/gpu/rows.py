@@ -12,7 +12,7 @@ import cupy
 import numpy as np
 
 import mpiddp as dist
-from mpiddp.algorithms import cuda_ipc
+from mpiddp.algorithms.gpu import cuda_ipc
 
 
 def say(what: str, value: float | None = None, unit: str = "", *, least: float | None = None, most: float | None = None,

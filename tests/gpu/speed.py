@@ -11,7 +11,7 @@ import numpy as np
 
 import mpiddp as dist
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 
 from .rows import everywhere, say, seconds, symmetric_floats
 

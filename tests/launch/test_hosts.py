@@ -24,9 +24,10 @@ RANKS = """
 import json, os, socket, sys
 import numpy as np
 import mpiddp as dist
-from mpiddp.algorithms import select
+from mpiddp.algorithms import plan
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import runtime, symmetric
+from mpiddp.mpi import world as runtime
+from mpiddp.shm import segment as symmetric
 
 dist.init_process_group()
 world, link = runtime.start(), default_group().link
@@ -55,12 +56,12 @@ dist.barrier()
 # Every algorithm is right over the wire, at sizes of one message, many, and an odd one.
 rng = np.random.default_rng(0)
 checked = 0
-for name in ("auto", *select.offering("all_reduce")):
+for name in ("auto", *plan.offering("all_reduce")):
     if name in ("one_shot", "two_shot"):
         continue
     if name != "auto":
         os.environ["MPIDDP_ALGORITHM"] = "all_reduce:" + name
-    select.forget()
+    plan.forget()
     for count in (1, 1000, 100_003):
         rows = rng.uniform(-1, 1, (size, count))
         for make in (np.empty, dist.symmetric_empty):
@@ -73,7 +74,7 @@ for name in ("auto", *select.offering("all_reduce")):
             assert all((each == x).all() for each in everybody), (name, count, "ranks have different bits")
             checked += 1
 os.environ.pop("MPIDDP_ALGORITHM", None)
-select.forget()
+plan.forget()
 x = np.full(70_000, rank, np.float64)
 dist.broadcast(x, src=size - 1)
 assert (x == size - 1).all()
@@ -199,7 +200,7 @@ SURVIVORS = """
 import json, os, signal, sys
 import numpy as np
 import mpiddp as dist
-from mpiddp.mpi import runtime
+from mpiddp.mpi import world as runtime
 
 dist.init_process_group()
 me, victim = dist.get_rank(), int(sys.argv[1])

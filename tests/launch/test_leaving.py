@@ -117,7 +117,7 @@ def test_operations_that_nobody_shares_are_named(jobs):
 
 
 SERIALIZED = """
-from mpiddp.mpi import runtime
+from mpiddp.mpi import world as runtime
 assert not runtime.current().thread_multiple
 if rank == 0: time.sleep(4)
 dist.all_reduce(x)

@@ -252,7 +252,7 @@ sys.stdout.write(f"sum {x[0]}\\n")
     job = mpirun(2, program, env={"MPIEXEC": str(launcher.mpiexec())})
     assert job.rc == 0 and job.stdout.count("sum 2.0") == 2, job
     for name in ("child", "with files", "by a shell"):
-        assert f'{name}: 1 [] False ["mpiddp.mpi.library.SetupError: rank 1 of 2 (process ' in job.stdout, job
+        assert f'{name}: 1 [] False ["mpiddp.mpi.lazy.SetupError: rank 1 of 2 (process ' in job.stdout, job
     assert job.stdout.count("with `env=mpiddp.settings.outside_of_jobs()`") == 3, job
     assert "alone: 0 ['world', 'of', '1'] False" in job.stdout, job
     assert "job: 0 ['world', 'of', '2', 'world', 'of', '2'] False" in job.stdout, job

@@ -199,8 +199,8 @@ if me == victim:
 
 def test_death_that_one_meets_in_the_last_barrier_and_another_does_not():
     program = """
-from mpiddp.mpi.exit import Leaving
-from mpiddp.mpi.library import MPI
+from mpiddp.faults.shutdown import Leaving
+from mpiddp.mpi.lazy import MPI
 
 wait = Leaving._wait_for_all
 
@@ -358,7 +358,7 @@ import os, signal, sys, time
 from mpiddp import cli
 from mpiddp import distributed as dist
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.training.trainer import Trainer
 
 evaluate = Trainer.evaluate
@@ -402,7 +402,7 @@ import os, signal, sys, time
 from mpiddp import cli
 from mpiddp import distributed as dist
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.training.step import Stepper
 
 update, steps, stepper = Stepper._update, 0, None

@@ -17,7 +17,7 @@ import ml_dtypes  # noqa: F401 - teaches NumPy bfloat16
 import numpy as np
 
 import mpiddp as dist
-from mpiddp.algorithms import select
+from mpiddp.algorithms import plan
 from mpiddp.data import DataLoader, GlobalBatchSampler, synthetic
 from mpiddp.nn import functional, manual_seed
 from mpiddp.optim import SGD
@@ -52,7 +52,7 @@ def all_reduce(size_bytes: int, rounds: int) -> dict[str, Any]:
     for turn in range(rounds + 1):
         for name in CONTENDERS:
             os.environ["MPIDDP_ALGORITHM"] = f"all_reduce:{name}"
-            select.forget()
+            plan.forget()
             x[...] = dist.get_rank() + 1
             dist.barrier()
             before, begun = sent_bytes(), time.perf_counter()
@@ -62,7 +62,7 @@ def all_reduce(size_bytes: int, rounds: int) -> dict[str, Any]:
             bytes_now = sent_bytes() - before
             assert (x == sum(range(1, dist.get_world_size() + 1))).all(), name
             del os.environ["MPIDDP_ALGORITHM"]
-            select.forget()
+            plan.forget()
             took, bytes_now = most(took), most(bytes_now)
             if turn:  # the first makes connections
                 times[name].append(took)

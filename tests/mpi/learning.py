@@ -13,7 +13,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp import nn
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.nn import functional as F  # noqa: N812
 
 from .conftest import World

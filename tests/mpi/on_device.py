@@ -12,7 +12,9 @@ import pytest
 from harness.faking import fake_gpu
 
 import mpiddp as dist
-from mpiddp.algorithms import device_ring, device_scratch, device_table, staged_ring
+from mpiddp.algorithms.gpu import ring as device_ring
+from mpiddp.algorithms.gpu import scratch, staged_ring
+from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.mpi import landing
 from mpiddp.mpi.verdict import DevicePointers
 
@@ -31,7 +33,7 @@ def cupy() -> Iterator[Any]:
     """Put the fake device in the place of CuPy, and let arrays of a few KB be long ones."""
     with pytest.MonkeyPatch.context() as patch, fake_gpu() as fake, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ranks .* share one GPU")
-        patch.setattr(device_scratch.DeviceScratch, "PIECE_BYTES", 1 << 14)
+        patch.setattr(scratch.DeviceScratch, "PIECE_BYTES", 1 << 14)
         patch.setattr(staged_ring, "PART_BYTES", 1 << 10)
         patch.setattr(device_ring, "PART_BYTES", 1 << 11)
         patch.setattr(device_table, "SHORT_BYTES", 256)

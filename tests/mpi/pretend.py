@@ -9,7 +9,7 @@ from typing import Any
 
 from harness import faking
 
-from mpiddp.algorithms import device_scratch
+from mpiddp.algorithms.gpu import scratch
 from mpiddp.distributed.groups import default_group
 from mpiddp.mpi import work
 from mpiddp.mpi.link import Link
@@ -33,4 +33,4 @@ def pretended_gpus() -> Iterator[Any]:
     """Let the ranks have the fake GPU, and leave the default group without memory of it; all ranks call this."""
     with faking.fake_gpu() as cupy:
         yield cupy
-        work.drive(device_scratch.release(default_group().link))
+        work.drive(scratch.release(default_group().link))

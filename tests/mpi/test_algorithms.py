@@ -16,14 +16,18 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import exchange, folding, hierarchical, reach, select, two_shot
+from mpiddp.algorithms import exchange, hierarchical, plan, two_shot
+from mpiddp.algorithms import local_reduce as folding
+from mpiddp.algorithms import peer_access as reach
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import attach, message, symmetric, work
-from mpiddp.mpi.attach import Attachment
+from mpiddp.mpi import message, work
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op, premultiply
-from mpiddp.mpi.symmetric import Scratch
+from mpiddp.shm import cma as attach
+from mpiddp.shm import segment
+from mpiddp.shm.cma import Attachment
+from mpiddp.shm.segment import Scratch
 
 Array = Any
 _FLOATING = ("float32", "float64", "float16", "longdouble", "complex64")
@@ -85,7 +89,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     if request.param != "one node" and (len(set(nodes)) == 1 or (request.param == "cyclic" and group.size() < 3)):
         pytest.skip("needs more ranks")
     link = Link(dataclasses.replace(group.link.world, nodes=nodes), group.comm.Dup(), 60.0)
-    memory, fault = work.drive(symmetric.empty(link, POOL_BYTES))
+    memory, fault = work.drive(segment.empty(link, POOL_BYTES))
     assert not fault
     pool = np.empty(POOL_BYTES, np.uint8) if memory is None else memory
     yield Case(link, pool, np.random.default_rng(zlib.crc32(request.param.encode())))
@@ -142,8 +146,8 @@ def bits(x: Array) -> int:
 def algorithms(operation: str, link: Link) -> list[str]:
     """Return what is tested in a group: on several nodes only what knows of nodes, the others do the same as on one."""
     if not link.one_node:
-        return ["hierarchical"] if "hierarchical" in select.offering(operation) else []
-    return [name for name in select.offering(operation) if name != "one_shot" or link.slots is not None]
+        return ["hierarchical"] if "hierarchical" in plan.offering(operation) else []
+    return [name for name in plan.offering(operation) if name != "one_shot" or link.slots is not None]
 
 
 def reductions(name: str, dtype: np.dtype[Any]) -> Iterator[ReduceOp]:
@@ -171,7 +175,7 @@ def variants(name: str) -> Iterator[tuple[str, int, bool, int]]:
         yield kinds[index % len(kinds)], index % 7, index // len(kinds) % 2 == 1, index
 
 
-@pytest.mark.parametrize("name", select.offering("all_reduce"))
+@pytest.mark.parametrize("name", plan.offering("all_reduce"))
 def test_all_reduce(case: Case, name: str) -> None:
     if name not in algorithms("all_reduce", case.link):
         pytest.skip("the same on one node")
@@ -183,14 +187,14 @@ def test_all_reduce(case: Case, name: str) -> None:
                 rows = case.rows(count, dtype)
                 x = case.array(rows[case.link.rank], kind, shift)
                 own = own_factor(op, case.link.rank)
-                case.run(select.ALGORITHMS[name].all_reduce(case.link, x, own), submitted)
+                case.run(plan.ALGORITHMS[name].all_reduce(case.link, x, own), submitted)
                 what = f"{name} {op} {dtype} {count} {kind} submitted={submitted}"
                 expect(x, reduced(op, rows), case.link.size, what)
                 seen.append((what, bits(x)))
     assert all(told == seen for told in case.link.now.allgather(seen)), "ranks differ in their bits"
 
 
-@pytest.mark.parametrize("name", select.offering("reduce"))
+@pytest.mark.parametrize("name", plan.offering("reduce"))
 def test_reduce(case: Case, name: str) -> None:
     if name not in algorithms("reduce", case.link):
         pytest.skip("the same on one node")
@@ -202,7 +206,7 @@ def test_reduce(case: Case, name: str) -> None:
                 root = index % link.size
                 rows = case.rows(count, dtype)
                 x = case.array(rows[link.rank], kind, shift)
-                case.run(select.ALGORITHMS[name].reduce(link, x, root, own_factor(op, link.rank)), submitted)
+                case.run(plan.ALGORITHMS[name].reduce(link, x, root, own_factor(op, link.rank)), submitted)
                 what = f"{name} {op} {dtype} {count} {kind} submitted={submitted} root={root}"
                 if link.rank == root:
                     expect(x, reduced(op, rows), link.size, what)
@@ -210,7 +214,7 @@ def test_reduce(case: Case, name: str) -> None:
                     assert np.array_equal(x, rows[link.rank]), f"{what}: an array that is no result changed"
 
 
-@pytest.mark.parametrize("name", select.offering("reduce_scatter"))
+@pytest.mark.parametrize("name", plan.offering("reduce_scatter"))
 def test_reduce_scatter(case: Case, name: str) -> None:
     if name not in algorithms("reduce_scatter", case.link):
         pytest.skip("the same on one node")
@@ -223,14 +227,14 @@ def test_reduce_scatter(case: Case, name: str) -> None:
                 x = case.array(rows[link.rank], kind, shift)
                 output = np.empty(count, dtype)
                 own = own_factor(op, link.rank)
-                case.run(select.ALGORITHMS[name].reduce_scatter(link, output, x, own), submitted)
+                case.run(plan.ALGORITHMS[name].reduce_scatter(link, output, x, own), submitted)
                 what = f"{name} {op} {dtype} {count} {kind} submitted={submitted}"
                 mine = slice(link.rank * count, (link.rank + 1) * count)
                 expect(output, reduced(op, rows)[mine], link.size, what)
                 assert np.array_equal(x, rows[link.rank]), f"{what}: the input changed"
 
 
-@pytest.mark.parametrize("name", select.offering("all_gather"))
+@pytest.mark.parametrize("name", plan.offering("all_gather"))
 def test_all_gather(case: Case, name: str) -> None:
     if name not in algorithms("all_gather", case.link):
         pytest.skip("the same on one node")
@@ -241,7 +245,7 @@ def test_all_gather(case: Case, name: str) -> None:
             rows = list(case.rng.integers(0, 99, (case.link.size, count)).astype("int8").astype(dtype))
             output = np.zeros((case.link.size, count), dtype)
             x = case.array(rows[case.link.rank], kind, shift)
-            case.run(select.ALGORITHMS[name].all_gather(case.link, output, x), submitted)
+            case.run(plan.ALGORITHMS[name].all_gather(case.link, output, x), submitted)
             assert np.array_equal(output, np.stack(rows)), f"{name} {dtype} {count} {kind} {submitted}"
 
 
@@ -252,17 +256,17 @@ def test_one_block_may_be_input_and_output(case: Case, kind: str) -> None:
         rows = case.rows(count * link.size, np.dtype(np.float32))
         for name in algorithms("reduce_scatter", link):
             x = case.array(rows[link.rank], kind).reshape(link.size, count)
-            case.run(select.ALGORITHMS[name].reduce_scatter(link, x[link.rank], x, ReduceOp.SUM), submitted)
+            case.run(plan.ALGORITHMS[name].reduce_scatter(link, x[link.rank], x, ReduceOp.SUM), submitted)
             mine = slice(link.rank * count, (link.rank + 1) * count)
             expect(x[link.rank], reduced(ReduceOp.SUM, rows)[mine], link.size, f"{name} {count}")
         for name in algorithms("all_gather", link):
             x = case.array(np.zeros((link.size, count), np.float32), kind)
             x[link.rank] = link.rank + 1
-            case.run(select.ALGORITHMS[name].all_gather(link, x, x[link.rank]), submitted)
+            case.run(plan.ALGORITHMS[name].all_gather(link, x, x[link.rank]), submitted)
             assert (x == np.arange(1, link.size + 1)[:, None]).all(), f"{name} {count}"
 
 
-@pytest.mark.parametrize("name", select.offering("broadcast"))
+@pytest.mark.parametrize("name", plan.offering("broadcast"))
 def test_broadcast(case: Case, name: str) -> None:
     if name not in algorithms("broadcast", case.link):
         pytest.skip("the same on one node")
@@ -273,7 +277,7 @@ def test_broadcast(case: Case, name: str) -> None:
             root = index % link.size
             rows = list(case.rng.integers(0, 99, (link.size, count)).astype("int8").astype(dtype))
             x = case.array(rows[link.rank], kind, shift)
-            case.run(select.ALGORITHMS[name].broadcast(link, x, root), submitted)
+            case.run(plan.ALGORITHMS[name].broadcast(link, x, root), submitted)
             assert np.array_equal(x, rows[root]), f"{name} {dtype} {count} {kind} {submitted} root={root}"
 
 
@@ -287,7 +291,7 @@ def test_nan_reaches_every_rank(case: Case, kind: str) -> None:
                 x = case.array(np.full(100, 1.0 + case.link.rank, np.float32), kind)
                 if case.link.rank == holder:
                     x[holder::7] = np.nan
-                case.run(select.ALGORITHMS[name].all_reduce(case.link, x, operation))
+                case.run(plan.ALGORITHMS[name].all_reduce(case.link, x, operation))
                 assert np.array_equal(np.flatnonzero(np.isnan(x)), np.arange(holder, 100, 7)), (name, operation)
 
 
@@ -336,7 +340,7 @@ def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.
     )
     link, size, rank = case.link, case.link.size, case.link.rank
     name = "two_shot" if link.one_node else "hierarchical"
-    algorithm = select.ALGORITHMS[name]
+    algorithm = plan.ALGORITHMS[name]
     cases = itertools.product(
         (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")), (0, 63, 3001), (ReduceOp.SUM, REDUCTIONS[-1])
     )
@@ -419,14 +423,14 @@ def test_half_types_are_accumulated_in_float32_and_rounded_once(case: Case, way:
                 (ReduceOp.PRODUCT, power, product),
             ):
                 x = case.array(np.full(70, own, np.float16), kind)
-                case.run(select.ALGORITHMS[name].all_reduce(case.link, x, op))
+                case.run(plan.ALGORITHMS[name].all_reduce(case.link, x, op))
                 assert (x == np.float16(expected)).all(), f"{name} {op} {kind} {way}"
 
 
 def test_half_sums_over_nodes_are_those_of_float64_rounded_once(case: Case, way: str) -> None:
     rows = [case.rng.uniform(-1, 1, 999).astype(np.float16) for _ in range(case.link.size)]
     x = rows[case.link.rank].copy()
-    case.run(select.ALGORITHMS["hierarchical"].all_reduce(case.link, x, ReduceOp.SUM))
+    case.run(plan.ALGORITHMS["hierarchical"].all_reduce(case.link, x, ReduceOp.SUM))
     # Sums of a few of these are exact in float32.
     assert np.array_equal(x, np.sum([row.astype(np.float64) for row in rows], axis=0).astype(np.float16)), way
 
@@ -437,7 +441,7 @@ def test_an_average_of_large_half_numbers_is_no_infinity(case: Case) -> None:
             continue
         for kind in KINDS:
             x = case.array(np.full(70, 40_000, np.float16), kind)
-            case.run(select.ALGORITHMS[name].all_reduce(case.link, x, ReduceOp.AVG))
+            case.run(plan.ALGORITHMS[name].all_reduce(case.link, x, ReduceOp.AVG))
             assert (x == np.float16(40_000)).all(), f"{name} {kind}"
 
 
@@ -454,7 +458,7 @@ def test_arrays_between_nodes_longer_than_mpi_can_count(case: Case, monkeypatch:
     for count, submitted in itertools.product((10, 11, 105), (False, True)):
         rows = case.rows(count, np.dtype(np.int64))
         x = rows[case.link.rank].copy()
-        case.run(select.ALGORITHMS["hierarchical"].all_reduce(case.link, x, ReduceOp.SUM), submitted)
+        case.run(plan.ALGORITHMS["hierarchical"].all_reduce(case.link, x, ReduceOp.SUM), submitted)
         expect(x, reduced(ReduceOp.SUM, rows), case.link.size, f"{count} {submitted}")
     assert max(counted) <= message.MAX_COUNT
 
@@ -513,12 +517,12 @@ def test_what_follows_the_first_wait_is_sent_on_later(case: Case) -> None:
     calls: list[str] = []
     link = recording(case.link, calls)
     size, rank = link.size, link.rank
-    for operation in select.ONE_NODE:
+    for operation in plan.ONE_NODE:
         for name in algorithms(operation, case.link):
             for kind in KINDS:
                 x = case.array(np.ones(64 * size, np.float32), kind)
                 output = np.empty(64 if operation == "reduce_scatter" else 64 * size * size, np.float32)
-                steps = getattr(select.ALGORITHMS[name], operation)(
+                steps = getattr(plan.ALGORITHMS[name], operation)(
                     link,
                     *{
                         "all_reduce": (x, ReduceOp.SUM),
@@ -556,7 +560,7 @@ def test_interleaved_operations_on_several_groups(case: Case, world: Any) -> Non
         names = ["ring", "tree", "native", "exchange", "two_shot" if link.one_node else "hierarchical"]
         name = str(rng.choice([*names, "one_shot"] if link.slots is not None else names))
         x = np.full(count, 1 + index % 5, np.float32)
-        steps = select.ALGORITHMS[name].all_reduce(link, x, ReduceOp.SUM)
+        steps = plan.ALGORITHMS[name].all_reduce(link, x, ReduceOp.SUM)
         pending.append((link.queue.submit(steps, Operation(name, link), [x]), x, (1 + index % 5) * link.size, index))
         while pending and own.random() < 0.4:
             submitted, array, expected, number = pending.pop(int(own.integers(len(pending))))
@@ -577,7 +581,7 @@ def test_every_run_has_the_same_bits(case: Case) -> None:
         for _ in range(3):
             for kind in KINDS if name == "two_shot" else KINDS[:1]:
                 x = case.array(rows[case.link.rank], kind)
-                case.run(select.ALGORITHMS[name].all_reduce(case.link, x, ReduceOp.SUM))
+                case.run(plan.ALGORITHMS[name].all_reduce(case.link, x, ReduceOp.SUM))
                 seen.add(x.tobytes())
         assert len(seen) == 1, name
 

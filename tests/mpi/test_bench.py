@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import select, tuned
+from mpiddp.algorithms import plan, tuned
 from mpiddp.bench import overlap, predict, results, sweep, train, tune
 from mpiddp.bench.buffers import Buffers
 from mpiddp.bench.cli import OPERATIONS
 from mpiddp.bench.contenders import Mpi4py, Mpiddp, choosing
 from mpiddp.bench.job import Job, job, symmetric
 from mpiddp.cli import build_parser
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.training.config import UsageError
 
 SIZES = (1, 4 * 1021, 300_000)
@@ -123,13 +123,13 @@ def test_file_that_cannot_be_written_is_an_error_on_all_ranks(here, capsys):
 @pytest.mark.parametrize("name", ["ring", "exchange", "central"])
 def test_algorithm_is_the_one_that_was_asked_for(here, name):
     link = dist.group.WORLD.link
-    before = select.name_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")
+    before = plan.name_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")
     buffers = Buffers("all_reduce", here.rank, here.size, 1000, np.dtype("float32"))
     with choosing("all_reduce", name):
         if here.size > 1:
             assert Mpiddp().algorithm(buffers) == name
         assert wrong_after(here, Mpiddp(), buffers) == 0
-    assert (select.name_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")) == before
+    assert (plan.name_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")) == before
 
 
 def test_unknown_algorithm_is_a_usage_error_and_leaves_no_trace(here, capsys):
@@ -192,42 +192,42 @@ def cache(here, tmp_path, monkeypatch):
     monkeypatch.setenv("MPIDDP_TUNED", "1")
     yield folder
     monkeypatch.setenv("MPIDDP_TUNED", "0")
-    select.learn(here.comm)
+    plan.learn(here.comm)
 
 
 def learn_from(here: Job, cache, text: str) -> None:
     (file,) = cache.glob("tuned-*.json") if here.rank == 0 else [None]
     if file:
         file.write_text(text)
-    select.learn(here.comm)
+    plan.learn(here.comm)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_tuned_table_is_used_by_all_ranks_and_only_for_its_shape(here, cache, capsys):
     link = dist.group.WORLD.link
-    before = select.name_of("all_reduce", link, 100)
+    before = plan.name_of("all_reduce", link, 100)
     assert tune.run(options("tune", "-b", "1K", "-e", "2K", "--rounds", "1")) == 0
     shape = str(here.size)
     table = {"all_reduce": [[50, "tree"], [None, "ring"]]}
     learn_from(here, cache, json.dumps({"format": tuned.FORMAT, "shapes": {shape: table}}))
-    assert [select.name_of("all_reduce", link, size) for size in (50, 51, 1 << 30)] == ["tree", "ring", "ring"]
-    assert select.name_of("broadcast", link, 8) == select.ONE_NODE["broadcast"][0][1]
+    assert [plan.name_of("all_reduce", link, size) for size in (50, 51, 1 << 30)] == ["tree", "ring", "ring"]
+    assert plan.name_of("broadcast", link, 8) == plan.ONE_NODE["broadcast"][0][1]
     buffers = Buffers("all_reduce", here.rank, here.size, 1000, np.dtype("float32"))
     assert wrong_after(here, Mpiddp(), buffers) == 0
     learn_from(here, cache, json.dumps({"format": tuned.FORMAT, "shapes": {f"{shape}+1": table}}))
-    assert select.name_of("all_reduce", link, 100) == before
+    assert plan.name_of("all_reduce", link, 100) == before
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("rows", [[[None, "magic"]], [[None, "hierarchical"]], [], [[10, "ring"]]], ids=str)
 def test_rows_that_cannot_be_used_are_not(here, cache, rows, capsys):
     link = dist.group.WORLD.link
-    before = select.name_of("all_reduce", link, 100)
+    before = plan.name_of("all_reduce", link, 100)
     if here.rank == 0:
         tuned.write(tuned.path(tune.launch.library_name(), tune.socket.gethostname()), {})
     document = {"format": tuned.FORMAT, "shapes": {str(here.size): {"all_reduce": rows}}}
     learn_from(here, cache, json.dumps(document))
-    assert select.name_of("all_reduce", link, 100) == before
+    assert plan.name_of("all_reduce", link, 100) == before
 
 
 def test_a_damaged_table_is_a_warning_on_one_rank(here, cache):

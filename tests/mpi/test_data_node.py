@@ -14,7 +14,7 @@ import pytest
 import mpiddp as dist
 from mpiddp.data import ArrayDataset, shared_on_node
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import symmetric
+from mpiddp.shm import segment as symmetric
 
 from .pretend import pretended_nodes
 

@@ -12,12 +12,14 @@ import pytest
 
 import mpiddp as dist
 from mpiddp import device
-from mpiddp.algorithms import cuda_ipc, device_table, select, staged_ring
+from mpiddp.algorithms import plan as select
+from mpiddp.algorithms.gpu import cuda_ipc, staged_ring, table
 from mpiddp.device import pinned, stream
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import ArrayError, MismatchError
-from mpiddp.mpi import capability, symmetric, work
+from mpiddp.mpi import cuda_aware, work
 from mpiddp.mpi.verdict import DevicePointers, Verdict
+from mpiddp.shm import segment
 
 from .inputs import OPS, both_ways, close, draw, dtype_of, end, means_something, reduced, same
 from .on_device import by_address, cupy, expected, own_op, renew, sizes
@@ -40,7 +42,7 @@ def test_algorithm(world: Any, cupy: Any, kind: str, name: str) -> None:
     if world.size == 1:
         pytest.skip("one rank has an algorithm of its own")
     dtype, link = dtype_of(kind), default_group().link
-    steps = device_table.ALGORITHMS[name].all_reduce
+    steps = table.ALGORITHMS[name].all_reduce
     for op, size in itertools.product(OPS, sizes(world)):
         if not means_something(op, dtype):
             continue
@@ -92,7 +94,7 @@ def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
     rows = world.rng.standard_normal((world.size, 5000)).astype(np.float32)
     for name in LONG if world.size > 1 else ():
         x = cupy.asarray(rows[world.rank])
-        work.drive(device_table.ALGORITHMS[name].all_reduce(default_group().link, x, dist.ReduceOp.SUM))
+        work.drive(table.ALGORITHMS[name].all_reduce(default_group().link, x, dist.ReduceOp.SUM))
         everybody: list[Any] = [None] * world.size
         dist.all_gather_object(everybody, x.get().tobytes())
         assert len(set(everybody)) == 1
@@ -160,8 +162,8 @@ def test_reductions_by_address(world: Any, cupy: Any, by_address: DevicePointers
         x = cupy.asarray(xs[world.rank])
         dist.all_reduce(x, own_op(op, world.rank))
         assert close(x.get(), expected(op, xs)), (op, size)
-    library = capability.library_name()
-    steps = device_table.plan("all_reduce", link, np.dtype(np.float32), dist.ReduceOp.SUM, [(np.inf, len)], None)
+    library = cuda_aware.library_name()
+    steps = table.plan("all_reduce", link, np.dtype(np.float32), dist.ReduceOp.SUM, [(np.inf, len)], None)
     if world.size > 1:
         # Open MPI reads device memory with the processor there, and dies: ompi#9845, #12045
         assert (steps[0][1].__module__.endswith("device_pointers")) == (not library.startswith("Open MPI"))
@@ -359,7 +361,7 @@ def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: py
         steps = (
             select.choose("all_reduce", default_group().link, x, dist.ReduceOp.SUM)
             if name == "staged"
-            else device_table.ALGORITHMS[name].all_reduce
+            else table.ALGORITHMS[name].all_reduce
         )
         work.drive(steps(default_group().link, x, dist.ReduceOp.SUM))
         right &= bool((x.get() == 10 * world.size * (world.size + 1)).all())
@@ -415,7 +417,7 @@ def test_host_and_device_do_not_meet(world: Any, cupy: Any) -> None:
             dist.all_reduce(x, async_op=True).wait()
         renew()
         assert not cupy._memory.OPENED, "what a group that was given up has mapped"
-        assert cuda_ipc.find(shared) == symmetric.NOWHERE
+        assert cuda_ipc.find(shared) == segment.NOWHERE
         dist.all_reduce(shared)
 
 
@@ -458,8 +460,8 @@ def test_observed_operations(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPa
 def test_one_no_is_everybodys(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_CUDA_AWARE", "0" if world.rank == world.size - 1 else "1")
     renew()
-    assert not device_table.addresses.point_to_point.yes
-    assert isinstance(device_table.addresses.collectives, Verdict)
+    assert not table.addresses.point_to_point.yes
+    assert isinstance(table.addresses.collectives, Verdict)
     monkeypatch.undo()
     renew()
 
@@ -507,5 +509,5 @@ def test_buckets_are_shared(world: Any, cupy: Any) -> None:
         parameter.data = cupy.asarray(parameter.data)
     ddp = dist.DistributedDataParallel(model)
     for bucket in ddp._reducer.buckets:
-        assert (cuda_ipc.find(bucket.buffer()) != symmetric.NOWHERE) == (world.size > 1)
+        assert (cuda_ipc.find(bucket.buffer()) != segment.NOWHERE) == (world.size > 1)
     ddp.detach()

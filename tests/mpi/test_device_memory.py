@@ -16,13 +16,16 @@ import pytest
 
 import mpiddp as dist
 from mpiddp import device
-from mpiddp.algorithms import cuda_ipc, device_hierarchical, device_scratch, select, staged_ring
+from mpiddp.algorithms import plan as select
+from mpiddp.algorithms.gpu import cuda_ipc, hierarchical, staged_ring
+from mpiddp.algorithms.gpu import scratch as device_scratch
 from mpiddp.device import ipc, pinned
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import MismatchError
-from mpiddp.mpi import symmetric, work
+from mpiddp.mpi import work
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.verdict import DevicePointers
+from mpiddp.shm import segment
 
 from .inputs import OPS, close, draw, dtype_of, means_something
 from .on_device import by_address, cupy, expected, own_op, renew, sizes
@@ -34,7 +37,7 @@ __all__ = ["by_address", "cupy"]  # fixtures
 
 def test_dropped_memory_is_given_out_again(world: Any, cupy: Any) -> None:
     if world.size == 1:
-        assert cuda_ipc.find(dist.symmetric_empty(5, device="cuda")) == symmetric.NOWHERE
+        assert cuda_ipc.find(dist.symmetric_empty(5, device="cuda")) == segment.NOWHERE
         return
     group = dist.new_group()
     x = dist.symmetric_empty((3, 700), np.float32, group, "cuda")
@@ -129,7 +132,7 @@ def test_without_ipc(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch, how
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         x = dist.symmetric_empty(900, np.float32, group, device="cuda")
-    assert device.is_device_array(x) and cuda_ipc.find(x) == symmetric.NOWHERE
+    assert device.is_device_array(x) and cuda_ipc.find(x) == segment.NOWHERE
     assert len(told) == (world.rank == 0), [str(each.message) for each in told]
     checked_everywhere(world, cupy, group)
     scratch = device_scratch.of(group.link)
@@ -201,7 +204,7 @@ def test_which_way_over_several_nodes(
                 monkeypatch.setattr(ipc, "open_handle", refuse)
                 monkeypatch.setattr(pinned, "register", lambda start, nbytes: "operation not supported")
             x = cupy.full(3200, world.rank + 1, np.float16)
-            steps = device_hierarchical.all_reduce if shared else staged_ring.all_reduce
+            steps = hierarchical.all_reduce if shared else staged_ring.all_reduce
             rings.clear()
             work.drive(steps(link, x, dist.ReduceOp.AVG))
             assert (x.get() == np.float16((world.size + 1) / 2)).all()
@@ -216,7 +219,7 @@ def test_half_types_over_nodes_are_rounded_once(world: Any, cupy: Any) -> None:
         if world.size < 3:
             pytest.skip("needs a node of several ranks")
         x = cupy.full(3000, 1.0 if world.rank == 0 else 2.0**-12, np.float16)
-        work.drive(device_hierarchical.all_reduce(link, x, dist.ReduceOp.SUM))
+        work.drive(hierarchical.all_reduce(link, x, dist.ReduceOp.SUM))
         assert (x.get() == np.float16(1 + (world.size - 1) * 2.0**-12)).all()  # in float16, 1 + 2**-12 is 1
 
 

@@ -12,8 +12,8 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.distributed import groups
-from mpiddp.mpi import presence
-from mpiddp.mpi.library import MPI
+from mpiddp.faults import liveness as presence
+from mpiddp.mpi.lazy import MPI
 
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 

@@ -241,12 +241,12 @@ def test_without_a_gpu_the_first_rank_warns(world: Any) -> None:
 
 
 def test_deterministic_keeps_its_reductions_out(world: Any, cupy: Any, group: Any, monkeypatch: Any) -> None:
-    from mpiddp.algorithms import select
+    from mpiddp.algorithms import plan
 
     monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
-    select.forget()
+    plan.forget()
     x = cupy.full((3,), world.rank + 1.0)
     dist.all_reduce(x, group=group)
     assert (x.get() == world.size * (world.size + 1) / 2).all() and calls(cupy) == []
     monkeypatch.undo()
-    select.forget()
+    plan.forget()

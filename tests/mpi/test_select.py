@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import exchange, native, one_shot, ring, select, two_shot
+from mpiddp.algorithms import exchange, native, one_shot, plan, ring, two_shot
 from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.reduction import ReduceOp
 
@@ -18,74 +18,74 @@ from mpiddp.mpi.reduction import ReduceOp
 def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("MPIDDP_ALGORITHM", raising=False)
     monkeypatch.delenv("MPIDDP_DETERMINISTIC", raising=False)
-    select.forget()
+    plan.forget()
     yield
     monkeypatch.undo()
-    select.forget()
+    plan.forget()
 
 
-TABLES = {"one node": select.ONE_NODE, "several nodes": select.SEVERAL_NODES, "two ranks": select.TWO_RANKS}
+TABLES = {"one node": plan.ONE_NODE, "several nodes": plan.SEVERAL_NODES, "two ranks": plan.TWO_RANKS}
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_every_row_names_an_algorithm_that_can(table: dict[str, select.Rows]) -> None:
+def test_every_row_names_an_algorithm_that_can(table: dict[str, plan.Rows]) -> None:
     for operation, rows in table.items():
         limits = [limit for limit, _ in rows]
-        assert limits == sorted(limits) and limits[-1] == select.ANY_SIZE
-        assert all(name in select.offering(operation) for _, name in rows)
-        assert table is not select.SEVERAL_NODES or all(not name.endswith("_shot") for _, name in rows)
+        assert limits == sorted(limits) and limits[-1] == plan.ANY_SIZE
+        assert all(name in plan.offering(operation) for _, name in rows)
+        assert table is not plan.SEVERAL_NODES or all(not name.endswith("_shot") for _, name in rows)
 
 
 def test_on_a_node_most_arrays_go_through_its_memory(world: Any) -> None:
     link = default_group().link
     short, long = np.zeros(10), np.zeros(1 << 20)
     one, two = (one_shot, two_shot) if world.size > 1 else (native, native)
-    assert select.choose("all_reduce", link, short, ReduceOp.SUM) is one.all_reduce
-    assert select.choose("all_reduce", link, long, ReduceOp.SUM) is two.all_reduce
-    assert select.name_of("all_reduce", link, long.nbytes) == ("two_shot" if world.size > 1 else "native")
+    assert plan.choose("all_reduce", link, short, ReduceOp.SUM) is one.all_reduce
+    assert plan.choose("all_reduce", link, long, ReduceOp.SUM) is two.all_reduce
+    assert plan.name_of("all_reduce", link, long.nbytes) == ("two_shot" if world.size > 1 else "native")
 
 
 def test_many_ranks_and_those_without_slots_send_messages() -> None:
-    assert select._rows("all_reduce", (0,) * 8)[0][1] == "one_shot"
-    assert select._rows("reduce", (0,) * 9)[0][1] == "native"
+    assert plan._rows("all_reduce", (0,) * 8)[0][1] == "one_shot"
+    assert plan._rows("reduce", (0,) * 9)[0][1] == "native"
     for nodes in [(0,) * 9, (0, 1)]:
-        assert all(name != "one_shot" for operation in select.ONE_NODE for _, name in select._rows(operation, nodes))
+        assert all(name != "one_shot" for operation in plan.ONE_NODE for _, name in plan._rows(operation, nodes))
 
     class Bare:
         id, size, one_node, nodes, slots = -1, 2, True, (0, 0), None
 
-    assert select.name_of("all_reduce", Bare(), 8) == "native"  # type: ignore[arg-type]
+    assert plan.name_of("all_reduce", Bare(), 8) == "native"  # type: ignore[arg-type]
 
 
 def test_two_ranks_have_rows_of_their_own() -> None:
     chosen = {
-        nodes: next(name for limit, name in select._rows("broadcast", nodes) if limit >= 1 << 15)
+        nodes: next(name for limit, name in plan._rows("broadcast", nodes) if limit >= 1 << 15)
         for nodes in [(0, 0), (0, 0, 0), (0, 1)]
     }
     assert chosen == {(0, 0): "native", (0, 0, 0): "one_shot", (0, 1): "native"}
-    assert select._rows("all_reduce", (0, 0)) == select.ONE_NODE["all_reduce"]
+    assert plan._rows("all_reduce", (0, 0)) == plan.ONE_NODE["all_reduce"]
 
 
 def test_what_mpi_does_not_define_is_exchanged() -> None:
     link, half = default_group().link, np.zeros(10, np.float16)
-    assert select.choose("all_reduce", link, half, ReduceOp.SUM, "native") is exchange.all_reduce
-    assert select.choose("reduce", link, np.zeros(10), ReduceOp.MAX, "native") is exchange.reduce
+    assert plan.choose("all_reduce", link, half, ReduceOp.SUM, "native") is exchange.all_reduce
+    assert plan.choose("reduce", link, np.zeros(10), ReduceOp.MAX, "native") is exchange.reduce
 
 
 def test_deterministic_keeps_mpi_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
-    select.forget()
+    plan.forget()
     link = default_group().link
-    assert select.choose("all_reduce", link, np.zeros(10), ReduceOp.SUM, "native") is exchange.all_reduce
+    assert plan.choose("all_reduce", link, np.zeros(10), ReduceOp.SUM, "native") is exchange.all_reduce
 
 
 def test_the_environment_overrides(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:ring, broadcast:tree")
-    select.forget()
+    plan.forget()
     x = np.arange(10.0) + world.rank
     if world.size > 1:
-        assert select.choose("all_reduce", default_group().link, x, ReduceOp.SUM) is ring.all_reduce
-        assert select.name_of("broadcast", default_group().link, 8) == "tree"
+        assert plan.choose("all_reduce", default_group().link, x, ReduceOp.SUM) is ring.all_reduce
+        assert plan.name_of("broadcast", default_group().link, 8) == "tree"
     dist.all_reduce(x)
     assert (x == np.arange(10.0) * world.size + sum(range(world.size))).all()
 
@@ -94,29 +94,27 @@ def test_the_environment_overrides(world: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_a_wrong_override_says_what_is_there(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_ALGORITHM", text)
     with pytest.raises(ValueError, match=r"MPIDDP_ALGORITHM"):
-        select.forget()
+        plan.forget()
 
 
 def test_shared_memory_is_refused_across_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:two_shot")
-    select.forget()
+    plan.forget()
 
     class Apart:
         size, one_node = 4, False
 
     with pytest.raises(ValueError, match="several"):
-        select.name_of("all_reduce", Apart(), 1)  # type: ignore[arg-type]
+        plan.name_of("all_reduce", Apart(), 1)  # type: ignore[arg-type]
 
 
 def test_the_argument_goes_before_table_and_environment(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:tree")
-    select.forget()
+    plan.forget()
     link, x = default_group().link, np.ones(10)
     if world.size > 1:
-        assert select.choose("all_reduce", link, x, ReduceOp.SUM, "ring") is ring.all_reduce
-    assert select.choose("all_reduce", link, x, ReduceOp.SUM).__module__.endswith(
-        "tree" if world.size > 1 else "native"
-    )
+        assert plan.choose("all_reduce", link, x, ReduceOp.SUM, "ring") is ring.all_reduce
+    assert plan.choose("all_reduce", link, x, ReduceOp.SUM).__module__.endswith("tree" if world.size > 1 else "native")
     ones = np.ones(world.size)
     for name in ("ring", "one_shot", "two_shot", "exchange"):
         x = ones.copy()

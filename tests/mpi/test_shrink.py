@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 
 
 def total(x):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import select
-from mpiddp.mpi import operation, slots
+from mpiddp.algorithms import plan
+from mpiddp.mpi import operation
+from mpiddp.shm import eager as slots
 
 from .inputs import Op
 
@@ -308,12 +309,12 @@ def test_what_is_asked_for_later_holds_for_calls_like_an_earlier_one(group, monk
     dist.all_reduce(x, group=group)
     before = group.link.slots._number
     monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:ring")
-    select.forget()
+    plan.forget()
     try:
         dist.all_reduce(x, group=group)
     finally:
         monkeypatch.undo()
-        select.forget()
+        plan.forget()
     assert group.link.slots._number == before
     assert (x == group.size() ** 3).all()
 

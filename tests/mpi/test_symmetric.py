@@ -17,9 +17,10 @@ import pytest
 import mpiddp as dist
 from mpiddp.algorithms import two_shot
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import symmetric, work
+from mpiddp.mpi import work
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.symmetric import NOWHERE, find
+from mpiddp.shm import segment as symmetric
+from mpiddp.shm.segment import NOWHERE, find
 
 Array = Any
 

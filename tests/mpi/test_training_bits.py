@@ -7,7 +7,7 @@ import json
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import select
+from mpiddp.algorithms import plan
 from mpiddp.distributed.groups import default_group
 from mpiddp.training import Config, bits
 from mpiddp.training.keeper import Keeper
@@ -15,16 +15,16 @@ from mpiddp.training.together import together
 
 from .test_training_resume import BATCH, make
 
-RING = ((select.ANY_SIZE, "ring"),)
+RING = ((plan.ANY_SIZE, "ring"),)
 
 
 @pytest.fixture
 def link(world):
     """The link of all ranks, whose table is put back."""
     link = default_group().link
-    before = select.table_of(link)
+    before = plan.table_of(link)
     yield link
-    select.install(before, link)
+    plan.install(before, link)
 
 
 def saved(tmp_path, world):
@@ -44,25 +44,25 @@ def resumed(config, world, caplog):
 
 
 def test_table_of_algorithms_is_installed_again(world, tmp_path, link, caplog):
-    before = select.table_of(link)
-    select.install({**before, "all_reduce": RING}, link)
-    assert world.size == 1 or select.table_of(link) != before
+    before = plan.table_of(link)
+    plan.install({**before, "all_reduce": RING}, link)
+    assert world.size == 1 or plan.table_of(link) != before
     config = saved(tmp_path, world)
-    select.install(before, link)  # another process, which has measured something else
+    plan.install(before, link)  # another process, which has measured something else
     assert resumed(config, world, caplog) == []
-    assert world.size == 1 or select.name_of("all_reduce", link, 1) == "ring"
-    assert world.size == 1 or select.name_of("broadcast", link, 1) == "one_shot"
+    assert world.size == 1 or plan.name_of("all_reduce", link, 1) == "ring"
+    assert world.size == 1 or plan.name_of("broadcast", link, 1) == "one_shot"
 
 
 def test_what_the_user_asks_for_goes_before_and_is_said(world, tmp_path, link, caplog, monkeypatch):
     config = saved(tmp_path, world)
     monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:tree")
-    select.forget()
+    plan.forget()
     try:
         said = resumed(config, world, caplog)
     finally:
         monkeypatch.undo()
-        select.forget()
+        plan.forget()
     assert len(said) == (world.rank == 0 and world.size > 1)
     assert all(text.startswith("the algorithm of all_reduce was [[") and "[[None, 'tree']]" in text for text in said)
 
@@ -71,9 +71,9 @@ def test_of_another_number_of_ranks_nothing_is_installed(world, link):
     now = bits.what_decides_bits()
     then = json.loads(json.dumps(now)) | {"ranks": world.size + 1, "nodes": [0] * (world.size + 1)}
     then["algorithms"]["all_reduce"] = [[None, "ring"]]
-    before = select.table_of(link)
+    before = plan.table_of(link)
     bits.install(then)
-    assert select.table_of(link) == before
+    assert plan.table_of(link) == before
     assert list(bits.differences(then)) == [("ranks", world.size + 1, world.size)]
 
 

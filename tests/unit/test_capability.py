@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from mpiddp.mpi import capability
-from mpiddp.mpi.capability import Verdict, launcher_fits
+from mpiddp.mpi import cuda_aware as capability
+from mpiddp.mpi.cuda_aware import Verdict, launcher_fits
 from mpiddp.settings import Launch
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.algorithms import device_probe
+from mpiddp.algorithms.gpu import probe as device_probe
 from mpiddp.mpi import mapped, probe
 from mpiddp.mpi.verdict import KINDS, Verdict, lowest
 

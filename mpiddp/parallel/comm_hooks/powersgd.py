@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.algorithms import select
+from mpiddp.algorithms import plan
 from mpiddp.device import array_namespace
 from mpiddp.distributed import Future, ReduceOp
+from mpiddp.distributed.dispatch import perform
 from mpiddp.distributed.groups import GroupLike
-from mpiddp.distributed.perform import perform
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.work import Steps
 from mpiddp.optim.flat import address
@@ -208,7 +208,7 @@ def _rounds(
 
     ps = [matrix @ q for matrix, q in zip(matrices, qs, strict=True)]
     first = _packed([*others, *ps], whole)
-    yield from select.choose("all_reduce", link, first, ReduceOp.SUM)(link, first, ReduceOp.SUM)
+    yield from plan.choose("all_reduce", link, first, ReduceOp.SUM)(link, first, ReduceOp.SUM)
     first /= size
     _unpack(first, [*others, *ps])
     ps = [_orthonormal(p, state.orthogonalization_epsilon) for p in ps]
@@ -218,7 +218,7 @@ def _rounds(
     second = _packed(qs, whole)
     later = link.after()
     if second.size:
-        yield from select.choose("all_reduce", later, second, ReduceOp.SUM)(later, second, ReduceOp.SUM)
+        yield from plan.choose("all_reduce", later, second, ReduceOp.SUM)(later, second, ReduceOp.SUM)
     second /= size
     _unpack(second, qs)
 

@@ -11,15 +11,16 @@ order, half types in float32, so the bits are the same on every rank and in ever
 
 from __future__ import annotations
 
+from mpiddp.algorithms.handshake import Entry, common_segment_number, meet
+from mpiddp.algorithms.local_reduce import bounds
 from mpiddp.device import copies, kernels, stream
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, combining
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
-from . import cuda_ipc, device_scratch, staged_ring
-from .agreement import Entry, common_segment_number, meet
-from .folding import bounds
+from . import cuda_ipc, staged_ring
+from . import scratch as device_scratch
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:

@@ -16,7 +16,7 @@ from mpiddp import settings
 
 from . import probe
 from .launch import library_name
-from .library import MPI
+from .lazy import MPI
 from .mapped import mapped_libraries
 from .verdict import KINDS, DevicePointers, Verdict, lowest
 

@@ -21,12 +21,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, MismatchError
+from mpiddp.mpi import operation
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.operation import Operation
 
-from . import operation
-from .deaths import Deaths
-from .library import MPI
-from .operation import Operation
-from .presence import Presence
+from .failures import Deaths
+from .liveness import Presence
 
 LOOK_S = 0.5
 # A rank that left is held against the job only when another has waited this long for it.

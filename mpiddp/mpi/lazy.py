@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mpiddp import settings
 from mpiddp.errors import DistError
 
-from . import output
+from . import stdio
 
 _FIRST_WORD_S = 3.0
 """How long the other ranks wait where rank 0 says why the job may end at once: who aborts ends it for all."""
@@ -71,7 +71,7 @@ def _start(library: Any, rc: Any) -> None:
                 f"Open MPI's mpirun started this job, but its library is {name} ({library.__file__}); if it ends now,"
                 " start it with the mpirun that belongs to this library\n"
             )
-            output.deliver()
+            stdio.deliver()
         else:
             time.sleep(_FIRST_WORD_S)
     level = getattr(library, f"THREAD_{rc.thread_level.upper()}") if rc.threads else library.THREAD_SINGLE
@@ -117,7 +117,7 @@ def _parents() -> list[int]:
 def _end_pool(fault: str, rank_pid: int) -> NoReturn:
     """End the rank, and with it the job: a Pool replaces its workers without end, and the rank waits for them."""
     sys.stderr.write(f"SetupError: {fault}; the pool would start its workers again for ever, so the job ends here\n")
-    output.deliver()
+    stdio.deliver()
     os.kill(rank_pid, signal.SIGKILL)
     os._exit(1)
 

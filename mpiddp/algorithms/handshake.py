@@ -2,7 +2,7 @@
 
 One all-gather of a few bytes is the barrier that such an algorithm needs anyway. After it every rank knows the same of
 all, so all choose the same way, and ranks that disagree all raise the same error. Between nodes it also tells whether
-the ranks have made the same calls until now (see `mpi.board`).
+the ranks have made the same calls until now (see `faults.calls`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp.errors import MismatchError
-from mpiddp.mpi import symmetric
-from mpiddp.mpi.board import NO_REDUCTION, NO_ROOT, describe, disagreement, packed, unpacked
-from mpiddp.mpi.library import MPI
+from mpiddp.faults.calls import NO_REDUCTION, NO_ROOT, describe, disagreement, packed, unpacked
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import dtype_code
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Steps
+from mpiddp.shm import segment as symmetric
 from mpiddp.typing import Array
 
 _OPERATIONS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast")

@@ -25,23 +25,19 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.mpi import capability, landing
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi import cuda_aware, landing
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from mpiddp.mpi.verdict import DevicePointers, Verdict
 from mpiddp.mpi.work import Steps
 
-from . import (
-    device_alone,
-    device_hierarchical,
-    device_pointers,
-    device_ring,
-    device_two_shot,
-    nccl,
-    staged,
-    staged_ring,
-)
+from . import alone as device_alone
+from . import hierarchical as device_hierarchical
+from . import nccl, staged, staged_ring
+from . import pointers as device_pointers
+from . import ring as device_ring
+from . import two_shot as device_two_shot
 
 ALGORITHMS: dict[str, ModuleType] = {
     "device_two_shot": device_two_shot,
@@ -80,7 +76,7 @@ def learn(comm: MPI.Intracomm, nodes: tuple[int, ...]) -> None:
         The node of each.
     """
     global addresses
-    addresses = capability.device_pointers(comm)
+    addresses = cuda_aware.device_pointers(comm)
     landing.by_address = addresses.point_to_point.yes
     mine = device.choice.device_uuid() if device.in_use() else None
     told = comm.allgather(mine)

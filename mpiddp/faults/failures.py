@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING
 
 from mpiddp import settings
 from mpiddp.errors import RankFailedError
-
-from .library import MPI
+from mpiddp.mpi.lazy import MPI
 
 if TYPE_CHECKING:
-    from .link import Link
+    from mpiddp.mpi.link import Link
 
 _NEWS_S = 0.2
 """How long it may take until who has heard of a death knows whose it was."""

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from mpiddp import settings
-from mpiddp.mpi import board, launch
-from mpiddp.mpi.library import MPI
+from mpiddp.faults import calls
+from mpiddp.mpi import launch
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.work import Steps
@@ -31,10 +32,9 @@ from mpiddp.typing import Array
 
 from . import (
     central,
-    device_table,
     exchange,
+    fallback,
     hierarchical,
-    messages,
     native,
     one_shot,
     rabenseifner,
@@ -44,6 +44,7 @@ from . import (
     tuned,
     two_shot,
 )
+from .gpu import table as device_table
 from .tuned import Rows
 
 ALGORITHMS: dict[str, ModuleType] = {
@@ -117,7 +118,7 @@ def operation_of(name: str) -> str:
 
 for _operation in (*ONE_NODE, "all_gather_single", "reduce_scatter_single"):
     for _name in (*ALGORITHMS, *device_table.ALGORITHMS):
-        board.kind(called(_operation, _name))  # so that ranks which did not ask can name what others asked for
+        calls.kind(called(_operation, _name))  # so that ranks which did not ask can name what others asked for
 
 
 @functools.cache
@@ -251,7 +252,7 @@ def _plan(key: _Key, link: Link) -> Plan:
         check(dtype, op)  # also refuses None, as all that is no ReduceOp
     plan: Plan = []
     for limit, name in _names(operation, link, asked):
-        module = messages.reduction(dtype, op) if op is not None and name == "native" else ALGORITHMS[name]
+        module = fallback.reduction(dtype, op) if op is not None and name == "native" else ALGORITHMS[name]
         plan.append((limit, getattr(module, operation)))
     if kind is not np.ndarray:
         plan = device_table.plan(operation, link, dtype, op, plan, asked or _overrides().get(operation))
@@ -282,7 +283,7 @@ def forget() -> None:
     """Forget what was chosen, because settings may have changed."""
     _overrides.cache_clear()
     _forget_plans()
-    messages.forget()
+    fallback.forget()
     _overrides()
 
 

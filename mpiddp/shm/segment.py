@@ -27,14 +27,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpiddp.errors import MismatchError
+from mpiddp.faults.calls import comparing
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
-from .board import comparing
-from .library import MPI
-from .work import Steps
-
 if TYPE_CHECKING:
-    from .link import Channel, Link
+    from mpiddp.mpi.link import Channel, Link
 
 ALIGNMENT_BYTES = mmap.PAGESIZE
 FILES = Path("/dev/shm")

@@ -10,14 +10,15 @@ from typing import Literal
 import numpy as np
 
 from mpiddp import device as devices
-from mpiddp.algorithms import cuda_ipc, device_scratch
+from mpiddp.algorithms.gpu import cuda_ipc, scratch
 from mpiddp.errors import DistError
-from mpiddp.mpi import symmetric, work
+from mpiddp.mpi import work
+from mpiddp.shm import segment
 from mpiddp.typing import Array, DTypeLike
 
 from . import groups
+from .dispatch import perform
 from .groups import GroupLike, ProcessGroup, member
-from .perform import perform
 
 
 def symmetric_empty(
@@ -76,7 +77,7 @@ def symmetric_empty(
     if any(extent < 0 for extent in extents):
         raise ValueError(f"symmetric_empty needs a shape without negative dimensions, got {extents}")
     on_gpu = _checked(device) == "cuda"
-    find = cuda_ipc.empty if on_gpu else symmetric.empty
+    find = cuda_ipc.empty if on_gpu else segment.empty
     memory, fault = perform("symmetric_empty", found, False, (), find, math.prod(extents) * kind.itemsize)
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
@@ -105,7 +106,7 @@ def _checked(device: str) -> str:
 
 def _give_back(group: ProcessGroup) -> None:
     """Free what the GPUs of a group's ranks share; all of them are here."""
-    work.drive(device_scratch.release(group.link))
+    work.drive(scratch.release(group.link))
 
 
 groups.before_destroy.append(_give_back)

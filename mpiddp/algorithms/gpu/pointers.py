@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mpiddp.algorithms import native
 from mpiddp.device import array_namespace, copies, stream
 from mpiddp.device.place import place_of
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import chunks, movable
 from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
 from mpiddp.mpi.work import All, Steps
 from mpiddp.typing import Array
 
-from . import native
 from .staged import through_host
 
 

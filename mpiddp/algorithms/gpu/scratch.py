@@ -12,10 +12,10 @@ import numpy as np
 
 from mpiddp.device import copies, ipc, pinned, stream
 from mpiddp.device.place import moved, place_of
-from mpiddp.mpi import symmetric
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.symmetric import Scratch
 from mpiddp.mpi.work import Steps
+from mpiddp.shm import segment as symmetric
+from mpiddp.shm.segment import Scratch
 from mpiddp.typing import Array
 
 from . import cuda_ipc

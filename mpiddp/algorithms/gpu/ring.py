@@ -6,6 +6,7 @@ on the wire while another is added.
 
 from __future__ import annotations
 
+from mpiddp.algorithms.local_reduce import bounds, widened
 from mpiddp.device import array_namespace, stream
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import movable
@@ -13,8 +14,7 @@ from mpiddp.mpi.reduction import ReduceOp, combine, finish
 from mpiddp.mpi.work import All, Steps
 from mpiddp.typing import Array
 
-from .abreast import abreast
-from .folding import bounds, widened
+from .concurrently import abreast
 
 LANES = 2
 PART_BYTES = 1 << 23

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Protocol
 
-from .library import MPI
+from .lazy import MPI
 
 
 class Awaited(Protocol):

@@ -20,10 +20,9 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from mpiddp.errors import MismatchError
-
-from .message import code_name
-from .reduction import REDUCTIONS
-from .work import Steps
+from mpiddp.mpi.message import code_name
+from mpiddp.mpi.reduction import REDUCTIONS
+from mpiddp.mpi.work import Steps
 
 ANY_COUNT = -1
 """The count of an operation whose arrays may differ in it from rank to rank."""

@@ -1,6 +1,6 @@
 """Memory of devices that all ranks of a node can read and write where it is.
 
-As `mpiddp.mpi.symmetric` on the host: a segment has a region for each rank, and from the place of an array follow the
+As `mpiddp.shm.segment` on the host: a segment has a region for each rank, and from the place of an array follow the
 places of its peers. A rank's region is memory of its own GPU, which the others have mapped through CUDA IPC; each
 handle is opened once. Whether kernels can really use what they have mapped is found out by a write to every peer, which
 reads it, and all ranks agree.
@@ -23,10 +23,10 @@ import numpy as np
 
 from mpiddp.device import ipc, place, stream
 from mpiddp.errors import MismatchError
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel, Link
-from mpiddp.mpi.symmetric import NOWHERE, Place
 from mpiddp.mpi.work import Steps
+from mpiddp.shm.segment import NOWHERE, Place
 from mpiddp.typing import Array
 
 

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpiddp import settings
 from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, DistTimeoutError, MismatchError
-
-from . import output, work
-from .library import MPI, SetupError, finalized, running
+from mpiddp.mpi import stdio, work
+from mpiddp.mpi.lazy import MPI, SetupError, finalized, running
 
 if TYPE_CHECKING:
-    from .runtime import World
+    from mpiddp.mpi.world import World
 
 on_exit: list[Callable[[], bool]] = []
 """What goes on while a rank waits for the others at its end: each is polled and answers whether it has finished."""
@@ -118,7 +117,7 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
         say(text if isinstance(text, str) else text())
     except Exception:  # nobody else may end the job any more
         say(traceback.format_exc())
-    output.deliver()
+    stdio.deliver()
     if running() and MPI.COMM_WORLD.size > 1:
         # mpi4py holds the interpreter while it aborts, so the backstop must not need it.
         with contextlib.suppress(OSError, ValueError, AttributeError):

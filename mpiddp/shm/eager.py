@@ -27,10 +27,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpiddp.faults.calls import Call
+from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
-
-from .board import Call
-from .library import MPI
 
 SLOT_BYTES = 1 << 16
 """The longest array that a slot takes; longer ones go in pieces, and ranks wait for each other in every one."""

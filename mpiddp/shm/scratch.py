@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.symmetric import Scratch
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
+
+from .segment import Scratch
 
 Pass = Callable[[int, int, list[Array]], None]
 """Does something with elements ``start`` to ``stop`` of an array and the slots of all ranks."""

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from . import operation, work
-from .library import MPI
-from .operation import Operation
+from mpiddp.mpi import operation, work
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.operation import Operation
 
 _QUESTION, _ANSWER = 1, 2
 _GROUP, _HEAD = struct.Struct("<q"), struct.Struct("<qq??")

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpiddp.errors import DistError
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
-from .library import MPI
-from .work import Steps
-
 if TYPE_CHECKING:
-    from .link import Channel
+    from mpiddp.mpi.link import Channel
 
 
 class _Span(ctypes.Structure):

@@ -13,6 +13,8 @@ run.
 
 from __future__ import annotations
 
+from mpiddp.algorithms.handshake import Entry, common_segment_number, meet
+from mpiddp.algorithms.local_reduce import accumulated_in, bounds
 from mpiddp.device import array_namespace, copies, kernels, stream
 from mpiddp.mpi import landing
 from mpiddp.mpi.link import Channel, Link
@@ -20,9 +22,8 @@ from mpiddp.mpi.reduction import ReduceOp, combining
 from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
-from . import cuda_ipc, device_ring, device_scratch, staged_ring
-from .agreement import Entry, common_segment_number, meet
-from .folding import accumulated_in, bounds
+from . import cuda_ipc, ring, staged_ring
+from . import scratch as device_scratch
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
@@ -45,7 +46,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 def _around(ranks: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` by a ring."""
-    return device_ring.all_reduce(ranks, x, op) if landing.by_address else staged_ring.all_reduce(ranks, x, op)
+    return ring.all_reduce(ranks, x, op) if landing.by_address else staged_ring.all_reduce(ranks, x, op)
 
 
 def _where_they_lie(link: Link, x: Array, entries: list[Entry]) -> list[Array]:

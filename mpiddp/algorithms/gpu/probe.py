@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.mpi import landing, probe, runtime
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi import landing, probe
+from mpiddp.mpi import world as runtime
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp, check, combining, mpi_op
@@ -24,7 +25,7 @@ from mpiddp.mpi.verdict import KINDS
 from mpiddp.mpi.work import drive
 from mpiddp.typing import Array
 
-from . import device_pointers, device_ring
+from . import pointers, ring
 
 _SHORT = (1, 3_001)
 _LONG = (200_003, 3_000_017)
@@ -66,7 +67,7 @@ def point_to_point(link: Link) -> Check:
     for dtype in ("bool", "float16", "float32", "int64"):
         xs = _rows(link, _LONG[0], dtype)
         x = device.upload(xs[rank])
-        drive(device_ring.all_reduce(link, x, ReduceOp.SUM))
+        drive(ring.all_reduce(link, x, ReduceOp.SUM))
         yield f"a ring of {x.size} {dtype}", x, functools.reduce(np.add, xs)
 
 
@@ -79,21 +80,19 @@ def _blocks(link: Link, xs: list[np.ndarray[Any, Any]]) -> Check:
         return device.upload(stacked * 0)
 
     found = empty()
-    drive(device_pointers.all_gather(link, found, x))
+    drive(pointers.all_gather(link, found, x))
     yield f"all_gather {what}", found, stacked
     found = empty()
-    drive(device_pointers.gather(link, list(found) if rank == 0 else None, x, 0))
+    drive(pointers.gather(link, list(found) if rank == 0 else None, x, 0))
     yield f"gather {what}", found, stacked if rank == 0 else stacked * 0
     found = device.upload(xs[0] * 0)
-    drive(device_pointers.scatter(link, found, list(device.upload(stacked)) if rank == 0 else None, 0))
+    drive(pointers.scatter(link, found, list(device.upload(stacked)) if rank == 0 else None, 0))
     yield f"scatter {what}", found, xs[rank]
     found = empty()
-    drive(device_pointers.all_to_all(link, list(found), [x] * link.size))
+    drive(pointers.all_to_all(link, list(found), [x] * link.size))
     yield f"all_to_all {what}", found, stacked
     found, counts = empty(), [x.nbytes] * link.size
-    drive(
-        device_pointers.all_to_all_single(link, found, device.upload(np.stack([xs[rank]] * link.size)), counts, counts)
-    )
+    drive(pointers.all_to_all_single(link, found, device.upload(np.stack([xs[rank]] * link.size)), counts, counts))
     yield f"all_to_all_single {what}", found, stacked
 
 
@@ -103,7 +102,7 @@ def collectives(link: Link) -> Check:
         for length in (*_SHORT, *(_LONG if dtype == "float32" else ())):
             xs = _rows(link, length, dtype)
             x = device.upload(xs[link.rank])
-            drive(device_pointers.broadcast(link, x, link.size - 1))
+            drive(pointers.broadcast(link, x, link.size - 1))
             yield f"broadcast of {length} {dtype}", x, xs[-1]
             for op in _OPS if length in _SHORT else _OPS[:1]:
                 if _is_used(np.dtype(dtype), op):
@@ -127,13 +126,13 @@ def _reductions(link: Link, xs: list[np.ndarray[Any, Any]], op: ReduceOp) -> Che
     if op.name == "AVG":
         total = total / total.dtype.type(link.size)
     x = device.upload(xs[rank])
-    drive(device_pointers.all_reduce(link, x, op))
+    drive(pointers.all_reduce(link, x, op))
     yield f"all_reduce {what}", x, total
     x = device.upload(xs[rank])
-    drive(device_pointers.reduce(link, x, root, op))
+    drive(pointers.reduce(link, x, root, op))
     yield f"reduce {what}", x, total if rank == root else xs[rank]
     blocks, part = device.upload(np.stack([xs[rank]] * link.size)), device.upload(xs[rank] * xs[rank].dtype.type(0))
-    drive(device_pointers.reduce_scatter(link, part, blocks, op))
+    drive(pointers.reduce_scatter(link, part, blocks, op))
     yield f"reduce_scatter {what}", part, total
 
 

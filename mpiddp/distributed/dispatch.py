@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.algorithms import one_shot, select
+from mpiddp.algorithms import one_shot, plan
 from mpiddp.algorithms.one_shot import Job, OneShot
-from mpiddp.mpi import board, operation, work
-from mpiddp.mpi.board import ANY_COUNT, NO_ROOT
+from mpiddp.faults import calls
+from mpiddp.faults.calls import ANY_COUNT, NO_ROOT
+from mpiddp.mpi import operation, work
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import dtype_code
 from mpiddp.mpi.operation import Operation
@@ -74,7 +75,7 @@ def perform(
         return None
     kind = _kind(name, algorithm, like, op, layout)
     observed = debug.Observed(name, algorithm, outputs, kind, count, root) if debug.detail else None
-    same = link.begin(kind if observed is None else kind | board.AGREES, count, root)
+    same = link.begin(kind if observed is None else kind | calls.AGREES, count, root)
     # Half the time of Operation(...), which is more than the rest of this function takes.
     what = _new_tuple(Operation, (name, link, outputs[0] if outputs else None, None, False, link.sequence))
     if debug.on:
@@ -125,7 +126,7 @@ def again(
         return False
     if not type(x) is type(output) is np.ndarray:
         return False
-    known = link.slots.known.get((select.epoch, name, x.dtype, x.shape, output.dtype, output.shape, op, root))
+    known = link.slots.known.get((plan.epoch, name, x.dtype, x.shape, output.dtype, output.shape, op, root))
     if known is None:
         return False
     shot, kind, count = known
@@ -138,7 +139,7 @@ def _remember(name: str, link: Link, job: Job, kind: int, count: int, op: Reduce
     """Have calls just like this one made `again`."""
     shot, x, output = job
     if link.slots is not None:
-        key = select.epoch, name, x.dtype, x.shape, output.dtype, output.shape, op, root
+        key = plan.epoch, name, x.dtype, x.shape, output.dtype, output.shape, op, root
         link.slots.remember(key, (shot, kind, count))
 
 
@@ -156,12 +157,12 @@ def _kind(name: str, algorithm: Callable[..., Steps], like: Array | None, op: Re
 def _make_kind(key: _Key) -> int:
     """Find it out, and remember it."""
     name, algorithm, dtype, op, layout = key
-    number = _kinds[key] = board.kind(
+    number = _kinds[key] = calls.kind(
         name,
-        board.NO_DTYPE if dtype is None else dtype_code(dtype) | board.ON_DEVICE * select.is_for_devices(algorithm),
-        board.NO_REDUCTION if op is None else op.value,
+        calls.NO_DTYPE if dtype is None else dtype_code(dtype) | calls.ON_DEVICE * plan.is_for_devices(algorithm),
+        calls.NO_REDUCTION if op is None else op.value,
         layout,
-        board.compares(algorithm),
+        calls.compares(algorithm),
     )
     if len(_kinds) > _MOST_KINDS:  # layouts come and go
         _kinds.clear()

@@ -17,7 +17,7 @@ from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 
 from .landing import Driven, Landing, Turn, depart
-from .library import MPI
+from .lazy import MPI
 from .message import CODES, as_message, code_name, dtype_code, size_of
 from .operation import Operation
 from .work import Steps, Work, activate, deactivate, drive

@@ -21,14 +21,15 @@ from typing import NamedTuple
 
 from mpiddp import settings
 from mpiddp.errors import EXIT_TIMEOUT, DistError
+from mpiddp.faults import shutdown
+from mpiddp.faults.failures import Deaths
+from mpiddp.faults.liveness import Presence
+from mpiddp.faults.shutdown import on_exit as on_exit
+from mpiddp.faults.watchdog import Watchdog
 
-from . import exit, launch, library
-from .deaths import Deaths
-from .exit import on_exit as on_exit
-from .library import MPI, SetupError
-from .presence import Presence
-from .progress import All
-from .watchdog import Watchdog
+from . import launch, lazy
+from .lazy import MPI, SetupError
+from .requests import All
 
 
 class _Place(NamedTuple):
@@ -85,7 +86,7 @@ class World:
 
 _world: World | None = None
 _owner_pid = 0
-_leaving: exit.Leaving | None = None
+_leaving: shutdown.Leaving | None = None
 
 
 def current() -> World | None:
@@ -124,10 +125,10 @@ def start(rank: int = -1, world_size: int = -1, timeout_s: float | None = None) 
     world = current()
     with _limited(settings.default_timeout_s() if timeout_s is None else timeout_s):
         if world is None:
-            exit.install()
+            shutdown.install()
             _check_running()
             launch.check_launcher()
-            exit.know(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+            shutdown.know(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
             _owner_pid = os.getpid()
             world = _begin(_meet(MPI.COMM_WORLD.Dup()))
         elif world.deaths.happened():
@@ -164,11 +165,11 @@ def _begin(world: World) -> World:
     global _world, _leaving
     _world = world
     if _leaving is None:
-        _leaving = exit.Leaving(_meet_survivors)
+        _leaving = shutdown.Leaving(_meet_survivors)
         atexit.register(_leaving)
     _leaving.world = world
     watched = world.size > 1 and world.thread_multiple
-    _leaving.stop = Watchdog(world.presence, world.deaths, exit.abort).stop if watched else lambda: None
+    _leaving.stop = Watchdog(world.presence, world.deaths, shutdown.abort).stop if watched else lambda: None
     return world
 
 
@@ -176,14 +177,14 @@ def _meet_survivors(world: World) -> World:
     """Return the world of those that live, after some of another one have died."""
     world.deaths.spread()
     # The launcher's own barrier in MPI_Finalize may wait for the dead for ever.
-    library.never_finalize()
+    lazy.never_finalize()
     comm = world.comm
     while True:
         comm = MPI.Intracomm(comm.Shrink())
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         try:
             left = _meet(comm, world.presence.ended)
-            exit.know(left.rank, left.size)
+            shutdown.know(left.rank, left.size)
             return left
         except MPI.Exception:
             # Another one has died meanwhile. Who has not noticed comes here again, from the same communicator.
@@ -261,7 +262,7 @@ def _limited(timeout_s: float, what: str = "init_process_group") -> Iterator[Non
     text = (
         f"{what} did not finish in {timeout_s:g} s: it waits for ranks that have not called it, and every rank has to"
     )
-    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), exit.abort, (text, EXIT_TIMEOUT))
+    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), shutdown.abort, (text, EXIT_TIMEOUT))
     timer.daemon = True
     timer.start()
     try:

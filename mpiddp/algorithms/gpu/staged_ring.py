@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from mpiddp.algorithms.local_reduce import bounds, widened
 from mpiddp.device import array_namespace, copies, pinned, stream
-from mpiddp.mpi.library import MPI
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half
 from mpiddp.mpi.work import All, Awaited, Steps
 from mpiddp.typing import Array
 
-from .abreast import abreast
-from .device_ring import in_lanes
-from .folding import bounds, widened
+from .concurrently import abreast
+from .ring import in_lanes
 
 LANES = 4
 PART_BYTES = 1 << 20

@@ -1,6 +1,6 @@
 """How a rank reaches the arrays of all ranks of its node where they lie, between two synchronisations.
 
-Symmetric arrays are seen as views. Ordinary ones are copied by the kernel (see `mpi.attach`), piece by piece through a
+Symmetric arrays are seen as views. Ordinary ones are copied by the kernel (see `shm.cma`), piece by piece through a
 buffer that stays in the cache. What is folded, who folds it and who gets the result is the same for both.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from mpiddp.mpi import symmetric
-from mpiddp.mpi.attach import Attachment
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Steps
+from mpiddp.shm import segment as symmetric
+from mpiddp.shm.cma import Attachment
 from mpiddp.typing import Array
 
-from .agreement import Entry, common_segment, views
-from .folding import fold_rows
+from .handshake import Entry, common_segment, views
+from .local_reduce import fold_rows
 
 PIECE_BYTES = 1 << 20
 """What is copied from a rank at once. A copy has costs of its own: 16 MiB on 2 ranks took 3.5 ms by 256 KiB, 2.8 by
