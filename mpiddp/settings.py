@@ -300,6 +300,11 @@ def transports() -> list[str]:
     return [f"{name}={os.environ[name]}" for name in _TRANSPORTS if name in os.environ]
 
 
+def eager() -> bool:
+    """Return whether short arrays may go through eager buffers: not with ``MPIDDP_EAGER=0``."""
+    return _switch("MPIDDP_EAGER") is not False
+
+
 def cache_folder() -> Path:
     """Return the folder of what is only there to be faster: ``MPIDDP_CACHE``, else the user's cache folder's mpiddp."""
     given = os.environ.get("MPIDDP_CACHE")

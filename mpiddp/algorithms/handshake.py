@@ -1,61 +1,57 @@
-"""What the ranks tell each other before they touch each other's memory: what they call, and where their arrays lie.
+"""The handshake: what the ranks exchange before they touch each other's memory: their calls, and their arrays' places.
 
 One all-gather of a few bytes is the barrier that such an algorithm needs anyway. After it every rank knows the same of
-all, so all choose the same way, and ranks that disagree all raise the same error. Between nodes it also tells whether
-the ranks have made the same calls until now (see `faults.calls`).
+all, so all choose the same way, and ranks that disagree all raise the same error. Between nodes it also compares the
+hashes of the calls that the ranks have made until now (see `faults.calls`).
 """
 
 from __future__ import annotations
 
-import functools
-import struct
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddp.errors import MismatchError
-from mpiddp.faults.calls import NO_REDUCTION, NO_ROOT, describe, disagreement, packed, unpacked
+from mpiddp.faults.calls import NO_ROOT, RECORD, Call, Calls, compare_records, first_difference, make_call
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.message import dtype_code
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.work import Steps
-from mpiddp.shm import segment as symmetric
+from mpiddp.mpi.requests import Steps
+from mpiddp.shm import segment
+from mpiddp.shm.segment import Place
 from mpiddp.typing import Array
 
-_OPERATIONS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast")
-
-# Operation, reduction, dtype and root; elements; then what may differ: segment, offset, factor; the calls until now.
-_FORMAT = struct.Struct("<BBHiqqqdq")
+_ENTRY = np.dtype([("call", RECORD), ("segment", "<i8"), ("offset", "<i8"), ("factor", "<f8"), ("history", "<i8")])
 
 
-class Entry(NamedTuple):
-    """What one rank has told."""
+class Entries(NamedTuple):
+    """The places and factors of the ranks' arrays, by rank."""
 
-    operation: int
-    reduction: int
-    dtype: int
-    root: int
-    length: int
-    segment: int
-    offset: int
-    factor: float
-    history: int
+    segments: Array
+    """Number of the segment; 0 for an ordinary array."""
+    offsets: Array
+    """Offset in the segment's region, or the address of an ordinary array, in bytes."""
+    factors: Array
+    """Factor of PREMUL_SUM; 1 in other reductions."""
 
-    def __str__(self) -> str:
-        """Return the call as a person would name it."""
-        return _OPERATIONS[self.operation] + describe(self.dtype, self.length, self.reduction, self.root)
+    def of(self, ranks: Array) -> Entries:
+        """Return the entries of some ranks."""
+        return Entries(*(column[ranks] for column in self))
+
+    def common_segment(self) -> int:
+        """Return the number of the segment in which all of the arrays lie, or 0."""
+        first = int(self.segments[0])
+        return first if first > 0 and (self.segments == first).all() else 0
 
 
-def meet(
+def exchange(
     link: Link,
     operation: str,
     x: Array,
     op: ReduceOp | None = None,
     root: int = NO_ROOT,
-    place: symmetric.Place | None = None,
+    place: Place | None = None,
 ) -> Steps:
-    """Wait until every rank has come to this operation, and learn what all of them gave.
+    """Wait until every rank has come to this operation, and exchange the places of the arrays.
 
     Parameters
     ----------
@@ -64,58 +60,48 @@ def meet(
     operation : str
         Its name.
     x : array
-        What this rank works on; the count and dtype must be equal on all ranks.
+        The array of this rank; count and dtype must be equal on all ranks.
     op : ReduceOp, optional
         The reduction, equal on all ranks but for its factor.
     root : int, optional
         Group rank of the root.
     place : Place, optional
-        What the others shall know of where ``x`` lies; by default its place in symmetric memory.
+        The place that the others are told; by default that in symmetric memory.
 
     Returns
     -------
-    list of Entry
-        As the value of the steps: one for each rank. One yield, on ``now``.
+    Entries
+        As the value of the steps. One yield, on ``now``.
 
     Raises
     ------
     MismatchError
         On every rank, if their calls differ.
     """
-    segment, offset = place or symmetric.find(x)
-    mine = _FORMAT.pack(
-        _OPERATIONS.index(operation),
-        NO_REDUCTION if op is None else op.value,
-        dtype_code(x.dtype),
-        root,
-        x.size,
-        segment,
-        offset,
-        1.0 if op is None or op.factor is None else op.factor,
-        _history(link),
-    )
-    told = bytearray(len(mine) * link.size)
-    yield link.now.Iallgather(mine, told)
-    entries = _read(bytes(told))
-    first = entries[0][:5]
-    for rank, entry in enumerate(entries):
-        if entry[:5] != first:
-            raise MismatchError(disagreement(str(link), link.ranks[0], entries[0], link.ranks[rank], entry))
-    if any(entry.history != entries[0].history for entry in entries):
-        yield from _find_disagreement(link)
-    return entries
+    call = make_call(operation, x.dtype, op, x.size, root)
+    return _exchange(link, call, place or segment.find(x), 1.0 if op is None or op.factor is None else op.factor)
 
 
-@functools.lru_cache(maxsize=256)
-def _read(told: bytes) -> list[Entry]:
-    """Return what all ranks have told; a training step tells the same again and again."""
-    return [Entry(*fields) for fields in _FORMAT.iter_unpack(told)]
+def compare(link: Link, call: Call) -> Steps:
+    """Wait until every rank has come to this operation; MismatchError on every rank, if their calls differ."""
+    yield from _exchange(link, call, segment.NOWHERE, 1.0)
+
+
+def _exchange(link: Link, call: Call, place: Place, factor: float) -> Steps:
+    mine = np.array(((0, *call), *place, factor, _history(link)), _ENTRY)
+    told = np.empty(link.size, _ENTRY)
+    yield link.now.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
+    compare_records(link, np.ascontiguousarray(told["call"]))
+    if (told["history"] != told["history"][0]).any():
+        yield from _find_difference(link)
+    return Entries(told["segment"], told["offset"], told["factor"])
 
 
 def _history(link: Link) -> int:
-    """Return what stands for all calls until now, of a group whose ranks do not all see each other's."""
+    """Return the hash of all calls until now, in a group whose ranks do not all see each other's."""
+    calls = link.find(Calls)
     # A later step runs when this rank may have made other calls already.
-    return 0 if link.one_node or link.board is None or link.now is link.later else link.board.history
+    return 0 if link.one_node or calls is None or link.now is link.later else calls.history
 
 
 def barrier(link: Link) -> Steps:
@@ -130,40 +116,26 @@ def barrier(link: Link) -> Steps:
     bounds = np.array([history, ~history])
     yield link.now.Iallreduce(MPI.IN_PLACE, bounds, MPI.MIN)
     if bounds[0] != ~bounds[1]:
-        yield from _find_disagreement(link)
+        yield from _find_difference(link)
 
 
-def _find_disagreement(link: Link) -> Steps:
-    """Exchange the calls of all ranks, and raise on all of them, with the first on which they differ."""
-    calls = link.board
-    assert calls is not None
+def _find_difference(link: Link) -> Steps:
+    """Exchange the last calls of all ranks, and raise on all of them, with the first on which they differ."""
+    calls = link.find(Calls)
+    assert calls is not None, "histories are its"
     calls.history = 0
-    mine = packed(calls.recent())
-    told = bytearray(len(mine) * link.size)
-    yield link.later.Iallgather(mine, told)
-    rows = [unpacked(bytes(told[start : start + len(mine)])) for start in range(0, len(told), len(mine))]
-    for sequence in sorted(set.intersection(*map(set, rows))):
-        for rank, row in enumerate(rows):
-            if row[sequence].disagrees(rows[0][sequence]):
-                found = row[sequence], rows[0][sequence]
-                raise MismatchError(disagreement(str(link), link.ranks[0], found[1], link.ranks[rank], found[0]))
-    raise MismatchError(f"the ranks of {link} made different calls long ago: none of their last {len(rows[0])} differ")
+    mine = calls.recent()
+    told = np.empty((link.size, mine.size), RECORD)
+    yield link.later.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
+    raise first_difference(link, told)
 
 
-def common_segment_number(entries: list[Entry]) -> int:
-    """Return the number of the segment in which the arrays of all these ranks of a node lie, or 0."""
-    numbers = {entry.segment for entry in entries}
-    return numbers.pop() if len(numbers) == 1 else 0
+def views(node_ranks: tuple[int, ...], entries: Entries, count: int, dtype: np.dtype[Any]) -> list[Array]:
+    """Return the arrays of all ranks of a node, flat, which lie in one segment."""
+    found = segment.segment(entries.common_segment())
+    return [
+        found.view(rank, offset, count, dtype)
+        for rank, offset in zip(node_ranks, entries.offsets.tolist(), strict=True)
+    ]
 
 
-def common_segment(entries: list[Entry]) -> symmetric.Segment | None:
-    """Return the segment in which the arrays of all these ranks of a node lie, or None."""
-    number = common_segment_number(entries)
-    return symmetric.segment(number) if number else None
-
-
-def views(
-    segment: symmetric.Segment, entries: list[Entry], ranks: tuple[int, ...], dtype: np.dtype[Any]
-) -> list[Array]:
-    """Return the arrays of all of these ranks, flat, in the order of the ranks."""
-    return [segment.view(rank, entry.offset, entry.length, dtype) for rank, entry in zip(ranks, entries, strict=True)]

@@ -1,72 +1,56 @@
-"""Which algorithm runs when: the one place that decides.
+"""Plans: everything about a call that does not depend on the values in its arrays, and the table that selects its steps.
 
-Every rank decides alike, because all that is looked at here (operation, dtype, reduction, bytes, nodes of the group) is
+Every rank selects alike, because all that is looked at (operation, dtype, reduction, bytes, nodes of the group) is
 alike. Whether an array is symmetric is not: one rank may give an ordinary array where another gives a symmetric one. So
-the algorithms that work in shared memory decide about that themselves, when they have heard of all ranks' arrays.
+the algorithms that work in shared memory decide about that themselves, after their handshake.
 
 In the table "native" means MPI's own algorithm, or for reductions that MPI does not define, and for all of them under
-``MPIDDP_DETERMINISTIC=1``, the exchange. A call's argument ``algorithm="ring"`` goes before
-``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before what `bench tune` has measured on this machine (see `tuned`),
-which goes before the table.
+``MPIDDP_DETERMINISTIC=1``, those of `fallback`. A call's argument ``algorithm="ring"`` goes before
+``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before the table.
 """
 
 from __future__ import annotations
 
 import functools
-import socket
-import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mpiddp import settings
-from mpiddp.faults import calls
-from mpiddp.mpi import launch
-from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.link import Link
+from mpiddp.faults.calls import ANY_COUNT, NO_ROOT, Call, is_self_comparing, make_call, register_name
+from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.reduction import ReduceOp, check
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.requests import Steps
+from mpiddp.shm.eager import EagerBuffers
 from mpiddp.typing import Array
 
-from . import (
-    central,
-    exchange,
-    fallback,
-    hierarchical,
-    native,
-    one_shot,
-    rabenseifner,
-    reduce_broadcast,
-    ring,
-    tree,
-    tuned,
-    two_shot,
-)
+from . import exchange, fallback, hierarchical, native, ring, tree, two_shot
 from .gpu import table as device_table
-from .tuned import Rows
+from .one_shot import OneShot
 
-ALGORITHMS: dict[str, ModuleType] = {
+Rows: TypeAlias = tuple[tuple[float, str], ...]
+"""Algorithms for growing arrays, each with the number of bytes up to which it is the best."""
+
+MODULES: dict[str, ModuleType] = {
     "native": native,
-    "one_shot": one_shot,
     "two_shot": two_shot,
     "hierarchical": hierarchical,
     "exchange": exchange,
     "ring": ring,
     "tree": tree,
-    "rabenseifner": rabenseifner,
-    "central": central,
-    "reduce_broadcast": reduce_broadcast,
 }
-"""All algorithms by name; each has a function for every operation that it is good for."""
+"""Algorithms by name; each has a function for every operation that it is good for. `OneShot` goes beside them."""
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_IN_MEMORY = ("one_shot", "two_shot")
 ANY_SIZE = float("inf")
 _KIB = 1 << 10
 
-# Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0; `python -m mpiddp bench tune` does it anew. Bytes
-# are those of the largest array of the call: the output of an all-gather, the input of a reduce-scatter.
+# Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0; `python -m mpiddp bench tune` compares. Bytes are
+# those of the largest array of the call: the output of an all-gather, the input of a reduce-scatter.
 ONE_NODE: dict[str, Rows] = {
     "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
@@ -77,9 +61,7 @@ ONE_NODE: dict[str, Rows] = {
 TWO_RANKS: dict[str, Rows] = {
     "broadcast": ((16 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
 }
-"""What goes before `ONE_NODE` in groups of two ranks; on four, MPI's own is slower from the start."""
-FEW_RANKS = 8
-"""In groups of more, nothing goes in one shot by default: each rank reads all others' arrays."""
+"""Rows that go before `ONE_NODE` in groups of two ranks; on four, MPI's own is slower from the start."""
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": ((64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
     "reduce": ((ANY_SIZE, "native"),),
@@ -89,9 +71,184 @@ SEVERAL_NODES: dict[str, Rows] = {
 }
 
 
+class Plan(NamedTuple):
+    """A call, but for the values in its arrays."""
+
+    label: str
+    """The operation, with the algorithm that was asked for, as in "all_reduce by ring"."""
+    steps: Callable[..., Steps]
+    """The algorithm, called with the link and the arguments."""
+    call: Call
+    """The record that the ranks compare."""
+    run: Callable[[str, Sequence[Any]], None] | None = None
+    """The same without a generator, for short arrays, called with the label and the arguments; None: drive the steps."""
+    trace: Callable[..., Any] | None = None
+    """Makes the steps of a call under ``MPIDDP_DEBUG``, and goes before them."""
+
+
+class Plans(Resource):
+    """The plans of a group, by all that they depend on."""
+
+    _MAX = 256
+
+    def __init__(self, link: Link) -> None:
+        self._plans: dict[Any, Plan] = {}
+        self.get = self._plans.get
+        """Return a plan by its key, or None."""
+        _all.add(self)
+
+    def remember(self, key: Any, plan: Plan) -> Plan:
+        """Keep a plan; some are forgotten for it when there are many."""
+        if len(self._plans) >= self._MAX:
+            self._plans.clear()
+        self._plans[key] = plan
+        return plan
+
+    def forget(self) -> None:
+        """Forget all plans."""
+        self._plans.clear()
+
+    def close(self) -> None:
+        """Forget all plans, which hold memory of the group."""
+        self.forget()
+
+
+_all: weakref.WeakSet[Plans] = weakref.WeakSet()
+
+
+def forget() -> None:
+    """Forget all plans of all groups, because settings may have changed."""
+    for plans in tuple(_all):
+        plans.forget()
+    _overrides.cache_clear()
+    fallback.forget()
+    _overrides()
+
+
+_OPERATIONS = {"all_gather_single": "all_gather", "reduce_scatter_single": "reduce_scatter"}
+"""The table's word for an operation of another name."""
+
+
+def label(name: str, algorithm: str | None) -> str:
+    """Return the label of a call; ranks must ask for the same algorithm."""
+    return name if algorithm is None else f"{name} by {algorithm}"
+
+
+for _name in (*ONE_NODE, *_OPERATIONS):
+    for _algorithm in (*MODULES, "one_shot", *device_table.ALGORITHMS):
+        register_name(label(_name, _algorithm))  # so that ranks that did not ask can name what others asked for
+
+
+def make(
+    link: Link,
+    name: str,
+    algorithm: str | None,
+    output: Array,
+    x: Array,
+    op: ReduceOp | None = None,
+    root: int = NO_ROOT,
+    *,
+    places: tuple[int, int] = (0, 0),
+    count: int | None = None,
+) -> Plan:
+    """Return the plan of a collective.
+
+    Parameters
+    ----------
+    link : Link
+        The group.
+    name : str
+        The operation.
+    algorithm : str or None
+        The name of an algorithm that goes before all tables.
+    output, x : array
+        The arrays of the call: where the result goes, and what this rank gives.
+    op : ReduceOp, optional
+        The reduction.
+    root : int, optional
+        Group rank of the root.
+    places : tuple of int
+        The positions of output and input among the arguments of the steps.
+    count : int, optional
+        The number of elements that all ranks must give; that of ``x`` by default.
+
+    Raises
+    ------
+    TypeError
+        If ``op`` means nothing on the dtype of ``x``.
+    ValueError
+        If no algorithm of the name that was asked for does the operation, or not in this group.
+    """
+    operation = _OPERATIONS.get(name, name)
+    if operation in _REDUCING:
+        check(x.dtype, op)  # also refuses None, as all that is no ReduceOp
+    largest = output if operation == "all_gather" else x
+    count = x.size if count is None else count
+    if type(x) is type(output) is np.ndarray:
+        chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
+        if chosen == "one_shot":
+            call = make_call(label(name, algorithm), x.dtype, op, count, root)
+            shots = OneShot(link, operation, call, output, x, op, root, places)
+            return Plan(label(name, algorithm), shots.steps, call, shots.run)
+        steps, on_device = _steps(operation, chosen, link, x.dtype, op, largest.nbytes), False
+    else:
+        steps, on_device = _device_steps(operation, link, largest, op, algorithm), True
+    return plain(label(name, algorithm), steps, x.dtype, op, count, root, on_device=on_device)
+
+
+def plain(
+    label: str,
+    steps: Callable[..., Steps],
+    dtype: np.dtype[Any] | None = None,
+    op: ReduceOp | None = None,
+    count: int = ANY_COUNT,
+    root: int = NO_ROOT,
+    layout: str = "",
+    *,
+    on_device: bool = False,
+) -> Plan:
+    """Return the plan of a call whose steps are known; see `make_call` for the arguments."""
+    call = make_call(
+        label, dtype, op, count, root, layout, on_device=on_device, self_comparing=is_self_comparing(steps)
+    )
+    return Plan(label, steps, call)
+
+
+def _steps(
+    operation: str, name: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, size_bytes: int
+) -> Callable[..., Steps]:
+    """Return the steps of an algorithm for arrays of the host."""
+    if op is not None and name == "native":
+        return fallback.choose(operation, link, dtype, op, size_bytes)
+    found: Callable[..., Steps] = getattr(MODULES[name], operation)
+    return found
+
+
+def _device_steps(
+    operation: str, link: Link, x: Array, op: ReduceOp | None, algorithm: str | None
+) -> Callable[..., Steps]:
+    """Return the steps for arrays of a device."""
+    host = [
+        (limit, _steps(operation, "native" if name == "one_shot" else name, link, x.dtype, op, x.nbytes))
+        for limit, name in rows(operation, link, algorithm)
+    ]
+    asked = algorithm or _overrides().get(operation)
+    found = device_table.plan(operation, link, x.dtype, op, host, asked)
+    return next(steps for limit, steps in found if x.nbytes <= limit)
+
+
+def moving(operation: str, link: Link, *arrays: Array) -> tuple[Callable[..., Steps], bool]:
+    """Return the steps of an operation that only moves data between ``arrays``, and whether they are for a device."""
+    steps: Callable[..., Steps] = getattr(native, operation)
+    on_device = next((x for x in arrays if type(x) is not np.ndarray), None)
+    if on_device is None:
+        return steps, False
+    return device_table.plan(operation, link, on_device.dtype, None, [(ANY_SIZE, steps)], None)[0][1], True
+
+
 def offering(operation: str) -> list[str]:
     """Return the names of the algorithms that can do ``operation``."""
-    return [name for name, module in ALGORITHMS.items() if hasattr(module, operation)]
+    return ["one_shot", *(name for name, module in MODULES.items() if hasattr(module, operation))]
 
 
 def _checked(operation: str, name: str) -> str:
@@ -106,188 +263,31 @@ def _checked(operation: str, name: str) -> str:
     return name
 
 
-def called(operation: str, asked: str | None) -> str:
-    """Return what a call is called on which somebody may have asked for an algorithm: ranks must ask for the same."""
-    return operation if asked is None else f"{operation} by {asked}"
-
-
-def operation_of(name: str) -> str:
-    """Return which operation is `called` so."""
-    return name.partition(" by ")[0]
-
-
-for _operation in (*ONE_NODE, "all_gather_single", "reduce_scatter_single"):
-    for _name in (*ALGORITHMS, *device_table.ALGORITHMS):
-        calls.kind(called(_operation, _name))  # so that ranks which did not ask can name what others asked for
-
-
 @functools.cache
 def _overrides() -> dict[str, str]:
     return {operation: _checked(operation, name) for operation, name in settings.algorithms().items()}
 
 
-def _names(operation: str, link: Link, asked: str | None = None) -> Rows:
-    """Return what the table, or what overrides it, says for a group."""
-    chosen = _overrides().get(operation) if asked is None else _checked(operation, asked)
+def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
+    """Return the rows of the table for a group, or the one of what goes before it."""
+    chosen = _overrides().get(operation) if algorithm is None else _checked(operation, algorithm)
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
     if chosen is None or chosen in device_table.ALGORITHMS:
-        return tuple((limit, _possible(name, link)) for limit, name in _rows(operation, link.nodes))
+        if not link.one_node:
+            return SEVERAL_NODES[operation]
+        table = ONE_NODE | TWO_RANKS if link.size == 2 else ONE_NODE
+        return tuple((limit, _available(name, link)) for limit, name in table[operation])
     if chosen in _IN_MEMORY and not link.one_node:
         raise ValueError(f"{operation}:{chosen} works in the memory of one node, and {link} is on several")
-    return ((ANY_SIZE, _possible(chosen, link)),)
+    return ((ANY_SIZE, _available(chosen, link)),)
 
 
-_IN_MEMORY = ("one_shot", "two_shot")
+def _available(name: str, link: Link) -> str:
+    """Return the name of an algorithm, or of its substitute in a group without eager buffers."""
+    return "native" if name == "one_shot" and link.find(EagerBuffers) is None else name
 
 
-def _possible(name: str, link: Link) -> str:
-    """Return the name of an algorithm of the table, or what takes its place where there is no memory for it."""
-    return _by_messages(name) if link.slots is None else name
-
-
-def _by_messages(name: str) -> str:
-    return "native" if name == "one_shot" else name
-
-
-def name_of(operation: str, link: Link, size_bytes: int) -> str:
+def algorithm_of(operation: str, link: Link, size_bytes: int, algorithm: str | None = None) -> str:
     """Return the name of the algorithm that ``operation`` on arrays of ``size_bytes`` runs in a group."""
-    return next(name for limit, name in _names(operation, link) if size_bytes <= limit)
-
-
-_measured: dict[str, tuned.Table] = {}
-
-
-def learn(comm: MPI.Intracomm) -> None:
-    """Use what was measured on the machine of the first rank of ``comm``; all its ranks call."""
-    _measured.clear()
-    found: dict[str, tuned.Table] = {}
-    if comm.rank == 0 and settings.use_tuned():
-        try:
-            found = tuned.read(tuned.path(launch.library_name(), socket.gethostname()))
-        except ValueError as error:
-            warnings.warn(str(error), stacklevel=3)
-    for shape, table in comm.bcast(found).items():
-        _measured[shape] = _usable(shape, table)
-    _rows.cache_clear()
-    _forget_plans()
-
-
-def _usable(shape: str, table: tuned.Table) -> tuned.Table:
-    """Return what of a table can be followed in a group of this shape."""
-    usable = [name for name in ALGORITHMS if name not in (_IN_MEMORY if "+" in shape else ("hierarchical",))]
-    return {
-        operation: rows
-        for operation, rows in table.items()
-        if rows and rows[-1][0] == ANY_SIZE and all(name in usable and name in offering(operation) for _, name in rows)
-    }
-
-
-def table_of(link: Link) -> tuned.Table:
-    """Return the rows by which a group chooses; they decide in which order sums are formed."""
-    return {operation: _names(operation, link) for operation in ONE_NODE}
-
-
-def install(table: tuned.Table, link: Link) -> None:
-    """Choose by a table from now on in groups of the shape of ``link``'s; all ranks call with the same.
-
-    It takes the place of what was measured on this machine; what ``MPIDDP_ALGORITHM`` asks for goes before.
-    """
-    shape = tuned.shape(link.nodes)
-    _measured[shape] = _usable(shape, table)
-    _rows.cache_clear()
-    _forget_plans()
-
-
-@functools.cache
-def _rows(operation: str, nodes: tuple[int, ...]) -> Rows:
-    """Return the rows for a group with these nodes."""
-    measured = _measured.get(tuned.shape(nodes), {}).get(operation)
-    if measured:
-        return measured
-    if len(set(nodes)) > 1:
-        return SEVERAL_NODES[operation]
-    if len(nodes) > FEW_RANKS:
-        return tuple((limit, _by_messages(name)) for limit, name in ONE_NODE[operation])
-    return (ONE_NODE | TWO_RANKS if len(nodes) == 2 else ONE_NODE)[operation]
-
-
-Plan = list[tuple[float, Callable[..., Steps]]]
-_Key = tuple[int, str, "np.dtype[Any]", ReduceOp | None, type, str | None]
-_plans: dict[_Key, Plan] = {}
-_MOST_PLANS = 4096
-epoch = 0
-"""Changes when the choices do: for those who remember what they led to."""
-
-
-def choose(
-    operation: str, link: Link, x: Array, op: ReduceOp | None = None, asked: str | None = None
-) -> Callable[..., Steps]:
-    """Return the steps of ``operation`` for arrays like ``x``, which is the largest of the call.
-
-    Parameters
-    ----------
-    asked : str, optional
-        The name of an algorithm that goes before all tables.
-
-    Raises
-    ------
-    TypeError
-        If ``op`` means nothing on the dtype of ``x``.
-    ValueError
-        If no algorithm of the name that was asked for does ``operation``, or not in this group.
-    """
-    size_bytes = x.nbytes
-    key = (link.id, operation, x.dtype, op, type(x), asked)
-    for limit, steps in _plans.get(key) or _plan(key, link):
-        if size_bytes <= limit:
-            return steps
-    raise AssertionError("the last row is for any size")
-
-
-def _plan(key: _Key, link: Link) -> Plan:
-    """Return, and remember, the table's rows for a group, a dtype and a reduction, with the functions they name."""
-    _, operation, dtype, op, kind, asked = key
-    if operation in _REDUCING:
-        check(dtype, op)  # also refuses None, as all that is no ReduceOp
-    plan: Plan = []
-    for limit, name in _names(operation, link, asked):
-        module = fallback.reduction(dtype, op) if op is not None and name == "native" else ALGORITHMS[name]
-        plan.append((limit, getattr(module, operation)))
-    if kind is not np.ndarray:
-        plan = device_table.plan(operation, link, dtype, op, plan, asked or _overrides().get(operation))
-    if len(_plans) >= _MOST_PLANS:  # groups come and go
-        _plans.clear()
-    _plans[key] = plan
-    return plan
-
-
-def moving(operation: str, link: Link, *arrays: Array) -> Callable[..., Steps]:
-    """Return the steps of an operation that only moves data between ``arrays``, for which there is no table."""
-    steps: Callable[..., Steps] = getattr(native, operation)
-    for x in arrays:
-        if type(x) is not np.ndarray:
-            key = (link.id, operation, x.dtype, None, type(x), None)
-            if key not in _plans:
-                _plans[key] = device_table.plan(operation, link, x.dtype, None, [(ANY_SIZE, steps)], None)
-            return _plans[key][0][1]
-    return steps
-
-
-def is_for_devices(algorithm: Callable[..., Steps]) -> bool:
-    """Tell whether steps are for arrays of a device: what such ranks send does not meet what others do."""
-    return getattr(algorithm, "func", algorithm).__module__ in device_table.MODULES
-
-
-def forget() -> None:
-    """Forget what was chosen, because settings may have changed."""
-    _overrides.cache_clear()
-    _forget_plans()
-    fallback.forget()
-    _overrides()
-
-
-def _forget_plans() -> None:
-    global epoch
-    epoch += 1
-    _plans.clear()
+    return next(name for limit, name in rows(operation, link, algorithm) if size_bytes <= limit)

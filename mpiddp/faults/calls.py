@@ -1,14 +1,17 @@
-"""What the ranks of a group are calling, side by side: so ranks that disagree are found, and what each called is known.
+"""Calls: the record of a collective call, its comparison over the ranks, and the text about a mismatch.
 
-Every rank writes its calls, numbered, into memory that all ranks of the node see, before it sends anything, and looks
-at what the others have written: the later of two ranks that disagree raises before its data moves. Who was earlier
-looks again when its operation has finished, or finds out while it waits (see `Work` and `watchdog`). It costs some
-stores and loads, and no message. Between nodes, where nothing is shared, every rank keeps a number that stands for all
-its calls so far; `agreement` compares it wherever a few bytes are exchanged anyway.
+Every comparison works on these records, wherever they travel: through node-shared memory (`Calls`), in eager buffers,
+in the handshake of algorithms that exchange a few bytes anyway, and between nodes.
 
-What is written is the operation, dtype, element count, reduction and root; of operations whose arrays may differ from
-rank to rank, as much of it as may not. An operation that compares its calls itself before it begins says so, and is
-left to do it: then all ranks raise the same error and the group goes on.
+`Calls` holds the ranks' records side by side in memory of the node. A rank publishes its call before it sends anything,
+and compares it with the records of the others: the later of two ranks that disagree raises before its data moves. The
+earlier one compares again when its operation has finished, and while it waits. That costs some stores and loads, and no
+message. Between nodes every rank keeps a hash of all its calls so far, which `handshake` compares wherever ranks
+exchange a few bytes.
+
+A record has the operation, dtype, element count, reduction and root; of operations whose arrays may differ from rank to
+rank, the part that may not. An operation that compares calls itself, before it begins, is marked and left to do it:
+then all ranks raise the same error, and the group goes on.
 """
 
 from __future__ import annotations
@@ -16,31 +19,36 @@ from __future__ import annotations
 import mmap
 import struct
 import zlib
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from mpiddp.errors import MismatchError
-from mpiddp.mpi.message import code_name
-from mpiddp.mpi.reduction import REDUCTIONS
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.link import Link, Resource
+from mpiddp.mpi.message import code_name, dtype_code, dtype_layout
+from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp
+from mpiddp.typing import Array
 
 ANY_COUNT = -1
 """The count of an operation whose arrays may differ in it from rank to rank."""
 NO_ROOT = -1
-NO_REDUCTION = NO_DTYPE = 255
-ON_DEVICE = 64  # beside the code of a dtype
+_NO_REDUCTION = _NO_DTYPE = 255
+_ON_DEVICE = 64  # beside the code of a dtype
+_SELF_COMPARING = 1  # added to the kind
 
-AGREES = 1
-"""What is added to the kind of an operation that compares the ranks' calls itself."""
-
-_CALL = struct.Struct("<qQqq")
+_PACKED = struct.Struct("<qQqq")
+RECORD = np.dtype([("sequence", "<i8"), ("kind", "<u8"), ("count", "<i8"), ("root", "<i8")])
+"""A packed call."""
 _NUMBER_BYTES = 8
 # Stands before the number in memory, so that no count is taken for it.
 _MARK = 0x5EA1 << 40
-_pack = _CALL.pack
-_ROWS = mmap.PAGESIZE // _CALL.size
+_ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
-"""What a board takes for each rank."""
+"""Memory of each rank."""
+_MAX_UNCONFIRMED = 64
+_FEW = 16
+"""Up to so many ranks, comparing bytes is faster than NumPy."""
 
 _OPERATIONS = (
     *("barrier", "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_single", "gather", "scatter"),
@@ -49,221 +57,281 @@ _OPERATIONS = (
     *("all_gather_into_tensor_coalesced", "all_gather_object", "gather_object", "broadcast_object_list"),
     *("scatter_object_list", "symmetric_empty", "new_group"),
 )
+_names: dict[int, str] = {}
 
 
-def _number(name: str) -> int:
-    """Return the same number for an operation's name in every process."""
-    return zlib.crc32(name.encode())
+def register_name(name: str) -> int:
+    """Return the number of an operation's name, the same in every process."""
+    number = zlib.crc32(name.encode())
+    _names.setdefault(number, name)
+    return number
 
 
-_names = {_number(name): name for name in _OPERATIONS}
+for _operation in _OPERATIONS:
+    register_name(_operation)
 
 
 class Call(NamedTuple):
-    """A call as the board knows it."""
+    """A collective call: all of it that must be equal on the ranks."""
 
-    sequence: int
-    """Which one of the group's operations it is, from 1 on; 0 where that is not known."""
     kind: int
-    """What `kind` has made of the operation, dtype and reduction."""
-    length: int
+    """Operation, dtype, reduction and layout, from `make_call`."""
+    count: int
     """Elements, where all ranks give as many; `ANY_COUNT` elsewhere."""
     root: int
     """Group rank of the root, or `NO_ROOT`."""
 
     @property
-    def agrees(self) -> bool:
-        """Whether the operation compares the ranks' calls itself."""
-        return bool(self.kind & AGREES)
+    def self_comparing(self) -> bool:
+        """Whether the operation compares the calls itself."""
+        return bool(self.kind & _SELF_COMPARING)
 
-    def disagrees(self, other: Call) -> bool:
-        """Tell whether two ranks cannot both make these calls, and nobody else would notice."""
-        if self.sequence != other.sequence or (self.agrees and other.agrees):
+    def pack(self, sequence: int) -> bytes:
+        """Return the record of this call as the group's operation number ``sequence``; 0: not numbered."""
+        return _PACKED.pack(sequence, *self)
+
+    def differs(self, other: Call) -> bool:
+        """Return whether two ranks cannot both make these calls in one operation, and nobody else would notice."""
+        if self.self_comparing and other.self_comparing:
             return False
-        return (self.kind >> 1, self.length, self.root) != (other.kind >> 1, other.length, other.root)
+        return (self.kind >> 1, self.count, self.root) != (other.kind >> 1, other.count, other.root)
 
-    def __str__(self) -> str:
+    def text(self, sequence: int = 0) -> str:
         """Return the call as a person would name it."""
         name, layout, dtype, reduction = self.kind >> 32, self.kind >> 17 & 0x7FFF, self.kind >> 9, self.kind >> 1
-        text = _names.get(name, "another operation") + (f" #{self.sequence}" if self.sequence else "")
-        return text + describe(dtype & 0xFF, self.length, reduction & 0xFF, self.root, layout)
+        dtype, reduction = dtype & 0xFF, reduction & 0xFF
+        text = _names.get(name, "another operation") + (f" #{sequence}" if sequence else "")
+        if dtype != _NO_DTYPE:
+            kind = code_name(dtype & ~_ON_DEVICE)
+            text += f" of {kind}" if self.count == ANY_COUNT else f" of {self.count} {kind} elements"
+            text += " on a device" if dtype & _ON_DEVICE else ""
+        if layout:
+            text += f" in arrays of layout 0x{layout:x}"
+        if reduction != _NO_REDUCTION:
+            text += f" with {REDUCTIONS[reduction].name}"
+        return text + (f" and group rank {self.root} as root" if self.root != NO_ROOT else "")
 
 
-def describe(dtype: int, count: int, reduction: int, root: int, layout: int = 0) -> str:
-    """Return what follows the name of an operation when a person names a call."""
-    text = ""
-    if dtype != NO_DTYPE:
-        name = code_name(dtype & ~ON_DEVICE)
-        text += f" of {name}" if count == ANY_COUNT else f" of {count} {name} elements"
-        text += " on a device" if dtype & ON_DEVICE else ""
-    if layout:
-        text += f" in arrays whose sizes come to 0x{layout:x}"
-    if reduction != NO_REDUCTION:
-        text += f" with {REDUCTIONS[reduction].name}"
-    return text + (f" and group rank {root} as root" if root != NO_ROOT else "")
+_kinds: dict[tuple[Any, ...], int] = {}
+_MAX_KINDS = 4096
 
 
-_comparing: set[Callable[..., Steps]] = set()
-_Algorithm = TypeVar("_Algorithm", bound=Callable[..., Steps])
-
-
-def comparing(algorithm: _Algorithm) -> _Algorithm:
-    """Note that the first thing an algorithm does is to compare the calls of all ranks; a decorator."""
-    _comparing.add(algorithm)
-    return algorithm
-
-
-def compares(algorithm: Callable[..., Steps]) -> bool:
-    """Tell whether an algorithm has been noted as `comparing`."""
-    return algorithm in _comparing
-
-
-def kind(
-    name: str, dtype: int = NO_DTYPE, reduction: int = NO_REDUCTION, layout: str = "", agrees: bool = False
-) -> int:
-    """Return one number for all of a call that depends neither on its count nor on its root.
+def make_call(
+    name: str,
+    dtype: np.dtype[Any] | None = None,
+    op: ReduceOp | None = None,
+    count: int = ANY_COUNT,
+    root: int = NO_ROOT,
+    layout: str = "",
+    *,
+    on_device: bool = False,
+    self_comparing: bool = False,
+) -> Call:
+    """Return the call of an operation.
 
     Parameters
     ----------
     name : str
-        The operation.
-    dtype : int
-        The code of the dtype that all ranks must give.
-    reduction : int
-        The ``value`` of the `ReduceOp`.
-    layout : str
+        The operation; with an algorithm that was asked for, as ranks must ask for the same one.
+    dtype : dtype, optional
+        The dtype that all ranks must give.
+    op : ReduceOp, optional
+        The reduction; a factor may differ.
+    count : int, optional
+        The number of elements that all ranks must give.
+    root : int, optional
+        Group rank of the root.
+    layout : str, optional
         Whatever else must be equal on all ranks.
-    agrees : bool
-        Whether the operation compares the ranks' calls itself.
+    on_device : bool, default False
+        Whether the algorithm is for arrays of a device: its messages do not match those for arrays of the host.
+    self_comparing : bool, default False
+        Whether the operation compares the calls itself.
     """
-    number = _number(name)
-    _names.setdefault(number, name)
-    mark = zlib.crc32(layout.encode()) % 0x7FFF + 1 if layout else 0
-    return number << 32 | mark << 17 | dtype << 9 | reduction << 1 | agrees
+    key = (name, dtype, None if op is None else op.value, layout, on_device, self_comparing)
+    kind = _kinds.get(key)
+    if kind is None:
+        if len(_kinds) >= _MAX_KINDS:  # layouts come and go
+            _kinds.clear()
+        kind = _kinds[key] = _kind(*key)
+    return Call(kind, count, root)
 
 
-class Board:
-    """The calls of a group's ranks on one node.
-
-    Parameters
-    ----------
-    memory : mmap or bytearray
-        `REGION_BYTES` for each rank; of this process alone, where nothing is shared.
-    ranks : tuple of int
-        World ranks of those who share it.
-    rank : int
-        This process's place among them.
-    group : str
-        What the group is called.
-    distant : bool
-        Whether the group has ranks on other nodes too.
-
-    Notes
-    -----
-    A row has one call of every rank: that whose number gives this remainder. Stores reach other ranks in an order of
-    the processor's own, so a call is only taken as written where its number is read together with all the rest of it
-    after a synchronisation, or again some time later. A row is used again after a page's worth of calls: of a rank that
-    is further ahead than that, as the root of many broadcasts may be, nothing is found out here.
-    """
-
-    def __init__(
-        self, memory: mmap.mmap | bytearray, ranks: tuple[int, ...], rank: int, group: str, distant: bool
-    ) -> None:
-        self._memory = memory
-        self._ranks, self._rank = ranks, rank
-        self._group = group
-        self._distant = distant
-        self._size = len(ranks)
-        self._row_bytes = self._size * _CALL.size
-        self._place = rank * _CALL.size
-        self.history = 0
-        """Stands for this rank's calls that nobody has compared, the same on all ranks that have made the same ones."""
-        self.open: dict[int, bytes] = {}
-        """The calls, by number, that are on their way and that some rank of the node had not come to."""
-
-    def write(self, sequence: int, kind: int, count: int, root: int) -> bytes:
-        """Write a call for the others to see, and return what was written."""
-        call = _pack(_MARK | sequence, kind, count, root)
-        mine = sequence % _ROWS * self._row_bytes + self._place
-        self._memory[mine : mine + _CALL.size] = call
-        return call
-
-    def post(self, sequence: int, kind: int, count: int, root: int) -> bool:
-        """Write a call, and tell whether all ranks of the node have made the same.
-
-        Raises
-        ------
-        MismatchError
-            If one has made another.
-        """
-        call = self.write(sequence, kind, count, root)
-        if self._distant and not kind & AGREES:
-            self.history = hash((self.history, kind, count, root))
-        start = sequence % _ROWS * self._row_bytes
-        row = self._memory[start : start + self._row_bytes]
-        if row == call * self._size:
-            return True
-        self.open[sequence] = call
-        if row.count(call[:_NUMBER_BYTES]) != row.count(call):
-            self._judge(sequence)
-        return False
-
-    def compare(self, sequence: int) -> None:
-        """Compare an open call with what the ranks of the node have written under its number.
-
-        Raises
-        ------
-        MismatchError
-            If they have made different calls. Who has not come, or is far ahead, is left out.
-        """
-        call = self.open.get(sequence)
-        if call is not None:
-            start = sequence % _ROWS * self._row_bytes
-            row = self._memory[start : start + self._row_bytes]
-            if row != call * self._size and row.count(call[:_NUMBER_BYTES]) != row.count(call):
-                self._judge(sequence)
-
-    def close(self, sequence: int) -> None:
-        """Compare a call that has come to its end for the last time; raises as `compare`."""
-        if sequence in self.open:
-            self.compare(sequence)
-            self.open.pop(sequence, None)
-
-    def _judge(self, sequence: int) -> None:
-        """Raise if ranks that have written a call of this number have not written the same one."""
-        calls = self.row(sequence)
-        mine = calls[self._rank]
-        for rank, call in enumerate(calls):
-            if call.disagrees(mine) and mine.sequence == sequence:
-                raise MismatchError(disagreement(self._group, self._ranks[self._rank], mine, self._ranks[rank], call))
-
-    def row(self, sequence: int) -> list[Call]:
-        """Return the calls that are written where those of this number belong, one of each rank."""
-        start = sequence % _ROWS * self._row_bytes
-        rows = _CALL.iter_unpack(self._memory[start : start + self._row_bytes])
-        return [Call(number & ~_MARK, *fields) for number, *fields in rows]
-
-    def recent(self) -> list[Call]:
-        """Return the last calls of this rank, those of long ago left out."""
-        calls = [self.row(row)[self._rank] for row in range(_ROWS)]
-        return sorted(call for call in calls if call.sequence)
+def _kind(
+    name: str, dtype: np.dtype[Any] | None, reduction: int | None, layout: str, on_device: bool, self_comparing: bool
+) -> int:
+    """Return one number for all of a call but its count and its root."""
+    code = _NO_DTYPE if dtype is None else dtype_code(dtype) | _ON_DEVICE * on_device
+    layout += "" if dtype is None else dtype_layout(dtype)
+    digest = zlib.crc32(layout.encode()) % 0x7FFF + 1 if layout else 0
+    reduction = _NO_REDUCTION if reduction is None else reduction
+    return register_name(name) << 32 | digest << 17 | code << 9 | reduction << 1 | self_comparing
 
 
-def packed(calls: list[Call]) -> bytes:
-    """Return calls as bytes, of the same length on all ranks."""
-    return b"".join(_CALL.pack(*call) for call in calls).ljust(_ROWS * _CALL.size, b"\0")
+_self_comparing: set[Callable[..., Any]] = set()
+_Algorithm = TypeVar("_Algorithm", bound=Callable[..., Any])
 
 
-def unpacked(memory: bytes) -> dict[int, Call]:
-    """Return the calls of a rank by their numbers, from what `packed` has made of them."""
-    calls = [Call(*fields) for fields in _CALL.iter_unpack(memory)]
-    return {call.sequence: call for call in calls if call.sequence}
+def compares_calls(algorithm: _Algorithm) -> _Algorithm:
+    """Mark an algorithm that compares the calls of all ranks before anything else; a decorator."""
+    _self_comparing.add(algorithm)
+    return algorithm
 
 
-def disagreement(group: str, rank: int, call: object, other_rank: int, other: object) -> str:
-    """Return the text of the error of two ranks that disagree; the lower one is named first."""
-    first, second = sorted([(rank, str(call)), (other_rank, str(other))])
-    return (
+def is_self_comparing(algorithm: Callable[..., Any]) -> bool:
+    """Return whether an algorithm has been marked by `compares_calls`."""
+    return algorithm in _self_comparing
+
+
+def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -> MismatchError:
+    """Return the error of two ranks that disagree, given their world ranks and the texts of their calls."""
+    first, second = sorted([(rank, call), (other_rank, other)])
+    return MismatchError(
         f"the ranks of {group} disagree: rank {first[0]} calls {first[1]}, rank {second[0]} calls {second[1]}; all"
         " ranks must call the same operations in the same order, with the same sizes, dtypes, reductions and roots"
     )
+
+
+def compare_records(link: Link, records: Array) -> None:
+    """Raise `MismatchError` if the ranks' records, an array of `RECORD` by group rank, are not all the same call."""
+    fields = records.view("<u8").reshape(len(records), -1)[:, 1:]
+    different = (fields != fields[0]).any(1)
+    if different.any():
+        odd = int(different.argmax())
+        first, other = (Call(*records[rank].tolist()[1:]) for rank in (0, odd))
+        raise mismatch(link, link.ranks[0], first.text(), link.ranks[odd], other.text())
+
+
+class Calls(Resource):
+    """The records of a group's ranks on one node.
+
+    Parameters
+    ----------
+    link : Link
+        The group.
+    memory : mmap or bytearray
+        `REGION_BYTES` for each rank of the node; of this process alone, where nothing is shared.
+
+    Notes
+    -----
+    A row has one record of every rank: that whose sequence gives this remainder. A record's number is stored last, so a
+    record that is seen with its number is whole where the processor shows stores in order; elsewhere a mismatch is only
+    believed when it is seen again some time later. A row is used again after a page's worth of calls: of a rank that is
+    further ahead than that, as the root of many broadcasts may be, nothing is found out here.
+    """
+
+    def __init__(self, link: Link, memory: mmap.mmap | bytearray) -> None:
+        self._link = link
+        shared = isinstance(memory, mmap.mmap)
+        node = link.node
+        self._ranks = node.ranks if shared else link.ranks[link.rank : link.rank + 1]
+        self._rank = node.rank if shared else 0
+        self._size = len(self._ranks)
+        self._memory = memory
+        self._table = np.frombuffer(memory, RECORD, _ROWS * self._size).reshape(_ROWS, self._size)
+        self._row_bytes = self._size * _PACKED.size
+        self._own = self._rank * _PACKED.size
+        self._distant = not link.one_node
+        self.history = 0
+        """Hash of this rank's calls that no other node has seen, the same on ranks that have made the same ones."""
+        self._unconfirmed: dict[int, bytes] = {}
+        """Records, by sequence, that some rank of the node has not matched yet."""
+
+    def publish(self, sequence: int, call: Call) -> bool:
+        """Store a call for the others to see; return whether all ranks of the node have made the same.
+
+        Raises
+        ------
+        MismatchError
+            If one has made another call.
+        """
+        record = _PACKED.pack(_MARK | sequence, *call)
+        start = sequence % _ROWS * self._row_bytes
+        own = start + self._own
+        self._memory[own + _NUMBER_BYTES : own + _PACKED.size] = record[_NUMBER_BYTES:]
+        self._memory[own : own + _NUMBER_BYTES] = record[:_NUMBER_BYTES]
+        if self._distant and not call.self_comparing:
+            self.history = hash((self.history, *call))
+        if self._memory[start : start + self._row_bytes] == record * self._size:
+            return True
+        self._unconfirmed[sequence] = record
+        self._compare(sequence, record)
+        return False
+
+    def _compare(self, sequence: int, record: bytes) -> None:
+        """Compare a published call with those of the ranks that have arrived, and are not far ahead."""
+        start = sequence % _ROWS * self._row_bytes
+        if self._size <= _FEW:
+            row = self._memory[start : start + self._row_bytes]
+            agree = row.count(record[:_NUMBER_BYTES]) == row.count(record)
+        else:
+            words = self._table[sequence % _ROWS].view("<u8").reshape(self._size, -1)
+            mine = np.frombuffer(record, "<u8")
+            agree = bool((words[words[:, 0] == mine[0]] == mine).all())
+        if not agree:
+            self._judge(sequence)
+
+    def _judge(self, sequence: int) -> None:
+        calls = self._row(sequence)
+        number, mine = calls[self._rank]
+        if number != sequence:
+            return
+        for rank, (arrived, call) in enumerate(calls):
+            if arrived == sequence and call.differs(mine):
+                own, other = self._ranks[self._rank], self._ranks[rank]
+                raise mismatch(self._link, own, mine.text(sequence), other, call.text(sequence))
+
+    def _row(self, sequence: int) -> list[tuple[int, Call]]:
+        return [
+            (number & ~_MARK if number & _MARK == _MARK else 0, Call(*fields))
+            for number, *fields in self._table[sequence % _ROWS].tolist()
+        ]
+
+    def verify(self, sequence: int) -> None:
+        """Compare a call that has come to its end for the last time; raises as `publish`."""
+        record = self._unconfirmed.get(sequence)
+        if record is not None:
+            self._compare(sequence, record)
+            self._unconfirmed.pop(sequence, None)
+
+    def publish_unawaited(self, sequence: int, call: Call) -> None:
+        """Publish a call that waits for no other rank; `check` compares it again later. Raises as `publish`."""
+        if not self.publish(sequence, call) and len(self._unconfirmed) > _MAX_UNCONFIRMED:
+            del self._unconfirmed[next(iter(self._unconfirmed))]
+
+    def check(self) -> None:
+        """Compare all calls that have not been verified; raises as `publish`."""
+        for sequence, record in tuple(self._unconfirmed.items()):
+            self._compare(sequence, record)
+
+    def recent(self) -> Array:
+        """Return the last records of this rank, as many on every rank; those not used have sequence 0."""
+        mine = self._table[:, self._rank].copy()
+        marked = mine["sequence"] & _MARK == _MARK
+        mine["sequence"] = np.where(marked, mine["sequence"] & ~_MARK, 0)
+        return mine
+
+    def close(self) -> None:
+        """Unmap the memory, at once and not when garbage is collected."""
+        self._unconfirmed.clear()
+        del self._memory, self._table
+
+
+def first_difference(link: Link, recent: Array) -> MismatchError:
+    """Return the error about the first calls in which ranks differ, given the `Calls.recent` of all of them."""
+    rows = [{record[0]: Call(*record[1:]) for record in row.tolist() if record[0]} for row in recent]
+    for sequence in sorted(set.intersection(*map(set, rows))):
+        for rank, row in enumerate(rows):
+            first, other = rows[0][sequence], row[sequence]
+            if other.differs(first):
+                return mismatch(link, link.ranks[0], first.text(sequence), link.ranks[rank], other.text(sequence))
+    return MismatchError(f"the ranks of {link} made different calls long ago: none of their last {len(rows[0])} differ")
+
+
+def compare_eager(link: Link, rounds: Sequence[Sequence[tuple[int, int, int, int, int]]]) -> None:
+    """Raise `MismatchError` if ranks make different calls in one round of the eager buffers (`EagerBuffers.calls`)."""
+    for (rank, sequence, *own), *others in rounds:
+        for other_rank, other_sequence, *other in others:
+            if (other_sequence, *other) != (sequence, *own):
+                mine, theirs = Call(*own).text(sequence), Call(*other).text(other_sequence)
+                raise mismatch(link, link.ranks[rank], mine, link.ranks[other_rank], theirs)

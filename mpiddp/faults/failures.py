@@ -1,9 +1,9 @@
-"""Dead ranks, where the MPI library lets the others live on: how those come to know of it, all of them.
+"""Failed ranks, where the MPI library lets the others live on: how all of them learn of a failure.
 
-A library with ULFM reports a dead rank to whoever has to do with it, and to nobody else. So who hears of one revokes
-the communicators of all its groups: nobody waits in one of them for somebody who has left it, and all that live meet an
-error in the operation that they are in, or in their next one. From then on the groups of the job are of no use, until
-`runtime.regroup` has made the world anew of those that live.
+A library with ULFM reports a failed rank to those who communicate with it, and to nobody else. So a rank that learns of
+one revokes the communicators of all its groups: nobody waits in one of them for a rank that has left it, and all
+survivors meet an error in their current or their next operation. The groups of the job are of no use from then on,
+until `monitor.regroup` has made the world anew of the survivors.
 
 References
 ----------
@@ -17,21 +17,27 @@ import contextlib
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mpiddp import settings
-from mpiddp.errors import RankFailedError
+from mpiddp.errors import DistError, RankFailedError
 from mpiddp.mpi.lazy import MPI
 
-if TYPE_CHECKING:
-    from mpiddp.mpi.link import Link
-
 _NEWS_S = 0.2
-"""How long it may take until who has heard of a death knows whose it was."""
+"""Longest time between learning of a failure and learning whose it was."""
 
 
-class Deaths:
-    """What this process knows of dead ranks of a world.
+class Revocable(Protocol):
+    """A group: its communicators are revoked with the world, and it is aborted then."""
+
+    comms: list[MPI.Comm]
+
+    def abort(self, error: DistError) -> None:
+        """Give the group up, with all that is pending in it."""
+
+
+class Failures:
+    """The failed ranks of a world, as far as this process knows.
 
     Parameters
     ----------
@@ -42,73 +48,64 @@ class Deaths:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._comms = [comm]
-        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._groups: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._lock = threading.Lock()
         self.survivable = settings.survives() and "Open MPI" in MPI.Get_library_version()
-        """Whether the others live on when a rank dies; elsewhere the launcher ends the job.
+        """Whether the other ranks live on when one fails; elsewhere the launcher ends the job."""
 
-        Every wait polls then: in MPI, one for a rank that has left the operation would never end.
-        """
-
-    def concern(self, comm: MPI.Intracomm) -> None:
-        """Let a communicator end with the world that is no part of a group."""
+    def register_comm(self, comm: MPI.Intracomm) -> None:
+        """Revoke a communicator that is no part of a group together with the world."""
         self._comms.append(comm)
 
-    def concern_group(self, link: Link) -> None:
-        """Let a group end with the world, as long as it lives."""
+    def register(self, group: Revocable) -> None:
+        """Revoke and abort a group together with the world."""
         with self._lock:
-            self._links.add(link)
+            self._groups.add(group)
 
     def happened(self) -> bool:
-        """Tell whether a rank is known to be dead, or another one has said so."""
+        """Return whether a rank is known to have failed, by this process or another one."""
         return self.survivable and (self._comm.Is_revoked() or self._comm.Get_failed().size > 0)
 
     def ranks(self) -> list[int]:
-        """Return the ranks of the world that are known to be dead."""
+        """Return the ranks of the world that are known to have failed."""
         failed = self._comm.Get_failed()
         return sorted(MPI.Group.Translate_ranks(failed, range(failed.size), self._comm.group))
 
-    def spread(self) -> None:
-        """Let all ranks come to know of it, wherever they wait."""
+    def revoke(self) -> None:
+        """Let all ranks learn of the failure, wherever they wait."""
         with self._lock:  # the watchdog's thread may be the first to know
-            comms = [*self._comms, *(comm for link in tuple(self._links) for comm in link.comms)]
+            comms = [*self._comms, *(comm for group in tuple(self._groups) for comm in group.comms)]
             for comm in comms:
                 with contextlib.suppress(MPI.Exception):
                     if not comm.Is_revoked():
                         comm.Revoke()
 
-    def look(self) -> None:
-        """Raise `RankFailedError` if this process has heard of a death."""
+    def raise_if_failed(self) -> None:
+        """Raise `RankFailedError` if a rank is known to have failed."""
         if self.happened():
-            self.meet(RuntimeError("what it had begun will never be finished"))
+            self.translate(RuntimeError("an operation that it had begun will never finish"))
 
-    def expect_none(self) -> None:
-        """Raise `RankFailedError` on all ranks that live, if one does not any more; all of them call it."""
+    def agree(self) -> None:
+        """Raise `RankFailedError` on all survivors if a rank has failed; all of them call."""
         if not self.survivable:
             return
         try:
             self._comm.Agree(1)
         except MPI.Exception as error:
-            self.meet(error)
+            self.translate(error)
             raise
 
-    def meet(self, error: BaseException) -> None:
-        """Raise what an error means that was met in an operation, if it means that a rank has died.
-
-        Raises
-        ------
-        RankFailedError
-            If it does. All groups are of no use any more.
-        """
+    def translate(self, error: BaseException) -> None:
+        """Raise `RankFailedError` from ``error``, and abort all groups, if a failed rank is its cause."""
         if isinstance(error, RankFailedError) or not self.happened():
             return
-        self.spread()
+        self.revoke()
         known_by = time.monotonic() + _NEWS_S
         while not (ranks := self.ranks()) and time.monotonic() < known_by:
-            MPI.COMM_SELF.Iprobe()  # news come inside of MPI only
+            MPI.COMM_SELF.Iprobe()  # news arrive inside of MPI only
             time.sleep(0.001)
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "a rank"
-        met = RankFailedError(f"{who} of {self._comm.size} died", ranks)
-        for link in tuple(self._links):
-            link.spoil(met)
-        raise met from error
+        failed = RankFailedError(f"{who} of {self._comm.size} died", ranks)
+        for group in tuple(self._groups):
+            group.abort(failed)
+        raise failed from error

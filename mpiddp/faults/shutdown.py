@@ -1,7 +1,7 @@
-"""How a job ends: together when all goes well, at once and with the reason when one rank fails.
+"""The end of a job: together when all goes well, at once and with the reason when one rank fails.
 
-An uncaught exception ends the whole job with that rank's traceback (`install`). A program that has come to its end
-waits for the others (`leave`) before MPI is finalised, answering those who ask whether it is still there.
+An uncaught exception ends the whole job with that rank's traceback (`install`). A program that has ended waits for the
+others (`Shutdown`) before MPI is finalised, and answers those who ask whether it is still there.
 """
 
 from __future__ import annotations
@@ -15,20 +15,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from mpiddp import settings
 from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, DistTimeoutError, MismatchError
-from mpiddp.mpi import stdio, work
+from mpiddp.mpi import requests, stdio
 from mpiddp.mpi.lazy import MPI, SetupError, finalized, running
 
-if TYPE_CHECKING:
-    from mpiddp.mpi.world import World
-
-on_exit: list[Callable[[], bool]] = []
-"""What goes on while a rank waits for the others at its end: each is polled and answers whether it has finished."""
+from .job import Job
 
 # When all ranks fail alike, the first to speak ends the job before the others have their turn.
 _TURN_S, _LAST_TURN = 0.2, 8
@@ -79,8 +75,8 @@ def _exit_code(error: BaseException) -> int:
     return next((code for kind, code in codes if isinstance(error, kind)), 1)
 
 
-def know(rank: int, size: int) -> None:
-    """Replace what the launcher announced by what MPI says, which makes this process the rank that was announced."""
+def set_rank(rank: int, size: int) -> None:
+    """Replace the launcher's announcement by MPI's rank and size, which makes this process the announced rank."""
     global _rank, _size
     _rank, _size = rank, size
     settings.claim_rank()
@@ -130,73 +126,83 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
     os._exit(code)
 
 
-class Leaving:
-    """The end of a program that has worked with a world: at exit, or when it calls MPI.Finalize itself.
+@contextlib.contextmanager
+def time_limit(timeout_s: float, what: str) -> Iterator[None]:
+    """End the job when the other ranks have not called ``what`` in time."""
+    text = (
+        f"{what} did not finish in {timeout_s:g} s: it waits for ranks that have not called it, and every rank has to"
+    )
+    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), abort, (text, EXIT_TIMEOUT))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
-    Parameters
-    ----------
-    survivors : callable
-        Returns the world of those that live of the world given, after some have died.
+
+class Shutdown:
+    """The end of a program that has worked with a job: at exit, or when it calls MPI.Finalize itself.
 
     Attributes
     ----------
-    world : World
-        The running world.
+    job : Job
+        The running job.
     stop : callable
-        Called when every rank has left.
+        Called when every rank has come to its end.
     """
 
-    def __init__(self, survivors: Callable[[World], World]) -> None:
-        self.world: World
+    def __init__(self) -> None:
+        self.job: Job
         self.stop: Callable[[], object]
-        self._survivors = survivors
-        self._left = False
+        self._ended = False
         # MPI_Finalize begins with the attributes of COMM_SELF, while MPI can still be used.
         key = MPI.Comm.Create_keyval(delete_fn=lambda *_: self())
         MPI.COMM_SELF.Set_attr(key, self)
 
     def __call__(self) -> None:
         """Wait until every rank has come to its end."""
-        if self._left or os.getpid() != _owner_pid or not running():
+        if self._ended or os.getpid() != _owner_pid or not running():
             return
-        self._left = True
+        self._ended = True
         try:
             while not self._wait():
-                self.world = self._survivors(self.world)
+                self.job = self.job.survivors()
+                set_rank(self.job.world.rank, self.job.world.size)
         except KeyboardInterrupt:
             abort("interrupted (Ctrl-C) at its end, where it waited for the other ranks", 130)
         self.stop()
 
     def _wait(self) -> bool:
-        """Wait, and tell whether nobody has died meanwhile: those that live may go on without, with this rank."""
+        """Wait; return False if a rank has failed meanwhile: the survivors may go on, with this one."""
         try:
-            self._wait_for_all(self.world)
+            self._wait_for_all()
             # Some may have come through the barrier and others not, who would wait for those in MPI_Finalize.
-            self.world.deaths.expect_none()
+            self.job.failures.agree()
         except Exception:
-            if not self.world.deaths.happened():
+            if not self.job.failures.happened():
                 raise
             return False
         return True
 
-    def _wait_for_all(self, world: World) -> None:
-        presence = world.presence
-        presence.ended = True
-        everybody_left = world.comm.Ibarrier()
-        pause_s, deadline, unfinished = 1e-5, 0.0, -1
+    def _wait_for_all(self) -> None:
+        liveness = self.job.liveness
+        liveness.exited = True
+        barrier = self.job.world.comm.Ibarrier()
+        pause_s, deadline, pending = 1e-5, 0.0, -1
         while True:
-            # Both are asked every time: what was submitted and not waited for may be what the others wait for.
-            together, finished = everybody_left.Test(), [each() for each in on_exit]
-            if together and all(finished):
+            # Both are polled every time: the other ranks may wait for what this one submitted and did not wait for.
+            together, finished = barrier.Test(), requests.finished()
+            if together and finished:
                 return
-            if not together or work.unfinished != unfinished:
-                deadline, unfinished = time.monotonic() + _REST_S, work.unfinished
+            if not together or requests.pending != pending:
+                deadline, pending = time.monotonic() + _REST_S, requests.pending
             if time.monotonic() > deadline:
                 say(
                     "the program ended with asynchronous operations that no other rank takes part in: an isend that"
                     " nobody received, or a collective that only some ranks submitted; wait() for every Work"
                 )
                 return
-            presence.pump()
+            liveness.progress()
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.05 if all(finished) else 0.001)
+            pause_s = min(2 * pause_s, 0.05 if finished else 0.001)

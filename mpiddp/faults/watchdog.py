@@ -1,9 +1,9 @@
-"""The watchdog: a thread that ends the job when this rank waits for what can no longer come, and says why.
+"""The watchdog: a thread that ends the job when this process waits in vain, and says why.
 
-It looks twice a second, answers the questions of other ranks, and notices by its number that the process is still in
-the same wait: the program pays nothing for being watched, and no array lives longer for it. It also sees a Ctrl-C that
-Python cannot, because it waits in MPI. It needs MPI_THREAD_MULTIPLE; where the library does not offer that, nobody
-watches, and ``info`` says so.
+It looks twice a second, answers the questions of other ranks, and recognises by its number an operation in which the
+process still waits: the program pays nothing for being watched, and no array lives longer for it. It also sees a Ctrl-C
+that Python cannot, because the main thread waits in MPI. It needs MPI_THREAD_MULTIPLE; without, nobody watches, and
+`monitor` warns of that.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Protocol
 
-from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, MismatchError
-from mpiddp.mpi import operation
+from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT
+from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.operation import Operation, waiting
 
-from .failures import Deaths
-from .liveness import Presence
+from .failures import Failures
+from .liveness import Liveness
 
 LOOK_S = 0.5
 # A rank that left is held against the job only when another has waited this long for it.
@@ -45,26 +46,31 @@ class Abort(Protocol):
         """Print ``text`` and end the job."""
 
 
+class _Wait:
+    """The operation in which a thread was last seen, since when, and when others were asked about it."""
+
+    def __init__(self, operation: Operation, now: float) -> None:
+        self.identity, self.since, self.asked = operation.identity, now, 0.0
+
+
 class Watchdog:
-    """Watches over the waits of this process.
+    """The watch over the waits of this process.
 
     Parameters
     ----------
-    presence : Presence
-        How the other ranks are asked.
-    deaths : Deaths
-        Which of them are known to be dead: then this one has nothing to watch any more.
+    liveness : Liveness
+        Through which the other ranks are asked.
+    failures : Failures
+        The failed ranks: after one, this watchdog's world is over.
     abort : callable
-        Ends the job: takes the text to print, or what returns it, and the exit code.
+        Ends the job: takes the text to print, or a function that returns it, and the exit code.
     """
 
-    def __init__(self, presence: Presence, deaths: Deaths, abort: Abort) -> None:
-        self._presence = presence
-        self._deaths = deaths
+    def __init__(self, liveness: Liveness, failures: Failures, abort: Abort) -> None:
+        self._liveness = liveness
+        self._failures = failures
         self._abort = abort
-        # The wait that was seen last (see `Operation.identity`), since when, and when others were asked about it.
-        self._seen: tuple[object, ...] | None = None
-        self._since = self._asked = 0.0
+        self._waits: dict[int, _Wait] = {}
         self._interrupted: tuple[object, ...] | None = None
         self._interrupted_at = 0.0
         # Python's C-level signal handler writes the numbers of signals here, whatever the main thread does.
@@ -101,81 +107,86 @@ class Watchdog:
             if _STOP in numbers:
                 return
             try:
-                self._presence.pump()
+                self._liveness.progress()
                 self._look(signal.SIGINT in numbers)
-            except MPI.Exception:
-                if not self._deaths.happened():
-                    raise
-                self._deaths.spread()
+            except MPI.Exception as error:
+                if self._failures.happened():
+                    self._failures.revoke()
+                else:
+                    warnings.warn(f"the watchdog stops, and no hang is noticed any more: {error}", stacklevel=2)
                 return
 
     def _look(self, interrupted: bool) -> None:
-        """Look at what the process waits in; nothing of it is kept when this returns."""
-        current, now = operation.running, time.monotonic()
+        """Look at the operations in which threads wait; nothing of them is kept when this returns."""
+        operations, now = dict(waiting), time.monotonic()
+        main = threading.main_thread().ident or 0
+        current = operations.get(main)
         identity = None if current is None else current.identity
+        seen = self._waits[main].identity if main in self._waits else None
         # A wait that was seen before the signal has not seen it; one that was not may have begun in answer to it.
-        if interrupted and identity == self._seen and _python_handles_interrupts():
+        if interrupted and identity == seen and _python_handles_interrupts():
             self._interrupted, self._interrupted_at = identity, now
-        if current is None or identity != self._seen:
-            self._seen, self._since, self._asked = identity, now, 0.0
-            return
-        waited_s = now - self._since
-        if identity == self._interrupted and now - self._interrupted_at > INTERRUPT_S:
+        if current is not None and identity == self._interrupted and now - self._interrupted_at > INTERRUPT_S:
             self._abort(f"interrupted (Ctrl-C) in {current}", _EXIT_INTERRUPTED)
-        # Who waits in slots looks as well, and raises.
-        if not current.limited and not current.link.lingers and _disagreement(current):
-            # A call that another rank was writing just then is whole now.
-            time.sleep(_WRITTEN_S)
-            text = _disagreement(current)
-            if text and current is operation.running:
-                self._abort(f"{_stack()}{text}", EXIT_MISMATCH)
-        if waited_s > PATIENCE_S and self._presence.departed(current) and current is operation.running:
-            self._abort(functools.partial(self._desertion, current), 1)
-        if not current.limited and waited_s > current.link.timeout_s:
-            self._abort(functools.partial(self._timeout, current), EXIT_TIMEOUT)
-        # The first question leaves before patience ends, so that its answer is there when it is wanted.
-        if waited_s > PATIENCE_S - 3 * LOOK_S and now - self._asked > PATIENCE_S:
-            self._presence.ask(current, self._presence.suspects(current))
-            self._asked = now
+        for thread in self._waits.keys() - operations.keys():
+            del self._waits[thread]
+        for thread, operation in operations.items():
+            wait = self._waits.get(thread)
+            if wait is None or wait.identity != operation.identity:
+                self._waits[thread] = _Wait(operation, now)
+            else:
+                self._judge(thread, operation, wait, now)
+        if requests.pending and any(not operation.limited for operation in operations.values()):
+            requests.poll()  # a thread blocks in MPI, and those that submitted the rest may wait for nothing
 
-    def _desertion(self, waiting: Operation) -> str:
-        self._presence.explain(waiting)  # asks everybody, not the suspects only
-        gone = self._presence.departed(waiting)
+    def _judge(self, thread: int, operation: Operation, wait: _Wait, now: float) -> None:
+        """End the job if a wait that has been seen before is in vain."""
+
+        def still() -> bool:
+            return waiting.get(thread) is operation
+
+        waited_s = now - wait.since
+        # Who watches the clock itself compares calls as well, and raises.
+        if not operation.limited and operation.members.monitor.disagreement() is not None:
+            # A record that another rank was writing just then is whole now.
+            time.sleep(_WRITTEN_S)
+            error = operation.members.monitor.disagreement()
+            if error is not None and still():
+                self._abort(f"{_stack(thread)}{error}", EXIT_MISMATCH)
+        if waited_s > PATIENCE_S and self._liveness.exited_ranks(operation) and still():
+            self._abort(functools.partial(self._desertion, thread, operation), 1)
+        if not operation.limited and waited_s > operation.members.timeout_s and still():
+            self._abort(functools.partial(self._timeout, thread, operation), EXIT_TIMEOUT)
+        # The first question leaves before patience ends, so that its answer is there when it is wanted.
+        if waited_s > PATIENCE_S - 3 * LOOK_S and now - wait.asked > PATIENCE_S:
+            self._liveness.ask(operation, self._liveness.first_asked(operation))
+            wait.asked = now
+
+    def _desertion(self, thread: int, operation: Operation) -> str:
+        self._liveness.explain(operation)  # asks all of them
+        gone = self._liveness.exited_ranks(operation)
         who = (
             f"program of rank {gone[0]} has"
             if len(gone) == 1
             else f"programs of ranks {', '.join(map(str, gone))} have"
         )
         return (
-            f"{_stack()}{waiting} cannot end: the {who} ended without taking part in it. Every rank has"
+            f"{_stack(thread)}{operation} cannot end: the {who} ended without taking part in it. Every rank has"
             " to call the same operations in the same order; look for a loop, an early return or a sys.exit that only"
             " some ranks reach (uneven inputs: DistributedDataParallel.join)"
         )
 
-    def _timeout(self, waiting: Operation) -> str:
-        reason = self._presence.explain(waiting)
-        return f"{_stack()}{waiting} did not finish in {waiting.link.timeout_s:g} s: {reason}"
-
-
-def _disagreement(waiting: Operation) -> str:
-    """Return what is wrong where ranks wait in different operations for each other; nothing where all is well."""
-    calls = waiting.link.board
-    if calls is None:
-        return ""
-    try:
-        for sequence in tuple(calls.open):
-            calls.compare(sequence)
-    except MismatchError as error:
-        return str(error)
-    return ""
+    def _timeout(self, thread: int, operation: Operation) -> str:
+        reason = self._liveness.explain(operation)
+        return f"{_stack(thread)}{operation} did not finish in {operation.members.timeout_s:g} s: {reason}"
 
 
 def _python_handles_interrupts() -> bool:
     return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def _stack() -> str:
-    """Return where the program waits, as in a traceback."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+def _stack(thread: int) -> str:
+    """Return where a thread waits, as in a traceback."""
+    frame = sys._current_frames().get(thread)
     lines = traceback.format_stack(frame) if frame else []
     return "".join(["Waiting (most recent call last):\n", *lines])

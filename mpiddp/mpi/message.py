@@ -47,6 +47,11 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
     return code
 
 
+def dtype_layout(dtype: np.dtype[Any]) -> str:
+    """Return what distinguishes ``dtype`` from others of its `dtype_code`: nothing for types with one of their own."""
+    return "" if dtype_code(dtype) != _OTHER else f"{dtype.str} {dtype.descr}"
+
+
 def code_name(code: int) -> str:
     """Return the name of the dtype that has ``code``."""
     return _NAMES[code] if code < len(_NAMES) else "another dtype"

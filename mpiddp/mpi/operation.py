@@ -1,41 +1,99 @@
-"""What this process is waiting in, for those who watch over it: the watchdog, its peers, the exit of the program.
-
-A wait costs two assignments here and no look at a clock: the watchdog sees that the same wait is still there.
-"""
+"""Operations as a person names them, the ranks that take part, and the operations in which this process waits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from .link import Link
+from mpiddp.errors import MismatchError
+
+_LISTED = 16
+"""Ranks that a group's name lists; of a larger group it gives the first, the last and the number."""
+
+
+class Monitor(Protocol):
+    """The watch over a group's operations, as the layers below it see it (implemented in `mpiddp.faults`)."""
+
+    @property
+    def survivable(self) -> bool:
+        """Whether the other ranks live on when one fails; every wait polls then, since one in MPI would never end."""
+
+    def check(self) -> None:
+        """Raise if pending operations cannot end: a rank has failed, or ranks call different operations."""
+
+    def disagreement(self) -> MismatchError | None:
+        """Return the error about ranks that call different operations, as far as is seen."""
+
+    def explain(self, operation: Operation) -> str:
+        """Ask the other ranks, and return a sentence about those that keep an operation from ending."""
+
+    def translate(self, error: BaseException) -> None:
+        """Raise `RankFailedError` from ``error`` if a failed rank is its cause."""
+
+
+class Members:
+    """The ranks of a group, and the terms on which they wait for each other.
+
+    Parameters
+    ----------
+    number : int
+        Identifies the group on all its ranks.
+    ranks : tuple of int
+        World ranks, in the order of the group.
+    world_size : int
+        Ranks in the world.
+    timeout_s : float
+        Time that an operation may take, in seconds.
+    monitor : Monitor
+        The watch over the group's operations.
+    """
+
+    __slots__ = ("monitor", "number", "ranks", "timeout_s", "world_size")
+
+    def __init__(
+        self, number: int, ranks: tuple[int, ...], world_size: int, timeout_s: float, monitor: Monitor
+    ) -> None:
+        self.number, self.ranks, self.world_size = number, ranks, world_size
+        self.timeout_s, self.monitor = timeout_s, monitor
+
+    def __str__(self) -> str:
+        if self.ranks == tuple(range(self.world_size)):
+            return f"the group of all {len(self.ranks)} ranks"
+        if len(self.ranks) <= _LISTED:
+            return f"the group of ranks {', '.join(map(str, self.ranks))}"
+        return f"the group of {len(self.ranks)} ranks {', '.join(map(str, self.ranks[:3]))}, ..., {self.ranks[-1]}"
 
 
 class Operation(NamedTuple):
-    """An operation of a group, as one names it to a person."""
+    """An operation of a group."""
 
     name: str
-    link: Link
+    members: Members
     array: Any = None
     peers: Sequence[int] | None = None
     """World ranks that it waits for; None: all of the group."""
     limited: bool = False
-    """Whether the waiter looks at the clock itself and raises when the time is up."""
+    """Whether the waiter watches the clock itself and raises when the time is up."""
     number: int = 0
-    """Which one it is: of the group's collectives, or of this rank's messages in the group."""
+    """Its number among the group's collectives, or among this rank's messages in the group."""
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What tells this operation from every other one, and keeps nothing of it alive."""
-        return self.name, self.link.id, self.peers is None, self.number
+        """Distinguishes this operation from every other one, and keeps no array alive."""
+        return self.name, self.members.number, self.peers is None, self.number
 
     def __str__(self) -> str:
         """Return e.g. ``all_reduce #3 of float32 (10, 2) in the group of ranks 0, 1, 2``."""
-        number = f" #{self.number}" if self.peers is None else ""
+        number = f" #{self.number}" if self.peers is None and self.number else ""
         shape = f" of {self.array.dtype} {self.array.shape}" if hasattr(self.array, "dtype") else ""
-        return f"{self.name}{number}{shape} in {self.link}"
+        return f"{self.name}{number}{shape} in {self.members}"
 
 
-running: Operation | None = None
-"""The operation that this process is waiting in now."""
+new_operation = tuple.__new__
+"""``new_operation(Operation, (...))`` with all six fields takes half the time of ``Operation(...)``."""
+
+waiting: dict[int, Operation] = {}
+"""The operation in which each thread of this process waits, by the thread's identifier.
+
+A wait costs two stores here and no look at a clock: the watchdog sees that the same wait is still there.
+"""

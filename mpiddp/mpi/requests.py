@@ -1,46 +1,75 @@
-"""What an operation waits for, and how everything that is on its way in this process is helped on.
+"""Requests, pending operations, and the waits that drive them.
 
-An algorithm yields what it waits for, which answers ``Test()`` and ``Wait()`` as MPI requests do. MPI makes progress
-only inside MPI calls, and steps only when somebody drives them: `poll` drives everything.
+An algorithm is a generator that yields what it waits for: something with ``Test()`` and ``Wait()``, as MPI requests
+have. MPI makes progress only inside MPI calls, and a generator only when somebody resumes it, so every wait polls, and
+`poll` drives all that is pending in the process. A call may block in MPI only while nothing is pending: otherwise a
+program that is legal in torch, where one rank waits before a small blocking call and another after it, would never end.
+
+Several threads may communicate, each in groups of its own. `lock` guards the pending operations; a thread holds it
+while it drives them, never while it waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, Protocol
+import concurrent.futures
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from threading import get_ident
+from typing import Any, Protocol, TypeVar
+
+from mpiddp.errors import DistTimeoutError
 
 from .lazy import MPI
+from .operation import Operation, new_operation, waiting
+
+T = TypeVar("T")
 
 
 class Awaited(Protocol):
-    """What a step waits for: an MPI request, a CUDA event, several of them."""
+    """An event that a step waits for: an MPI request, a CUDA event, several of them."""
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Tell whether it has happened, and help it on."""
+        """Return whether it has happened, and make progress."""
 
     def Wait(self) -> object:  # noqa: N802 - MPI's name
         """Block until it has happened."""
 
 
 Steps = Generator[Awaited, None, Any]
+"""An algorithm in progress."""
+
+
+class _Ready:
+    def Test(self) -> bool:  # noqa: N802
+        return True
+
+    def Wait(self) -> None:  # noqa: N802
+        return None
+
+
+READY = _Ready()
+"""An event of the past; the first yield of an algorithm that does everything at the head of the queue."""
 
 
 class All:
-    """Several MPI requests as one, those of receives first."""
+    """Several MPI requests as one, receives first."""
 
     __slots__ = ("requests",)
 
     one_by_one = False
-    """Whether none is tested before those that stand before it are complete.
+    """Whether a request is tested only when those before it are complete.
 
-    Open MPI ends the process when a message fails whose request has been completed together with one that failed.
+    Open MPI ends the process when a message fails whose request was completed together with one that failed.
     """
 
     def __init__(self, requests: list[MPI.Request]) -> None:
         self.requests = requests
 
     def Test(self) -> bool:  # noqa: N802
-        """Tell whether all of them are complete."""
+        """Return whether all of them are complete."""
         if self.one_by_one:
             return all(request.Test() for request in self.requests)
         return MPI.Request.Testall(self.requests)
@@ -51,7 +80,7 @@ class All:
 
 
 class Each:
-    """Several things that are waited for, of any kind, as one."""
+    """Several events of any kind as one."""
 
     __slots__ = ("_left",)
 
@@ -59,19 +88,19 @@ class Each:
         self._left = awaited
 
     def Test(self) -> bool:  # noqa: N802
-        """Tell whether all of them have happened, and help each on."""
+        """Return whether all have happened, and make progress in each."""
         self._left = [each for each in self._left if not each.Test()]
         return not self._left
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until all of them have happened."""
+        """Block until all have happened."""
         while self._left:
             self._left[0].Wait()
             del self._left[0]
 
 
 def drive(steps: Steps) -> Any:
-    """Run ``steps`` to their end, blocking in each wait."""
+    """Run ``steps`` to their end, blocking in each wait, and return their value."""
     try:
         while True:
             next(steps).Wait()
@@ -79,27 +108,164 @@ def drive(steps: Steps) -> Any:
         return end.value
 
 
-class Progress(Protocol):
-    """Something with operations on their way: a group's queue, or its mailbox."""
+class Source(Protocol):
+    """A holder of pending operations: a group's queue, or its mailbox."""
 
     def progress(self) -> None:
         """Drive them as far as they go without waiting."""
 
 
-_active: dict[Progress, None] = {}
+lock = threading.RLock()
+"""Guards the pending operations of all groups."""
+pending = 0
+"""Operations of this process, in all groups, that were submitted and have not finished."""
+_active: dict[Source, None] = {}
 
 
-def activate(source: Progress) -> None:
-    """Let `poll` drive ``source`` until it says that it is idle."""
+def activate(source: Source) -> None:
+    """Let `poll` drive ``source``."""
     _active[source] = None
 
 
-def deactivate(source: Progress) -> None:
-    """Stop driving ``source``."""
+def deactivate(source: Source) -> None:
+    """Stop driving ``source``, which is idle."""
     _active.pop(source, None)
 
 
 def poll() -> None:
-    """Drive everything that is on its way in this process as far as it goes without waiting."""
-    for source in tuple(_active):
-        source.progress()
+    """Drive all pending operations of this process as far as they go without waiting."""
+    with lock:
+        for source in tuple(_active):
+            source.progress()
+
+
+def finished() -> bool:
+    """Poll, and return whether nothing is pending."""
+    poll()
+    return pending == 0
+
+
+def seconds(timeout: timedelta | float | None) -> float | None:
+    """Return a timeout in seconds.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a `datetime.timedelta` nor a number of seconds.
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        return float(timeout)
+    raise TypeError(f"timeout must be a datetime.timedelta or a number of seconds, got {type(timeout).__name__}")
+
+
+# A waiting rank yields its core after each poll, because ranks may share cores, and sleeps after this many.
+_POLLS_BEFORE_SLEEP = 20_000
+_SLEEP_S = 50e-6
+_POLLS_PER_CHECK = 64
+
+
+def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -> bool:
+    """Poll until ``done()``; return whether that came within ``limit_s`` seconds."""
+    me, monitor = get_ident(), operation.members.monitor
+    outer = waiting.get(me)
+    waiting[me] = new_operation(Operation, (*operation[:4], True, operation.number))
+    polls, deadline = 0, time.monotonic() + limit_s
+    try:
+        while not done():
+            poll()
+            polls += 1
+            if polls > _POLLS_BEFORE_SLEEP:
+                time.sleep(_SLEEP_S)
+            elif not done():
+                os.sched_yield()
+            if polls % _POLLS_PER_CHECK == 0:
+                monitor.check()
+                if time.monotonic() > deadline:
+                    return done()
+        return True
+    except Exception as error:
+        monitor.translate(error)
+        raise
+    finally:
+        end_wait(me, outer)
+
+
+def begin_wait(operation: Operation) -> tuple[int, Operation | None]:
+    """Publish to the watchdog that this thread waits in ``operation``; return the arguments of `end_wait`."""
+    me = get_ident()
+    outer = waiting.get(me)
+    waiting[me] = operation
+    return me, outer
+
+
+def end_wait(thread: int, outer: Operation | None) -> None:
+    """Restore what ``thread`` waited in before `begin_wait`."""
+    if outer is None:
+        waiting.pop(thread, None)
+    else:
+        waiting[thread] = outer
+
+
+def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | None = None) -> None:
+    """Poll until ``done()``.
+
+    Raises
+    ------
+    DistTimeoutError
+        If that takes longer than ``timeout_s`` seconds (default: the group's timeout).
+    MismatchError
+        If ranks wait in different operations.
+    RankFailedError
+        If a rank has failed.
+    """
+    members = operation.members
+    limit_s = members.timeout_s if timeout_s is None else timeout_s
+    if not poll_until(done, operation, limit_s):
+        raise timed_out(operation, limit_s)
+
+
+def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
+    """Return the error of an operation that took too long, with the ranks that keep it from ending."""
+    reason = operation.members.monitor.explain(operation)
+    return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out): {reason}")
+
+
+def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
+    """Run a blocking MPI call in a thread while this one keeps polling.
+
+    MPI has no non-blocking form of the calls that make communicators, and other ranks may have to finish what is
+    pending before they come to theirs. A failed rank would keep such a call from ever returning. Without
+    MPI_THREAD_MULTIPLE there is no second thread, and the pending operations have to finish first.
+    """
+    monitor = operation.members.monitor
+    threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    if pending and not threads:
+        wait_for(finished, operation)
+    if not (threads and (pending or monitor.survivable)):
+        began = begin_wait(operation)
+        try:
+            return call()
+        except Exception as error:
+            monitor.translate(error)
+            raise
+        finally:
+            end_wait(*began)
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # surfaces in the caller
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=f"mpiddp-{operation.name}", daemon=True).start()
+    wait_for(outcome.done, operation)
+    try:
+        return outcome.result()
+    except Exception as error:
+        monitor.translate(error)
+        raise

@@ -1,176 +1,49 @@
-"""Operations on their way: a `Work` drives a generator that yields what it waits for.
+"""Pending operations: a `Work` drives a generator that yields what it waits for.
 
 An algorithm is written once, as steps::
 
     def all_reduce(link, x, op):
         yield link.now.Iallreduce(MPI.IN_PLACE, x, op)
 
-What it yields answers ``Test()`` and ``Wait()``, as MPI requests do. What stands before the first ``yield`` runs when
-the operation is submitted and uses communicators named ``now``; every later step runs when it is at the head of
-its group's queue and uses those named ``later``. So on each communicator all ranks issue their calls in one order,
-whichever way their programs wait; without it, steps overtake each other and sums come out wrong, silently.
-
-MPI makes progress only inside MPI calls, and steps only when somebody drives them, so every wait polls. A blocking
-operation may bypass all this only while nothing is on its way (`unfinished` is zero): otherwise a program that is legal
-in torch, where one rank waits before a small blocking call and another after it, would never end.
+The code before the first ``yield`` runs at submission and uses communicators named ``now``; every later step runs at
+the head of its group's queue and uses those named ``later``. So on each communicator all ranks issue their calls in
+one order, in whichever order their programs wait. Without it steps overtake each other, and sums come out wrong.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import inspect
-import os
-import threading
-import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from mpiddp.errors import DistTimeoutError
-
-from . import operation
+from . import requests
 from .future import Future, Promised
-from .lazy import MPI
 from .operation import Operation
-from .requests import All as All
-from .requests import Awaited as Awaited
-from .requests import Each as Each
-from .requests import Steps as Steps
-from .requests import activate as activate
-from .requests import deactivate as deactivate
-from .requests import drive as drive
-from .requests import poll as poll
+from .requests import Awaited, Steps, activate, deactivate, poll, seconds, wait_for
 
 if TYPE_CHECKING:
-    # The exception hook is installed before NumPy may be imported, and asks here whether anything is on its way.
+    # The exception hook asks here for pending operations, and is installed before NumPy may be imported.
     from mpiddp.typing import Array
 
-T = TypeVar("T")
-_new_tuple = tuple.__new__
-
-
-unfinished = 0
-"""Operations of this process, in all groups, that have been submitted and are not finished."""
-
-_given_up: list[tuple[Steps, Awaited | None]] = []
-"""Operations that will never end, whose requests and memory MPI still has."""
-
-
-def finished() -> bool:
-    """Poll, and tell whether nothing is on its way any more."""
-    poll()
-    return unfinished == 0
-
-
-def seconds(timeout: timedelta | float | None) -> float | None:
-    """Return a timeout in seconds.
-
-    Raises
-    ------
-    TypeError
-        If it is neither a `datetime.timedelta` nor a number of seconds.
-    """
-    if timeout is None:
-        return None
-    if isinstance(timeout, timedelta):
-        return timeout.total_seconds()
-    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
-        return float(timeout)
-    raise TypeError(f"timeout must be a datetime.timedelta or a number of seconds, got {type(timeout).__name__}")
-
-
-# A waiting rank gives its core away at once, because ranks may share cores; after this many polls it also sleeps.
-_POLLS_BEFORE_SLEEP = 20_000
-_SLEEP_S = 50e-6
-
-
-def poll_until(done: Callable[[], bool], waiting: Operation, limit_s: float) -> bool:
-    """Poll until ``done()``, and tell whether that came within ``limit_s`` seconds."""
-    limited = _new_tuple(Operation, (*waiting[:4], True, waiting.number))  # _replace takes five times as long
-    outer, operation.running = operation.running, limited
-    polls, deadline = 0, time.monotonic() + limit_s
-    try:
-        while not done():
-            poll()
-            polls += 1
-            if polls > _POLLS_BEFORE_SLEEP:
-                time.sleep(_SLEEP_S)
-            else:
-                os.sched_yield()
-            if polls % 64 == 0:
-                waiting.link.world.deaths.look()
-                waiting.link.look()
-                if time.monotonic() > deadline:
-                    return done()
-        return True
-    except Exception as error:
-        waiting.link.world.deaths.meet(error)
-        raise
-    finally:
-        operation.running = outer
-
-
-def wait_for(done: Callable[[], bool], waiting: Operation, timeout_s: float | None = None) -> None:
-    """Poll until ``done()``.
-
-    Raises
-    ------
-    DistTimeoutError
-        If that takes longer than ``timeout_s`` seconds (default: the group's timeout).
-    MismatchError
-        If ranks are found to wait in different operations.
-    """
-    limit_s = waiting.link.timeout_s if timeout_s is None else timeout_s
-    if not poll_until(done, waiting, limit_s):
-        reason = waiting.link.world.presence.explain(waiting)
-        raise DistTimeoutError(f"{waiting} did not finish in {limit_s:g} s (Timed out): {reason}")
-
-
-def aside(call: Callable[[], T], what: Operation) -> T:
-    """Return what a call that blocks in MPI returns, and let everything that is on its way go on meanwhile.
-
-    MPI has no non-blocking form of what makes communicators. So the call runs in a thread when something is on its
-    way: other ranks may have to finish that before they come to their call. And where ranks may die: it may never end.
-    """
-    deaths = what.link.world.deaths
-    if not (unfinished or deaths.survivable) or MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-        outer, operation.running = operation.running, what
-        try:
-            return call()
-        except Exception as error:
-            deaths.meet(error)
-            raise
-        finally:
-            operation.running = outer
-    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(call())
-        except BaseException as error:  # surfaces in the caller
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, name=f"mpiddp-{what.name}", daemon=True).start()
-    wait_for(outcome.done, what)
-    try:
-        return outcome.result()
-    except Exception as error:
-        deaths.meet(error)
-        raise
+_abandoned: list[tuple[Steps | None, Awaited | None]] = []
+"""Operations that will never end; MPI may still write to their memory."""
 
 
 class Work:
-    """An operation on its way (``torch.distributed.Work``).
+    """A pending operation (``torch.distributed.Work``).
 
     Parameters
     ----------
-    steps : generator
-        What the operation does; started here.
-    what : Operation
-        What it is called.
-    outputs : list of arrays
-        The arrays that hold its result when it has finished.
+    steps : generator or None
+        The operation, started here; None for one that has begun and waits for one event.
+    operation : Operation
+        Its name, for errors.
+    outputs : sequence of arrays
+        The arrays that hold the result at its end.
+    awaited : Awaited, optional
+        The event at which an operation without steps ends.
     """
 
     __slots__ = (
@@ -180,65 +53,78 @@ class Work:
         "_error",
         "_finished",
         "_limit_s",
+        "_operation",
         "_outputs",
         "_received",
         "_steps",
-        "_what",
         "value",
     )
 
-    def __init__(self, steps: Steps, what: Operation, outputs: list[Array]) -> None:
-        global unfinished
-        self._what = what
+    def __init__(
+        self, steps: Steps | None, operation: Operation, outputs: Sequence[Array], awaited: Awaited | None = None
+    ) -> None:
+        self._operation = operation
         self._outputs = outputs
         self._steps = steps
-        self._awaited: Awaited | None = None
+        self._awaited = awaited
         self._error: BaseException | None = None
         self._finished = False
         self._check: Callable[[], None] | None = None
         self._limit_s: float | None = None
         self._received: Callable[[], tuple[int, int]] | None = None
         self.value: Any = None
-        """What the steps returned, for operations that make their results."""
+        """The value of the steps, for operations that make their results."""
         self._callbacks: list[Callable[[], None]] = []
-        unfinished += 1
-        self._resume()
+        requests.pending += 1
+        if steps is not None:
+            self._resume(steps)
 
-    def _resume(self) -> None:
-        """Run the next step, until it waits again."""
+    def _resume(self, steps: Steps) -> None:
         try:
-            self._awaited = next(self._steps)
+            self._awaited = next(steps)
         except StopIteration as end:
             self.value = end.value
             self._finish(None)
-        except BaseException as error:  # surfaces in wait()
+        except Exception as error:  # surfaces in wait()
             self._finish(error)
+        except BaseException as error:
+            # A Ctrl-C must not be kept for whoever waits for this operation.
+            self._finish(error)
+            raise
 
     def _finish(self, error: BaseException | None) -> None:
-        global unfinished
-        unfinished -= 1
+        requests.pending -= 1
         self._error, self._finished, self._awaited = error, True, None
 
     def announce(self) -> None:
-        """Call what waits for the end; by the one who drives it, when it stands in nobody's way any more."""
+        """Call the callbacks that wait for the end; all of them, also when one raises."""
         callbacks, self._callbacks = self._callbacks, []
         if callbacks:
             self._check = None  # they may change the arrays
+        first: BaseException | None = None
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except BaseException as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def advance(self) -> bool:
-        """Run the steps that need not wait, and tell whether the operation has finished."""
+        """Run the steps that need not wait; return whether the operation has finished."""
         while not self._finished:
             assert self._awaited is not None
             try:
                 ready = self._awaited.Test()
-            except BaseException as error:
+            except Exception as error:
                 self._finish(error)
                 break
             if not ready:
                 return False
-            self._resume()
+            if self._steps is None:
+                self._finish(None)
+            else:
+                self._resume(self._steps)
         return True
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
@@ -247,7 +133,7 @@ class Work:
         Parameters
         ----------
         timeout : timedelta or float, optional
-            Seconds that this call may take; default: what the operation was given, or the group's timeout.
+            Seconds that this call may take; default: the time that the operation was given, or the group's timeout.
 
         Returns
         -------
@@ -259,84 +145,74 @@ class Work:
         DistTimeoutError
             If it takes longer.
         Exception
-            What went wrong in the operation.
+            The error of the operation.
         """
         if not self._finished:
             poll()
-        if not self._finished:
-            wait_for(self._is_finished, self._what, self._limit_s if timeout is None else seconds(timeout))
+            if not self._finished:
+                limit_s = self._limit_s if timeout is None else seconds(timeout)
+                wait_for(self._is_finished, self._operation, limit_s)
         if self._error is not None:
-            self._what.link.world.deaths.meet(self._error)
+            self._operation.members.monitor.translate(self._error)
             raise self._error
         if self._check is not None:
-            self._hand_over()
+            self._verify_result()
         return True
 
     def _is_finished(self) -> bool:
         return self._finished
 
-    def limit(self, timeout_s: float | None) -> None:
-        """Let `wait` take this long by default.
-
-        Parameters
-        ----------
-        timeout_s : float or None
-            Seconds; None: the group's timeout.
-        """
+    def set_timeout(self, timeout_s: float | None) -> None:
+        """Let `wait` take this many seconds by default; None: the group's timeout."""
         self._limit_s = timeout_s
 
-    def verify(self, check: Callable[[], None]) -> None:
-        """Have the result looked at when the program first hears that the operation has finished.
-
-        Parameters
-        ----------
-        check : callable
-            Called once, without arguments; what it raises surfaces in `wait` or `is_completed`.
-        """
+    def run_check(self, check: Callable[[], None]) -> None:
+        """Call ``check`` once, when the program first learns of the end; its error surfaces there."""
         self._check = check
 
-    def _hand_over(self) -> None:
+    def _verify_result(self) -> None:
         check, self._check = self._check, None
         if check is not None:
             check()
 
     def abandon(self) -> None:
-        """Finish an operation that will never be: its driver has given it up."""
-        self._steps.close()
+        """Finish an operation without a result: its owner has withdrawn it."""
+        if self._steps is not None:
+            self._steps.close()
         self._finish(None)
 
     def is_running(self) -> bool:
-        """Tell whether one of the steps is being run now, somewhere up the stack."""
-        return inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING
+        """Return whether one of the steps is running now, somewhere up the stack."""
+        return self._steps is not None and inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING
 
     def fail(self, error: BaseException) -> None:
-        """Finish an operation that will never be, with an error; MPI may still write to its memory, which is kept."""
+        """Finish an operation with an error. Its memory is kept, because MPI may still write to it."""
         if not self._finished:
-            _given_up.append((self._steps, self._awaited))
+            _abandoned.append((self._steps, self._awaited))
             self._finish(error)
 
     def is_completed(self) -> bool:
-        """Tell whether the operation has finished, and help it on."""
+        """Make progress, and return whether the operation has finished."""
         if not self._finished:
             poll()
         if self._finished and self._check is not None:
-            self._hand_over()
+            self._verify_result()
         return self._finished
 
     def is_success(self) -> bool:
-        """Tell whether the operation has finished without an error."""
+        """Return whether the operation has finished without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Return what went wrong, or None."""
+        """Return the operation's error, or None."""
         return self._error
 
     def result(self) -> list[Array]:
         """Return the arrays that hold the result; they are complete after `wait`."""
-        return self._outputs
+        return list(self._outputs)
 
     def describe(self, received: Callable[[], tuple[int, int]]) -> None:
-        """Say how to find out what a receive has received.
+        """Give a receive its receipt.
 
         Parameters
         ----------
@@ -351,31 +227,31 @@ class Work:
         return self._received()
 
     def source_rank(self) -> int:
-        """Return the global rank that a receive has received from; RuntimeError before that, and for others."""
+        """Return the global rank of a receive's sender; RuntimeError before the end, and for other operations."""
         return self._receipt()[0]
 
     def count(self) -> int:
-        """Return the number of elements that a receive has received, which may be fewer than its array has."""
+        """Return the number of elements that a receive got, which may be fewer than its array has."""
         return self._receipt()[1]
 
     def synchronize(self) -> None:
-        """Do what `wait` does, where no stream has to be told."""
+        """Wait, as `wait` does."""
         self.wait()
 
     def get_future(self) -> Future:
         """Return a `Future` of the list of arrays that hold the result."""
-        return Promised(self.wait, self._is_finished, self._then, lambda: self._outputs)
+        return Promised(self.wait, self._is_finished, self._then, self.result)
 
     def _then(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the operation has finished."""
-        if self._finished:
-            callback()
-        else:
-            self._callbacks.append(callback)
+        with requests.lock:
+            if not self._finished:
+                self._callbacks.append(callback)
+                return
+        callback()
 
 
 class Queue:
-    """The operations of a group that are on their way, in the order in which all its ranks submitted them."""
+    """A group's pending collectives, in the order in which all its ranks submitted them."""
 
     __slots__ = ("_works",)
 
@@ -385,23 +261,25 @@ class Queue:
     def __len__(self) -> int:
         return len(self._works)
 
-    def submit(self, steps: Steps, what: Operation, outputs: list[Array]) -> Work:
-        """Start ``steps`` up to their first wait and queue the rest."""
-        work = Work(steps, what, outputs)
-        self._works.append(work)
-        activate(self)
+    def submit(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> Work:
+        """Run ``steps`` up to their first wait, and queue the rest."""
+        with requests.lock:
+            work = Work(steps, operation, outputs)
+            self._works.append(work)
+            activate(self)
         return work
 
     def fail(self, error: BaseException) -> None:
-        """End everything that is on its way with an error, but for what has raised it and ends by itself."""
-        given_up = [work for work in self._works if not work.is_running()]
-        self._works = deque(work for work in self._works if work.is_running())
-        for work in given_up:
-            work.fail(error)
-            work.announce()
+        """End all operations with ``error`` but the one that raised it, which ends by itself."""
+        with requests.lock:
+            failed = [work for work in self._works if not work.is_running()]
+            self._works = deque(work for work in self._works if work.is_running())
+            for work in failed:
+                work.fail(error)
+                work.announce()
 
     def progress(self) -> None:
-        """Drive the head of the queue, and what follows when it has finished."""
+        """Drive the head of the queue, and its successors as it ends."""
         while self._works and self._works[0].advance():
             # A callback may submit an operation and wait for it, which comes here again.
             self._works.popleft().announce()

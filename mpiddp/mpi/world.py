@@ -1,49 +1,19 @@
-"""The running world: start of MPI, and who runs where.
-
-`start` is called by ``init_process_group`` and makes the one `World` of the process; it lasts until the process ends,
-also when process groups are destroyed and made again.
-"""
+"""The world: ranks, hosts and nodes, and whether the job was started in a way that can work."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import dataclasses
 import functools
 import operator
-import os
 import socket
-import threading
+import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from mpiddp import settings
-from mpiddp.errors import EXIT_TIMEOUT, DistError
-from mpiddp.faults import shutdown
-from mpiddp.faults.failures import Deaths
-from mpiddp.faults.liveness import Presence
-from mpiddp.faults.shutdown import on_exit as on_exit
-from mpiddp.faults.watchdog import Watchdog
 
-from . import launch, lazy
 from .lazy import MPI, SetupError
-from .requests import All
-
-
-class _Place(NamedTuple):
-    """Where a rank runs, and with what."""
-
-    started_as: int
-    """Its rank among all that were started."""
-    ended: bool
-    """Whether its program has."""
-    host: str
-    boot: str
-    cores: int
-    threads: int | None
-    thread_multiple: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,152 +21,75 @@ class World:
     """All ranks of the job and the nodes that they run on."""
 
     comm: MPI.Intracomm
-    """A duplicate of MPI.COMM_WORLD, or what is left of it after ranks have died."""
+    """A duplicate of MPI.COMM_WORLD, or of its surviving ranks."""
     hosts: tuple[str, ...]
     """Host name of every rank."""
     nodes: tuple[int, ...]
     """Node of every rank, numbered in the order of their first ranks."""
     thread_multiple: bool
-    """Whether threads may call MPI at once: without it there is no watchdog."""
-    presence: Presence
-    deaths: Deaths
+    """Whether threads of every rank may call MPI at once."""
     running: tuple[int, ...]
     """Ranks whose programs had not ended when this world was made."""
 
     @property
     def rank(self) -> int:
-        """Rank of this process in the world."""
+        """Rank of this process."""
         return self.comm.rank
 
     @property
     def size(self) -> int:
-        """The number of ranks in the world."""
+        """Number of ranks."""
         return self.comm.size
 
-    @property
+    @functools.cached_property
     def local_ranks(self) -> tuple[int, ...]:
-        """The ranks of the world on this node."""
-        return tuple(rank for rank, node in enumerate(self.nodes) if node == self.nodes[self.rank])
+        """The ranks of this node."""
+        mine = self.nodes[self.rank]
+        return tuple(rank for rank, node in enumerate(self.nodes) if node == mine)
 
-    @property
+    @functools.cached_property
     def local_rank(self) -> int:
-        """Place of this process among the ranks of its node."""
+        """Index of this process among the ranks of its node."""
         return self.local_ranks.index(self.rank)
 
 
-_world: World | None = None
-_owner_pid = 0
-_leaving: shutdown.Leaving | None = None
-
-
-def current() -> World | None:
-    """Return the world, or None before `start`.
+def start_mpi() -> None:
+    """Start MPI if it is not running, and check that the launcher's ranks are MPI's.
 
     Raises
     ------
-    DistError
-        In a forked child: MPI cannot be used there.
+    SetupError
+        If MPI has been finalised, or the launcher announced several ranks and MPI sees one.
     """
-    if _world is not None and os.getpid() != _owner_pid:
-        raise DistError(
-            f"this process was forked from rank {_world.rank} after MPI had started, and MPI is not fork safe; use"
-            " threads (DataLoader's workers are threads), or start processes before init_process_group"
-        )
-    return _world
+    if MPI.Is_finalized():
+        raise SetupError("MPI has been finalised in this process; call init_process_group before MPI.Finalize")
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+    _check_launcher()
 
 
-def start(rank: int = -1, world_size: int = -1, timeout_s: float | None = None) -> World:
-    """Start MPI if it is not running, check the launch, and return the world; a second call returns the same.
+class _Place(NamedTuple):
+    """A rank as it presents itself to the others."""
+
+    started_as: int
+    """Its rank in MPI.COMM_WORLD."""
+    ended: bool
+    host: str
+    boot: str
+    cores: int
+    threads: int | None
+    thread_multiple: bool
+
+
+def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
+    """Return the world of all ranks of ``comm``; all of them call.
 
     Parameters
     ----------
-    rank, world_size : int
-        What the program believes, or -1; a contradiction to MPI is an error.
-    timeout_s : float, optional
-        After this many seconds the job is ended; ``MPIDDP_TIMEOUT`` by default.
-
-    Raises
-    ------
-    DistError
-        If the launcher announced several ranks and MPI sees one, if the environment or the arguments contradict MPI, if
-        MPI has been finalised already, or in a fork of an initialised process.
-    """
-    global _owner_pid
-    world = current()
-    with _limited(settings.default_timeout_s() if timeout_s is None else timeout_s):
-        if world is None:
-            shutdown.install()
-            _check_running()
-            launch.check_launcher()
-            shutdown.know(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
-            _owner_pid = os.getpid()
-            world = _begin(_meet(MPI.COMM_WORLD.Dup()))
-        elif world.deaths.happened():
-            world = regroup(timeout_s)
-        try:
-            if len(world.running) == world.size:
-                launch.check_claims(world.comm, rank, world_size)
-        except MPI.Exception as error:
-            world.deaths.meet(error)
-            raise
-    settings.correct_ranks(world.rank, world.size, world.local_rank)
-    return world
-
-
-def regroup(timeout_s: float | None = None) -> World:
-    """Make the world anew of the ranks that live, after some have died; all of them call.
-
-    Parameters
-    ----------
-    timeout_s : float, optional
-        After this many seconds the job is ended; ``MPIDDP_TIMEOUT`` by default.
-    """
-    world = current()
-    assert world is not None and _leaving is not None
-    _leaving.stop()
-    with _limited(settings.default_timeout_s() if timeout_s is None else timeout_s, "shrink_group"):
-        world = _begin(_meet_survivors(world))
-    settings.correct_ranks(world.rank, world.size, world.local_rank)
-    return world
-
-
-def _begin(world: World) -> World:
-    """Let a world be that of this process, and watch over it."""
-    global _world, _leaving
-    _world = world
-    if _leaving is None:
-        _leaving = shutdown.Leaving(_meet_survivors)
-        atexit.register(_leaving)
-    _leaving.world = world
-    watched = world.size > 1 and world.thread_multiple
-    _leaving.stop = Watchdog(world.presence, world.deaths, shutdown.abort).stop if watched else lambda: None
-    return world
-
-
-def _meet_survivors(world: World) -> World:
-    """Return the world of those that live, after some of another one have died."""
-    world.deaths.spread()
-    # The launcher's own barrier in MPI_Finalize may wait for the dead for ever.
-    lazy.never_finalize()
-    comm = world.comm
-    while True:
-        comm = MPI.Intracomm(comm.Shrink())
-        comm.Set_errhandler(MPI.ERRORS_RETURN)
-        try:
-            left = _meet(comm, world.presence.ended)
-            shutdown.know(left.rank, left.size)
-            return left
-        except MPI.Exception:
-            # Another one has died meanwhile. Who has not noticed comes here again, from the same communicator.
-            if not Deaths(comm).happened():
-                raise
-            comm.Revoke()
-
-
-def _meet(comm: MPI.Intracomm, ended: bool = False) -> World:
-    """Return the world of all ranks of ``comm``, and find out who runs on which node.
-
-    ``ended`` says whether this rank's program has, which then waits for the others only.
+    comm : MPI.Intracomm
+        The world's communicator from now on.
+    ended : bool, default False
+        Whether this rank's program has ended, and only waits for the others.
     """
     # Ranks share memory when they share a running kernel and call their host by the same name. MPI's own split by
     # shared memory loses ranks under srun (Open MPI) and joins hosts that are separated by namespaces (UCX).
@@ -218,25 +111,18 @@ def _meet(comm: MPI.Intracomm, ended: bool = False) -> World:
         )
     nodes = [pretended[place.started_as] if pretended else (place.host, place.boot) for place in places]
     number = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
-    thread_multiple = all(place.thread_multiple for place in places)
     if comm.rank == 0:
         _warn_of_threads([place for place in places if (place.host, place.boot) == (mine.host, mine.boot)])
-    deaths, questions = Deaths(comm), comm.Dup()
-    deaths.concern(questions)
-    All.one_by_one = deaths.survivable
     return World(
         comm=comm,
         hosts=tuple(place.host for place in places),
         nodes=tuple(number[node] for node in nodes),
-        thread_multiple=thread_multiple,
-        presence=Presence(questions, thread_multiple),
-        deaths=deaths,
+        thread_multiple=all(place.thread_multiple for place in places),
         running=tuple(rank for rank, place in enumerate(places) if not place.ended),
     )
 
 
 def _warn_of_threads(places: list[_Place]) -> None:
-    """Warn when the ranks of a node want more BLAS threads than they have cores."""
     cores = functools.reduce(operator.or_, (place.cores for place in places)).bit_count()
     threads = sum(place.threads or place.cores.bit_count() for place in places)
     if threads > max(cores, len(places)):
@@ -244,28 +130,82 @@ def _warn_of_threads(places: list[_Place]) -> None:
             f"the {len(places)} ranks on {places[0].host} want {threads} BLAS threads and have {cores}"
             f" core{'s' * (cores > 1)}, which slows all of them: set OMP_NUM_THREADS={max(cores // len(places), 1)}"
             " before Python starts (`python -m mpiddp` does)",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
-def _check_running() -> None:
-    """Start MPI, unless it runs."""
-    if MPI.Is_finalized():
-        raise SetupError("MPI has been finalised in this process; call init_process_group before MPI.Finalize")
-    if not MPI.Is_initialized():
-        MPI.Init_thread()
-
-
-@contextlib.contextmanager
-def _limited(timeout_s: float, what: str = "init_process_group") -> Iterator[None]:
-    """End the job when the other ranks do not come in time."""
-    text = (
-        f"{what} did not finish in {timeout_s:g} s: it waits for ranks that have not called it, and every rank has to"
+def _check_launcher() -> None:
+    found = settings.launch()
+    if found is None or found.size == 1 or MPI.COMM_WORLD.size > 1:
+        return
+    cure = (
+        "start with the plugin of your MPI library, `srun --mpi=pmix` (Open MPI) or `srun --mpi=pmi2` (MPICH), out of"
+        " those that `srun --mpi=list` shows"
+        if found.launcher == "srun"
+        else "start with the mpirun that belongs to this library"
     )
-    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), shutdown.abort, (text, EXIT_TIMEOUT))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    raise SetupError(
+        f"{found.launcher} started {found.size} ranks, but each sees a world of its own: this process runs on"
+        f" {library_name()} ({MPI.__file__}), which does not understand that launcher; {cure}"
+    )
+
+
+def library_name() -> str:
+    """Return the name and version of the MPI library, e.g. ``MPICH 5.0.2``."""
+    first_line = MPI.Get_library_version().split("\n")[0]
+    return " ".join(first_line.split(",")[0].replace("Version:", "").split())
+
+
+class Claims(NamedTuple):
+    """The arguments of ``init_process_group`` that have to agree with MPI and with those of the other ranks."""
+
+    rank: int = -1
+    world_size: int = -1
+    own_comm: bool = False
+    """Whether a communicator was given."""
+
+
+def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:
+    """Refuse claims that contradict MPI, the environment or each other; all ranks call.
+
+    Raises
+    ------
+    SetupError
+        On all ranks, so that nobody waits for one that gave up.
+    """
+    told = comm.allgather((_contradiction(comm, claims), claims.own_comm))
+    for contradiction, _ in told:
+        if contradiction:
+            raise SetupError(contradiction)
+    with_comm = [rank for rank, (_, own_comm) in enumerate(told) if own_comm]
+    if with_comm and len(with_comm) < len(told):
+        without = next(rank for rank, (_, own_comm) in enumerate(told) if not own_comm)
+        raise SetupError(
+            f"rank {with_comm[0]} gave comm= to init_process_group and rank {without} did not; give it on every rank,"
+            " each the communicator that it is in, or on none"
+        )
+
+
+def _contradiction(comm: MPI.Intracomm, claims: Claims) -> str:
+    announced = settings.rank_variables()
+    for name, value, true in (
+        ("world_size", claims.world_size, comm.size),
+        ("rank", claims.rank, comm.rank),
+        ("WORLD_SIZE", announced.get("WORLD_SIZE", -1), comm.size),
+        ("RANK", announced.get("RANK", -1), comm.rank),
+    ):
+        if value in (-1, true):
+            continue
+        where = "in the environment" if name.isupper() else "given to init_process_group"
+        if comm.size > 1:
+            actual = f"this is rank {comm.rank} of MPI's {comm.size}"
+            cure = "leave it away" if name.islower() else f"delete what sets {name}, it is filled in here"
+        else:
+            ranks = max(claims.world_size, announced.get("WORLD_SIZE", -1), 2)
+            actual = "MPI's world has 1 rank"
+            cure = (
+                f"start with `mpirun -np {ranks} python {Path(sys.argv[0]).name or 'run.py'}` and delete the spawn"
+                " (mp.spawn, torchrun) or what else sets it"
+            )
+        return f"{name}={value} {where}, but {actual}; ranks come from MPI: {cure}"
+    return ""

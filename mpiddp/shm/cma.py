@@ -1,9 +1,9 @@
-"""The private memory of the other processes of a node: the kernel copies from and to it while its owner waits.
+"""Cross-memory attach: the kernel copies from and to the private memory of the other processes of a node.
 
-One copy instead of the two that a way through shared memory takes, which pays for long arrays: a copy costs some
-microseconds, and the pages of the other side are looked up one by one. Linux allows it between processes of one user
-that may trace each other (``kernel.yama.ptrace_scope`` above 0 and some containers forbid it); whether it works is
-tried out when it is first needed, on all ranks at once.
+One copy in place of the two through shared memory, which pays for long arrays: a call costs some microseconds, and the
+pages of the other side are looked up one by one. Linux allows it between processes of one user that may trace each
+other (``kernel.yama.ptrace_scope`` above 0 and some containers forbid it); it is tried when it is first needed, on all
+ranks at once.
 
 References
 ----------
@@ -17,20 +17,19 @@ import errno
 import os
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpiddp.errors import DistError
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.link import Link, Resource
+from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
-if TYPE_CHECKING:
-    from mpiddp.mpi.link import Channel
+from .segment import address_of
 
 
-class _Span(ctypes.Structure):
+class _IoVec(ctypes.Structure):
     """C's ``struct iovec``."""
 
     _fields_ = (("start", ctypes.c_size_t), ("length", ctypes.c_size_t))
@@ -44,7 +43,7 @@ def _kernel(name: str) -> _Transfer | None:
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is None:
         return None
-    spans = ctypes.POINTER(_Span)
+    spans = ctypes.POINTER(_IoVec)
     function.argtypes = (ctypes.c_int, spans, ctypes.c_ulong, spans, ctypes.c_ulong, ctypes.c_ulong)
     function.restype = ctypes.c_ssize_t
     found: _Transfer = function
@@ -54,37 +53,38 @@ def _kernel(name: str) -> _Transfer | None:
 _readv, _writev = _kernel("process_vm_readv"), _kernel("process_vm_writev")
 
 
-def address_of(x: Array) -> int:
-    """Return where the elements of ``x`` begin in this process."""
-    address: int = x.__array_interface__["data"][0]
-    return address
-
-
-class Attachment:
+class CrossMemory(Resource):
     """The processes of a node, as those whose memory can be read and written.
 
     The owner of the memory must know of it: it waits, between two synchronisations, and leaves the array alone.
+
+    Parameters
+    ----------
+    link : Link
+        The group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._pids: list[int] = []
         self._buffer: Array = np.empty(0, np.uint8)
         self.fault = ""
-        """Why it does not work; empty before it has been tried, and where it does."""
+        """The reason why it does not work; empty before it has been tried."""
 
-    def prepare(self, node: Channel, everybody: Channel) -> Steps:
-        """Try it if nobody has, and tell whether every rank of ``everybody`` reaches those of its node.
+    def prepare(self) -> Steps:
+        """Try it if nobody has; return whether every rank of the group reaches those of its node.
 
-        Sends on ``later`` only; all ranks of ``everybody`` call, and come to the same end.
+        Sends on ``later`` only; all ranks of the group call, and come to the same end.
         """
         if self._pids or self.fault:
             return not self.fault
+        node = self._link.node
         token = np.array([secrets.randbits(62)])
         mine = np.array([os.getpid(), address_of(token), token[0]])
         told = np.empty((node.size, mine.size), np.int64)
         yield node.later.Iallgather(mine, told)
         worst = np.array([_try(told)])
-        yield everybody.later.Iallreduce(MPI.IN_PLACE, worst, MPI.MAX)
+        yield self._link.later.Iallreduce(MPI.IN_PLACE, worst, MPI.MAX)
         if worst[0]:
             self.fault = os.strerror(int(worst[0]))
         else:
@@ -120,7 +120,7 @@ def _move(transfer: _Transfer, pid: int, there: int, here: int, nbytes: int) -> 
     """Copy between a process's address and one here; return 0 or what went wrong."""
     done = 0
     while done < nbytes:  # the kernel moves 2 GiB at most in a call
-        own, other = _Span(here + done, nbytes - done), _Span(there + done, nbytes - done)
+        own, other = _IoVec(here + done, nbytes - done), _IoVec(there + done, nbytes - done)
         moved = transfer(pid, ctypes.byref(own), 1, ctypes.byref(other), 1, 0)
         if moved <= 0:
             return ctypes.get_errno() or errno.EIO

@@ -1,13 +1,12 @@
-"""Slots: memory of a node through which the ranks of a group show each other short arrays, without a message.
+"""Eager buffers: short arrays that the ranks of a node show each other without a message.
 
-Every rank has a few slots, used in turns. In each turn it writes an array, if it has one to show, and then a record:
-the number of the turn, and what it calls as which of the group's operations. Whoever waits for that record may read the
-array. All ranks take part in every turn, one after the other, and begin one when they are done with the one before. So
-a slot may be written again when all ranks have come to the turn after its last one; and ranks that call different
-things in a turn find out in their wait.
+Every rank has a few buffers, used in rounds. In each round it writes an array, if it has one to show, and then a
+record: the call that it makes, and last the number of the round. A rank that sees the record may read the array. All
+ranks take part in every round, one after the other, and begin one when they have finished the one before: so a buffer
+may be written again when all ranks have arrived in the round after its last one.
 
-Python has no fences. A record is seen after the array because processors of the x86 family show a thread's stores to
-others in the program's order [1]_; there are no slots elsewhere.
+Python has no fences. A record is seen after the array, and a number after the rest of its record, because processors of
+the x86 family show a thread's stores to others in the program's order [1]_; there are no eager buffers elsewhere.
 
 References
 ----------
@@ -17,6 +16,7 @@ References
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import platform
@@ -27,40 +27,52 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddp.faults.calls import Call
+from mpiddp import settings
 from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.link import Link, Resource
 from mpiddp.typing import Array
 
-SLOT_BYTES = 1 << 16
-"""The longest array that a slot takes; longer ones go in pieces, and ranks wait for each other in every one."""
-_DEPTH = 4
-"""Slots of each rank: by less than so many turns the root of broadcasts may be ahead of the others."""
+BUFFER_BYTES = 1 << 16
+"""The longest array that a buffer takes; longer ones go in pieces, and ranks wait for each other in every one."""
+MAX_RANKS = 8
+"""Larger groups have none: each rank would read all others' arrays."""
+_BUFFERS = 4
+"""Buffers of each rank: the root of broadcasts is ahead of the others by fewer rounds than that."""
 _RECORD = struct.Struct("<qqQqq")
-_NUMBERS, _CALL = struct.Struct("<qq"), struct.Struct("<Qqq")
-_pack_numbers = _NUMBERS.pack
-_MOST_KNOWN = 256
-REGION_BYTES = mmap.PAGESIZE + _DEPTH * SLOT_BYTES
-"""What slots take for each rank, the records included."""
+"""Number of the round, and the call: sequence, kind, count, root."""
+_NUMBER_BYTES = 8
+REGION_BYTES = mmap.PAGESIZE + _BUFFERS * BUFFER_BYTES
+"""Memory of each rank, the records included."""
 
-ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 """Whether this processor shows stores in the program's order."""
 
-# The others are near, mostly. Who has looked this often gives its core away after each look, and at last sleeps.
-_LOOKS_AT_ONCE = 40
+# The others are near, mostly: a rank looks this often before it waits in earnest, then yields its core after each
+# look, and at last sleeps.
+_LOOKS = 40
 _LOOKS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
-# What was sent to ranks that need it in order to come here moves only inside of MPI.
+# Messages that other ranks need in order to arrive move only inside of MPI.
 _LOOKS_PER_PROGRESS = 16
-# Counted in seconds, since on a busy machine a look may take milliseconds.
+# In seconds, since on a busy machine a look may take milliseconds.
 _CHECK_S = 1e-3
 
 
-class Turn(NamedTuple):
-    """Where everything of a turn is, for arrays of one shape and dtype."""
+def region_bytes(link: Link) -> int:
+    """Return the memory that each rank of a group needs; 0 for a group without eager buffers."""
+    usable = link.one_node and 1 < link.size <= MAX_RANKS and _ORDERED and settings.eager()
+    return REGION_BYTES if usable else 0
+
+
+class Round(NamedTuple):
+    """The memory of a round, for arrays of one shape and dtype."""
 
     records: slice
     """The ranks' records in the memory."""
-    own_record: slice
+    own_call: slice
+    """This rank's record without its number."""
+    own_number: int
+    """Index of this rank's number among all 8-byte words of the memory."""
     table: Array
     """The ranks' arrays: shape (ranks, ...)."""
     rows: list[Array]
@@ -69,204 +81,184 @@ class Turn(NamedTuple):
     """This rank's."""
 
 
-class Until:
-    """What a step waits for: that ranks have come to this turn, or are done with an old one.
+class SpinWait:
+    """An event in shared memory that a step waits for.
 
     Parameters
     ----------
     happened : callable
-        Tells whether they have.
-    slots : Slots
-        Whose ranks they are.
+        Returns whether it has.
+    comm : MPI.Intracomm
+        Through which MPI makes progress meanwhile.
     """
 
-    __slots__ = ("_happened", "_looks", "_slots")
+    __slots__ = ("_comm", "_happened", "_looks")
 
-    def __init__(self, happened: Callable[[], bool], slots: Slots) -> None:
-        self._happened, self._slots, self._looks = happened, slots, 0
+    def __init__(self, happened: Callable[[], bool], comm: MPI.Intracomm) -> None:
+        self._happened, self._comm, self._looks = happened, comm, 0
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Tell whether it has happened, and help MPI on."""
+        """Return whether it has happened, and let MPI make progress."""
         if self._happened():
             return True
         self._looks += 1
         if self._looks % _LOOKS_PER_PROGRESS == 0:
-            self._slots.comm.Iprobe()
+            self._comm.Iprobe()
         return False
 
     def Wait(self) -> None:  # noqa: N802 - MPI's name
         """Block until it has happened."""
-        happened = self._happened
-        if happened():
-            return
-        for _ in range(_LOOKS_AT_ONCE):
-            if self._slots.crowded:
-                os.sched_yield()
-            if happened():
-                return
-        self._slots.linger()
-        self._looks, checked_s = 0, time.monotonic()
+        self.wait_checking(lambda: None, math.inf)
+
+    def wait_checking(self, check: Callable[[], None], limit_s: float) -> bool:
+        """Block until it has happened; return False if that takes longer than ``limit_s`` seconds.
+
+        Calls ``check``, which may raise, about every millisecond.
+        """
+        self._looks, began_s = 0, time.monotonic()
+        checked_s = began_s
         while not self.Test():
-            if time.monotonic() - checked_s > _CHECK_S:
-                self._slots.check()
+            now_s = time.monotonic()
+            if now_s - checked_s > _CHECK_S:
+                if now_s - began_s > limit_s:
+                    return False
+                check()
                 checked_s = time.monotonic()
             if self._looks > _LOOKS_BEFORE_SLEEP:
                 time.sleep(_SLEEP_S)
             else:
                 os.sched_yield()
+        return True
 
 
-class Slots:
-    """The slots of a group on one node.
+class EagerBuffers(Resource):
+    """The eager buffers of a group on one node.
 
     Parameters
     ----------
+    link : Link
+        The group.
     memory : mmap
-        Shared by the ranks.
+        Shared by its ranks.
     start : int
-        Where in it `REGION_BYTES` for each rank begin.
-    rank, size : int
-        This process's place among the ranks, and their number.
-    comm : MPI.Intracomm
-        A communicator, through which MPI is helped on in a wait.
-    linger, check : callable
-        Called when a wait turns out to be long, and from time to time while it goes on; raise if it will never end.
+        Offset of the eager buffers in it: `REGION_BYTES` for each rank.
     """
 
-    def __init__(
-        self,
-        memory: mmap.mmap,
-        start: int,
-        rank: int,
-        size: int,
-        comm: MPI.Intracomm,
-        linger: Callable[[], None],
-        check: Callable[[], None],
-    ) -> None:
+    def __init__(self, link: Link, memory: mmap.mmap, start: int) -> None:
         self._memory, self._start = memory, start
-        self._rank, self._size = rank, size
-        self.comm, self.linger, self.check = comm, linger, check
+        self._rank, self._size = link.rank, link.size
+        self._comm = link.later
         self._number = self._complete = 0
-        """The turn that was begun last, and the last one to which all ranks are known to have come."""
+        """The round that was begun last, and the last one in which all ranks are known to have arrived."""
         self._records = slice(0, 0)
-        self._record = self._expected = b""
+        self._expected = b""
+        self._words = memoryview(memory).cast("q")
         self._numbers = [
-            memoryview(memory)[self._records_of(turn)].cast("q")[:: _RECORD.size // 8] for turn in range(_DEPTH)
+            self._words[records.start // 8 : records.stop // 8 : _RECORD.size // 8]
+            for records in map(self._records_of, range(_BUFFERS))
         ]
-        """Where the ranks' records have the numbers of turns."""
-        self.crowded = size > (os.cpu_count() or 1)
-        """Whether the others may need this rank's core in order to come."""
-        self.free = Until(self._is_free, self)
-        """That the next turn may begin."""
-        self.everybody = Until(self._all_came, self)
-        """That all ranks have come to this turn."""
-        self.known: dict[Any, Any] = {}
-        """What users of the slots have found out about calls; it goes with them."""
+        self._oversubscribed = link.size > settings.available_cores()
+        """Whether the others may need this rank's core in order to arrive."""
 
     def _records_of(self, number: int) -> slice:
-        start = self._start + number % _DEPTH * self._size * _RECORD.size
+        start = self._start + number % _BUFFERS * self._size * _RECORD.size
         return slice(start, start + self._size * _RECORD.size)
 
-    def _is_free(self) -> bool:
-        oldest = self._number + 2 - _DEPTH
+    def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Round]:
+        """Return the memory of each round for arrays of a shape and dtype."""
+        strides = (BUFFER_BYTES, *np.empty(shape, dtype).strides)
+        found = []
+        for number in range(_BUFFERS):
+            start = self._start + self._size * (mmap.PAGESIZE + number * BUFFER_BYTES)
+            table: Array = np.ndarray((self._size, *shape), dtype, self._memory, start, strides)
+            records = self._records_of(number)
+            own = records.start + self._rank * _RECORD.size
+            call = slice(own + _NUMBER_BYTES, own + _RECORD.size)
+            rows = [table[rank, ...] for rank in range(self._size)]
+            found.append(Round(records, call, own // 8, table, rows, rows[self._rank]))
+        return found
+
+    def writable(self) -> bool:
+        """Return whether the next round may begin."""
+        oldest = self._number + 2 - _BUFFERS
         if oldest <= self._complete:
             return True
-        for turn in range(self._number, oldest - 1, -1):  # mostly they are not far behind, and then it is known longer
-            if min(self._numbers[turn % _DEPTH]) >= turn:  # who is ahead may have used the place again
-                self._complete = turn
+        for number in range(self._number, oldest - 1, -1):  # mostly they are near, and then it is known for longer
+            if min(self._numbers[number % _BUFFERS]) >= number:  # a rank ahead may have used the place again
+                self._complete = number
                 return True
         return False
 
-    def _all_came(self) -> bool:
+    def begin(self, rounds: list[Round], call: bytes, x: Array | None, change: Callable[[Array], None] | None) -> Round:
+        """Begin the next round, which must be `writable`.
+
+        Parameters
+        ----------
+        rounds : list of Round
+            From `rounds`, for arrays like ``x``.
+        call : bytes
+            The packed call with its sequence number: equal on all ranks.
+        x : array, optional
+            The array that this rank shows.
+        change : callable, optional
+            Applied to the copy of ``x`` before the others may see it.
+        """
+        self._number = number = self._number + 1
+        current = rounds[number % _BUFFERS]
+        if x is not None:
+            current.own[...] = x
+            if change is not None:
+                change(current.own)
+        self._memory[current.own_call] = call
+        self._words[current.own_number] = number
+        self._records, self._expected = current.records, (number.to_bytes(8, "little") + call) * self._size
+        return current
+
+    def all_arrived(self) -> bool:
+        """Return whether all ranks make the call of this round."""
         if self._memory[self._records] != self._expected:
             return False
         self._complete = self._number
         return True
 
-    def came(self, rank: int) -> Until:
-        """Return what waits for one rank to come to this turn."""
+    def arrived(self, rank: int) -> Callable[[], bool]:
+        """Return a function that returns whether ``rank`` makes the call of the current round."""
         first = rank * _RECORD.size
 
-        def it_came() -> bool:
+        def it_arrived() -> bool:
             start = self._records.start + first
-            return self._memory[start : start + _RECORD.size] == self._record
+            return self._memory[start : start + _RECORD.size] == self._expected[: _RECORD.size]
 
-        return Until(it_came, self)
+        return it_arrived
 
-    def disagreement(self) -> tuple[Call, int, Call] | None:
-        """Return this rank's call, and a rank and its call, if it has made another one in the same turn."""
-        if self._odd() is not None:
-            time.sleep(_SLEEP_S)  # a record that was being written is whole then
-            return self._odd()
-        return None
+    def spin(self, happened: Callable[[], bool]) -> bool:
+        """Look some times; return whether it has happened."""
+        for _ in range(_LOOKS):
+            if self._oversubscribed:
+                os.sched_yield()
+            if happened():
+                return True
+        return False
 
-    def _odd(self) -> tuple[Call, int, Call] | None:
-        # Who is ahead and does not wait for the others finds out about an old turn.
-        for turn in range(self._number, max(self._number - _DEPTH, 0), -1):
-            records = list(_RECORD.iter_unpack(self._memory[self._records_of(turn)]))
-            mine = records[self._rank]
-            for rank, record in enumerate(records):
-                if record[0] == mine[0] == turn and record != mine:
-                    return Call(*mine[1:]), rank, Call(*record[1:])
-        return None
+    def spin_wait(self, happened: Callable[[], bool]) -> SpinWait:
+        """Return an event for a step to wait for."""
+        return SpinWait(happened, self._comm)
 
-    def turns(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Turn]:
-        """Return where everything of each turn is, for arrays of a shape and dtype."""
-        strides = (SLOT_BYTES, *np.empty(shape, dtype).strides)
+    def calls(self) -> list[list[tuple[int, int, int, int, int]]]:
+        """Return, for each of the last rounds, the ranks that have arrived and their calls, this rank's first.
+
+        A call is (rank, sequence, kind, count, root). Ranks that are ahead of a round are left out.
+        """
         found = []
-        for number in range(_DEPTH):
-            start = self._start + self._size * (mmap.PAGESIZE + number * SLOT_BYTES)
-            table: Array = np.ndarray((self._size, *shape), dtype, self._memory, start, strides)
-            records = self._records_of(number)
-            own = records.start + self._rank * _RECORD.size
-            rows = [table[rank, ...] for rank in range(self._size)]
-            found.append(Turn(records, slice(own, own + _RECORD.size), table, rows, rows[self._rank]))
+        for number in range(self._number, max(self._number - _BUFFERS, 0), -1):
+            records = list(_RECORD.iter_unpack(self._memory[self._records_of(number)]))
+            ranks = [self._rank, *(rank for rank in range(self._size) if rank != self._rank)]
+            found.append([(rank, *records[rank][1:]) for rank in ranks if records[rank][0] == number])
         return found
 
-    def begin(
-        self, turns: list[Turn], sequence: int, call: bytes, x: Array | None, change: Callable[[Array], None] | None
-    ) -> Turn:
-        """Begin the next turn, when `free` has happened.
-
-        Parameters
-        ----------
-        turns : list of Turn
-            From `turns`, for arrays like ``x``.
-        sequence : int
-            The number of the group's operation whose turn it is: equal on all ranks, or one has left another turn out.
-        call : bytes
-            What is called, from `packed`: equal on all ranks.
-        x : array, optional
-            What this rank shows.
-        change : callable, optional
-            What is done with the copy of ``x`` before the others may see it.
-        """
-        number = self._number + 1
-        if number - self._complete > _DEPTH - 1:
-            self.free.Wait()  # steps have done so
-        self._number = number
-        turn = turns[number % _DEPTH]
-        if x is not None:
-            turn.own[...] = x
-            if change is not None:
-                change(turn.own)
-        record = _pack_numbers(number, sequence) + call
-        self._memory[turn.own_record] = record
-        self._records, self._record, self._expected = turn.records, record, record * self._size
-        return turn
-
-    def remember(self, key: object, found: object) -> None:
-        """Put something into `known`, which does not grow without end."""
-        if len(self.known) >= _MOST_KNOWN:
-            self.known.clear()
-        self.known[key] = found
-
     def close(self) -> None:
-        """Give the memory back, at once and not when somebody collects garbage."""
-        self.known.clear()
-        del self._memory, self._numbers
+        """Unmap the memory, at once and not when garbage is collected."""
+        del self._memory, self._numbers, self._words
 
-
-def packed(kind: int, count: int, root: int) -> bytes:
-    """Return a call as it is recorded; see `board` for what it consists of."""
-    return _CALL.pack(kind, count, root)
+    def drop(self, error: Exception) -> None:
+        """Keep the memory: nothing writes to it any more, and a thread may still look at it."""

@@ -1,44 +1,116 @@
-"""The way of ordinary arrays through a node's scratch: put in, a barrier, taken out, piece by piece.
-
-The first piece is put there before the ranks meet where that can be done, so that short arrays need one
-synchronisation. What is put is read after the barrier, and then the next piece is on its way already.
-"""
+"""Staging memory of a group on a node, and the pipeline in which ordinary arrays pass through it chunk by chunk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from mpiddp.mpi.link import Link
-from mpiddp.mpi.work import Steps
+import numpy as np
+
+from mpiddp.mpi.link import Link, Resource
+from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
-from .segment import Scratch
+from . import segment
 
-Pass = Callable[[int, int, list[Array]], None]
-"""Does something with elements ``start`` to ``stop`` of an array and the slots of all ranks."""
+CHUNK_BYTES = 1 << 21
+"""Longest chunk of a rank; less on nodes of more than 8 ranks, whose chunks together take `_NODE_BYTES`."""
+_NODE_BYTES = 1 << 24
+_SMALLEST_BYTES = 1 << 17
 
 
-class Passage:
-    """An array's way through the scratch.
+class Scratch(Resource):
+    """Staging memory, allocated when it is first prepared.
+
+    Each rank has three buffers, used in rounds. Rounds are counted, one for each barrier: a rank that writes for round
+    t has left the barrier of round t - 1, so all ranks have by then read the buffers of round t - 3, the last of which
+    is read after the barrier of round t - 2.
+
+    Parameters
+    ----------
+    link : Link
+        The group.
+    """
+
+    _BUFFERS = 3
+    _MAX_VIEWS = 256
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        share = max(_NODE_BYTES // link.node.size, _SMALLEST_BYTES)
+        self.chunk_bytes = min(CHUNK_BYTES, 1 << share.bit_length() - 1)
+        """Longest chunk of a rank."""
+        self._regions: list[Array] = []
+        self._views: dict[tuple[int, int, np.dtype[Any]], list[Array]] = {}
+        self._round = 0
+        self.ready = False
+        """Whether there is memory."""
+        self.fault = ""
+        """The reason why there is none; empty before it has been tried."""
+
+    def prepare(self) -> Steps:
+        """Allocate the memory if nobody has; return whether there is some. All ranks of the group call."""
+        if not self.ready and not self.fault:
+            node = self._link.node
+            found: segment.Allocation = yield from segment.allocate(node, self._link, self._BUFFERS * self.chunk_bytes)
+            self.fault = found.fault
+            if found.memory is not None:
+                self._regions = list(np.frombuffer(found.memory, np.uint8).reshape(node.size, -1))
+                self.ready = True
+        return self.ready
+
+    def next_buffers(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
+        """Return every rank's buffer for ``count`` elements that the next `begin_round` returns, too."""
+        index = self._round % self._BUFFERS
+        found = self._views.get((index, count, dtype))
+        if found is None:
+            start = index * self.chunk_bytes
+            found = [region[start : start + count * dtype.itemsize].view(dtype) for region in self._regions]
+            if len(self._views) >= self._MAX_VIEWS:
+                self._views.clear()
+            self._views[index, count, dtype] = found
+        return found
+
+    def begin_round(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
+        """Begin the next round, and return every rank's buffer for ``count`` elements."""
+        buffers = self.next_buffers(count, dtype)
+        self._round += 1
+        return buffers
+
+    def close(self) -> None:
+        """Unmap the memory, when the last view of it is gone."""
+        self.ready = False
+        self._regions, self._views = [], {}
+
+
+Step = Callable[[int, int, list[Array]], None]
+"""Works on elements ``start`` to ``stop`` of an array and the buffers of all ranks."""
+
+
+class Pipeline:
+    """An array on its way through the scratch: put in, a barrier, taken out, chunk by chunk.
+
+    The first chunk is put there before the ranks meet where that can be done, so that short arrays need one
+    synchronisation. While a chunk is read, the next one is on its way already.
 
     Parameters
     ----------
     link : Link
         The group, all on one node.
     like : array
-        Has the dtype of what passes.
+        Has the dtype of the elements.
     length : int
         Elements that pass through each row.
     put : callable
-        Writes to this rank's slot.
+        Writes to this rank's buffer.
     take : callable
-        Reads from all slots after a barrier, and may write to this rank's.
+        Reads all buffers after a barrier, and may write to this rank's.
     collect : callable, optional
         Reads what the others' ``take`` has written, after another barrier.
     rows : int, default 1
-        How many rows of a piece lie side by side in a slot.
-    piece_bytes : int, optional
-        Length of a piece, all its rows together; as much as a turn may have by default.
+        Rows of a chunk that lie side by side in a buffer.
+    chunk_bytes : int, optional
+        Length of a chunk, all its rows together; that of the scratch by default.
     """
 
     def __init__(
@@ -46,44 +118,44 @@ class Passage:
         link: Link,
         like: Array,
         length: int,
-        put: Pass,
-        take: Pass,
-        collect: Pass | None = None,
+        put: Step,
+        take: Step,
+        collect: Step | None = None,
         *,
         rows: int = 1,
-        piece_bytes: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self._link, self._dtype, self._length, self._rows = link, like.dtype, length, rows
+        self._link, self._scratch = link, link.resource(Scratch)
+        self._dtype, self._length, self._rows = like.dtype, length, rows
         self._put, self._take, self._collect = put, take, collect
-        self._step = max(min(piece_bytes or Scratch.PIECE_BYTES, Scratch.PIECE_BYTES) // like.itemsize // rows, 1)
+        self._step = max(min(chunk_bytes, self._scratch.chunk_bytes) // like.itemsize // rows, 1)
 
     def begin(self) -> bool:
-        """Put the first piece into the scratch, and tell whether that could be done.
+        """Put the first chunk into the scratch; return whether that could be done.
 
-        It can when the scratch is there and all that this rank has done in it before is finished: the turns that all
-        ranks count alike come in the order of their operations.
+        It can when the memory is there and everything that this rank has begun in it is finished: all ranks count the
+        rounds in the order of their operations.
         """
-        link, stop = self._link, min(self._step, self._length)
-        if not link.scratch.ready or len(link.queue):
+        stop = min(self._step, self._length)
+        if not self._scratch.ready or len(self._link.queue):
             return False
-        self._put(0, stop, link.scratch.upcoming(self._rows * stop, self._dtype))
+        self._put(0, stop, self._scratch.next_buffers(self._rows * stop, self._dtype))
         return True
 
     def run(self, begun: bool) -> Steps:
-        """Let the array pass; ``begun`` is whether all ranks have put their first piece before they met."""
-        scratch = self._link.scratch
+        """Let the array pass; ``begun`` says whether all ranks have put their first chunk before they met."""
         before: tuple[int, int, list[Array]] | None = None
         for start in range(0, self._length, self._step):
             stop = min(start + self._step, self._length)
-            piece = (start, stop, scratch.turn(self._rows * (stop - start), self._dtype))
+            chunk = (start, stop, self._scratch.begin_round(self._rows * (stop - start), self._dtype))
             if start or not begun:
-                self._put(*piece)
+                self._put(*chunk)
                 yield self._link.later.Ibarrier()
             if before is not None and self._collect is not None:
                 self._collect(*before)
-            self._take(*piece)
-            before = piece
+            self._take(*chunk)
+            before = chunk
         if before is not None and self._collect is not None:
-            scratch.turn(0, self._dtype)
+            self._scratch.begin_round(0, self._dtype)
             yield self._link.later.Ibarrier()
             self._collect(*before)

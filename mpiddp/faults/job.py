@@ -1,0 +1,47 @@
+"""The job: the running world, with the liveness and the failures of its ranks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+from mpiddp.mpi import lazy, world
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.requests import All
+from mpiddp.mpi.world import World
+
+from .failures import Failures
+from .liveness import Liveness
+
+
+class Job(NamedTuple):
+    """The running world, with the liveness and the failures of its ranks."""
+
+    world: World
+    liveness: Liveness
+    failures: Failures
+
+    @classmethod
+    def gather(cls, comm: MPI.Intracomm, *, ended: bool = False) -> Self:
+        """Return the job of all ranks of ``comm``, which all call; ``ended`` says whether this one's program has."""
+        gathered = world.gather(comm, ended=ended)
+        failures, questions = Failures(comm), comm.Dup()
+        failures.register_comm(questions)
+        All.one_by_one = failures.survivable
+        return cls(gathered, Liveness(questions, gathered.thread_multiple), failures)
+
+    def survivors(self) -> Self:
+        """Return the job of the surviving ranks, after others have failed; all of them call."""
+        self.failures.revoke()
+        # The launcher's own barrier in MPI_Finalize may wait for the failed ranks for ever.
+        lazy.never_finalize()
+        comm = self.world.comm
+        while True:
+            comm = MPI.Intracomm(comm.Shrink())
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
+            try:
+                return self.gather(comm, ended=self.liveness.exited)
+            except MPI.Exception:
+                # Another one has failed meanwhile. A rank that has not noticed comes here again, from the same comm.
+                if not Failures(comm).happened():
+                    raise
+                comm.Revoke()

@@ -1,0 +1,260 @@
+"""The monitor: joins liveness, failures, calls and the watchdog behind the `Monitor` protocol of `mpiddp.mpi`.
+
+`start` is called by ``init_process_group`` and makes the one `Job` of the process; it lasts until the process ends,
+also when process groups are destroyed and made again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sysconfig
+import warnings
+
+from mpiddp import settings
+from mpiddp.errors import DistError, MismatchError
+from mpiddp.mpi import world
+from mpiddp.mpi.lazy import MPI, SetupError
+from mpiddp.mpi.link import Link, Resource
+from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.requests import drive
+from mpiddp.mpi.world import Claims
+from mpiddp.shm import eager, segment
+from mpiddp.shm.eager import EagerBuffers
+
+from . import calls, shutdown
+from .calls import Call, Calls
+from .job import Job
+from .watchdog import Watchdog
+
+
+class GroupMonitor(Resource):
+    """The watch over one group's operations.
+
+    Parameters
+    ----------
+    job : Job
+        The running job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.survivable = job.failures.survivable
+        """Whether the other ranks live on when one fails."""
+        self._link: Link | None = None
+        self._calls: Calls | None = None
+        self._eager: EagerBuffers | None = None
+
+    def attach(self, link: Link) -> None:
+        """Watch over a group, whose ranks all call: publish its calls in memory of the node."""
+        self._link = link
+        link.own(self)
+        self._job.liveness.register(link)
+        if link.size == 1:
+            return
+        eager_bytes = eager.region_bytes(link)
+        if link.shares_memory:
+            found: segment.Allocation = drive(segment.allocate(link.node, link, calls.REGION_BYTES + eager_bytes))
+            if found.memory is None:
+                return
+            self._calls = link.own(Calls(link, found.memory))
+            if eager_bytes:
+                self._eager = link.own(EagerBuffers(link, found.memory, calls.REGION_BYTES * link.size))
+        else:
+            self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES)))
+
+    def publish(self, sequence: int, call: Call) -> bool:
+        """Publish a call; return whether all ranks of the node are known to make the same.
+
+        Raises
+        ------
+        MismatchError
+            If one has made another call. The group is aborted.
+        """
+        if self._calls is None:
+            return True
+        try:
+            return self._calls.publish(sequence, call)
+        except MismatchError as error:
+            self._abort(error)
+            raise
+
+    def publish_unawaited(self, sequence: int, call: Call) -> None:
+        """Publish a call that waits for no other rank. Raises as `publish`."""
+        if self._calls is not None:
+            try:
+                self._calls.publish_unawaited(sequence, call)
+            except MismatchError as error:
+                self._abort(error)
+                raise
+
+    def verify(self, sequence: int) -> None:
+        """Compare a call that has come to its end for the last time. Raises as `publish`."""
+        if self._calls is not None:
+            try:
+                self._calls.verify(sequence)
+            except MismatchError as error:
+                self._abort(error)
+                raise
+
+    def disagreement(self) -> MismatchError | None:
+        """Return the error about ranks that make different calls, as far as is seen."""
+        try:
+            if self._calls is not None:
+                self._calls.check()
+            if self._eager is not None and self._link is not None:
+                calls.compare_eager(self._link, self._eager.calls())
+        except MismatchError as error:
+            return error
+        return None
+
+    def check(self) -> None:
+        """Raise if pending operations cannot end: a rank has failed, or ranks make different calls."""
+        self._job.failures.raise_if_failed()
+        error = self.disagreement()
+        if error is not None:
+            self._abort(error)
+            raise error
+
+    def explain(self, operation: Operation) -> str:
+        """Ask the other ranks, and return a sentence about those that keep an operation from ending."""
+        return self._job.liveness.explain(operation)
+
+    def translate(self, error: BaseException) -> None:
+        """Raise `RankFailedError` from ``error`` if a failed rank is its cause."""
+        self._job.failures.translate(error)
+
+    def _abort(self, error: DistError) -> None:
+        if self._link is not None:
+            self._link.abort(error)
+
+    def close(self) -> None:
+        """Remember the group for a while, because peers may still be in its last operation."""
+        if self._link is not None:
+            self._job.liveness.retire(self._link)
+        self._calls = self._eager = None
+
+    def drop(self, error: DistError) -> None:
+        """Remember the group, too; a thread may still look at its records."""
+        if self._link is not None:
+            self._job.liveness.retire(self._link)
+
+
+def connect(job: Job, comm: MPI.Intracomm, timeout_s: float) -> tuple[Link, GroupMonitor]:
+    """Return the link of a new group, and its monitor; all ranks of ``comm`` call.
+
+    Parameters
+    ----------
+    job : Job
+        The running job.
+    comm : MPI.Intracomm
+        A communicator of the group's ranks, which the link owns from now on.
+    timeout_s : float
+        Time that an operation of the group may take, in seconds.
+    """
+    monitor = GroupMonitor(job)
+    link = Link(job.world, comm, timeout_s, monitor, register=job.failures.register)
+    try:
+        monitor.attach(link)
+    except BaseException:
+        link.discard()
+        raise
+    return link, monitor
+
+
+_job: Job | None = None
+_owner_pid = 0
+_shutdown: shutdown.Shutdown | None = None
+
+
+def current() -> Job | None:
+    """Return the job, or None before `start`.
+
+    Raises
+    ------
+    DistError
+        In a forked child: MPI cannot be used there.
+    """
+    if _job is not None and os.getpid() != _owner_pid:
+        raise DistError(
+            f"this process was forked from rank {_job.world.rank} after MPI had started, and MPI is not fork safe; use"
+            " threads (DataLoader's workers are threads), or start processes before init_process_group"
+        )
+    return _job
+
+
+def start(claims: Claims | None = None) -> Job:
+    """Start MPI if it is not running, check the launch, and return the job; a second call returns the same.
+
+    Parameters
+    ----------
+    claims : Claims, optional
+        What the program believes; a contradiction to MPI is an error.
+
+    Raises
+    ------
+    DistError
+        If the launcher announced several ranks and MPI sees one, if the environment or the claims contradict MPI, if
+        MPI has been finalised already, in a fork of an initialised process, or without Python's global lock.
+    """
+    global _owner_pid
+    job = current()
+    if job is None:
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            raise SetupError(
+                "mpiddp needs Python's global interpreter lock, which orders its stores to shared memory, and this"
+                " Python is a free-threaded build; use a build of the same version with the lock"
+            )
+        shutdown.install()
+        world.start_mpi()
+        shutdown.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+        _owner_pid = os.getpid()
+        job = _begin(Job.gather(MPI.COMM_WORLD.Dup()))
+    elif job.failures.happened():
+        job = regroup()
+    try:
+        if len(job.world.running) == job.world.size:
+            world.check_claims(job.world.comm, claims or Claims())
+    except MPI.Exception as error:
+        job.failures.translate(error)
+        raise
+    settings.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
+    return job
+
+
+def regroup() -> Job:
+    """Make the job anew of the surviving ranks, after others have failed; all of them call."""
+    assert _job is not None and _shutdown is not None
+    _shutdown.stop()
+    job = _begin(_job.survivors())
+    segment.forget()
+    shutdown.set_rank(job.world.rank, job.world.size)
+    settings.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
+    return job
+
+
+def _begin(job: Job) -> Job:
+    """Make a job that of this process, and watch over it."""
+    global _job, _shutdown
+    _job = job
+    if _shutdown is None:
+        _shutdown = shutdown.Shutdown()
+        atexit.register(_shutdown)
+    _shutdown.job, _shutdown.stop = job, lambda: None
+    why = why_unwatched(job)
+    if job.world.size > 1 and not why:
+        _shutdown.stop = Watchdog(job.liveness, job.failures, shutdown.abort).stop
+    elif why and job.world.rank == 0:
+        warnings.warn(f"no watchdog runs: {why}; a hang inside of MPI is not noticed", stacklevel=4)
+    return job
+
+
+def why_unwatched(job: Job) -> str:
+    """Return why the job has no watchdog; empty where it has one, and where nobody waits for another."""
+    if job.world.size == 1 or job.world.thread_multiple:
+        return ""
+    levels = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THREAD_SERIALIZED: "SERIALIZED"}
+    level = levels.get(MPI.Query_thread())
+    if level is None:
+        return "another rank's MPI runs without MPI_THREAD_MULTIPLE"
+    return f"MPI runs with MPI_THREAD_{level}, as the program or mpi4py.rc asked, or the MPI library offers no more"
