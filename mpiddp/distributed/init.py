@@ -15,6 +15,7 @@ from mpiddp.mpi import world as runtime
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.world import World
+from mpiddp.shm import segment
 
 from . import backends, debug, groups
 from .backends import check_backend
@@ -96,7 +97,10 @@ def init_process_group(
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be an mpi4py intracommunicator such as MPI.COMM_WORLD, got {comm!r}")
     _choose_device(device_id)
+    before = runtime.current()
     world = runtime.start(rank, world_size, limit_s)
+    if world is not before:
+        segment.forget()
     plan.forget()
     debug.configure(debug_level)
     begin(world, comm, settings.default_timeout_s() if limit_s is None else limit_s, kind)

@@ -75,8 +75,9 @@ class Segment:
         self.end = self.start + self._region_bytes
 
     def _forget(self, _: object) -> None:
-        del _segments[self.number], _by_start[self.start]
-        _starts.remove(self.start)
+        if _by_start.get(self.start) is self:
+            del _segments[self.number], _by_start[self.start]
+            _starts.remove(self.start)
 
     def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
         """Return ``count`` elements at ``offset`` bytes of the region of a world rank, as a flat array."""
@@ -272,6 +273,13 @@ def register(found: Allocation, ranks: tuple[int, ...], rank: int) -> None:
     made = Segment(found.number, found.memory, ranks, rank)
     _segments[made.number] = _by_start[made.start] = made
     insort(_starts, made.start)
+
+
+def forget() -> None:
+    """Let all arrays of this process be ordinary ones, because world ranks now name other processes than before."""
+    _segments.clear()
+    _by_start.clear()
+    _starts.clear()
 
 
 class Scratch:
