@@ -84,7 +84,7 @@ def init_process_group(
     Raises
     ------
     ValueError
-        If called twice, or the backend is unknown.
+        If called twice, the backend is unknown, or ``comm`` is ``MPI.COMM_NULL``.
     DistError
         If the launch cannot work, with the cure.
     """
@@ -94,6 +94,11 @@ def init_process_group(
     _check_init_method(init_method, store)
     limit_s = work.seconds(timeout)
     debug_level = settings.debug_level()
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise ValueError(
+            "comm must be the communicator that this rank is in, got MPI.COMM_NULL, as Split gives for MPI.UNDEFINED"
+            " and Create outside of the group: give these ranks a communicator too, such as that of another color"
+        )
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be an mpi4py intracommunicator such as MPI.COMM_WORLD, got {comm!r}")
     _choose_device(device_id)
