@@ -35,6 +35,7 @@ from . import exchange
 from .handshake import Entry, common_segment_number, meet
 from .local_reduce import accumulated_in, bounds, fold_rows
 from .peer_access import InPlace, Reach, attached, in_place, place_of
+from .tags import Tag
 
 PIECE_BYTES = 1 << 20
 """What a rank sends to all others at once."""
@@ -146,8 +147,8 @@ class _Crossing:
         """Exchange arrays with all other nodes."""
         comm = self._across.later
         others = [rank for rank in range(self._across.size) if rank != self._across.rank]
-        received = [comm.Irecv(movable(incoming[rank]), rank) for rank in others]
-        return received + [comm.Isend(movable(outgoing[rank]), rank) for rank in others]
+        received = [comm.Irecv(movable(incoming[rank]), rank, Tag.NODES) for rank in others]
+        return received + [comm.Isend(movable(outgoing[rank]), rank, Tag.NODES) for rank in others]
 
     def reduce(self) -> Steps:
         """Sum this node's part of the piece, and send it to the others."""

@@ -22,6 +22,8 @@ from mpiddp.mpi.work import All, Each, Steps
 from mpiddp.shm.cma import address_of
 from mpiddp.typing import Array
 
+from .tags import Tag
+
 
 def barrier(link: Channel) -> Steps:
     """Wait until every rank has come."""
@@ -135,7 +137,7 @@ def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
     requests = []
     for rank, x in _items(inputs):
         if rank != link.rank:
-            requests.append(link.now.Isend(as_message(x, x.nbytes), rank, _TAG))
+            requests.append(link.now.Isend(as_message(x, x.nbytes), rank, Tag.BLOCK))
         else:
             as_bytes(outputs[rank])[...] = as_bytes(x)
     blocks = [_Block(link, rank, output) for rank, output in _items(outputs) if rank != link.rank]
@@ -165,10 +167,6 @@ def _overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
     return False
 
 
-_TAG = 1
-"""Of blocks, which no receive that was posted before may take away."""
-
-
 class _Block:
     """What a rank sends: received when it has come and its size is seen, because MPI may crash in too short a receive.
 
@@ -193,7 +191,7 @@ class _Block:
     def Test(self) -> bool:  # noqa: N802
         """Tell whether it is there."""
         if self._request is None:
-            message = self._comm.Improbe(self._source, _TAG, self._status)
+            message = self._comm.Improbe(self._source, Tag.BLOCK, self._status)
             if message is None:
                 return False
             self._request = self._accepted(message)
@@ -202,7 +200,7 @@ class _Block:
     def Wait(self) -> None:  # noqa: N802
         """Block until it is there."""
         if self._request is None:
-            self._request = self._accepted(self._comm.Mprobe(self._source, _TAG, self._status))
+            self._request = self._accepted(self._comm.Mprobe(self._source, Tag.BLOCK, self._status))
         self._request.Wait()
 
     def _accepted(self, message: MPI.Message) -> MPI.Request:

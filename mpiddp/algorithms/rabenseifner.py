@@ -20,6 +20,7 @@ from mpiddp.mpi.work import All, Steps
 from mpiddp.typing import Array
 
 from .local_reduce import bounds, widened
+from .tags import Tag
 from .tree import combine_pair, enter, leave, rank_at
 
 
@@ -41,7 +42,12 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
             kept, given = ((first, middle), (middle, last)) if lower else ((middle, last), (first, middle))
             incoming = spare[edges[kept[0]] : edges[kept[1]]]
             outgoing = carried[edges[given[0]] : edges[given[1]]]
-            yield All([link.later.Irecv(movable(incoming), partner), link.later.Isend(movable(outgoing), partner)])
+            yield All(
+                [
+                    link.later.Irecv(movable(incoming), partner, Tag.TREE),
+                    link.later.Isend(movable(outgoing), partner, Tag.TREE),
+                ]
+            )
             combine_pair(op, carried[edges[kept[0]] : edges[kept[1]]], incoming, lower=lower)
             first, last = kept
             reach //= 2
@@ -55,6 +61,11 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
             other = begin ^ reach
             outgoing = flat[edges[begin] : edges[begin + reach]]
             incoming = flat[edges[other] : edges[other + reach]]
-            yield All([link.later.Irecv(movable(incoming), partner), link.later.Isend(movable(outgoing), partner)])
+            yield All(
+                [
+                    link.later.Irecv(movable(incoming), partner, Tag.TREE),
+                    link.later.Isend(movable(outgoing), partner, Tag.TREE),
+                ]
+            )
             reach *= 2
     yield from leave(link, flat)

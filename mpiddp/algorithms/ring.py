@@ -23,6 +23,7 @@ from mpiddp.mpi.work import All, Steps
 from mpiddp.typing import Array
 
 from .local_reduce import bounds, widened
+from .tags import Tag
 
 
 def _neighbours(link: Channel) -> tuple[int, int]:
@@ -37,7 +38,7 @@ def _reduce_around(link: Channel, parts: Sequence[Array], op: ReduceOp) -> Steps
     for step in range(2, link.size + 1):
         own = widened(op, parts[(link.rank - step) % link.size])
         incoming = np.empty_like(own)
-        yield All([comm.Irecv(movable(incoming), before), comm.Isend(movable(carried), after)])
+        yield All([comm.Irecv(movable(incoming), before, Tag.RING), comm.Isend(movable(carried), after, Tag.RING)])
         combine(op, incoming, own, incoming)
         carried, comm = incoming, link.later
     finish(op, carried, link.size)
@@ -50,7 +51,7 @@ def _gather_around(link: Channel, parts: Sequence[Array]) -> Steps:
     comm = link.now
     for step in range(link.size - 1):
         outgoing, incoming = parts[(link.rank - step) % link.size], parts[(link.rank - step - 1) % link.size]
-        yield All([comm.Irecv(movable(incoming), before), comm.Isend(movable(outgoing), after)])
+        yield All([comm.Irecv(movable(incoming), before, Tag.RING), comm.Isend(movable(outgoing), after, Tag.RING)])
         comm = link.later
 
 

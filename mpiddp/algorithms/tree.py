@@ -21,6 +21,7 @@ from mpiddp.mpi.work import All, Steps
 from mpiddp.typing import Array
 
 from .local_reduce import widened
+from .tags import Tag
 
 
 def broadcast(link: Channel, x: Array, root: int) -> Steps:
@@ -31,12 +32,12 @@ def broadcast(link: Channel, x: Array, root: int) -> Steps:
     while reach < link.size and not place & reach:
         reach *= 2
     if place:
-        yield link.later.Irecv(movable(x), (place - reach + root) % link.size)
+        yield link.later.Irecv(movable(x), (place - reach + root) % link.size, Tag.TREE)
     sent = []
     while reach > 1:
         reach //= 2
         if place + reach < link.size:
-            sent.append(link.later.Isend(movable(x), (place + reach + root) % link.size))
+            sent.append(link.later.Isend(movable(x), (place + reach + root) % link.size, Tag.TREE))
     yield All(sent)
 
 
@@ -48,10 +49,10 @@ def _reduced(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
     reach = 1
     while reach < link.size:
         if place & reach:
-            yield link.later.Isend(movable(carried), (place - reach + root) % link.size)
+            yield link.later.Isend(movable(carried), (place - reach + root) % link.size, Tag.TREE)
             return None
         if place + reach < link.size:
-            yield link.later.Irecv(movable(incoming), (place + reach + root) % link.size)
+            yield link.later.Irecv(movable(incoming), (place + reach + root) % link.size, Tag.TREE)
             combine(op, carried, incoming, carried)
         reach *= 2
     finish(op, carried, link.size)
@@ -75,7 +76,12 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     reach = 1
     while place >= 0 and reach < places:
         partner = rank_at(link, place ^ reach)
-        yield All([link.later.Irecv(movable(incoming), partner), link.later.Isend(movable(carried), partner)])
+        yield All(
+            [
+                link.later.Irecv(movable(incoming), partner, Tag.TREE),
+                link.later.Isend(movable(carried), partner, Tag.TREE),
+            ]
+        )
         combine_pair(op, carried, incoming, lower=not place & reach)
         reach *= 2
     finish(op, carried, link.size)
@@ -107,9 +113,9 @@ def enter(link: Channel, carried: Array, incoming: Array, op: ReduceOp) -> Steps
     if link.rank >= 2 * extra:
         return link.rank - extra, places
     if link.rank % 2:
-        yield link.later.Isend(movable(carried), link.rank - 1)
+        yield link.later.Isend(movable(carried), link.rank - 1, Tag.TREE)
         return -1, places
-    yield link.later.Irecv(movable(incoming), link.rank + 1)
+    yield link.later.Irecv(movable(incoming), link.rank + 1, Tag.TREE)
     combine(op, carried, incoming, carried)
     return link.rank // 2, places
 
@@ -118,9 +124,9 @@ def leave(link: Channel, x: Array) -> Steps:
     """Give the result to the ranks that did not go on."""
     if link.rank < 2 * _extra(link):
         if link.rank % 2:
-            yield link.later.Irecv(movable(x), link.rank - 1)
+            yield link.later.Irecv(movable(x), link.rank - 1, Tag.TREE)
         else:
-            yield link.later.Isend(movable(x), link.rank + 1)
+            yield link.later.Isend(movable(x), link.rank + 1, Tag.TREE)
 
 
 def combine_pair(op: ReduceOp, own: Array, other: Array, *, lower: bool) -> None:

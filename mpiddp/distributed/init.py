@@ -15,6 +15,7 @@ from mpiddp.mpi import world as runtime
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.world import World
+from mpiddp.shm import segment
 
 from . import backends, debug, groups
 from .backends import check_backend
@@ -83,7 +84,7 @@ def init_process_group(
     Raises
     ------
     ValueError
-        If called twice, or the backend is unknown.
+        If called twice, the backend is unknown, or ``comm`` is ``MPI.COMM_NULL``.
     DistError
         If the launch cannot work, with the cure.
     """
@@ -93,10 +94,18 @@ def init_process_group(
     _check_init_method(init_method, store)
     limit_s = work.seconds(timeout)
     debug_level = settings.debug_level()
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise ValueError(
+            "comm must be the communicator that this rank is in, got MPI.COMM_NULL, as Split gives for MPI.UNDEFINED"
+            " and Create outside of the group: give these ranks a communicator too, such as that of another color"
+        )
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be an mpi4py intracommunicator such as MPI.COMM_WORLD, got {comm!r}")
     _choose_device(device_id)
+    before = runtime.current()
     world = runtime.start(rank, world_size, limit_s)
+    if world is not before:
+        segment.forget()
     plan.forget()
     debug.configure(debug_level)
     begin(world, comm, settings.default_timeout_s() if limit_s is None else limit_s, kind)

@@ -9,6 +9,7 @@ from mpiddp.mpi import work
 from mpiddp.mpi import world as runtime
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation
+from mpiddp.shm import segment
 
 from . import groups, init
 from .backends import backend_of
@@ -80,6 +81,7 @@ def shrink_group(
     while True:
         if died:
             world, comm = runtime.regroup(link.timeout_s), None
+            segment.forget()
         try:
             return init.begin(world, comm, link.timeout_s, backend)
         except Exception:

@@ -48,8 +48,8 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_layout(dtype: np.dtype[Any]) -> str:
-    """Return what distinguishes ``dtype`` from others of its `dtype_code`: nothing for types with one of their own."""
-    return "" if dtype_code(dtype) != _OTHER else f"{dtype.str} {dtype.descr}"
+    """Return the difference between ``dtype`` and others without a code of their own; empty for one that has a code."""
+    return str(dtype) if dtype_code(dtype) == _OTHER else ""
 
 
 def code_name(code: int) -> str:

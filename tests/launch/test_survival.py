@@ -179,6 +179,47 @@ print(f"{me} is rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="", f
     assert sorted(job.stdout.splitlines()) == ["2 is rank 0 of 2", "3 is rank 1 of 2"], job
 
 
+def test_symmetric_arrays_outlive_a_death_as_ordinary_arrays():
+    program = """
+x, kept = dist.symmetric_empty(1 << 16), dist.symmetric_empty(1 << 16)
+y = np.empty(1 << 16, np.float32)
+x[...] = kept[...] = 10.0**me
+dist.all_reduce(x)
+assert (x == sum(10.0**rank for rank in range(size))).all()
+if me == victim:
+    x[...] = 7777
+dist.barrier()
+try:
+    dies()
+    dist.all_reduce(y)
+except dist.RankFailedError as error:
+    dist.shrink_group(error.ranks)
+new = dist.symmetric_empty(1 << 16)
+expected = sum(10.0**rank for rank in survivors)
+for what, array in {"old": x, "part": x[5:], "ordinary": y, "new": new}.items():
+    for algorithm in (None, "two_shot", "hierarchical"):
+        array[...] = 10.0**me
+        dist.barrier()
+        dist.all_reduce(array, algorithm=algorithm)
+        assert (array == expected).all(), (what, algorithm, array)
+        dist.barrier()
+mixed = x if me == survivors[0] else new
+mixed[...] = 10.0**me
+dist.all_reduce(mixed)
+assert (mixed == expected).all(), mixed
+del x, array, mixed
+gc.collect()
+new[...] = kept[...] = 10.0**me
+for array in (new, kept):
+    dist.all_reduce(array)
+    assert (array == expected).all(), array
+print(f"{me} is right\\n", end="", flush=True)
+"""
+    job = mpirun(3, PROGRAM.replace("import os,", "import gc, os,") + program, 1, "SIGKILL")
+    assert job.rc == 0, job
+    assert sorted(job.stdout.splitlines()) == ["0 is right", "2 is right"], job
+
+
 def test_error_that_nobody_catches_ends_the_job():
     job = mpirun(3, PROGRAM + "dies()\ndist.barrier()\n", 1, "SIGKILL")
     assert job.rc == 1, job

@@ -389,6 +389,17 @@ def test_init_with_a_communicator(world):
         with pytest.raises(TypeError, match="intracommunicator"):
             dist.init_process_group(comm=wrong)
         dist.init_process_group()
+    # The rank that has none hears of it at once; those that have one would wait for it.
+    dist.destroy_process_group()
+    part = MPI.COMM_WORLD.Split(MPI.UNDEFINED if world.rank == 0 else 1)
+    if world.rank == 0:
+        for null in (part, MPI.COMM_NULL):
+            with pytest.raises(ValueError, match=r"got MPI\.COMM_NULL.* give these ranks a communicator"):
+                dist.init_process_group(comm=null)
+    else:
+        part.Free()
+    dist.init_process_group()
+    assert total(None, 1) == world.size
 
 
 def test_the_librarys_limit_is_named(world):

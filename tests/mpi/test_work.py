@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp.algorithms import plan
 from mpiddp.distributed import debug
 from mpiddp.mpi import operation, work
 
@@ -176,7 +177,8 @@ def test_a_receive_is_open_while_a_group_is_made(world):
 
 def programs(world, rounds):
     """Yield operations that all ranks agree on: (kind, group's place, operands)."""
-    kinds = ["all_reduce", "broadcast", "all_gather", "reduce", "all_to_all", "barrier", "p2p", "object"]
+    kinds = ["all_reduce", "broadcast", "all_gather", "all_gather_single", "reduce", "reduce_scatter_single"]
+    kinds += ["gather", "scatter", "all_to_all", "barrier", "p2p", "object"]
     for _ in range(rounds):
         yield (
             str(world.rng.choice(kinds)),
@@ -186,7 +188,15 @@ def programs(world, rounds):
             [Op.SUM, Op.MAX, Op.AVG][int(world.rng.integers(3))],
             int(world.rng.integers(100)),
             int(world.rng.integers(100)),
+            int(world.rng.integers(100)),
         )
+
+
+def drawn_algorithm(operation, group, number):
+    """Return one of the algorithms that can do an operation in a group, or None: the one that the library chooses."""
+    in_memory = ("one_shot", "two_shot")
+    names = [name for name in plan.offering(operation) if group.link.one_node or name not in in_memory]
+    return [None, *names][number % (len(names) + 1)]
 
 
 @pytest.fixture
@@ -220,19 +230,24 @@ def test_random_program(world, seed, level):
 
     def equals(x, value):
         def check():
-            assert (np.asarray(x) == value).all(), (kind, x, value)
+            assert (np.asarray(x) == value).all(), (what, x, value)
 
+        what = kind, how
         return check
 
-    for number, (kind, place, async_op, size, op, one, two) in enumerate(programs(world, 220)):
+    for number, (kind, place, async_op, size, op, one, two, three) in enumerate(programs(world, 250)):
         ranks, group = lists[place], groups[place]
         root, peer = ranks[one % len(ranks)], ranks[two % len(ranks)]
         if world.rank not in ranks:
             continue
+        mine_at = ranks.index(world.rank)
         x = np.full(size, float(world.rank + number))
         values = [rank + number for rank in ranks]
         expected = {"SUM": sum(values), "MAX": max(values), "AVG": sum(values) / len(values)}[op.name]
         how = {"group": group, "async_op": async_op}
+        operation = kind.removesuffix("_single")
+        if operation in plan.ONE_NODE and kind != "all_gather":
+            how["algorithm"] = drawn_algorithm(operation, group, three)
         if kind == "all_reduce":
             later(dist.all_reduce(x, op, **how), equals(x, expected))
         elif kind == "broadcast":
@@ -242,6 +257,22 @@ def test_random_program(world, seed, level):
         elif kind == "all_gather":
             rows = np.zeros((len(ranks), size))
             later(dist.all_gather(list(rows), x, **how), equals(rows.T, values))
+        elif kind == "all_gather_single":
+            rows = np.zeros((len(ranks), size))
+            later(dist.all_gather_single(rows, x, **how), equals(rows.T, values))
+        elif kind == "reduce_scatter_single":
+            blocks = np.repeat(np.arange(len(ranks)), size) + x[0]
+            later(
+                dist.reduce_scatter_single(x, blocks, op, **how),
+                equals(x, expected + mine_at * (len(ranks) if op == Op.SUM else 1)),
+            )
+        elif kind == "gather":
+            rows = np.zeros((len(ranks), size)) if world.rank == root else None
+            gathered = equals(rows.T, values) if rows is not None else lambda: None
+            later(dist.gather(x, rows if rows is None else list(rows), root, **how), gathered)
+        elif kind == "scatter":
+            rows = np.repeat(np.arange(len(ranks)) + number, size).reshape(-1, size).astype(float)
+            later(dist.scatter(x, list(rows) if world.rank == root else None, root, **how), equals(x, mine_at + number))
         elif kind == "all_to_all":
             rows = np.zeros((len(ranks), 3))
             sent = [np.full(3, world.rank * 100.0 + to) for to in ranks]
@@ -277,6 +308,46 @@ def test_random_program(world, seed, level):
     dist.barrier()
     for group in groups:
         dist.destroy_process_group(group)
+
+
+def exchange(kind, group):
+    """Begin an operation that sends every block by itself, and return it, its results and what they are to be."""
+    rank, size = group.rank(), group.size()
+    rows = np.zeros((size, 8))
+    blocks = 10.0 * rank + np.repeat(np.arange(size), 8).reshape(size, 8)
+    if kind == "all_to_all":
+        submitted = dist.all_to_all(list(rows), list(blocks), group, async_op=True)
+        return submitted, rows[:, 0], 10.0 * np.arange(size) + rank
+    if kind == "gather":
+        submitted = dist.gather(blocks[0], list(rows) if rank == 0 else None, 0, group, async_op=True)
+        return submitted, rows[:, 0], 10.0 * np.arange(size) * (rank == 0)
+    submitted = dist.scatter(rows[0], list(blocks) if rank == 0 else None, 0, group, async_op=True)
+    return submitted, rows[0], rank
+
+
+@pytest.mark.parametrize("kind", ["all_to_all", "gather", "scatter"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_ring_beside_blocks(world, kind, reverse):
+    """Both send when they are submitted, but one posts its receive then, and the other probes at its turn."""
+    group, size = dist.new_group(timeout=20), world.size
+    x, rows, block = np.full(8 * size, 1.0 + world.rank), np.zeros((size, 8)), np.zeros(8)
+    begun = [exchange(kind, group)]
+    how = {"group": group, "async_op": True, "algorithm": "ring"}
+    rings = [
+        lambda: (dist.all_reduce(x, **how), x, size * (size + 1) / 2),
+        lambda: (dist.all_gather_single(rows, np.full(8, 1.0 * world.rank), **how), rows[:, 0], np.arange(size)),
+        lambda: (
+            dist.reduce_scatter_single(block, np.repeat(np.arange(size), 8) * 1.0, **how),
+            block,
+            size * world.rank,
+        ),
+    ]
+    for ring in rings:
+        begun += [ring(), exchange(kind, group)]
+    for pending, found, expected in reversed(begun) if reverse else begun:
+        pending.wait()
+        np.testing.assert_array_equal(found, np.broadcast_to(expected, found.shape))
+    dist.destroy_process_group(group)
 
 
 def test_future_by_hand(world):

@@ -7,6 +7,7 @@ on the wire while another is added.
 from __future__ import annotations
 
 from mpiddp.algorithms.local_reduce import bounds, widened
+from mpiddp.algorithms.tags import Tag
 from mpiddp.device import array_namespace, stream
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import movable
@@ -34,7 +35,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     yield stream.ready(x)
     lanes = in_lanes(x, link.size, PART_BYTES, LANES)
-    yield from abreast([_rings(link, pieces, op, tag) for tag, pieces in enumerate(lanes)])
+    yield from abreast([_rings(link, pieces, op, tag) for tag, pieces in enumerate(lanes, Tag.LANE)])
 
 
 def _rings(link: Channel, pieces: list[Array], op: ReduceOp, tag: int) -> Steps:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.algorithms.local_reduce import bounds, widened
+from mpiddp.algorithms.tags import Tag
 from mpiddp.device import array_namespace, copies, pinned, stream
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
@@ -32,7 +33,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     yield stream.ready(x)
     lanes = in_lanes(x, link.size, PART_BYTES, LANES)
-    yield from abreast([_Lane(link, op, tag, pieces).steps() for tag, pieces in enumerate(lanes)])
+    yield from abreast([_Lane(link, op, tag, pieces).steps() for tag, pieces in enumerate(lanes, Tag.LANE)])
 
 
 class _Lane:
