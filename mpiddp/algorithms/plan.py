@@ -31,14 +31,11 @@ from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
 from . import (
-    central,
     exchange,
     fallback,
     hierarchical,
     native,
     one_shot,
-    rabenseifner,
-    reduce_broadcast,
     ring,
     tree,
     tuned,
@@ -55,9 +52,6 @@ ALGORITHMS: dict[str, ModuleType] = {
     "exchange": exchange,
     "ring": ring,
     "tree": tree,
-    "rabenseifner": rabenseifner,
-    "central": central,
-    "reduce_broadcast": reduce_broadcast,
 }
 """All algorithms by name; each has a function for every operation that it is good for."""
 

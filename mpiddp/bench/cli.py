@@ -158,7 +158,7 @@ def _model(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="files of `bench all_reduce --algorithm A --json FILE`; without one, three algorithms are measured now",
+        help="files of `bench all_reduce --algorithm A --json FILE`; without one, ring and tree are measured now",
     )
     parser.add_argument("--across", type=Path, nargs="+", metavar="FILE", help="the same, measured across nodes")
     _json(parser)

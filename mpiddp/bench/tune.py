@@ -29,8 +29,6 @@ _ROUND_S = 0.005
 _FEWEST = 2
 _LEAD = 1.05
 """So many times faster is really faster."""
-# These are there to be compared with, or for reductions that MPI does not define.
-_NO_CANDIDATES = ("central", "reduce_broadcast", "exchange")
 
 Seconds = Mapping[str, tuple[float, float]]
 """What each algorithm takes on ordinary and on symmetric arrays."""
@@ -73,8 +71,9 @@ def _keep(file: Path, shape: str, table: tuned.Table) -> None:
 
 def candidates(operation: str, one_node: bool) -> list[str]:
     """Return the algorithms that a group on one node, or on several, may use for an operation; native first."""
-    foreign = "hierarchical" if one_node else "two_shot"
-    return [name for name in plan.offering(operation) if name not in (foreign, *_NO_CANDIDATES)]
+    # The exchange is for reductions that MPI does not define.
+    left_out = ("exchange", "hierarchical" if one_node else "two_shot")
+    return [name for name in plan.offering(operation) if name not in left_out]
 
 
 def _tune(here: Job, operation: str, arguments: argparse.Namespace) -> tuned.Rows:

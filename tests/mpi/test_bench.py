@@ -120,7 +120,7 @@ def test_file_that_cannot_be_written_is_an_error_on_all_ranks(here, capsys):
         sweep.run(options("barrier", "-n", "1", "--json", "/proc/nowhere/file.json"))
 
 
-@pytest.mark.parametrize("name", ["ring", "exchange", "central"])
+@pytest.mark.parametrize("name", ["ring", "exchange", "tree"])
 def test_algorithm_is_the_one_that_was_asked_for(here, name):
     link = dist.group.WORLD.link
     before = plan.name_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")
@@ -256,7 +256,7 @@ def test_model_measures_where_it_has_no_files(here, monkeypatch, capsys, tmp_pat
         document = results.read(file)[0]
         assert [row["ranks"] for row in document["rows"]] == [2, 4, 8]
         assert all(seconds > 0 for row in document["rows"] for seconds in row["seconds"].values())
-        assert "of rabenseifner that the fit has not seen" in capsys.readouterr().out
+        assert "of tree that the fit has not seen" in capsys.readouterr().out
 
 
 def test_model_needs_files_on_one_rank(here):
