@@ -265,7 +265,7 @@ def deterministic() -> bool:
 
 
 def algorithms() -> dict[str, str]:
-    """Return what ``MPIDDP_ALGORITHM`` (e.g. ``all_reduce:ring,broadcast:tree``) chooses, by operation."""
+    """Return what ``MPIDDP_ALGORITHM`` (e.g. ``all_reduce:ring,broadcast:native``) chooses, by operation."""
     text = os.environ.get("MPIDDP_ALGORITHM", "")
     chosen = {}
     for part in filter(None, text.split(",")):

@@ -5,7 +5,7 @@ alike. Whether an array is symmetric is not: one rank may give an ordinary array
 the algorithms that work in shared memory decide about that themselves, when they have heard of all ranks' arrays.
 
 In the table "native" means MPI's own algorithm, or for reductions that MPI does not define, and for all of them under
-``MPIDDP_DETERMINISTIC=1``, the exchange. A call's argument ``algorithm="ring"`` goes before
+``MPIDDP_DETERMINISTIC=1``, those of `fallback`. A call's argument ``algorithm="ring"`` goes before
 ``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before what `bench tune` has measured on this machine (see `tuned`),
 which goes before the table.
 """
@@ -246,8 +246,10 @@ def _plan(key: _Key, link: Link) -> Plan:
         check(dtype, op)  # also refuses None, as all that is no ReduceOp
     plan: Plan = []
     for limit, name in _names(operation, link, asked):
-        module = fallback.reduction(dtype, op) if op is not None and name == "native" else ALGORITHMS[name]
-        plan.append((limit, getattr(module, operation)))
+        if op is not None and name == "native":
+            plan += [(min(end, limit), steps) for end, steps in fallback.by_size(operation, link, dtype, op)]
+        else:
+            plan.append((limit, getattr(ALGORITHMS[name], operation)))
     if kind is not np.ndarray:
         plan = device_table.plan(operation, link, dtype, op, plan, asked or _overrides().get(operation))
     if len(_plans) >= _MOST_PLANS:  # groups come and go
