@@ -265,7 +265,7 @@ def deterministic() -> bool:
 
 
 def algorithms() -> dict[str, str]:
-    """Return what ``MPIDDP_ALGORITHM`` (e.g. ``all_reduce:ring,broadcast:tree``) chooses, by operation."""
+    """Return what ``MPIDDP_ALGORITHM`` (e.g. ``all_reduce:ring,broadcast:native``) chooses, by operation."""
     text = os.environ.get("MPIDDP_ALGORITHM", "")
     chosen = {}
     for part in filter(None, text.split(",")):
@@ -311,11 +311,6 @@ def cache_folder() -> Path:
     if given:
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpiddp"
-
-
-def use_tuned() -> bool:
-    """Tell whether what ``bench tune`` has found is used; ``MPIDDP_TUNED=0`` ignores it."""
-    return _switch("MPIDDP_TUNED") is not False
 
 
 def core_mask() -> int:

@@ -1,25 +1,41 @@
-"""The reductions that need no shared memory: MPI's own where its result is defined, by exchange elsewhere."""
+"""The reductions that need no shared memory: MPI's own where its result is defined, tree and exchange elsewhere."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from mpiddp import settings
+from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
+from mpiddp.mpi.work import Steps
 
-from . import exchange, native
+from . import exchange, native, tree
+
+SHORT_BYTES = 1 << 14
+FEW_RANKS = 8
+"""The exchange sends a message to every rank; the tree, for short arrays on more ranks than these, one a round."""
 
 
 @functools.lru_cache(1024)
 def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:
-    """Return the module whose all_reduce, reduce and reduce_scatter are right for ``op`` on ``dtype``."""
+    """Return the module whose all_reduce, reduce and reduce_scatter are right for ``op`` on ``dtype`` at any size."""
     if mpi_op(dtype, op) is None or settings.deterministic():
         return exchange
     return native
+
+
+def by_size(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp) -> list[tuple[float, Callable[..., Steps]]]:
+    """Return the steps of a reduction for growing arrays, each with the number of bytes up to which it runs."""
+    module = reduction(dtype, op)
+    rows: list[tuple[float, Callable[..., Steps]]] = [(float("inf"), getattr(module, operation))]
+    if module is exchange and hasattr(tree, operation) and link.size > FEW_RANKS and not link.one_node:
+        rows.insert(0, (SHORT_BYTES, getattr(tree, operation)))
+    return rows
 
 
 def forget() -> None:

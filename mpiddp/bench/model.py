@@ -4,21 +4,16 @@ The time of a message is alpha + bytes * beta [1], that of a reduction bytes * g
 array only, beta grows by spill for the rest of it. With n bytes on p ranks, all in one place, where lg is the logarithm
 to base 2, rounded up:
 
-  ring                2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma                      [2, 3]
-  rabenseifner        2 lg p alpha + 2 (p-1)/p n beta + (p-1)/p n gamma                       [3]
-  tree                lg p (alpha + n beta + n gamma)    (recursive doubling)                 [3]
-  reduce_broadcast    2 lg p (alpha + n beta) + lg p n gamma    (two binomial trees)          [3]
-  central             (p-1) (alpha + n beta + n gamma) + lg p (alpha + n beta)                what the root does
+  ring    2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma    [2, 3]
+  tree    lg p (alpha + n beta + n gamma)    (recursive doubling)    [3]
 
 On k nodes of m ranks that share their node's link, a message between nodes has an alpha and beta of its own (far), and
 the link carries what all m ranks send. Ranks are placed node by node:
 
 * A ring sends one message a step out of each node, and all ranks wait for that one: all steps count as far.
-* Rabenseifner halves across the nodes first: m 2 (k-1)/k n bytes go far, 2 (m-1)/m n/k stay near.
-* Recursive doubling and the trees send lg k messages of n bytes far, the doubling from all m ranks at once.
-* The root of central receives the arrays of (k-1) m ranks from afar, and sends lg k times.
-* Hierarchical reduces and gathers in the node like Rabenseifner with m ranks; between, each of the m ranks does what a
-  ring of k ranks does with its n/m bytes: 2 (k-1) far messages and, on the link, 2 (k-1)/k n bytes.
+* Recursive doubling sends lg k messages of n bytes far, from all m ranks at once.
+* Hierarchical reduces and gathers in the node by halving and doubling, 2 lg m messages; between, each of the m ranks
+  does what a ring of k ranks does with its n/m bytes: 2 (k-1) far messages and, on the link, 2 (k-1)/k n bytes.
 
 [1] R. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20, 1994.
 [2] P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
@@ -36,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-ALGORITHMS = ("ring", "rabenseifner", "tree", "reduce_broadcast", "central", "hierarchical")
+ALGORITHMS = ("ring", "tree", "hierarchical")
 
 
 class Cost(NamedTuple):
@@ -120,14 +115,8 @@ def cost(algorithm: str, size_bytes: float, ranks: int, per_node: int) -> Cost:
             return Cost(0, 0, 2 * (p - 1), 2 * n * (p - 1) / p, reduced)
         case "ring":
             return Cost(2 * (p - 1), 2 * n * (p - 1) / p, 0, 0, reduced)
-        case "rabenseifner":
-            return Cost(2 * near, parts[0] / k, 2 * far, m * parts[1], reduced)
         case "tree":
             return Cost(near, n * near, far, m * n * far, n * (near + far))
-        case "reduce_broadcast":
-            return Cost(2 * near, 2 * n * near, 2 * far, 2 * n * far, n * (near + far))
-        case "central":
-            return Cost(m - 1 + near, n * (m - 1 + near), (k - 1) * m + far, n * ((k - 1) * m + far), n * (p - 1))
         case "hierarchical":
             return Cost(2 * near, parts[0], 2 * (k - 1), parts[1], n * (m - 1) / m + n * (k - 1) / k / m)
     raise ValueError(f"there is no formula for {algorithm!r}; there are {', '.join(ALGORITHMS)}")

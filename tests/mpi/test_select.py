@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import exchange, native, one_shot, plan, ring, two_shot
+from mpiddp.algorithms import exchange, fallback, native, one_shot, plan, ring, tree, two_shot
 from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.reduction import ReduceOp
 
@@ -72,6 +72,35 @@ def test_what_mpi_does_not_define_is_exchanged() -> None:
     assert plan.choose("reduce", link, np.zeros(10), ReduceOp.MAX, "native") is exchange.reduce
 
 
+def test_what_mpi_does_not_define_goes_by_tree_where_it_is_short_and_ranks_are_many() -> None:
+    class Several:
+        id, size, one_node, nodes, slots = -2, 9, False, (0,) * 8 + (1,), None
+
+    class Fewer:
+        id, size, one_node, nodes, slots = -3, 8, False, (0,) * 7 + (1,), None
+
+    class OneNode:
+        id, size, one_node, nodes, slots = -4, 9, True, (0,) * 9, None
+
+    def chosen(link: Any, dtype: str, size_bytes: int, operation: str = "all_reduce") -> Any:
+        x = np.zeros(size_bytes // np.dtype(dtype).itemsize, dtype)
+        return plan.choose(operation, link, x, ReduceOp.MAX, "native")
+
+    short, long = fallback.SHORT_BYTES, fallback.SHORT_BYTES + 4
+    assert chosen(Several, "float32", short) is tree.all_reduce
+    assert chosen(Several, "float32", short, "reduce") is tree.reduce
+    assert chosen(Several, "float32", long) is exchange.all_reduce
+    assert chosen(Several, "float32", short, "reduce_scatter") is exchange.reduce_scatter
+    assert chosen(Several, "int32", short) is native.all_reduce
+    assert chosen(Fewer, "float32", short) is exchange.all_reduce
+    assert chosen(OneNode, "float32", short) is exchange.all_reduce
+    several: Any = Several
+    limits = [
+        limit for limit, _ in plan._plan((-2, "all_reduce", np.dtype("f2"), ReduceOp.SUM, np.ndarray, None), several)
+    ]
+    assert limits == [short, 64 << 10, plan.ANY_SIZE], "the table's own rows go on after the short arrays"
+
+
 def test_deterministic_keeps_mpi_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
     plan.forget()
@@ -80,12 +109,12 @@ def test_deterministic_keeps_mpi_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_environment_overrides(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:ring, broadcast:tree")
+    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:ring, broadcast:two_shot")
     plan.forget()
     x = np.arange(10.0) + world.rank
     if world.size > 1:
         assert plan.choose("all_reduce", default_group().link, x, ReduceOp.SUM) is ring.all_reduce
-        assert plan.name_of("broadcast", default_group().link, 8) == "tree"
+        assert plan.name_of("broadcast", default_group().link, 8) == "two_shot"
     dist.all_reduce(x)
     assert (x == np.arange(10.0) * world.size + sum(range(world.size))).all()
 
@@ -127,7 +156,7 @@ def test_the_argument_goes_before_table_and_environment(world: Any, monkeypatch:
         )
         assert np.array_equal(gathered, np.arange(world.size))
     x = np.full(3, world.rank)
-    dist.broadcast(x, 0, algorithm="tree")
+    dist.broadcast(x, 0, algorithm="two_shot")
     dist.reduce(y := np.ones(3), 0, algorithm="tree")
     assert not x.any() and (y == (world.size if world.rank == 0 else 1)).all()
     submitted = dist.all_reduce(y, async_op=True, algorithm="ring")
