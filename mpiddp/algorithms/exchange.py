@@ -22,10 +22,10 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, movable
 from mpiddp.mpi.reduction import ReduceOp, premultiply
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
-from .local_reduce import accumulated_in, bounds, fold_rows
+from .local_reduce import accumulated_in, bounds, reduce_rows
 
 
 def slice_sizes(x: Array, parts: int) -> list[int]:
@@ -53,7 +53,7 @@ def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], d
     yield link.now.Ialltoallv(
         (as_bytes(sent), sizes, None, MPI.BYTE), (as_bytes(rows), [sizes[link.rank]] * link.size, None, MPI.BYTE)
     )
-    fold_rows(op, list(rows), (mine,), divisor)
+    reduce_rows(op, list(rows), (mine,), divisor)
     return mine
 
 
@@ -101,4 +101,4 @@ def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Step
         x = x.copy()
         premultiply(op, x)
     yield link.now.Ialltoall(movable(x), movable(rows))
-    fold_rows(op, list(rows), (output.reshape(-1),), link.size)
+    reduce_rows(op, list(rows), (output.reshape(-1),), link.size)

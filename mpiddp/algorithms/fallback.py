@@ -12,7 +12,7 @@ import numpy as np
 from mpiddp import settings
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.requests import Steps
 
 from . import exchange, native, tree
 
@@ -29,13 +29,14 @@ def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:
     return native
 
 
-def by_size(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp) -> list[tuple[float, Callable[..., Steps]]]:
-    """Return the steps of a reduction for growing arrays, each with the number of bytes up to which it runs."""
+def choose(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp, size_bytes: int) -> Callable[..., Steps]:
+    """Return the steps of a reduction of ``size_bytes`` in a group."""
     module = reduction(dtype, op)
-    rows: list[tuple[float, Callable[..., Steps]]] = [(float("inf"), getattr(module, operation))]
-    if module is exchange and hasattr(tree, operation) and link.size > FEW_RANKS and not link.one_node:
-        rows.insert(0, (SHORT_BYTES, getattr(tree, operation)))
-    return rows
+    short = size_bytes <= SHORT_BYTES and link.size > FEW_RANKS and not link.one_node
+    if module is exchange and short and hasattr(tree, operation):
+        module = tree
+    found: Callable[..., Steps] = getattr(module, operation)
+    return found
 
 
 def forget() -> None:

@@ -34,7 +34,7 @@ def bounds(count: int, parts: int, itemsize: int) -> list[int]:
     return [min(lines * part // parts * line, count) for part in range(parts)] + [count]
 
 
-def fold_rows(
+def reduce_rows(
     op: ReduceOp, rows: Sequence[Array], outs: Sequence[Array], size: int, factors: Sequence[float] | None = None
 ) -> None:
     """Combine ``rows`` in their order and write the result to all ``outs``.

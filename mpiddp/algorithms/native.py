@@ -18,7 +18,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, as_message, chunks, countable, counted, movable, size_of
 from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
-from mpiddp.mpi.work import All, Each, Steps
+from mpiddp.mpi.requests import All, Each, Steps
 from mpiddp.shm.cma import address_of
 from mpiddp.typing import Array
 
@@ -140,10 +140,9 @@ def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
             requests.append(link.now.Isend(as_message(x, x.nbytes), rank, Tag.BLOCK))
         else:
             as_bytes(outputs[rank])[...] = as_bytes(x)
-    blocks = [_Block(link, rank, output) for rank, output in _items(outputs) if rank != link.rank]
-    yield Each([*blocks, *requests])
-    for block in blocks:
-        block.check()
+    incoming = _Blocks(link, {rank: output for rank, output in _items(outputs) if rank != link.rank})
+    yield Each([incoming, *requests])
+    incoming.check()
 
 
 def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequence[Array]:
@@ -167,55 +166,53 @@ def _overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
     return False
 
 
-class _Block:
-    """What a rank sends: received when it has come and its size is seen, because MPI may crash in too short a receive.
+class _Blocks:
+    """The blocks that other ranks send: each is received when it has arrived and its size is known.
+
+    MPI may crash in a receive that is too short.
 
     Parameters
     ----------
     link : Channel
-        Where it comes.
-    source : int
-        Who sends it.
-    x : array
-        Where it goes.
+        Where they arrive.
+    blocks : dict of arrays
+        The memory for the block of each rank.
     """
 
-    def __init__(self, link: Channel, source: int, x: Array) -> None:
-        self._comm, self._source = link.now, source
-        self._sender, self._receiver = link.ranks[source], link.ranks[link.rank]
-        self._x = x
-        self._request: MPI.Request | None = None
+    def __init__(self, link: Channel, blocks: dict[int, Array]) -> None:
+        self._comm, self._ranks, self._rank = link.now, link.ranks, link.rank
+        self._left = blocks
+        self._requests: list[MPI.Request] = []
         self._fault = ""
         self._status = MPI.Status()
 
     def Test(self) -> bool:  # noqa: N802
-        """Tell whether it is there."""
-        if self._request is None:
-            message = self._comm.Improbe(self._source, Tag.BLOCK, self._status)
-            if message is None:
-                return False
-            self._request = self._accepted(message)
-        return self._request.Test()
+        """Return whether all of them are complete."""
+        for source in tuple(self._left):
+            message = self._comm.Improbe(source, Tag.BLOCK, self._status)
+            if message is not None:
+                self._accept(source, message)
+        return not self._left and MPI.Request.Testall(self._requests)
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until it is there."""
-        if self._request is None:
-            self._request = self._accepted(self._comm.Mprobe(self._source, Tag.BLOCK, self._status))
-        self._request.Wait()
+        """Block until all of them are complete."""
+        for source in tuple(self._left):
+            self._accept(source, self._comm.Mprobe(source, Tag.BLOCK, self._status))
+        MPI.Request.Waitall(self._requests)
 
-    def _accepted(self, message: MPI.Message) -> MPI.Request:
-        """Begin to receive it where it belongs, or elsewhere if it does not fit, so that what is sent next is right."""
-        x, sent_bytes = self._x, size_of(self._status)
+    def _accept(self, source: int, message: MPI.Message) -> None:
+        """Receive a block where it belongs, or elsewhere if it does not fit, so that the next message is right."""
+        x, sent_bytes = self._left.pop(source), size_of(self._status)
         if sent_bytes != x.nbytes:
-            self._fault = (
-                f"rank {self._sender} sends {sent_bytes} bytes to rank {self._receiver}, which expects {x.nbytes}"
-                " from it: what one rank sends must have the shape of what the other one has for it"
+            self._fault = self._fault or (
+                f"rank {self._ranks[source]} sends {sent_bytes} bytes to rank {self._ranks[self._rank]}, which expects"
+                f" {x.nbytes} from it: what one rank sends must have the shape of what the other one has for it"
             )
             x = np.empty(sent_bytes, np.uint8)
-        return message.Irecv(as_message(x, sent_bytes))
+        self._requests.append(message.Irecv(as_message(x, sent_bytes)))
 
     def check(self) -> None:
-        """Raise `MismatchError` if it was of another size than that of the array."""
+        """Raise `MismatchError` if one was of another size than its memory."""
         if self._fault:
             raise MismatchError(self._fault)
 

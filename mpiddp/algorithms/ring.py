@@ -19,7 +19,7 @@ import numpy as np
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import movable
 from mpiddp.mpi.reduction import ReduceOp, combine, finish
-from mpiddp.mpi.work import All, Steps
+from mpiddp.mpi.requests import All, Steps
 from mpiddp.typing import Array
 
 from .local_reduce import bounds, widened

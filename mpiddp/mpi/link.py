@@ -124,6 +124,7 @@ class Link(Channel):
         self.comms: list[MPI.Comm] = [comm]
         """All communicators that it owns."""
         self._resources: dict[type[Resource], Resource] = {}
+        self._whole = self  # that of a copy, too
         self.sequence = self.message_count = 0
         """Collective operations, and messages, begun on this rank."""
         self.busy = False
@@ -161,6 +162,8 @@ class Link(Channel):
         """Group ranks, those of each node together; nodes in the order of their numbers."""
         self.node_starts = np.flatnonzero(np.diff(np.array(self.nodes)[self.by_node], prepend=-1))
         """Where each node's ranks begin in ``by_node``."""
+        self.node_ranks = np.flatnonzero(np.array(self.nodes) == self.nodes[self.rank])
+        """Group ranks of this rank's node."""
         self.node: Channel = self if self.one_node else self._same_node()
         """The ranks of this node."""
         self.across: Channel | None = None if self.one_node else self._same_local_rank()
@@ -205,7 +208,7 @@ class Link(Channel):
         """
         found = self._resources.get(make)  # type: ignore[call-overload]
         if found is None:
-            found = self._resources[make] = make(self)  # type: ignore[index]
+            found = self._resources[make] = make(self._whole)  # type: ignore[index]
         return found  # type: ignore[no-any-return]
 
     def find(self, kind: type[T]) -> T | None:
