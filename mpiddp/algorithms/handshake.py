@@ -137,5 +137,3 @@ def views(node_ranks: tuple[int, ...], entries: Entries, count: int, dtype: np.d
         found.view(rank, offset, count, dtype)
         for rank, offset in zip(node_ranks, entries.offsets.tolist(), strict=True)
     ]
-
-

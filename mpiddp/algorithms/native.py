@@ -8,6 +8,7 @@ MPI 4.1, chapter 6, "Collective Communication".
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, as_message, chunks, countable, counted, movable, size_of
 from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
 from mpiddp.mpi.requests import All, Each, Steps
-from mpiddp.shm.cma import address_of
+from mpiddp.shm.segment import address_of
 from mpiddp.typing import Array
 
 from .tags import Tag
@@ -181,6 +182,7 @@ class _Blocks:
 
     def __init__(self, link: Channel, blocks: dict[int, Array]) -> None:
         self._comm, self._ranks, self._rank = link.now, link.ranks, link.rank
+        self._early = link.early
         self._left = blocks
         self._requests: list[MPI.Request] = []
         self._fault = ""
@@ -188,21 +190,40 @@ class _Blocks:
 
     def Test(self) -> bool:  # noqa: N802
         """Return whether all of them are complete."""
-        for source in tuple(self._left):
-            message = self._comm.Improbe(source, Tag.BLOCK, self._status)
-            if message is not None:
-                self._accept(source, message)
-        return not self._left and MPI.Request.Testall(self._requests)
+        self._take_early()
+        # One probe for any sender: a probe for each would search all unexpected messages as often as there are ranks.
+        while self._left:
+            message = self._comm.Improbe(MPI.ANY_SOURCE, Tag.BLOCK, self._status)
+            if message is None:
+                return False
+            self._sort(message)
+        return MPI.Request.Testall(self._requests)
 
     def Wait(self) -> None:  # noqa: N802
         """Block until all of them are complete."""
-        for source in tuple(self._left):
-            self._accept(source, self._comm.Mprobe(source, Tag.BLOCK, self._status))
+        self._take_early()
+        while self._left:
+            self._sort(self._comm.Mprobe(MPI.ANY_SOURCE, Tag.BLOCK, self._status))
         MPI.Request.Waitall(self._requests)
 
-    def _accept(self, source: int, message: MPI.Message) -> None:
+    def _take_early(self) -> None:
+        """Accept the blocks that arrived during operations before this one."""
+        for source in tuple(self._left) if self._early else ():
+            early = self._early.get((self._comm.handle, source))
+            if early:
+                self._accept(source, *early.popleft())
+
+    def _sort(self, message: MPI.Message) -> None:
+        """Accept a block, or keep that of a later operation, whose sender is ahead."""
+        source, sent_bytes = self._status.Get_source(), size_of(self._status)
+        if source in self._left:
+            self._accept(source, message, sent_bytes)
+        else:
+            self._early.setdefault((self._comm.handle, source), deque()).append((message, sent_bytes))
+
+    def _accept(self, source: int, message: MPI.Message, sent_bytes: int) -> None:
         """Receive a block where it belongs, or elsewhere if it does not fit, so that the next message is right."""
-        x, sent_bytes = self._left.pop(source), size_of(self._status)
+        x = self._left.pop(source)
         if sent_bytes != x.nbytes:
             self._fault = self._fault or (
                 f"rank {self._ranks[source]} sends {sent_bytes} bytes to rank {self._ranks[self._rank]}, which expects"

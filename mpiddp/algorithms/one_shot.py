@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp.faults.calls import NO_ROOT, Call
+from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi import requests
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
@@ -84,9 +85,9 @@ class OneShot:
         root: int = NO_ROOT,
         places: tuple[int, int] = (0, 0),
     ) -> None:
-        eager = link.find(EagerBuffers)
-        assert eager is not None, "chosen where there are some"
-        self._link, self._eager, self._call = link, eager, call
+        eager, monitor = link.find(EagerBuffers), link.find(GroupMonitor)
+        assert eager is not None and monitor is not None, "chosen where there are some"
+        self._link, self._eager, self._monitor, self._call = link, eager, monitor, call
         self._output, self._input = places
         self._distinct = places[0] != places[1] and x.nbytes > BUFFER_BYTES
         self._shots = list(_SHOTS[operation](link, eager, output, x, op, root))
@@ -119,13 +120,13 @@ class OneShot:
             if end is not None:
                 end(current, result(output))
         if waited:
-            link.monitor.verify(sequence)
+            self._monitor.verify(sequence)
         elif awaited is None:
-            link.monitor.publish_unawaited(sequence, self._call)
+            self._monitor.publish_unawaited(sequence, self._call)
 
     def _wait(self, label: str, output: Array, happened: Callable[[], bool], published: bool) -> None:
         """Wait for long: publish the call for the other ranks and the watchdog, and compare calls meanwhile."""
-        link, monitor = self._link, self._link.monitor
+        link, monitor = self._link, self._monitor
         operation = Operation(label, link.members, output, None, True, link.sequence)
         if not published:
             monitor.publish(link.sequence, self._call)

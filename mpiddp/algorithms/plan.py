@@ -1,4 +1,4 @@
-"""Plans: everything about a call that does not depend on the values in its arrays, and the table that selects its steps.
+"""Plans: all of a call that does not depend on the values in its arrays, and the table that selects its steps.
 
 Every rank selects alike, because all that is looked at (operation, dtype, reduction, bytes, nodes of the group) is
 alike. Whether an array is symmetric is not: one rank may give an ordinary array where another gives a symmetric one. So
@@ -27,7 +27,7 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.typing import Array
 
-from . import exchange, fallback, hierarchical, native, ring, tree, two_shot
+from . import exchange, fallback, handshake, hierarchical, native, ring, tree, two_shot
 from .gpu import table as device_table
 from .one_shot import OneShot
 
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
     call: Call
     """The record that the ranks compare."""
     run: Callable[[str, Sequence[Any]], None] | None = None
-    """The same without a generator, for short arrays, called with the label and the arguments; None: drive the steps."""
+    """The same without a generator, for short arrays: takes label and arguments; None: drive the steps."""
     trace: Callable[..., Any] | None = None
     """Makes the steps of a call under ``MPIDDP_DEBUG``, and goes before them."""
 
@@ -194,6 +194,30 @@ def make(
     else:
         steps, on_device = _device_steps(operation, link, largest, op, algorithm), True
     return plain(label(name, algorithm), steps, x.dtype, op, count, root, on_device=on_device)
+
+
+NOTHING: Array = np.empty(0, np.uint8)
+
+
+def barrier(link: Link) -> Plan:
+    """Return the plan of a barrier, whose argument is `NOTHING`."""
+    if link.find(EagerBuffers) is not None:
+        call = make_call("barrier")
+        shots = OneShot(link, "barrier", call, NOTHING, NOTHING)
+        return Plan("barrier", shots.steps, call, shots.run)
+    steps = native.barrier if link.one_node else handshake.barrier
+    return plain("barrier", lambda link, _: steps(link))
+
+
+def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Steps:
+    """Return the steps of an all-reduce or a reduce-scatter that is a part of another operation."""
+    plans = link.resource(Plans)
+    key = (name, None, op, x.dtype, x.shape, output.shape, type(x))
+    plan = plans.get(key) or plans.remember(key, make(link, name, None, output, x, op, places=_PLACES[name]))
+    return plan.steps(link, *((x, op) if name == "all_reduce" else (output, x, op)))
+
+
+_PLACES = {"all_reduce": (0, 0), "reduce_scatter": (0, 1)}
 
 
 def plain(

@@ -24,6 +24,7 @@ from mpiddp.typing import Array
 from .local_reduce import widened
 from .tags import Tag
 
+
 def _send(link: Channel, x: Array, rank: int) -> MPI.Request:
     return link.later.Isend(movable(x), rank, Tag.TREE)
 

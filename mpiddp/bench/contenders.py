@@ -76,7 +76,7 @@ class Mpiddp:
         if b.operation not in plan.ONE_NODE:
             return "native"
         link = dist.groups.default_group().link
-        name = plan.name_of(b.operation, link, b.total_bytes)
+        name = plan.algorithm_of(b.operation, link, b.total_bytes)
         if name == "native" and b.op and mpi_op(b.dtype, reduce_op(b.op)) is None:
             return "exchange"
         return name

@@ -15,7 +15,8 @@ import numpy as np
 import mpiddp.distributed as dist
 from mpiddp import settings
 from mpiddp.device.host_memory import tune_allocator
-from mpiddp.mpi import launch, world
+from mpiddp.faults import monitor
+from mpiddp.mpi.world import library_name
 from mpiddp.training.config import UsageError
 from mpiddp.typing import Array
 
@@ -38,7 +39,7 @@ class Job:
     """
 
     def __init__(self) -> None:
-        self.world = world.start()
+        self.world = monitor.start().world
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.comm = self.world.comm.Dup()
         self.clock = Clock(self.world.comm.Dup())
@@ -73,7 +74,7 @@ class Job:
         """Return what one has to know in order to compare with another machine."""
         cores = self.comm.allgather(settings.core_mask())
         return {
-            "mpi": launch.library_name(),
+            "mpi": library_name(),
             "mpi4py": importlib.metadata.version("mpi4py"),
             "numpy": np.__version__,
             "python": platform.python_version(),

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp.mpi import work
+from mpiddp.mpi import requests
 from mpiddp.typing import Array
 
 from . import results, sizes
@@ -144,7 +144,7 @@ def _measure(here: Job, computation: Computation, gradients: Array, count: int, 
         "comm": communicate,
         "blocking": blocking,
         "unpolled": lambda: overlapped(lambda: None),
-        "overlapped": lambda: overlapped(work.poll),
+        "overlapped": lambda: overlapped(requests.poll),
     }
     took: dict[str, list[float]] = {name: [] for name in (*ways, "wait")}
     for way in ways.values():
@@ -158,7 +158,7 @@ def _measure(here: Job, computation: Computation, gradients: Array, count: int, 
         for whole, alone, comm in zip(took["overlapped"], took["compute"], took["comm"], strict=True)
     )
     gradients[...] = here.rank
-    overlapped(work.poll)
+    overlapped(requests.poll)
     wrong = here.sum(int(np.count_nonzero(gradients != (here.size - 1) / 2)))
     gradients[...] = 0
     medians = {name: statistics.median(seconds) for name, seconds in took.items()}

@@ -18,6 +18,7 @@ import mpiddp.distributed as dist
 from mpiddp import settings
 from mpiddp.algorithms import plan
 from mpiddp.mpi.link import Link
+from mpiddp.shm.eager import EagerBuffers
 from mpiddp.training.config import UsageError
 
 from . import sizes
@@ -60,7 +61,7 @@ def candidates(operation: str, link: Link) -> list[str]:
     """Return the algorithms that may serve a group for an operation, native first."""
     # The exchange is for reductions that MPI does not define.
     left_out = {"exchange", "hierarchical" if link.one_node else "two_shot"}
-    if link.slots is None:
+    if link.find(EagerBuffers) is None:
         left_out.add("one_shot")
     return [name for name in plan.offering(operation) if name not in left_out]
 
@@ -79,7 +80,7 @@ def _tune(here: Job, operation: str, arguments: argparse.Namespace) -> tuple[str
         pair = [
             Buffers(operation, here.rank, here.size, size, kind, "sum", allocate) for allocate in (ordinary, shared)
         ]
-        table[size] = plan.name_of(operation, link, pair[0].total_bytes)
+        table[size] = plan.algorithm_of(operation, link, pair[0].total_bytes)
         measured[size] = _measure(here, pair, names, arguments.rounds)
         cells = [
             f"{'*' * (name == table[size])}{plain * 1e6:.1f}/{there * 1e6:.1f}"

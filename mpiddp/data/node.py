@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from mpiddp import distributed as dist
+from mpiddp.algorithms.plan import plain
 from mpiddp.distributed.dispatch import perform
 from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
 from mpiddp.errors import MismatchError
-from mpiddp.mpi.link import READY, Link
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.requests import READY, Steps
 from mpiddp.shm import segment
 from mpiddp.typing import Array
 
@@ -117,7 +118,7 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
     total = sum(each.nbytes for each in outlines)
     memory, reason = np.empty(0, np.uint8), ""
     if any(each.nbytes for said in told if said for each in said):
-        memory, reason = perform("shared_on_node", found, False, (), _allocate, total)
+        memory, reason = perform(found, _ALLOCATE, (total,))
     if reason and link.rank == 0:
         warnings.warn(
             f"no shared memory for a data set of {total:,} bytes ({reason}): every rank keeps a copy of its own; free "
@@ -194,6 +195,9 @@ def _allocate(link: Link, nbytes: int) -> Steps:
     found: segment.Allocation = yield from segment.allocate(link.node, link, part)
     memory = np.empty(0, np.uint8) if found.memory is None else np.frombuffer(found.memory, np.uint8)
     return memory, found.fault
+
+
+_ALLOCATE = plain("shared_on_node", _allocate)
 
 
 def _placed(outlines: Sequence[_Outline], memory: Array) -> list[Array]:

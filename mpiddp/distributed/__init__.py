@@ -30,16 +30,21 @@ from .backends import (
 )
 from .coalescing import _coalescing_manager, all_gather_coalesced, all_reduce_coalesced
 from .collectives import (
+    all_gather,
     all_gather_into_tensor,
     all_gather_single,
     all_reduce,
+    all_to_all,
+    all_to_all_single,
     barrier,
     broadcast,
+    gather,
     reduce,
+    reduce_scatter,
     reduce_scatter_single,
     reduce_scatter_tensor,
+    scatter,
 )
-from .exchange import all_to_all, all_to_all_single
 from .groups import (
     GroupMember,
     ProcessGroup,
@@ -60,7 +65,6 @@ from .init import (
     is_available,
     is_initialized,
 )
-from .lists import all_gather, gather, reduce_scatter, scatter
 from .monitored import monitored_barrier
 from .new_groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
 from .objects import (

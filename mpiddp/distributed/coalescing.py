@@ -13,15 +13,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mpiddp.algorithms import plan
+from mpiddp.algorithms import plan as planning
+from mpiddp.algorithms.plan import Plan
 from mpiddp.mpi.future import Future
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_array, as_bytes, dtype_layout, expect_like
 from mpiddp.mpi.reduction import ReduceOp, check
-from mpiddp.mpi.work import Steps, Work
+from mpiddp.mpi.requests import Steps
+from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
-from .dispatch import perform
+from . import debug
+from .dispatch import dispatch
 from .groups import GroupLike, ProcessGroup, member
 
 
@@ -45,7 +48,7 @@ def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
     for places in _by_dtype(xs):
         part = [xs[place] for place in places]
         flat = np.concatenate([x.reshape(-1) for x in part])
-        yield from plan.choose("all_reduce", link, flat, op)(link, flat, op)
+        yield from planning.nested(link, "all_reduce", flat, flat, op)
         _cut(flat, part)
         link = link.after()
 
@@ -56,7 +59,7 @@ def _reduce_scatter(link: Link, outputs: Sequence[Array], inputs: Sequence[Array
         # (size, sum of the outputs' sizes): block r of every input, for every rank r
         blocks = np.concatenate([inputs[place].reshape(link.size, -1) for place in places], axis=1)
         flat = np.empty_like(blocks, shape=blocks.shape[1])
-        yield from plan.choose("reduce_scatter", link, blocks, op)(link, flat, blocks, op)
+        yield from planning.nested(link, "reduce_scatter", flat, blocks, op)
         _cut(flat, part)
         link = link.after()
 
@@ -65,7 +68,7 @@ def _all_gather(link: Link, outputs: Sequence[Sequence[Array]], inputs: Sequence
     """Copy every rank's ``inputs`` to all ranks, into that rank's list of ``outputs``; through one piece of memory."""
     joined = np.concatenate([as_bytes(x) for x in inputs])
     received = [np.empty_like(joined, shape=sum(x.nbytes for x in each)) for each in outputs]
-    yield from plan.moving("all_gather_list", link, joined)(link, received, joined)
+    yield from planning.moving("all_gather_list", link, joined)[0](link, received, joined)
     for memory, arrays in zip(received, outputs, strict=True):
         _cut(memory, [as_bytes(x) for x in arrays])
 
@@ -76,10 +79,20 @@ def _arrays(given: object, name: str, operation: str, *, writable: bool) -> list
     return [as_array(x, operation, writable=writable, name=f"{name}[{index}]") for index, x in enumerate(given)]
 
 
-def _in_common(xs: Sequence[Array]) -> dict[str, Any]:
-    """Return what all ranks must give alike, for `perform`: how many elements, of which dtypes, in which arrays."""
-    layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in xs) if len(xs) > 1 else ""
-    return {"like": xs[0], "count": sum(x.size for x in xs), "layout": layout}
+def _dispatch(
+    name: str,
+    group: ProcessGroup,
+    async_op: bool,
+    outputs: Sequence[Array],
+    steps: Callable[..., Steps],
+    args: tuple[Any, ...],
+    op: ReduceOp | None,
+    alike: Sequence[Array],
+) -> Work | None:
+    """Dispatch an operation in which all ranks give arrays like ``alike``: sizes, dtypes and their order."""
+    layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in alike) if len(alike) > 1 else ""
+    plan = planning.plain(name, steps, alike[0].dtype, op, sum(x.size for x in alike), layout=layout)
+    return dispatch(group, debug.traced(plan), args, outputs, async_op)
 
 
 def _future(work: Work | None) -> Future | None:
@@ -128,7 +141,7 @@ def all_reduce_coalesced(
     xs = _arrays(tensors, "tensors", "all_reduce_coalesced", writable=True)
     for x in xs:
         check(x.dtype, op)
-    return _future(perform("all_reduce_coalesced", found, async_op, xs, _all_reduce, xs, op, op=op, **_in_common(xs)))
+    return _future(_dispatch("all_reduce_coalesced", found, async_op, xs, _all_reduce, (xs, op), op, xs))
 
 
 def all_gather_coalesced(
@@ -195,7 +208,7 @@ def all_gather_coalesced(
             expect_like(output, shape, x.dtype, name, f"{where}[{index}]")
         outputs.append(arrays)
     flat = [x for arrays in outputs for x in arrays]
-    return _future(perform(name, found, async_op, flat, _all_gather, outputs, inputs, **_in_common(flat)))
+    return _future(_dispatch(name, found, async_op, flat, _all_gather, (outputs, inputs), None, flat))
 
 
 class IllegalWork:
@@ -203,6 +216,9 @@ class IllegalWork:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ValueError(f"Illegal to call {name} on IllegalWork object: wait on the coalescing manager, at its end")
+
+
+_RECORDED = ("all_reduce", "all_gather_single", "reduce_scatter_single")
 
 
 class Coalescing:
@@ -213,17 +229,25 @@ class Coalescing:
         self._calls: list[tuple[str, ReduceOp | None, tuple[Array, ...]]] = []
         self._works: list[Any] = []
 
-    def record(self, name: str, op: ReduceOp | None, arrays: tuple[Array, ...], async_op: bool) -> IllegalWork | None:
-        """Take note of a call, instead of making it."""
-        if op is not None:
-            check(arrays[0].dtype, op)
+    def takes(self, plan: Plan) -> bool:
+        """Return whether calls of this operation are recorded."""
+        return plan.label.partition(" by ")[0] in _RECORDED
+
+    def record(self, plan: Plan, args: tuple[Any, ...], async_op: bool) -> Any:
+        """Record a call, instead of making it."""
+        name, _, algorithm = plan.label.partition(" by ")
+        if algorithm:
+            raise ValueError(
+                f"{name} cannot take algorithm={algorithm!r} where calls are coalesced; MPIDDP_ALGORITHM can"
+            )
+        *arrays, op = args if name != "all_gather_single" else (*args, None)
         if self._calls and self._calls[0][:2] != (name, op):
             was = " ".join(map(str, filter(None, self._calls[0][:2])))
             raise RuntimeError(
                 f"Coalescing manager requires all collectives to be the same, with the same reduction: {name}"
                 f" {op or ''} came after {was}"
             )
-        self._calls.append((name, op, arrays))
+        self._calls.append((name, op, tuple(arrays)))
         return IllegalWork() if async_op else None
 
     def append(self, work: Any) -> None:
@@ -253,8 +277,8 @@ class Coalescing:
             size = self._group.size()
             blocks = [list(blocks) for blocks in zip(*(x.reshape(size, -1) for x in columns[0]), strict=True)]
             steps, args = _all_gather, (blocks, columns[1])
-        same = _in_common([x for column in columns for x in column])
-        self.append(perform(f"{name}_coalesced", self._group, async_op, columns[0], steps, *args, op=op, **same))
+        alike = [x for column in columns for x in column]
+        self.append(_dispatch(f"{name}_coalesced", self._group, async_op, columns[0], steps, args, op, alike))
 
 
 @contextlib.contextmanager

@@ -1,32 +1,48 @@
-"""The collectives on one array of each rank, blocking and asynchronous.
+"""The collectives on arrays, blocking and asynchronous.
 
-Those on lists of arrays are in `lists`, the exchanges of all with all in `exchange`. Each of them checks what it was
-given before anything is sent, and submits the steps of an algorithm; that is all in which they differ. ``src`` and
-``dst`` are global ranks, ``group_src`` and ``group_dst`` ranks of the group. A call returns None, or a `Work` where
-``async_op`` is true; on a rank that is not in the group it warns and returns None. Every array may be a NumPy or CuPy
-array, C-contiguous, aligned and in native byte order, or hold one (a Tensor).
+Each of them checks its arguments before anything is sent, finds the plan of the call, and dispatches it. They share:
+
+- Arrays are NumPy or CuPy arrays, C-contiguous, aligned and in native byte order, or objects that hold one (a Tensor).
+- ``group`` : ProcessGroup, optional. The ranks that take part; all by default. On a rank that is not in the group a
+  call warns and returns None.
+- ``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` ranks of the group: one of the two.
+- ``async_op`` : bool, default False. Return a `Work` at once, instead of waiting for the end and returning None.
+- ``algorithm`` : str, optional. An algorithm that ``python -m mpiddp bench OPERATION --algorithm NAME`` measures; it
+  goes before ``MPIDDP_ALGORITHM`` and the table, and is equal on all ranks.
+
+They raise TypeError for an argument that is no array, and for a reduction that the dtype does not have; `ArrayError`
+for an array that cannot be sent or written to as it is, or does not fit the others of the call; ValueError for a rank
+that is not in the group, and for an unknown algorithm; `MismatchError` if ranks differ in operation, size, dtype, root
+or reduction; `DistTimeoutError` if a rank does not come within the group's timeout, where a wait inside of MPI ends the
+job with the same text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from mpiddp.algorithms import handshake, native, one_shot, plan
+import numpy as np
+
+from mpiddp.algorithms import plan as planning
 from mpiddp.errors import ArrayError
-from mpiddp.mpi import work
-from mpiddp.mpi.message import as_array, expect_like
+from mpiddp.faults.calls import ANY_COUNT, NO_ROOT
+from mpiddp.mpi.message import as_array, as_arrays, expect_like
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.work import Steps, Work
+from mpiddp.mpi.requests import seconds
+from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
-from .dispatch import again, perform, root_rank
+from . import debug
+from .dispatch import dispatch, make_plan, root_rank
 from .groups import GroupLike, ProcessGroup, member
 
-# What errors call operations that have two names in torch.
+# Names in errors of operations that have two names in torch.
 _GATHER = "all_gather_single (all_gather_into_tensor)"
 _SCATTER = "reduce_scatter_single (reduce_scatter_tensor)"
+_BARRIER = ("barrier", None)
 
 
 def barrier(
@@ -39,51 +55,23 @@ def barrier(
 
     Parameters
     ----------
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-    async_op : bool, default False
-        Return a `Work` at once, instead of waiting for the end.
+    group, async_op
+        See `mpiddp.distributed.collectives`.
     device_ids
         Accepted for compatibility.
     timeout : timedelta or float, optional
-        How long this call, or ``wait()`` of its Work, may take; a number is seconds; the group's by default.
-
-    Returns
-    -------
-    Work or None
-        The `Work` with ``async_op``; None otherwise, and on a rank that is not in the group.
+        Time that this call, or ``wait()`` of its `Work`, may take; a number is seconds; the group's by default.
 
     Raises
     ------
-    MismatchError
-        If ranks call another operation.
     DistTimeoutError
-        If a rank does not come within ``timeout``, with the ranks that are missing; where none is given, a wait inside
-        of MPI ends the job with this text.
+        If a rank does not come within ``timeout``, with the ranks that are missing.
     """
     found = member(group, "barrier")
     if found is None:
         return None
-    if found.link.slots is not None:
-        algorithm: Callable[..., Steps] = one_shot.barrier
-    else:
-        algorithm = native.barrier if found.link.one_node else handshake.barrier
-    return perform("barrier", found, async_op, (), algorithm, timeout_s=work.seconds(timeout))  # type: ignore[no-any-return]
-
-
-def _recorded(
-    group: ProcessGroup,
-    name: str,
-    op: ReduceOp | None,
-    arrays: tuple[Array, ...],
-    async_op: bool,
-    algorithm: str | None,
-) -> Any:
-    """Leave a call to the end of a coalescing block, which goes by the table."""
-    assert group.coalescing is not None
-    if algorithm is not None:
-        raise ValueError(f"{name} cannot take algorithm={algorithm!r} where calls are coalesced; MPIDDP_ALGORITHM can")
-    return group.coalescing.record(name, op, arrays, async_op)
+    plan = found.plans.get(_BARRIER) or found.plans.remember(_BARRIER, debug.traced(planning.barrier(found.link)))
+    return dispatch(found, plan, (planning.NOTHING,), (), async_op, seconds(timeout))
 
 
 def broadcast(
@@ -102,32 +90,9 @@ def broadcast(
     tensor : array
         Input on rank ``src``, output elsewhere; of equal shape and dtype on all ranks.
     src, group_src : int
-        The rank that sends, as a global rank or as a rank of the group: one of the two.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-    async_op : bool, default False
-        Return a `Work` at once, instead of waiting for the end.
-    algorithm : str, optional
-        One of those that ``python -m mpiddp bench OPERATION --algorithm NAME`` measures, instead of what the table and
-        ``MPIDDP_ALGORITHM`` say; equal on all ranks.
-
-    Returns
-    -------
-    Work or None
-        The `Work` with ``async_op``; None otherwise, and on a rank that is not in the group.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no array.
-    ArrayError
-        If an array cannot be sent as it is, or written to.
-    ValueError
-        If the group has no such rank, or there is no such algorithm.
-    MismatchError
-        If ranks differ in size, dtype or root, or call another operation.
-    DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+        The rank that sends.
+    group, async_op, algorithm
+        See `mpiddp.distributed.collectives`.
 
     Examples
     --------
@@ -138,13 +103,9 @@ def broadcast(
         return None
     root = root_rank(found, src, group_src)
     x = as_array(tensor, "broadcast", writable=found.link.rank != root)
-    name = plan.called("broadcast", algorithm)
-    if again(name, found, async_op, x, x, None, root):
-        return None
-    steps = plan.choose("broadcast", found.link, x, asked=algorithm)
-    return perform(  # type: ignore[no-any-return]
-        name, found, async_op, (x,), steps, x, root, like=x, count=x.size, root=root
-    )
+    key = ("broadcast", algorithm, root, x.dtype, x.shape, type(x))
+    plan = found.plans.get(key) or make_plan(found, key, x, x, root=root)
+    return dispatch(found, plan, (x, root), (x,), async_op)
 
 
 def all_reduce(
@@ -165,31 +126,8 @@ def all_reduce(
         Input and output, of equal shape and dtype on all ranks.
     op : ReduceOp, default ``ReduceOp.SUM``
         The reduction, equal on all ranks.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-    async_op : bool, default False
-        Return a `Work` at once, instead of waiting for the end.
-    algorithm : str, optional
-        One of those that ``python -m mpiddp bench OPERATION --algorithm NAME`` measures, instead of what the table and
-        ``MPIDDP_ALGORITHM`` say; equal on all ranks.
-
-    Returns
-    -------
-    Work or None
-        The `Work` with ``async_op``; None otherwise, and on a rank that is not in the group.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no array; if there is no such reduction of the dtype.
-    ArrayError
-        If an array cannot be sent as it is, or written to.
-    ValueError
-        If there is no such algorithm.
-    MismatchError
-        If ranks differ in size, dtype or reduction, or call another operation.
-    DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+    group, async_op, algorithm
+        See `mpiddp.distributed.collectives`.
 
     Examples
     --------
@@ -199,13 +137,9 @@ def all_reduce(
     if found is None:
         return None
     x = as_array(tensor, "all_reduce")
-    name = plan.called("all_reduce", algorithm)
-    if again(name, found, async_op, x, x, op):
-        return None
-    if found.coalescing is not None:
-        return _recorded(found, "all_reduce", op, (x,), async_op, algorithm)  # type: ignore[no-any-return]
-    steps = plan.choose("all_reduce", found.link, x, op, algorithm)
-    return perform(name, found, async_op, (x,), steps, x, op, like=x, count=x.size, op=op)  # type: ignore[no-any-return]
+    key = ("all_reduce", algorithm, op, x.dtype, x.shape, type(x))
+    plan = found.plans.get(key) or make_plan(found, key, x, x, op)
+    return dispatch(found, plan, (x, op), (x,), async_op)
 
 
 def reduce(
@@ -227,47 +161,20 @@ def reduce(
     tensor : array
         Input, and on rank ``dst`` output, of equal shape and dtype on all ranks.
     dst, group_dst : int
-        The rank that gets the result, as a global rank or as a rank of the group: one of the two.
+        The rank that gets the result.
     op : ReduceOp, default ``ReduceOp.SUM``
         The reduction, equal on all ranks.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-    async_op : bool, default False
-        Return a `Work` at once, instead of waiting for the end.
-    algorithm : str, optional
-        One of those that ``python -m mpiddp bench OPERATION --algorithm NAME`` measures, instead of what the table and
-        ``MPIDDP_ALGORITHM`` say; equal on all ranks.
-
-    Returns
-    -------
-    Work or None
-        The `Work` with ``async_op``; None otherwise, and on a rank that is not in the group.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no array; if there is no such reduction of the dtype.
-    ArrayError
-        If an array cannot be sent as it is, or written to.
-    ValueError
-        If the group has no such rank, or there is no such algorithm.
-    MismatchError
-        If ranks differ in size, dtype, reduction or root, or call another operation.
-    DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+    group, async_op, algorithm
+        See `mpiddp.distributed.collectives`.
     """
     found = member(group, "reduce")
     if found is None:
         return None
     root = root_rank(found, dst, group_dst)
     x = as_array(tensor, "reduce", writable=found.link.rank == root)
-    name = plan.called("reduce", algorithm)
-    if again(name, found, async_op, x, x, op, root):
-        return None
-    steps = plan.choose("reduce", found.link, x, op, algorithm)
-    return perform(  # type: ignore[no-any-return]
-        name, found, async_op, (x,), steps, x, root, op, like=x, count=x.size, op=op, root=root
-    )
+    key = ("reduce", algorithm, op, root, x.dtype, x.shape, type(x))
+    plan = found.plans.get(key) or make_plan(found, key, x, x, op, root)
+    return dispatch(found, plan, (x, root, op), (x,), async_op)
 
 
 def _expect_blocks(whole: Array, part: Array, size: int, operation: str, whole_name: str, part_name: str) -> None:
@@ -300,47 +207,20 @@ def all_gather_single(
         Shape ``(size * n, ...)`` (concatenated) or ``(size, n, ...)`` (stacked).
     input_tensor : array
         Shape ``(n, ...)``, equal on all ranks.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-    async_op : bool, default False
-        Return a `Work` at once, instead of waiting for the end.
-    algorithm : str, optional
-        One of those that ``python -m mpiddp bench OPERATION --algorithm NAME`` measures, instead of what the table and
-        ``MPIDDP_ALGORITHM`` say; equal on all ranks.
-
-    Returns
-    -------
-    Work or None
-        The `Work` with ``async_op``; None otherwise, and on a rank that is not in the group.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no array.
-    ArrayError
-        If an array cannot be sent as it is, or the output has not the shape or dtype.
-    ValueError
-        If there is no such algorithm.
-    MismatchError
-        If ranks differ in size or dtype, or call another operation.
-    DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+    group, async_op, algorithm
+        See `mpiddp.distributed.collectives`.
     """
     found = member(group, "all_gather_single")
     if found is None:
         return None
     x = as_array(input_tensor, _GATHER, writable=False, name="input_tensor")
     output = as_array(output_tensor, _GATHER, name="output_tensor")
-    name = plan.called("all_gather_single", algorithm)
-    if again(name, found, async_op, output, x):
-        return None
-    _expect_blocks(output, x, found.link.size, _GATHER, "output_tensor", "input_tensor")
-    if found.coalescing is not None:
-        return _recorded(found, "all_gather_single", None, (output, x), async_op, algorithm)  # type: ignore[no-any-return]
-    steps = plan.choose("all_gather", found.link, output, asked=algorithm)
-    return perform(  # type: ignore[no-any-return]
-        name, found, async_op, (output,), steps, output, x, like=x, count=x.size
-    )
+    key = ("all_gather_single", algorithm, x.dtype, x.shape, output.dtype, output.shape, type(x), type(output))
+    plan = found.plans.get(key)
+    if plan is None:
+        _expect_blocks(output, x, found.link.size, _GATHER, "output_tensor", "input_tensor")
+        plan = make_plan(found, key, output, x, places=(0, 1))
+    return dispatch(found, plan, (output, x), (output,), async_op)
 
 
 all_gather_into_tensor = all_gather_single
@@ -367,47 +247,290 @@ def reduce_scatter_single(
         Shape ``(size * n, ...)`` (concatenated) or ``(size, n, ...)`` (stacked).
     op : ReduceOp, default ``ReduceOp.SUM``
         The reduction, equal on all ranks.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-    async_op : bool, default False
-        Return a `Work` at once, instead of waiting for the end.
-    algorithm : str, optional
-        One of those that ``python -m mpiddp bench OPERATION --algorithm NAME`` measures, instead of what the table and
-        ``MPIDDP_ALGORITHM`` say; equal on all ranks.
-
-    Returns
-    -------
-    Work or None
-        The `Work` with ``async_op``; None otherwise, and on a rank that is not in the group.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no array; if there is no such reduction of the dtype.
-    ArrayError
-        If an array cannot be sent as it is, or the input has not the shape or dtype.
-    ValueError
-        If there is no such algorithm.
-    MismatchError
-        If ranks differ in size, dtype or reduction, or call another operation.
-    DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+    group, async_op, algorithm
+        See `mpiddp.distributed.collectives`.
     """
     found = member(group, "reduce_scatter_single")
     if found is None:
         return None
     result = as_array(output, _SCATTER, name="output")
     x = as_array(input, _SCATTER, writable=False, name="input")
-    name = plan.called("reduce_scatter_single", algorithm)
-    if again(name, found, async_op, result, x, op):
-        return None
-    _expect_blocks(x, result, found.link.size, _SCATTER, "input", "output")
-    if found.coalescing is not None:
-        return _recorded(found, "reduce_scatter_single", op, (result, x), async_op, algorithm)  # type: ignore[no-any-return]
-    steps = plan.choose("reduce_scatter", found.link, x, op, algorithm)
-    return perform(  # type: ignore[no-any-return]
-        name, found, async_op, (result,), steps, result, x, op, like=x, count=x.size, op=op
-    )
+    key = ("reduce_scatter_single", algorithm, op, x.dtype, x.shape, result.dtype, result.shape, type(x), type(result))
+    plan = found.plans.get(key)
+    if plan is None:
+        _expect_blocks(x, result, found.link.size, _SCATTER, "input", "output")
+        plan = make_plan(found, key, result, x, op, places=(0, 1))
+    return dispatch(found, plan, (result, x, op), (result,), async_op)
 
 
 reduce_scatter_tensor = reduce_scatter_single
+
+
+def reduce_scatter(
+    output: ArrayLike,
+    input_list: Sequence[ArrayLike],
+    op: ReduceOp = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    *,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Reduce ``input_list[r]`` over all ranks into rank r's ``output`` (``torch.distributed.reduce_scatter``).
+
+    Parameters
+    ----------
+    output : array
+        This rank's result; of equal shape and dtype on all ranks.
+    input_list : list of arrays
+        One for each rank, like ``output``.
+    op : ReduceOp, default ``ReduceOp.SUM``
+        The reduction, equal on all ranks.
+    group, async_op, algorithm
+        See `mpiddp.distributed.collectives`.
+    """
+    found = member(group, "reduce_scatter")
+    if found is None:
+        return None
+    result = as_array(output, "reduce_scatter", name="output")
+    inputs = as_arrays(input_list, "reduce_scatter", found.link.size, writable=False, name="input_list")
+    for index, given in enumerate(inputs):
+        expect_like(given, result.shape, result.dtype, "reduce_scatter", f"input_list[{index}]")
+    joined = np.concatenate([given.reshape(-1) for given in inputs])
+    key = ("reduce_scatter", algorithm, op, joined.dtype, joined.shape, result.shape, type(joined), type(result))
+    plan = found.plans.get(key) or make_plan(found, key, result, joined, op, places=(0, 1), count=result.size)
+    return dispatch(found, plan, (result, joined, op), (result,), async_op)
+
+
+def _move(
+    name: str,
+    group: ProcessGroup,
+    async_op: bool,
+    outputs: Sequence[Array],
+    inputs: Sequence[Array],
+    args: tuple[Any, ...],
+    *,
+    count: int = ANY_COUNT,
+    root: int = NO_ROOT,
+    layout: str = "",
+    algorithm: str = "",
+) -> Work | None:
+    """Dispatch an operation that only moves data, for which there is no table."""
+    steps: Callable[..., Any]
+    steps, on_device = planning.moving(algorithm or name, group.link, *outputs, *inputs)
+    like = (*outputs, *inputs)[0]
+    plan = planning.plain(name, steps, like.dtype, None, count, root, layout, on_device=on_device)
+    return dispatch(group, debug.traced(plan), args, outputs, async_op)
+
+
+def all_gather(
+    tensor_list: Sequence[ArrayLike], tensor: ArrayLike, group: GroupLike = None, async_op: bool = False
+) -> Work | None:
+    """Copy every rank's array to all ranks, rank r's into ``tensor_list[r]`` (``torch.distributed.all_gather``).
+
+    Parameters
+    ----------
+    tensor_list : list of arrays
+        One for each rank, of that rank's shape: shapes may differ (on NCCL only, in torch). Where they are not known,
+        `all_gather_object` needs none.
+    tensor : array
+        This rank's; has the shape of ``tensor_list[rank]``.
+    group, async_op
+        See `mpiddp.distributed.collectives`.
+    """
+    found = member(group, "all_gather")
+    if found is None:
+        return None
+    x = as_array(tensor, "all_gather", writable=False)
+    outputs = as_arrays(tensor_list, "all_gather", found.link.size)
+    _expect_list_like(outputs, x, found, "all_gather", "tensor_list")
+    sizes = [output.size for output in outputs]
+    layout = "" if min(sizes) == max(sizes) else repr(sizes)
+    args = (outputs, x)
+    return _move(
+        "all_gather", found, async_op, outputs, (x,), args, count=sum(sizes), layout=layout, algorithm="all_gather_list"
+    )
+
+
+def _expect_list_like(arrays: Sequence[Array], x: Array, group: ProcessGroup, operation: str, name: str) -> None:
+    """Check that the arrays have the dtype of ``x``, and that of this rank its shape."""
+    for index, each in enumerate(arrays):
+        shape = x.shape if index == group.link.rank else None
+        expect_like(each, shape, x.dtype, operation, f"{name}[{index}]")
+
+
+def gather(
+    tensor: ArrayLike,
+    gather_list: Sequence[ArrayLike] | None = None,
+    dst: int | None = None,
+    group: GroupLike = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Copy every rank's array to rank ``dst``, rank r's into ``gather_list[r]`` (``torch.distributed.gather``).
+
+    Parameters
+    ----------
+    tensor : array
+        This rank's; shapes may differ from rank to rank.
+    gather_list : list of arrays, optional
+        The outputs, one for each rank, of that rank's shape; on rank ``dst`` only, where it must be given.
+    dst, group_dst : int, default 0
+        The rank that gathers.
+    group, async_op
+        See `mpiddp.distributed.collectives`.
+    """
+    found = member(group, "gather")
+    if found is None:
+        return None
+    root = root_rank(found, dst, group_dst, default=0)
+    x = as_array(tensor, "gather", writable=False)
+    outputs = _on_root(gather_list, found, root, "gather", "gather_list", "destination", writable=True)
+    _expect_list_like(outputs or (), x, found, "gather", "gather_list")
+    return _move("gather", found, async_op, outputs or (), (x,), (outputs, x, root), root=root)
+
+
+def _on_root(
+    given: Sequence[ArrayLike] | None,
+    group: ProcessGroup,
+    root: int,
+    operation: str,
+    name: str,
+    role: str,
+    writable: bool,
+) -> list[Array] | None:
+    """Return the arrays of a list that must be given on the root and nowhere else."""
+    if group.link.rank == root:
+        if not given:
+            raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
+        return as_arrays(given, operation, group.link.size, writable=writable, name=name)
+    if given:
+        raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{role} ranks.")
+    return None
+
+
+def scatter(
+    tensor: ArrayLike,
+    scatter_list: Sequence[ArrayLike] | None = None,
+    src: int | None = None,
+    group: GroupLike = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy ``scatter_list[r]`` of rank ``src`` into rank r's array (``torch.distributed.scatter``).
+
+    Parameters
+    ----------
+    tensor : array
+        The output; shapes may differ from rank to rank.
+    scatter_list : list of arrays, optional
+        The inputs, one for each rank, of that rank's shape; on rank ``src`` only, where it must be given.
+    src, group_src : int, default 0
+        The rank that sends.
+    group, async_op
+        See `mpiddp.distributed.collectives`.
+    """
+    found = member(group, "scatter")
+    if found is None:
+        return None
+    root = root_rank(found, src, group_src, default=0)
+    x = as_array(tensor, "scatter")
+    inputs = _on_root(scatter_list, found, root, "scatter", "scatter_list", "source", writable=False)
+    _expect_list_like(inputs or (), x, found, "scatter", "scatter_list")
+    return _move("scatter", found, async_op, (x,), inputs or (), (x, inputs, root), root=root)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[ArrayLike],
+    input_tensor_list: Sequence[ArrayLike],
+    group: GroupLike = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Copy ``input_tensor_list[s]`` of rank r to ``output_tensor_list[r]`` of rank s, for all r and s.
+
+    Follows ``torch.distributed.all_to_all``.
+
+    Parameters
+    ----------
+    output_tensor_list : list of arrays
+        One for each rank, of the shape of its input; all of one dtype.
+    input_tensor_list : list of arrays
+        One for each rank; shapes may differ.
+    group, async_op
+        See `mpiddp.distributed.collectives`.
+    """
+    found = member(group, "all_to_all")
+    if found is None:
+        return None
+    outputs = as_arrays(output_tensor_list, "all_to_all", found.link.size, name="output_tensor_list")
+    inputs = as_arrays(input_tensor_list, "all_to_all", found.link.size, writable=False, name="input_tensor_list")
+    for arrays, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
+        for index, x in enumerate(arrays):
+            expect_like(x, None, outputs[0].dtype, "all_to_all", f"{name}[{index}]")
+    mine = found.link.rank
+    expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
+    return _move("all_to_all", found, async_op, outputs, inputs, (outputs, inputs))
+
+
+def all_to_all_single(
+    output: ArrayLike,
+    input: ArrayLike,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: GroupLike = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Cut one array into blocks along its first dimension, send block r to rank r, and join the incoming ones.
+
+    Follows ``torch.distributed.all_to_all_single``.
+
+    Parameters
+    ----------
+    output : array
+        The incoming blocks, that of rank r at r.
+    input : array
+        The outgoing blocks; of the dtype of ``output``, on all ranks.
+    output_split_sizes, input_split_sizes : sequence of int, optional
+        Rows from and to each rank; equal blocks by default.
+    group, async_op
+        See `mpiddp.distributed.collectives`.
+
+    Raises
+    ------
+    ArrayError
+        Also if this rank expects of itself another block than it sends itself.
+    ValueError
+        If the sizes do not add up to the first dimension, or the ranks do not divide it.
+    """
+    found = member(group, "all_to_all_single")
+    if found is None:
+        return None
+    size, mine = found.link.size, found.link.rank
+    result = as_array(output, "all_to_all_single", name="output")
+    x = as_array(input, "all_to_all_single", writable=False, name="input")
+    expect_like(result, None, x.dtype, "all_to_all_single", "output")
+    received = _byte_counts(result, output_split_sizes, size, "output")
+    sent = _byte_counts(x, input_split_sizes, size, "input")
+    if received[mine] != sent[mine]:
+        raise ArrayError(
+            f"all_to_all_single: this rank sends itself {sent[mine]} bytes and expects {received[mine]} from itself"
+        )
+    return _move("all_to_all_single", found, async_op, (result,), (x,), (result, x, received, sent))
+
+
+def _byte_counts(x: Array, splits: Sequence[int] | None, size: int, name: str) -> list[int]:
+    """Return the bytes of the blocks along the first dimension of ``x``."""
+    rows = x.shape[0] if x.ndim else 1
+    row_bytes = x.itemsize * math.prod(x.shape[1:])
+    if splits is None:
+        if rows % size:
+            raise ValueError(
+                f"all_to_all_single needs `{name}` whose first dimension ({rows}) is divisible by the {size} ranks, or"
+                f" {name}_split_sizes"
+            )
+        splits = [rows // size] * size
+    if len(splits) != size or sum(splits) != rows or min(splits) < 0:
+        raise ValueError(
+            f"all_to_all_single needs {size} {name}_split_sizes that add up to the first dimension of `{name}`"
+            f" ({rows}), got {list(splits)}"
+        )
+    return [count * row_bytes for count in splits]

@@ -10,7 +10,6 @@ of the submission. Both cost time and memory, and serve to find a fault.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 import sys
 import zlib
@@ -20,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.algorithms import plan
+from mpiddp.algorithms.plan import Plan
 from mpiddp.device import is_device_array
-from mpiddp.errors import ArrayError, MismatchError
-from mpiddp.faults.calls import Call
+from mpiddp.errors import ArrayError
+from mpiddp.faults import monitor
+from mpiddp.faults.calls import mismatch
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Operation
-from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 logger = logging.getLogger("mpiddp")
@@ -75,9 +74,14 @@ def caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def log(what: Operation) -> None:
-    """Log that the program has called an operation."""
-    logger.info("[rank %d] %s, called at %s", what.link.world.rank, what, caller())
+def log(operation: Operation) -> None:
+    """Log a call of the program."""
+    logger.info("[rank %d] %s, called at %s", _rank(), operation, caller())
+
+
+def _rank() -> int:
+    job = monitor.current()
+    return 0 if job is None else job.world.rank
 
 
 class Watched:
@@ -115,65 +119,58 @@ def _checksum(x: Array) -> int:
     return zlib.crc32(as_bytes(host).data)
 
 
-class Observed:
-    """An algorithm whose call is compared over the group, and whose arrays are watched.
+def traced(plan: Plan) -> Plan:
+    """Return a plan whose calls are logged, or compared and watched, as ``MPIDDP_DEBUG`` says; OFF: the plan itself."""
+    if not on or plan.trace is not None:
+        return plan
+    if not detail:
+        return plan._replace(run=None, trace=_logged)
+    # The comparison here takes the place of that in `faults.calls`.
+    return plan._replace(run=None, trace=_observed, call=plan.call.marked())
 
-    Parameters
-    ----------
-    name : str
-        The operation.
-    algorithm : function
-        Its steps.
-    outputs : sequence of arrays
-        The arrays that hold the result.
-    kind, count, root : int
-        What the board, which leaves it to this, would compare.
-    """
 
-    def __init__(
-        self, name: str, algorithm: Callable[..., Steps], outputs: Sequence[Array], kind: int, count: int, root: int
-    ) -> None:
-        self._name, self._algorithm, self._outputs = name, algorithm, outputs
-        self._call = kind, count, root
-        self._equal_shapes = _EQUAL_SHAPES.get(plan.operation_of(name))
-        self._line = caller()
-        self.watched: Watched | None = None
+def _logged(
+    operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
+) -> tuple[Steps, None]:
+    log(operation)
+    return plan.steps(link, *args), None
 
-    def __call__(self, link: Link, *args: Any) -> Steps:
-        """Return the steps: compare, do it on copies, compare checksums, copy the results back."""
-        description = self._describe(link, args)
-        told = f"{description} {self._call}"
-        digest = np.frombuffer(hashlib.blake2b(told.encode(), digest_size=8).digest(), np.int64)
+
+def _observed(
+    operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
+) -> tuple[Steps, Callable[[], None]]:
+    """Return steps that compare the call, work on copies, and watch the arrays, with the last check of these."""
+    log(operation)
+    line = caller()
+    twins: dict[int, tuple[Array, Array]] = {}
+    copied = _EQUAL_SHAPES.get(plan.label.partition(" by ")[0])
+    description = _describe(operation, plan, args, equal_shapes=bool(copied))
+    if copied is not None:
+        args = tuple(_twin(each, twins) for each in args)
+    watched = Watched(plan.label, [original for original, _ in twins.values()])
+
+    def steps() -> Steps:
+        digest = np.frombuffer(hashlib.blake2b(f"{description} {plan.call}".encode(), digest_size=8).digest(), np.int64)
         digests = np.empty(link.size, np.int64)
-        twins: dict[int, tuple[Array, Array]] = {}
-        if self._equal_shapes is not None:
-            args = tuple(_twin(each, twins) for each in args)
-        originals = [original for original, _ in twins.values()]
-        self.watched = watched = Watched(self._name, originals)
         yield link.now.Iallgather(digest, digests)
         if (digests != digest).any():
-            yield from _disagree(link, f"{description} at {self._line}", digests)
-        value = yield from self._algorithm(link.after(), *args)
+            yield from _disagree(link, f"{description} at {line}", digests)
+        value = yield from plan.steps(link.after(), *args)
         watched.check()
-        for output in self._outputs:
+        for output in outputs:
             if id(output) in twins and (is_device_array(output) or output.flags.writeable):
                 output[...] = twins[id(output)][1]
         watched.renew()
         return value
 
-    def _describe(self, link: Link, args: Sequence[Any]) -> str:
-        """Return what all ranks of the group must call alike."""
-        if not self._equal_shapes:
-            return str(Call(link.sequence, *self._call))
-        x = next(x for each in args for x in (each if isinstance(each, list) else [each]) if hasattr(x, "dtype"))
-        text = f"{self._name} #{link.sequence} of {x.dtype} {x.shape}" + (" on a device" if is_device_array(x) else "")
-        names = list(inspect.signature(self._algorithm).parameters)[1:]
-        for name, value in zip(names, args, strict=False):
-            if name == "root":
-                text += f" with rank {link.ranks[value]} as root"
-            elif isinstance(value, ReduceOp):
-                text += f" by {value.name}"  # the factor of PREMUL_SUM is each rank's own
-        return text
+    return steps(), watched.check
+
+
+def _describe(operation: Operation, plan: Plan, args: Sequence[Any], *, equal_shapes: bool) -> str:
+    """Return the call as a person would name it, with the shape where all ranks must give the same."""
+    text = plan.call.text(operation.number)
+    x = next((x for each in args for x in (each if isinstance(each, list) else [each]) if hasattr(x, "dtype")), None)
+    return f"{text}, shape {x.shape}" if equal_shapes and x is not None else text
 
 
 def _twin(given: Any, twins: dict[int, tuple[Array, Array]]) -> Any:
@@ -188,7 +185,7 @@ def _twin(given: Any, twins: dict[int, tuple[Array, Array]]) -> Any:
 
 
 def _disagree(link: Link, text: str, digests: Array) -> Steps:
-    """Exchange what the ranks call, and raise on every rank."""
+    """Exchange the calls of the ranks, and raise on every rank."""
     mine = np.zeros(_TEXT_BYTES, np.uint8)
     encoded = np.frombuffer(text.encode()[:_TEXT_BYTES], np.uint8)
     mine[: encoded.size] = encoded
@@ -196,7 +193,4 @@ def _disagree(link: Link, text: str, digests: Array) -> Steps:
     yield link.later.Iallgather(mine, texts)
     odd = int((digests != digests[0]).argmax())
     first, other = (bytes(texts[rank]).rstrip(b"\0").decode(errors="replace") for rank in (0, odd))
-    raise MismatchError(
-        f"the ranks of {link} disagree: rank {link.ranks[0]} called {first}, rank {link.ranks[odd]} called {other};"
-        " all ranks must call the same operations with the same shapes, dtypes, roots and reductions, in the same order"
-    )
+    raise mismatch(link, link.ranks[0], first, link.ranks[odd], other)

@@ -1,172 +1,171 @@
-"""What the collectives have in common: how their steps are run, or submitted.
-
-Every call says by what number the ranks know it, so that ranks of a node that call different things find out, and goes
-one of three ways: at once, where an algorithm can and nothing is on its way; by driving its steps; or, asynchronous or
-limited in time, through the group's queue.
-"""
+"""Dispatch: the one path of every collective call, from its plan to its `Work` or its result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
 
-import numpy as np
-
-from mpiddp.algorithms import one_shot, plan
-from mpiddp.algorithms.one_shot import Job, OneShot
-from mpiddp.faults import calls
-from mpiddp.faults.calls import ANY_COUNT, NO_ROOT
-from mpiddp.mpi import operation, work
-from mpiddp.mpi.link import Link
-from mpiddp.mpi.message import dtype_code, dtype_layout
-from mpiddp.mpi.operation import Operation
+from mpiddp.algorithms import plan as planning
+from mpiddp.algorithms.plan import Plan
+from mpiddp.errors import DistError
+from mpiddp.faults.calls import NO_ROOT
+from mpiddp.mpi import requests
+from mpiddp.mpi.operation import Operation, new_operation
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.work import Work
 from mpiddp.typing import Array
 
 from . import debug
 from .groups import ProcessGroup
 
-_new_tuple = tuple.__new__
 
-
-def perform(
-    name: str,
+def make_plan(
     group: ProcessGroup,
-    async_op: bool,
-    outputs: Sequence[Array],
-    algorithm: Callable[..., Steps],
-    *args: Any,
-    like: Array | None = None,
-    count: int = ANY_COUNT,
-    op: ReduceOp | None = None,
-    root: int = NO_ROOT,
-    layout: str = "",
-    timeout_s: float | None = None,
-) -> Any:
-    """Run an algorithm on a group, or submit it; return its Work, or what its steps return.
-
-    Parameters
-    ----------
-    like : array, optional
-        One with the dtype that all ranks must give.
-    count : int, optional
-        The number of elements that all ranks must give.
-    op, root : optional
-        The reduction and the group rank of the root, which must be equal on all ranks.
-    layout : str, optional
-        Whatever else must be.
-    timeout_s : float, optional
-        How long it may take, in seconds; the group's timeout by default.
-
-    Raises
-    ------
-    MismatchError
-        If ranks of the node call something else.
-    """
-    link = group.link
-    blocking = not async_op and not work.unfinished and timeout_s is None
-    if blocking and type(algorithm) is OneShot and not debug.on:
-        jobs = algorithm.jobs(link, *args)
-        if not one_shot.at_once(link, (name, outputs[0] if outputs else None, op, count, root), jobs):
-            link.note(_kind(name, algorithm, like, op, layout), count, root)
-        if like is not None and len(jobs) == 1:
-            _remember(name, link, jobs[0], _kind(name, algorithm, like, op, layout), count, op, root)
-        return None
-    kind = _kind(name, algorithm, like, op, layout)
-    observed = debug.Observed(name, algorithm, outputs, kind, count, root) if debug.detail else None
-    same = link.begin(kind if observed is None else kind | calls.AGREES, count, root)
-    # Half the time of Operation(...), which is more than the rest of this function takes.
-    what = _new_tuple(Operation, (name, link, outputs[0] if outputs else None, None, False, link.sequence))
-    if debug.on:
-        debug.log(what)
-    elif blocking and not link.world.deaths.survivable:
-        outer, operation.running = operation.running, what
-        try:
-            value = work.drive(algorithm(link, *args))
-        except Exception:
-            link.confirm(what.number)  # why it went wrong is the better error
-            raise
-        finally:
-            operation.running = outer
-        if not same:
-            link.confirm(what.number)
-        return value
-    steps = (observed or algorithm)(link, *args)
-    submitted = link.queue.submit(steps if same else link.confirming(steps), what, list(outputs))
-    if observed is not None and observed.watched is not None:
-        submitted.verify(observed.watched.check)
-    submitted.limit(timeout_s)
-    if async_op:
-        return submitted
-    submitted.wait()
-    return submitted.value
-
-
-def again(
-    name: str,
-    group: ProcessGroup,
-    async_op: bool,
+    key: tuple[Any, ...],
     output: Array,
     x: Array,
     op: ReduceOp | None = None,
     root: int = NO_ROOT,
-) -> bool:
-    """Make a call at once, if `perform` has made one just like it at once before, and tell whether it has.
-
-    What was checked and chosen then holds for all arrays of these dtypes and shapes: it is not looked at anew.
+    *,
+    places: tuple[int, int] = (0, 0),
+    count: int | None = None,
+) -> Plan:
+    """Make the plan of a call, and keep it for identical ones.
 
     Parameters
     ----------
-    output, x : array
-        Where the result goes, and what this rank gives; each has passed `as_array`.
+    key : tuple
+        The name of the operation, the algorithm that was asked for, and whatever else the plan depends on.
+    output, x, op, root, places, count
+        See `mpiddp.algorithms.plan.make`.
+    """
+    made = planning.make(group.link, key[0], key[1], output, x, op, root, places=places, count=count)
+    return group.plans.remember(key, debug.traced(made))
+
+
+def dispatch(
+    group: ProcessGroup,
+    plan: Plan,
+    args: tuple[Any, ...],
+    outputs: Sequence[Array],
+    async_op: bool = False,
+    timeout_s: float | None = None,
+) -> Work | None:
+    """Make a collective call: at once where nothing is pending, else through the group's queue.
+
+    Parameters
+    ----------
+    args : tuple
+        The arguments of the plan's steps.
+    outputs : sequence of arrays
+        The arrays that hold the result.
+    timeout_s : float, optional
+        Time that the call may take, in seconds; the group's timeout by default.
+
+    Returns
+    -------
+    Work or None
+        The `Work` with ``async_op``; None otherwise.
+
+    Raises
+    ------
+    MismatchError
+        If ranks make another call.
+    DistTimeoutError
+        If a rank does not come in time.
+    DistError
+        If another thread is in a collective of the group.
     """
     link = group.link
-    if link.slots is None or async_op or work.unfinished or debug.on or group.coalescing is not None:
-        return False
-    if not type(x) is type(output) is np.ndarray:
-        return False
-    known = link.slots.known.get((plan.epoch, name, x.dtype, x.shape, output.dtype, output.shape, op, root))
-    if known is None:
-        return False
-    shot, kind, count = known
-    if not one_shot.at_once(link, (name, output, op, count, root), ((shot, x, output),)):
-        link.note(kind, count, root)
-    return True
+    if group.coalescing is not None and group.coalescing.takes(plan):
+        recorded: Work | None = group.coalescing.record(plan, args, async_op)
+        return recorded
+    expect_own_thread(link.busy, group)
+    if async_op or requests.pending or timeout_s is not None or plan.trace is not None:
+        return submit(group, plan, args, outputs, async_op, timeout_s)
+    if plan.run is None:
+        perform(group, plan, args, outputs)
+        return None
+    link.busy = True
+    try:
+        plan.run(plan.label, args)
+    finally:
+        link.busy = False
+    return None
 
 
-def _remember(name: str, link: Link, job: Job, kind: int, count: int, op: ReduceOp | None, root: int) -> None:
-    """Have calls just like this one made `again`."""
-    shot, x, output = job
-    if link.slots is not None:
-        key = plan.epoch, name, x.dtype, x.shape, output.dtype, output.shape, op, root
-        link.slots.remember(key, (shot, kind, count))
+def expect_own_thread(busy: bool, group: ProcessGroup) -> None:
+    """Raise `DistError` if another thread is in a collective of the group, or MPI takes no second thread."""
+    if busy:
+        raise DistError(
+            f"{group.link} is used by two threads at once, whose calls have no order that all ranks share; make a group"
+            " for each thread with new_group"
+        )
+    if requests.only_thread and requests.only_thread != get_ident():
+        raise DistError(
+            "MPI runs without MPI_THREAD_MULTIPLE here, so only the thread that called init_process_group may"
+            " communicate; ask for it before MPI starts (mpi4py.rc.thread_level = 'multiple', its default)"
+        )
 
 
-_Key = tuple[str, Callable[..., Steps], np.dtype[Any] | None, ReduceOp | None, str]
-_kinds: dict[_Key, int] = {}
-_MOST_KINDS = 4096
-
-
-def _kind(name: str, algorithm: Callable[..., Steps], like: Array | None, op: ReduceOp | None, layout: str) -> int:
-    """Return by what number the ranks know such calls."""
-    key = (name, algorithm, None if like is None else like.dtype, op, layout)
-    return _kinds.get(key) or _make_kind(key)
-
-
-def _make_kind(key: _Key) -> int:
-    """Find it out, and remember it."""
-    name, algorithm, dtype, op, layout = key
-    number = _kinds[key] = calls.kind(
-        name,
-        calls.NO_DTYPE if dtype is None else dtype_code(dtype) | calls.ON_DEVICE * plan.is_for_devices(algorithm),
-        calls.NO_REDUCTION if op is None else op.value,
-        layout if dtype is None else layout + dtype_layout(dtype),
-        calls.compares(algorithm),
+def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array] = ()) -> Any:
+    """Make a call and return the value of its steps; blocks in MPI where nothing is pending."""
+    link, monitor, plan = group.link, group.monitor, debug.traced(plan)
+    if requests.pending or monitor.survivable or plan.trace is not None:
+        work = submit(group, plan, args, outputs, True, None)
+        assert work is not None
+        work.wait()
+        return work.value
+    link.sequence = sequence = link.sequence + 1
+    operation = new_operation(
+        Operation, (plan.label, link.members, outputs[0] if outputs else None, None, False, sequence)
     )
-    if len(_kinds) > _MOST_KINDS:  # layouts come and go
-        _kinds.clear()
-    return number
+    confirmed = monitor.publish(sequence, plan.call)
+    link.busy = True
+    began = requests.begin_wait(operation)
+    try:
+        value = requests.drive(plan.steps(link, *args))
+    except Exception:
+        monitor.verify(sequence)  # the reason of the error is the better one
+        raise
+    finally:
+        requests.end_wait(*began)
+        link.busy = False
+    if not confirmed:
+        monitor.verify(sequence)
+    return value
+
+
+def submit(
+    group: ProcessGroup,
+    plan: Plan,
+    args: tuple[Any, ...],
+    outputs: Sequence[Array],
+    async_op: bool,
+    timeout_s: float | None,
+) -> Work | None:
+    """Submit a call to the group's queue; return its `Work`, or wait for it without ``async_op``."""
+    link, monitor = group.link, group.monitor
+    with requests.lock:
+        link.sequence = sequence = link.sequence + 1
+        operation = new_operation(
+            Operation, (plan.label, link.members, outputs[0] if outputs else None, None, False, sequence)
+        )
+        confirmed = monitor.publish(sequence, plan.call)
+        check = None
+        if plan.trace is None:
+            steps = plan.steps(link, *args)
+        else:
+            steps, check = plan.trace(operation, link, plan, args, outputs)
+        work = link.queue.submit(steps if confirmed else monitor.verifying(sequence, steps), operation, outputs)
+    if check is not None:
+        work.run_check(check)
+    work.set_timeout(timeout_s)
+    if async_op:
+        return work
+    work.wait()
+    return None
 
 
 def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:

@@ -1,23 +1,26 @@
-"""Process groups: who belongs to them, what they are called, and how they are found."""
+"""Process groups: their members, their names, and the default one."""
 
 from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias
 
+from mpiddp.algorithms.plan import Plan, Plans
+from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.typing import Array
+from mpiddp.mpi.p2p import Mailbox
 
 
 class Recorder(Protocol):
-    """Takes note of calls; see `coalescing`."""
+    """Records calls instead of making them; see `coalescing`."""
 
-    def record(self, name: str, op: ReduceOp | None, arrays: tuple[Array, ...], async_op: bool) -> Any:
-        """Take note of a call."""
+    def takes(self, plan: Plan) -> bool:
+        """Return whether calls of this operation are recorded."""
+
+    def record(self, plan: Plan, args: tuple[Any, ...], async_op: bool) -> Any:
+        """Record a call."""
 
 
 class ProcessGroup:
@@ -26,8 +29,21 @@ class ProcessGroup:
     Made by `init_process_group` and `new_group`, never directly.
     """
 
-    def __init__(self, link: Link, name: str, description: str, ranks: tuple[int, ...], comm: MPI.Intracomm) -> None:
+    def __init__(
+        self,
+        link: Link,
+        monitor: GroupMonitor,
+        name: str,
+        description: str,
+        ranks: tuple[int, ...],
+        comm: MPI.Intracomm,
+    ) -> None:
         self.link = link
+        self.monitor = monitor
+        self.plans = link.resource(Plans)
+        """The plans of its calls."""
+        self.mailbox = link.resource(Mailbox)
+        """Its point-to-point messages."""
         self.group_name = name
         self.group_desc = description
         self.ranks = ranks
@@ -39,9 +55,9 @@ class ProcessGroup:
         every rank.
         """
         self.coalescing: Recorder | None = None
-        """Takes note of collectives instead of making them, inside of a coalescing manager."""
+        """Records collectives instead of making them, inside of a coalescing manager."""
         self.monitored_barriers = 0
-        """How many this rank has come to."""
+        """The number of them that this rank has begun."""
         self._group_rank_of = {rank: index for index, rank in enumerate(ranks)}
 
     def rank(self) -> int:
@@ -113,9 +129,6 @@ GroupLike: TypeAlias = ProcessGroup | int | None
 
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
 
-before_destroy: list[Callable[[ProcessGroup], None]] = []
-"""Called with each group before it is freed, on all its ranks: the last moment to communicate in it."""
-
 _default: ProcessGroup | None = None
 _groups: dict[ProcessGroup, None] = {}
 _made = 0
@@ -168,7 +181,7 @@ def has_default() -> bool:
 
 
 def expect_idle() -> None:
-    """Raise `DistError` if operations of any group are on their way."""
+    """Raise `DistError` if operations of any group are pending."""
     for each in _groups:
         each.link.expect_idle()
 
@@ -351,9 +364,6 @@ def destroy(given: GroupLike = None) -> None:
     doomed = list(reversed(_groups)) if given is None or given is _default else [given]
     for each in doomed:
         each.link.expect_idle()
-    for each in doomed:
-        for action in before_destroy:
-            action(each)
     for each in doomed:
         each.link.close()
         del _groups[each]

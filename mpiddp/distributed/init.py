@@ -8,14 +8,14 @@ from typing import Any
 
 from mpiddp import settings
 from mpiddp.algorithms import plan
-from mpiddp.algorithms.gpu import table
+from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.device import choice
-from mpiddp.mpi import work
-from mpiddp.mpi import world as runtime
+from mpiddp.faults import monitor
+from mpiddp.faults.job import Job
+from mpiddp.faults.shutdown import time_limit
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.link import Link
-from mpiddp.mpi.world import World
-from mpiddp.shm import segment
+from mpiddp.mpi.requests import seconds
+from mpiddp.mpi.world import Claims
 
 from . import backends, debug, groups
 from .backends import check_backend
@@ -92,7 +92,8 @@ def init_process_group(
         raise ValueError("trying to initialize the default process group twice!")
     kind = check_backend(backend)
     _check_init_method(init_method, store)
-    limit_s = work.seconds(timeout)
+    limit_s = seconds(timeout)
+    timeout_s = settings.default_timeout_s() if limit_s is None else limit_s
     debug_level = settings.debug_level()
     if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
         raise ValueError(
@@ -102,26 +103,27 @@ def init_process_group(
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be an mpi4py intracommunicator such as MPI.COMM_WORLD, got {comm!r}")
     _choose_device(device_id)
-    before = runtime.current()
-    world = runtime.start(rank, world_size, limit_s)
-    if world is not before:
-        segment.forget()
-    plan.forget()
-    debug.configure(debug_level)
-    begin(world, comm, settings.default_timeout_s() if limit_s is None else limit_s, kind)
+    with time_limit(timeout_s, "init_process_group"):
+        job = monitor.start(Claims(rank, world_size, own_comm=comm is not None))
+        plan.forget()
+        debug.configure(debug_level)
+        begin(job, comm, timeout_s, kind)
 
 
-def begin(world: World, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:
-    """Make the default process group of the ranks of ``comm``, or of all whose programs run, which all of them call."""
+def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:
+    """Make the default process group of the ranks of ``comm``, or of all that run; all of them call."""
+    world = job.world
     if comm is None and len(world.running) < world.size:
         own = among(world.comm, world.running)
     else:
         own = (comm or world.comm).Dup()
-    link = Link(world, own, timeout_s)
-    table.learn(own, link.nodes)
+    link, group_monitor = monitor.connect(job, own, timeout_s)
+    device_table.learn(own, link.nodes)
     backends.connect(link, backend)
-    whole = ProcessGroup(link, "0", "default_pg", tuple(range(link.size)), own if comm is None else comm)
-    return register(whole, default=True)
+    ranks = tuple(range(link.size))
+    return register(
+        ProcessGroup(link, group_monitor, "0", "default_pg", ranks, own if comm is None else comm), default=True
+    )
 
 
 def _choose_device(device_id: int | None) -> None:
@@ -169,9 +171,9 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     RuntimeError
         If neither knows it and there is no ``fallback_rank``.
     """
-    world = runtime.current()
-    if world is not None:
-        return world.local_rank
+    job = monitor.current()
+    if job is not None:
+        return job.world.local_rank
     announced = settings.rank_variables().get("LOCAL_RANK", fallback_rank)
     if announced is None:
         raise RuntimeError(
@@ -224,4 +226,3 @@ def get_backend_config(group: GroupLike = None) -> str:
 
 
 os.register_at_fork(after_in_child=lambda: groups.disown(_FORKED) if groups.has_default() else None)
-runtime.on_exit.append(work.finished)

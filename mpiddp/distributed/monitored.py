@@ -11,9 +11,9 @@ from datetime import timedelta
 import numpy as np
 
 from mpiddp.errors import DistTimeoutError
-from mpiddp.mpi import work
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.p2p import Receive
+from mpiddp.mpi.requests import poll_until, seconds
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array
 
@@ -44,7 +44,7 @@ def monitored_barrier(
     found = member(group, "monitored_barrier")
     if found is None:
         return
-    given_s = work.seconds(timeout)
+    given_s = seconds(timeout)
     timeout_s = found.link.timeout_s if given_s is None else given_s
     found.monitored_barriers += 1
     if found.rank() == 0:
@@ -54,14 +54,17 @@ def monitored_barrier(
 
 
 def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:
-    mailbox, message = group.link.mailbox, np.array(numbers)
-    return mailbox.isend(message, to, mailbox.private_tag, Operation("monitored_barrier", group.link, peers=()))
+    mailbox, message = group.mailbox, np.array(numbers)
+    return mailbox.isend(message, to, mailbox.private_tag, _operation(group, ()))
+
+
+def _operation(group: ProcessGroup, peers: tuple[int, ...]) -> Operation:
+    return Operation("monitored_barrier", group.link.members, peers=peers)
 
 
 def _receive(group: ProcessGroup, source: int, message: Array) -> tuple[Receive, Work]:
-    mailbox = group.link.mailbox
-    what = Operation("monitored_barrier", group.link, peers=(group.link.ranks[source],))
-    return mailbox.irecv(message, source, mailbox.private_tag, what)
+    mailbox = group.mailbox
+    return mailbox.irecv(message, source, mailbox.private_tag, _operation(group, (group.link.ranks[source],)))
 
 
 def _arrived(posted: Work) -> bool:
@@ -84,9 +87,9 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
         return False
 
     # Rank 0 may have begun to wait later than this rank.
-    in_time = work.poll_until(answered, Operation("monitored_barrier", group.link, peers=()), timeout_s)
+    in_time = poll_until(answered, _operation(group, ()), timeout_s)
     if not in_time:
-        group.link.mailbox.withdraw(receive, posted)
+        group.mailbox.withdraw(receive, posted)
     if not in_time or answer[1] == _FAILED:
         raise DistTimeoutError(
             f"Rank {group.ranks[group.rank()]} successfully reached monitoredBarrier, but received errors while waiting"
@@ -117,11 +120,11 @@ def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None
     for rank in others:
         expect(rank)
     if timeout_s > 0:
-        work.poll_until(all_have_come, Operation("monitored_barrier", group.link, peers=()), timeout_s)
+        poll_until(all_have_come, _operation(group, ()), timeout_s)
     missing = sorted(awaited)
     for rank in missing:
         receive, posted, _ = awaited[rank]
-        group.link.mailbox.withdraw(receive, posted)
+        group.mailbox.withdraw(receive, posted)
     answers = [_send(group, rank, number, _FAILED if missing else _PASSED) for rank in others]
     for each in answers:
         each.wait()

@@ -6,23 +6,29 @@ Ranks that give different lists all get the same error, and nobody waits in MPI 
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from mpiddp.errors import DistError, MismatchError
-from mpiddp.faults import calls
-from mpiddp.mpi import work
+import numpy as np
+
+from mpiddp.errors import DistError
+from mpiddp.faults import monitor
+from mpiddp.faults.calls import make_call, mismatch
+from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.requests import seconds
 
 from .backends import backend_of, check_backend, connect
+from .dispatch import expect_own_thread
 from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_count, member, next_name, register
 
 T = TypeVar("T")
 
-_NEW_GROUP = calls.kind("new_group")
+_NEW_GROUP = make_call("new_group")
 
 
 def checked_ranks(ranks: object, world_size: int) -> list[int]:
@@ -45,14 +51,12 @@ def _agree(parent: Link, what: str, value: object) -> None:
     """Raise on every rank where the ranks of ``parent`` gave different values."""
     # Fixed-size fingerprints first: a list of ten thousand ranks from each of ten thousand ranks would not fit.
     text = repr(value)
-    fingerprints = parent.now.allgather(zlib.crc32(text.encode()))
-    if len(set(fingerprints)) > 1:
-        odd = next(rank for rank, found in enumerate(fingerprints) if found != fingerprints[0])
+    fingerprints = np.empty(parent.size, np.int64)
+    parent.now.Allgather(np.array([zlib.crc32(text.encode())]), fingerprints)
+    odd = int((fingerprints != fingerprints[0]).argmax())
+    if odd:
         first, other = parent.now.bcast(text, 0), parent.now.bcast(text, odd)
-        raise MismatchError(
-            f"{what} was called with {first} on rank {parent.ranks[0]} and with {other} on rank {parent.ranks[odd]};"
-            " all ranks must make the same groups in the same order, members or not"
-        )
+        raise mismatch(parent, parent.ranks[0], f"{what} with {first}", parent.ranks[odd], f"{what} with {other}")
 
 
 def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
@@ -71,20 +75,21 @@ def _make(
     comm: MPI.Intracomm, timeout: timedelta | float | None, description: str | None, backend: str
 ) -> ProcessGroup:
     """Make the group of the ranks of a new communicator, which is the group's from now on."""
-    parent = default_group()
-    timeout_s = work.seconds(timeout)
-    link = Link(parent.link.world, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
+    parent, job = default_group(), monitor.current()
+    assert job is not None, "there is a default group"
+    timeout_s = seconds(timeout)
+    link, group_monitor = monitor.connect(job, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
     connect(link, backend)
     # Global ranks are those of the default group, which need not have all ranks of the world.
     global_rank_of = {rank: index for index, rank in enumerate(parent.link.ranks)}
     ranks = tuple(global_rank_of[rank] for rank in link.ranks)
-    return register(ProcessGroup(link, next_name(), description or "undefined", ranks, comm))
+    return register(ProcessGroup(link, group_monitor, next_name(), description or "undefined", ranks, comm))
 
 
 def _without_waiting(make: Callable[[], T], what: Operation) -> T:
     """Return what ``make`` makes by calls that block in MPI, or say that there are too many communicators."""
     try:
-        return work.aside(make, what)
+        return requests.run_in_thread(make, what)
     except MPI.Exception as error:
         raise DistError(
             f"{what.name}: MPI could not make the communicators of another group ({error}); {get_pg_count()} groups are"
@@ -102,7 +107,7 @@ def _split(
     backend: str,
 ) -> tuple[int | None, ProcessGroup | None]:
     """Split ``parent`` into parts, lists of its ranks that share none; return this rank's part, and its group."""
-    work.seconds(timeout)
+    seconds(timeout)
     me = parent.rank()
     mine = next((index for index, part in enumerate(parts) if me in part), None)
 
@@ -112,10 +117,12 @@ def _split(
         comm = parent.link.now.Split(color, key)
         return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout, description, backend)
 
-    parent.link.begin(_NEW_GROUP)
-    number = parent.link.sequence
-    made = _without_waiting(make, Operation(what, parent.link, number=number))
-    parent.link.confirm(number)
+    link = parent.link
+    expect_own_thread(link.busy, parent)
+    link.sequence = sequence = link.sequence + 1
+    parent.monitor.publish(sequence, _NEW_GROUP)
+    made = _without_waiting(make, Operation(what, link.members, number=sequence))
+    parent.monitor.verify(sequence)
     return mine, made
 
 
@@ -170,7 +177,7 @@ def new_group(
     if not use_local_synchronization:
         _, made = _split(parent, [chosen], "new_group", timeout, group_desc, kind)
         return GroupMember.NON_GROUP_MEMBER if made is None else made
-    work.seconds(timeout)
+    seconds(timeout)
     if parent.rank() not in chosen:
         return None
 
@@ -178,8 +185,9 @@ def new_group(
         return _make(among(parent.link.now, chosen), timeout, group_desc, kind)
 
     others = tuple(parent.link.ranks[rank] for rank in chosen if rank != parent.rank())
-    parent.link.messages += 1
-    return _without_waiting(make, Operation("new_group", parent.link, peers=others, number=parent.link.messages))
+    parent.link.message_count += 1
+    operation = Operation("new_group", parent.link.members, peers=others, number=parent.link.message_count)
+    return _without_waiting(make, operation)
 
 
 def new_subgroups(
@@ -222,7 +230,7 @@ def new_subgroups(
         return None, []
     kind = check_backend(backend, backend_of(whole.link))
     if group_size is None:
-        counts = {whole.link.nodes.count(node) for node in whole.link.nodes}
+        counts = set(Counter(whole.link.nodes).values())
         if len(counts) > 1:
             raise ValueError(f"nodes hold different numbers of ranks ({sorted(counts)}): give group_size")
         group_size = counts.pop()

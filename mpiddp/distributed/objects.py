@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from mpiddp.algorithms import native
+from mpiddp.algorithms.plan import plain
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 from .dispatch import perform, root_rank
@@ -58,6 +59,9 @@ def _scatter(link: Link, parts: Sequence[Array] | None, root: int) -> Steps:
     return pickle.loads(memory.data)
 
 
+_ALL_GATHER = plain("all_gather_object", _all_gather)
+
+
 def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
     """Put every rank's object into ``object_list``, rank r's at r (``torch.distributed.all_gather_object``).
 
@@ -83,7 +87,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     if found is None:
         return
     _expect_room(object_list, found, "all_gather_object", "object_list")
-    object_list[: found.size()] = perform("all_gather_object", found, False, (), _all_gather, _pickled(obj))
+    object_list[: found.size()] = perform(found, _ALL_GATHER, (_pickled(obj),))
 
 
 def _expect_room(objects: object, group: ProcessGroup, name: str, parameter: str) -> None:
@@ -131,7 +135,7 @@ def gather_object(
     _expect_on_root(object_gather_list, found, root, "object_gather_list", "destination")
     if object_gather_list:
         _expect_room(object_gather_list, found, "gather_object", "object_gather_list")
-    gathered = perform("gather_object", found, False, (), _gather, _pickled(obj), root, root=root)
+    gathered = perform(found, plain("gather_object", _gather, root=root), (_pickled(obj), root))
     if object_gather_list:
         object_gather_list[: found.size()] = gathered
 
@@ -180,7 +184,7 @@ def broadcast_object_list(
     if not isinstance(object_list, list) or not object_list:
         raise ValueError("object_list must be a list of at least one object")
     data = _pickled(object_list) if found.rank() == root else None
-    received = perform("broadcast_object_list", found, False, (), _broadcast, data, root, root=root)
+    received = perform(found, plain("broadcast_object_list", _broadcast, root=root), (data, root))
     if len(received) != len(object_list):
         raise ValueError(
             f"broadcast_object_list: rank {found.ranks[root]} sent {len(received)} objects, but this rank's object_list"
@@ -230,7 +234,7 @@ def scatter_object_list(
         if len(inputs) != found.size():
             raise ValueError(f"scatter_object_list needs {found.size()} objects on the source rank, got {len(inputs)}")
         parts = [_pickled(obj) for obj in inputs]
-    scatter_object_output_list[0] = perform("scatter_object_list", found, False, (), _scatter, parts, root, root=root)
+    scatter_object_output_list[0] = perform(found, plain("scatter_object_list", _scatter, root=root), (parts, root))
 
 
 def send_object_list(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpiddp.mpi import operation, work
+from mpiddp.mpi import requests
 from mpiddp.mpi.message import as_array
-from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.operation import Operation, new_operation
 from mpiddp.mpi.p2p import ANY_SOURCE
 from mpiddp.mpi.work import Work
 from mpiddp.typing import ArrayLike
@@ -20,12 +20,9 @@ from . import debug
 from .dispatch import root_rank
 from .groups import GroupLike, ProcessGroup, as_rank, known, member
 
-# Half the time of Operation(...), which a message of a few bytes feels.
-_new_tuple = tuple.__new__
-
 
 def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
-    largest = group.link.mailbox.max_tag
+    largest = group.mailbox.max_tag
     try:
         found = as_rank(tag)  # what is an integer in a rank is one here
     except TypeError:
@@ -73,18 +70,18 @@ def send(
     x = as_array(tensor, "send", writable=False)
     tag = _checked_tag(found, tag, "send")
     link = found.link
-    link.messages += 1
-    what = _new_tuple(Operation, ("send", link, x, (link.ranks[to],), False, link.messages))
+    link.message_count += 1
+    what = new_operation(Operation, ("send", link.members, x, (link.ranks[to],), False, link.message_count))
     if debug.on:
         debug.log(what)
-    if work.unfinished or link.world.deaths.survivable:
-        link.mailbox.isend(x, to, tag, what).wait()
+    if requests.pending or found.monitor.survivable:
+        found.mailbox.isend(x, to, tag, what).wait()
         return
-    outer, operation.running = operation.running, what
+    began = requests.begin_wait(what)
     try:
-        link.mailbox.send(x, to, tag)
+        found.mailbox.send(x, to, tag)
     finally:
-        operation.running = outer
+        requests.end_wait(*began)
 
 
 def isend(
@@ -127,14 +124,14 @@ def isend(
     x = as_array(tensor, "isend", writable=False)
     tag = _checked_tag(found, tag, "isend")
     link = found.link
-    link.messages += 1
-    what = _new_tuple(Operation, ("isend", link, x, (link.ranks[to],), False, link.messages))
+    link.message_count += 1
+    what = new_operation(Operation, ("isend", link.members, x, (link.ranks[to],), False, link.message_count))
     if not debug.on:
-        return link.mailbox.isend(x, to, tag, what)
+        return found.mailbox.isend(x, to, tag, what)
     debug.log(what)
-    submitted = link.mailbox.isend(x, to, tag, what)
+    submitted = found.mailbox.isend(x, to, tag, what)
     if debug.detail:
-        submitted.verify(debug.Watched("isend", (x,)).check)
+        submitted.run_check(debug.Watched("isend", (x,)).check)
     return submitted
 
 
@@ -190,19 +187,19 @@ def recv(
     source, peers = _sources(found, src, group_src)
     x = as_array(tensor, "recv")
     tag = _checked_tag(found, tag, "recv")
-    link.messages += 1
-    what = _new_tuple(Operation, ("recv", link, x, peers, False, link.messages))
+    link.message_count += 1
+    what = new_operation(Operation, ("recv", link.members, x, peers, False, link.message_count))
     if debug.on:
         debug.log(what)
-    if work.unfinished or link.world.deaths.survivable:
-        receive, posted = link.mailbox.irecv(x, source, tag, what)
+    if requests.pending or found.monitor.survivable:
+        receive, posted = found.mailbox.irecv(x, source, tag, what)
         posted.wait()
         return found.ranks[receive.sender]
-    outer, operation.running = operation.running, what
+    began = requests.begin_wait(what)
     try:
-        return found.ranks[link.mailbox.recv(x, source, tag)]
+        return found.ranks[found.mailbox.recv(x, source, tag)]
     finally:
-        operation.running = outer
+        requests.end_wait(*began)
 
 
 def irecv(
@@ -247,11 +244,11 @@ def irecv(
     source, peers = _sources(found, src, group_src)
     x = as_array(tensor, "irecv")
     tag = _checked_tag(found, tag, "irecv")
-    link.messages += 1
-    what = _new_tuple(Operation, ("irecv", link, x, peers, False, link.messages))
+    link.message_count += 1
+    what = new_operation(Operation, ("irecv", link.members, x, peers, False, link.message_count))
     if debug.on:
         debug.log(what)
-    receive, posted = link.mailbox.irecv(x, source, tag, what)
+    receive, posted = found.mailbox.irecv(x, source, tag, what)
     posted.describe(lambda: (found.ranks[receive.sender], receive.size_bytes // max(x.itemsize, 1)))
     return posted
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpiddp.mpi import work
-from mpiddp.mpi import world as runtime
+from mpiddp.faults import monitor
+from mpiddp.faults.shutdown import time_limit
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation
-from mpiddp.shm import segment
+from mpiddp.mpi.requests import run_in_thread
 
 from . import groups, init
 from .backends import backend_of
@@ -73,27 +73,47 @@ def shrink_group(
     if old.rank() in excluded:
         raise ValueError(f"rank {old.rank()} is to be excluded, and those that are do not call shrink_group")
     link, backend = old.link, backend_of(old.link)
-    died = link.world.deaths.happened()
-    if not died and not shrink_flags & SHRINK_ABORT:
+    job = monitor.current()
+    assert job is not None, "there is a default group"
+    failed = job.failures.happened()
+    if not failed and not shrink_flags & SHRINK_ABORT:
         groups.expect_idle()
-    world, comm = link.world, None if died else _without(old, excluded)
+    comm = None if failed else _without(old, excluded)
     groups.discard()
     while True:
-        if died:
-            world, comm = runtime.regroup(link.timeout_s), None
-            segment.forget()
-        try:
-            return init.begin(world, comm, link.timeout_s, backend)
-        except Exception:
-            died = world.deaths.happened()
-            if not died:  # otherwise it was another one
-                raise
+        with time_limit(link.timeout_s, "shrink_group"):
+            if failed:
+                job, comm = monitor.regroup(), None
+            try:
+                return init.begin(job, comm, link.timeout_s, backend)
+            except Exception:
+                failed = job.failures.happened()
+                if not failed:  # otherwise another rank has failed meanwhile
+                    raise
+
+
+def survivable() -> bool:
+    """Return whether the other ranks live on when one fails."""
+    return default_group().monitor.survivable
+
+
+def any_failed() -> bool:
+    """Return whether a rank is known to have failed."""
+    job = monitor.current()
+    return job is not None and job.failures.happened()
+
+
+def expect_no_failures() -> None:
+    """Raise `RankFailedError` on all survivors if a rank has failed; all of them call."""
+    job = monitor.current()
+    if job is not None:
+        job.failures.agree()
 
 
 def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
     """Return a communicator of the ranks that are not excluded, which alone call."""
     left = [rank for rank in range(old.size()) if rank not in excluded]
     others = tuple(old.link.ranks[rank] for rank in left if rank != old.rank())
-    old.link.messages += 1
-    what = Operation("shrink_group", old.link, peers=others, number=old.link.messages)
-    return work.aside(lambda: among(old.link.later, left), what)
+    old.link.message_count += 1
+    operation = Operation("shrink_group", old.link.members, peers=others, number=old.link.message_count)
+    return run_in_thread(lambda: among(old.link.later, left), operation)

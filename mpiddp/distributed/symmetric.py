@@ -10,15 +10,18 @@ from typing import Literal
 import numpy as np
 
 from mpiddp import device as devices
-from mpiddp.algorithms.gpu import cuda_ipc, scratch
+from mpiddp.algorithms import handshake
+from mpiddp.algorithms.gpu import cuda_ipc
+from mpiddp.algorithms.plan import plain
 from mpiddp.errors import DistError
-from mpiddp.mpi import work
+from mpiddp.faults.calls import compares_calls, make_call
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.requests import Steps
 from mpiddp.shm import segment
 from mpiddp.typing import Array, DTypeLike
 
-from . import groups
 from .dispatch import perform
-from .groups import GroupLike, ProcessGroup, member
+from .groups import GroupLike, member
 
 
 def symmetric_empty(
@@ -77,8 +80,8 @@ def symmetric_empty(
     if any(extent < 0 for extent in extents):
         raise ValueError(f"symmetric_empty needs a shape without negative dimensions, got {extents}")
     on_gpu = _checked(device) == "cuda"
-    find = cuda_ipc.empty if on_gpu else segment.empty
-    memory, fault = perform("symmetric_empty", found, False, (), find, math.prod(extents) * kind.itemsize)
+    plan = _ON_GPU if on_gpu else _ON_HOST
+    memory, fault = perform(found, plan, (math.prod(extents) * kind.itemsize,))
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
         return shared
@@ -104,9 +107,23 @@ def _checked(device: str) -> str:
     return device
 
 
-def _give_back(group: ProcessGroup) -> None:
-    """Free what the GPUs of a group's ranks share; all of them are here."""
-    work.drive(scratch.release(group.link))
+@compares_calls
+def _allocate(link: Link, nbytes: int) -> Steps:
+    """Return this rank's region of ``nbytes`` as bytes, or None and the reason why there is none, on all ranks alike.
+
+    A group with one rank on every node needs none.
+    """
+    yield from handshake.compare(link, make_call("symmetric_empty", np.dtype(np.uint8), count=nbytes))
+    if not link.shares_memory:
+        return None, ""
+    page, node = segment.ALIGNMENT_BYTES, link.node
+    region_bytes = max(-(-nbytes // page), 1) * page
+    found: segment.Allocation = yield from segment.allocate(node, link, region_bytes)
+    if found.memory is None:
+        return None, found.fault
+    segment.register(found, node.ranks, node.rank)
+    return np.frombuffer(found.memory, np.uint8, nbytes, node.rank * region_bytes), ""
 
 
-groups.before_destroy.append(_give_back)
+_ON_HOST = plain("symmetric_empty", _allocate)
+_ON_GPU = plain("symmetric_empty", cuda_ipc.empty)

@@ -76,7 +76,7 @@ class Call(NamedTuple):
 
     kind: int
     """Operation, dtype, reduction and layout, from `make_call`."""
-    count: int
+    length: int
     """Elements, where all ranks give as many; `ANY_COUNT` elsewhere."""
     root: int
     """Group rank of the root, or `NO_ROOT`."""
@@ -86,6 +86,10 @@ class Call(NamedTuple):
         """Whether the operation compares the calls itself."""
         return bool(self.kind & _SELF_COMPARING)
 
+    def marked(self) -> Call:
+        """Return the call of an operation that compares the calls itself."""
+        return self._replace(kind=self.kind | _SELF_COMPARING)
+
     def pack(self, sequence: int) -> bytes:
         """Return the record of this call as the group's operation number ``sequence``; 0: not numbered."""
         return _PACKED.pack(sequence, *self)
@@ -94,7 +98,7 @@ class Call(NamedTuple):
         """Return whether two ranks cannot both make these calls in one operation, and nobody else would notice."""
         if self.self_comparing and other.self_comparing:
             return False
-        return (self.kind >> 1, self.count, self.root) != (other.kind >> 1, other.count, other.root)
+        return (self.kind >> 1, self.length, self.root) != (other.kind >> 1, other.length, other.root)
 
     def text(self, sequence: int = 0) -> str:
         """Return the call as a person would name it."""
@@ -103,7 +107,7 @@ class Call(NamedTuple):
         text = _names.get(name, "another operation") + (f" #{sequence}" if sequence else "")
         if dtype != _NO_DTYPE:
             kind = code_name(dtype & ~_ON_DEVICE)
-            text += f" of {kind}" if self.count == ANY_COUNT else f" of {self.count} {kind} elements"
+            text += f" of {kind}" if self.length == ANY_COUNT else f" of {self.length} {kind} elements"
             text += " on a device" if dtype & _ON_DEVICE else ""
         if layout:
             text += f" in arrays of layout 0x{layout:x}"

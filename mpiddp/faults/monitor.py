@@ -10,14 +10,15 @@ import atexit
 import os
 import sysconfig
 import warnings
+from threading import get_ident
 
 from mpiddp import settings
 from mpiddp.errors import DistError, MismatchError
-from mpiddp.mpi import world
+from mpiddp.mpi import requests, world
 from mpiddp.mpi.lazy import MPI, SetupError
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Operation
-from mpiddp.mpi.requests import drive
+from mpiddp.mpi.requests import Steps, drive
 from mpiddp.mpi.world import Claims
 from mpiddp.shm import eager, segment
 from mpiddp.shm.eager import EagerBuffers
@@ -96,6 +97,16 @@ class GroupMonitor(Resource):
             except MismatchError as error:
                 self._abort(error)
                 raise
+
+    def verifying(self, sequence: int, steps: Steps) -> Steps:
+        """Return the same steps, with a last comparison of their call at the end."""
+        try:
+            value = yield from steps
+        except Exception:
+            self.verify(sequence)  # the reason of the error is the better one
+            raise
+        self.verify(sequence)
+        return value
 
     def disagreement(self) -> MismatchError | None:
         """Return the error about ranks that make different calls, as far as is seen."""
@@ -209,6 +220,7 @@ def start(claims: Claims | None = None) -> Job:
         world.start_mpi()
         shutdown.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
         _owner_pid = os.getpid()
+        requests.only_thread = 0 if MPI.Query_thread() == MPI.THREAD_MULTIPLE else get_ident()
         job = _begin(Job.gather(MPI.COMM_WORLD.Dup()))
     elif job.failures.happened():
         job = regroup()

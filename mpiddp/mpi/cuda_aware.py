@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mpiddp import settings
 
 from . import probe
-from .launch import library_name
+from .world import library_name
 from .lazy import MPI
 from .mapped import mapped_libraries
 from .verdict import KINDS, DevicePointers, Verdict, lowest

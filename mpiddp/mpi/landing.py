@@ -15,7 +15,7 @@ from mpiddp.typing import Array
 
 from .lazy import MPI
 from .message import as_message
-from .work import Awaited, Steps
+from .requests import Awaited, Steps
 
 by_address = False
 """Whether MPI takes addresses of GPU memory in messages; set at the start, the same on all ranks."""

@@ -13,7 +13,7 @@ other (both libraries hang), and whether another rank may block depends on where
 from __future__ import annotations
 
 import copy
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -62,6 +62,8 @@ class Channel:
         """World ranks of the members, in the order of their ranks here."""
         self.rank, self.size = rank, len(ranks)
         self.now, self.later = now, later
+        self.early: dict[tuple[int, int], deque[tuple[MPI.Message, int]]] = {}
+        """Blocks of later operations that have arrived, with their bytes, by communicator and sender."""
 
     def after(self) -> Self:
         """Return the channel for an algorithm that runs as a later step of another one: all is sent on ``later``."""
@@ -80,6 +82,11 @@ class _Aborted:
         if isinstance(self._error, RankFailedError):
             raise RankFailedError(str(self._error), self._error.ranks)
         raise type(self._error)(f"{self._error}. The group cannot be used any more: destroy it and make another")
+
+
+def aborted(error: DistError) -> Any:
+    """Return what takes the place of a communicator that can no longer be used: every use raises ``error``."""
+    return _Aborted(error)
 
 
 _created = 0
@@ -237,9 +244,9 @@ class Link(Channel):
         if self.closed:
             return
         self.expect_idle()
-        self.closed = True
         for resource in reversed(self._resources.values()):
             resource.close()
+        self.closed = True
         self._resources.clear()
         self._free()
 
@@ -247,10 +254,10 @@ class Link(Channel):
         """Give the group up, with all that is pending in it: every further use raises ``error``."""
         if self.closed:  # a rank has failed while others were making the group, which is nobody's yet
             return
-        aborted: Any = _Aborted(error)
+        aborted_comm = aborted(error)
         for channel in (self, self.node, self.across):
             if channel is not None:
-                channel.now = channel.later = aborted
+                channel.now = channel.later = aborted_comm
         self.queue.fail(error)
         self._abandon(error)
 

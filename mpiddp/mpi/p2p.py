@@ -8,19 +8,21 @@ and tag with the receives in theirs, checked, and only then received. The dtype 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from mpiddp.device import is_device_array
-from mpiddp.errors import ArrayError
+from mpiddp.errors import ArrayError, DistError, MismatchError
 from mpiddp.typing import Array
 
 from .landing import Driven, Landing, Turn, depart
 from .lazy import MPI
+from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, size_of
 from .operation import Operation
-from .work import Steps, Work, activate, deactivate, drive
+from .requests import Steps, activate, deactivate, drive
+from .work import Work
 
 ANY_SOURCE: int = -1
 """A receive from any source."""
@@ -106,18 +108,18 @@ def _on_device(x: Array) -> bool:
     return type(x) is not np.ndarray and is_device_array(x)  # most arrays are NumPy's: no look-up of CuPy for them
 
 
-class Mailbox:
+class Mailbox(Resource):
     """The point-to-point messages of a group.
 
     Parameters
     ----------
-    comm : MPI.Intracomm
-        A communicator of its own.
+    link : Link
+        The group.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
-        upper = comm.Get_attr(MPI.TAG_UB)
+    def __init__(self, link: Link) -> None:
+        self._comm = link.messages
+        upper = self._comm.Get_attr(MPI.TAG_UB)
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
         """The largest tag that a program may use."""
         self.private_tag = self.max_tag + 1
@@ -128,8 +130,14 @@ class Mailbox:
         self._works: dict[Work, None] = {}
         self._departing: defaultdict[int, deque[Turn]] = defaultdict(deque)
 
-    def __len__(self) -> int:
+    def pending(self) -> int:
+        """Return the number of messages that have begun and not finished."""
         return len(self._works)
+
+    def drop(self, error: DistError) -> None:
+        """End all messages with ``error``; where ranks disagree about collectives, messages go on."""
+        if not isinstance(error, MismatchError):
+            self.fail(error)
 
     def send(self, x: Array, to: int, tag: int) -> None:
         """Send ``x`` and block until its memory may be used again."""
@@ -193,9 +201,13 @@ class Mailbox:
             work.abandon()
             del self._works[work]
 
-    def fail(self, error: BaseException, instead: Any) -> None:
-        """End everything that is on its way with an error, and put ``instead`` in the place of the communicator."""
-        self._comm = instead
+    def fail(self, error: DistError) -> None:
+        """End all messages with ``error``, which every further use raises, too."""
+        self._comm = aborted(error)
+        self.fail_pending(error)
+
+    def fail_pending(self, error: BaseException) -> None:
+        """End all messages that have begun with ``error``."""
         works = tuple(self._works)
         self._works.clear()
         self._posted.clear()
@@ -226,7 +238,7 @@ class Mailbox:
             try:
                 message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
             except MPI.Exception as error:  # a rank has died; surfaces in wait(), and not in whoever polls
-                self.fail(error, self._comm)
+                self.fail_pending(error)
                 return
             if message is None:
                 break

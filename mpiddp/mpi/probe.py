@@ -24,7 +24,7 @@ from typing import Any
 from mpiddp import settings
 from mpiddp.errors import DistError
 
-from .launch import library_name
+from .world import library_name
 from .lazy import MPI
 from .mapped import mapped_libraries
 from .verdict import KINDS, Verdict

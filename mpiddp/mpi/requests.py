@@ -119,6 +119,8 @@ lock = threading.RLock()
 """Guards the pending operations of all groups."""
 pending = 0
 """Operations of this process, in all groups, that were submitted and have not finished."""
+only_thread = 0
+"""The one thread that may communicate, where MPI takes no second one; 0: any thread may."""
 _active: dict[Source, None] = {}
 
 

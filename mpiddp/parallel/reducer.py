@@ -16,7 +16,7 @@ import numpy as np
 
 from mpiddp.autograd import RemovableHandle, queue_callback
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, Work, all_reduce
-from mpiddp.mpi.work import poll
+from mpiddp.mpi.requests import poll
 from mpiddp.nn import Parameter
 from mpiddp.typing import Array
 

@@ -20,7 +20,8 @@ import numpy as np
 
 from mpiddp import settings
 from mpiddp.distributed import ProcessGroup, gather_object, is_initialized, recv, send
-from mpiddp.distributed.groups import GroupLike, before_destroy, default_group, member
+from mpiddp.distributed.groups import GroupLike, default_group, member
+from mpiddp.mpi.link import Resource
 from mpiddp.optim import Optimizer
 
 _ROUNDS = 16
@@ -216,21 +217,25 @@ def asked_for(group: ProcessGroup) -> Timeline | None:
         return None
     if _asked_for is None or _asked_for.group.link.closed:
         _asked_for = Timeline(path, group)
-        if _finish not in before_destroy:
-            before_destroy.append(_finish)
-            atexit.register(_at_exit)
+        group.link.own(_AskedFor())
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)
     return _asked_for
 
 
-def _finish(group: ProcessGroup) -> None:
-    global _asked_for
-    if _asked_for is not None and _asked_for.group is group:
-        timeline, _asked_for = _asked_for, None
-        text = timeline.write()
-        if text:
-            print(f"{text}\ntimeline written to {timeline.path}", file=sys.stderr)
+class _AskedFor(Resource):
+    """Writes the timeline that ``MPIDDP_TIMELINE`` asks for before its group ends."""
+
+    def close(self) -> None:
+        """Write it; all ranks of the group call."""
+        global _asked_for
+        if _asked_for is not None:
+            timeline, _asked_for = _asked_for, None
+            text = timeline.write()
+            if text:
+                print(f"{text}\ntimeline written to {timeline.path}", file=sys.stderr)
 
 
 def _at_exit() -> None:
     if _asked_for is not None and is_initialized():
-        _finish(_asked_for.group)
+        _AskedFor().close()

@@ -76,7 +76,7 @@ class Segment:
     def place(self, x: Array) -> Place:
         """Return the place of an array that lies in this memory."""
         offset = address_of(x) - self._own
-        inside = 0 <= offset and offset + x.nbytes <= self._region_bytes
+        inside = offset >= 0 and offset + x.nbytes <= self._region_bytes
         return Place(self.number, offset) if inside else NOWHERE
 
     def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any]) -> Array:

@@ -22,8 +22,10 @@ from mpiddp import settings
 from mpiddp.algorithms import plan
 from mpiddp.device import cuda_fault, device_count
 from mpiddp.distributed.groups import default_group
+from mpiddp.faults import monitor
+from mpiddp.faults.job import Job
+from mpiddp.mpi.world import World
 from mpiddp.mpi import cuda_aware, probe
-from mpiddp.mpi import world as runtime
 from mpiddp.mpi.verdict import KINDS
 from mpiddp.shm import segment
 
@@ -46,7 +48,8 @@ def collect(version: str) -> dict[str, Any]:
     -----
     One gather of a small object per rank. Looks for GPUs, which imports CuPy where it is installed.
     """
-    world = runtime.start()
+    job = monitor.start()
+    world = job.world
     places: list[Any] = [None] * world.size
     dist.all_gather_object(places, _place(world))
     mpi = cuda_aware.inspect(world.comm)
@@ -58,8 +61,8 @@ def collect(version: str) -> dict[str, Any]:
             "launcher_fits": mpi.launcher_fits._asdict(),
             "device_pointers": {kind: answer._asdict() for kind, answer in mpi.device_pointers._asdict().items()},
         },
-        "watchdog": "on" if world.thread_multiple and world.size > 1 else _why_no_watchdog(world),
-        "dead_ranks": _dead_ranks(world),
+        "watchdog": "on" if world.thread_multiple and world.size > 1 else _why_no_watchdog(job),
+        "dead_ranks": _failed_ranks(job),
         "shared_memory": _shared_memory(),
         "algorithms": _algorithms(),
         "blas": {"name": _blas_name(), "threads": settings.blas_threads() or settings.available_cores()},
@@ -153,7 +156,7 @@ def _probe() -> None:
         raise UsageError(f"--probe-gpu: {error}") from error
 
 
-def _place(world: runtime.World) -> dict[str, Any]:
+def _place(world: World) -> dict[str, Any]:
     """Return where this rank runs."""
     count = device_count()
     return {
@@ -211,19 +214,19 @@ def _device_pointers(kind: str, answer: dict[str, Any]) -> str:
     return f"{name}: {'taken as they are' if answer['yes'] else 'staged through the host'}; {answer['reason']}"
 
 
-def _dead_ranks(world: runtime.World) -> str:
-    """Tell what becomes of the others when a rank dies."""
-    if world.deaths.survivable:
+def _failed_ranks(job: Job) -> str:
+    """Return what becomes of the other ranks when one fails."""
+    if job.failures.survivable:
         return "the others go on"
     if settings.launcher_survives():
         return "end the job: MPI was started without OMPI_MCA_coll=^han,adapt, after which sums could be wrong"
     return "end the job"
 
 
-def _why_no_watchdog(world: runtime.World) -> str:
-    if world.size == 1:
+def _why_no_watchdog(job: Job) -> str:
+    if job.world.size == 1:
         return "off: a world of one waits for nobody"
-    return "off: this MPI library does not offer THREAD_MULTIPLE, so a hang is not noticed"
+    return f"off: {monitor.why_unwatched(job)}, so a hang inside of MPI is not noticed"
 
 
 def _shared_memory() -> str:
@@ -239,8 +242,8 @@ def _shared_memory() -> str:
 
 def _algorithms() -> dict[str, str]:
     """Return, for each operation that has several, which one the group of all ranks runs on arrays of what size."""
-    table = plan.table_of(default_group().link)
-    return {operation: ", ".join(_up_to(limit, name) for limit, name in rows) for operation, rows in table.items()}
+    link = default_group().link
+    return {name: ", ".join(_up_to(*row) for row in plan.rows(name, link)) for name in plan.ONE_NODE}
 
 
 def _up_to(limit: float, name: str) -> str:

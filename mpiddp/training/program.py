@@ -10,9 +10,9 @@ from pathlib import Path
 import mpiddp.distributed as dist
 from mpiddp.data import Dataset
 from mpiddp.device.host_memory import tune_allocator
-from mpiddp.distributed.groups import default_group
+from mpiddp.distributed.shrink import expect_no_failures
 from mpiddp.errors import EXIT_CHECKPOINTED
-from mpiddp.mpi import world as runtime
+from mpiddp.faults import monitor
 from mpiddp.parallel import DistributedDataParallel, Timeline
 
 from . import devices, environment
@@ -79,7 +79,7 @@ def run(config: Config, version: str) -> int:
     tune_allocator()
     no_gpu = devices.fault(config.device)
     dist.init_process_group()
-    world = runtime.start()
+    world = monitor.start().world
     first = world.rank == 0
     on_gpu = devices.agree(config.device, no_gpu)
     here = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
@@ -134,7 +134,7 @@ class _Job:
                     point = RestorePoint(heritage)
                     trainer = self._begun_again(heritage)
                 code = self._train(trainer, point)
-                default_group().link.world.deaths.expect_none()
+                expect_no_failures()
                 return code
             except Exception as error:
                 heritage = point.survive(error)

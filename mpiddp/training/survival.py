@@ -9,7 +9,7 @@ from typing import Any
 import mpiddp.distributed as dist
 from mpiddp import nn
 from mpiddp.device import is_device_array
-from mpiddp.distributed.groups import default_group
+from mpiddp.distributed.shrink import any_failed, survivable
 from mpiddp.parallel import ZeroRedundancyOptimizer
 from mpiddp.typing import Array
 
@@ -50,7 +50,7 @@ class RestorePoint:
 
     def note(self, trainer: Trainer) -> None:
         """Let this be the moment, if there may be a way back: a callback that stands before all others."""
-        if not default_group().link.world.deaths.survivable:
+        if not survivable():
             return
         if self._moment is not None and trainer.step > self._moment[0]:
             self._before = None  # all have begun with it
@@ -65,7 +65,7 @@ class RestorePoint:
         Every rank that lives calls it, with the error by which it has heard of a death; what is not one is raised.
         """
         before = dist.get_world_size()
-        while default_group().link.world.deaths.happened() and not self._is_shared():
+        while any_failed() and not self._is_shared():
             dist.shrink_group([])
             try:
                 heritage = self._farthest()

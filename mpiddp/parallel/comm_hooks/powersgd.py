@@ -16,10 +16,10 @@ import numpy as np
 from mpiddp.algorithms import plan
 from mpiddp.device import array_namespace
 from mpiddp.distributed import Future, ReduceOp
-from mpiddp.distributed.dispatch import perform
+from mpiddp.distributed.dispatch import dispatch
 from mpiddp.distributed.groups import GroupLike
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.requests import Steps
 from mpiddp.optim.flat import address
 from mpiddp.parallel.bucket import GradBucket
 from mpiddp.typing import Array
@@ -187,8 +187,9 @@ def _submit(
 ) -> Future:
     """Submit both rounds for a bucket whose gradients are ``matrices`` and ``others``, or lie in ``square``."""
     group = state.process_group
-    work = perform("powerSGD", group, True, (bucket.buffer(),), _rounds, state, bucket, matrices, others, square)
-    return work.get_future()  # type: ignore[no-any-return]
+    work = dispatch(group, _ROUNDS, (state, bucket, matrices, others, square), (bucket.buffer(),), async_op=True)
+    assert work is not None, "it is asynchronous"
+    return work.get_future()
 
 
 def _rounds(
@@ -208,7 +209,7 @@ def _rounds(
 
     ps = [matrix @ q for matrix, q in zip(matrices, qs, strict=True)]
     first = _packed([*others, *ps], whole)
-    yield from plan.choose("all_reduce", link, first, ReduceOp.SUM)(link, first, ReduceOp.SUM)
+    yield from plan.nested(link, "all_reduce", first, first, ReduceOp.SUM)
     first /= size
     _unpack(first, [*others, *ps])
     ps = [_orthonormal(p, state.orthogonalization_epsilon) for p in ps]
@@ -218,7 +219,7 @@ def _rounds(
     second = _packed(qs, whole)
     later = link.after()
     if second.size:
-        yield from plan.choose("all_reduce", later, second, ReduceOp.SUM)(later, second, ReduceOp.SUM)
+        yield from plan.nested(later, "all_reduce", second, second, ReduceOp.SUM)
     second /= size
     _unpack(second, qs)
 
@@ -233,6 +234,9 @@ def _rounds(
         bucket.buffer()[...] = whole[: bucket.buffer().size]
     state.total_numel_before_compression += sum(x.size for x in (*matrices, *others))
     state.total_numel_after_compression += first.size + second.size
+
+
+_ROUNDS = plan.plain("powerSGD", _rounds)
 
 
 def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:
