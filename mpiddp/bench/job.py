@@ -14,7 +14,7 @@ import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp import settings
-from mpiddp.device.host_memory import tune_allocator
+from mpiddp.device.allocator import tune_allocator
 from mpiddp.mpi import launch, world
 from mpiddp.training.config import UsageError
 from mpiddp.typing import Array

@@ -3,7 +3,7 @@
 The only package that imports cupy. It may import ``errors``, ``settings`` and ``typing``.
 """
 
-from . import choice, copies, foreign, ipc, kernels, nccl, pinned, stream
+from . import choice, copies, dlpack, ipc, kernels, nccl, pinned, stream
 from .choice import cuda_fault, current_device, device_count, in_use, set_device
 from .namespace import array_namespace, empty, is_device_array
 from .transfer import download, placed, synchronize, upload
@@ -24,9 +24,9 @@ __all__ = [
     "cuda_fault",
     "current_device",
     "device_count",
+    "dlpack",
     "download",
     "empty",
-    "foreign",
     "forget",
     "in_use",
     "ipc",

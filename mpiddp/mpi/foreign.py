@@ -49,9 +49,9 @@ def adopt(x: Any) -> Array | None:
         return None
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         kind, _ = x.__dlpack_device__()
-        return _from_dlpack(x) if kind in _HOST else device.foreign.adopt(x)
+        return _from_dlpack(x) if kind in _HOST else device.dlpack.adopt(x)
     if hasattr(x, "__cuda_array_interface__"):
-        return device.foreign.adopt(x)
+        return device.dlpack.adopt(x)
     if hasattr(x, "__array_interface__"):
         return np.asarray(x)
     try:

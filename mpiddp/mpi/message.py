@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mpiddp.device import is_device_array
-from mpiddp.device.foreign import is_read_only
+from mpiddp.device.dlpack import is_read_only
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 

@@ -16,10 +16,10 @@ from mpiddp.device import is_device_array
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 
-from .landing import Driven, Landing, Turn, depart
 from .lazy import MPI
 from .message import CODES, as_message, code_name, dtype_code, size_of
 from .operation import Operation
+from .p2p_device import Driven, Landing, Turn, depart
 from .work import Steps, Work, activate, deactivate, drive
 
 ANY_SOURCE: int = -1

@@ -15,7 +15,7 @@ import mpiddp as dist
 from mpiddp.algorithms.gpu import ring as device_ring
 from mpiddp.algorithms.gpu import scratch, staged_ring
 from mpiddp.algorithms.gpu import table as device_table
-from mpiddp.mpi import landing
+from mpiddp.mpi import p2p_device
 from mpiddp.mpi.verdict import DevicePointers
 
 from .inputs import reduced
@@ -49,11 +49,11 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePointers]:
     """Let MPI take addresses of the device, which it does, because they are the host's."""
     monkeypatch.setenv("MPIDDP_CUDA_AWARE", "1")
     renew()
-    assert device_table.addresses.point_to_point.yes and landing.by_address
+    assert device_table.addresses.point_to_point.yes and p2p_device.by_address
     yield device_table.addresses
     monkeypatch.undo()
     renew()
-    assert not landing.by_address
+    assert not p2p_device.by_address
 
 
 def sizes(world: Any) -> list[int]:

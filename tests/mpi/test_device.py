@@ -166,7 +166,7 @@ def test_reductions_by_address(world: Any, cupy: Any, by_address: DevicePointers
     steps = table.plan("all_reduce", link, np.dtype(np.float32), dist.ReduceOp.SUM, [(np.inf, len)], None)
     if world.size > 1:
         # Open MPI reads device memory with the processor there, and dies: ompi#9845, #12045
-        assert (steps[0][1].__module__.endswith("device_pointers")) == (not library.startswith("Open MPI"))
+        assert (steps[0][1].__module__.endswith("gpu.pointers")) == (not library.startswith("Open MPI"))
 
 
 def test_in_place(world: Any, cupy: Any) -> None:

@@ -251,7 +251,7 @@ class TensorOnGpu(OnGpu):
 
 @pytest.mark.parametrize("make", [OnGpu, TensorOnGpu])
 def test_gpu_memory_without_cupy(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device.foreign, "cuda_fault", lambda: "CuPy is not installed: pip install it")
+    monkeypatch.setattr(device.dlpack, "cuda_fault", lambda: "CuPy is not installed: pip install it")
     with pytest.raises(dist.ArrayError, match=r"its memory is on a GPU.*CuPy is not installed"):
         dist.all_reduce(make())
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from mpiddp.algorithms.handshake import Entry, common_segment_number, meet
 from mpiddp.algorithms.local_reduce import accumulated_in, bounds
 from mpiddp.device import array_namespace, copies, kernels, stream
-from mpiddp.mpi import landing
+from mpiddp.mpi import p2p_device
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.reduction import ReduceOp, combining
 from mpiddp.mpi.work import Steps
@@ -46,7 +46,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 def _around(ranks: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` by a ring."""
-    return ring.all_reduce(ranks, x, op) if landing.by_address else staged_ring.all_reduce(ranks, x, op)
+    return ring.all_reduce(ranks, x, op) if p2p_device.by_address else staged_ring.all_reduce(ranks, x, op)
 
 
 def _where_they_lie(link: Link, x: Array, entries: list[Entry]) -> list[Array]:

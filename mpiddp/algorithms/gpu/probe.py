@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.mpi import landing, probe
+from mpiddp.mpi import p2p_device, probe
 from mpiddp.mpi import world as runtime
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
@@ -44,7 +44,7 @@ def _rows(link: Link, length: int, dtype: str = "float32") -> list[np.ndarray[An
 
 def point_to_point(link: Link) -> Check:
     """Send and receive: messages of programs, whole arrays and parts of them, and what the algorithms send."""
-    landing.by_address = True
+    p2p_device.by_address = True
     rank, onward, back = link.rank, (link.rank + 1) % link.size, (link.rank - 1) % link.size
     for length in (*_SHORT, *_LONG):
         xs = _rows(link, length)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.mpi import cuda_aware, landing
+from mpiddp.mpi import cuda_aware, p2p_device
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
@@ -77,7 +77,7 @@ def learn(comm: MPI.Intracomm, nodes: tuple[int, ...]) -> None:
     """
     global addresses
     addresses = cuda_aware.device_pointers(comm)
-    landing.by_address = addresses.point_to_point.yes
+    p2p_device.by_address = addresses.point_to_point.yes
     mine = device.choice.device_uuid() if device.in_use() else None
     told = comm.allgather(mine)
     same = [rank for rank, other in enumerate(told) if mine and other == mine and nodes[rank] == nodes[comm.rank]]
