@@ -16,7 +16,7 @@ from mpiddp.algorithms.gpu import ring as device_ring
 from mpiddp.algorithms.gpu import scratch, staged_ring
 from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.mpi import p2p_device
-from mpiddp.mpi.verdict import DevicePointers
+from mpiddp.mpi.cuda_aware import DevicePointers
 
 from .inputs import reduced
 

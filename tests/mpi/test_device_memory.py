@@ -23,8 +23,8 @@ from mpiddp.device import ipc, pinned
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import MismatchError
 from mpiddp.mpi import work
+from mpiddp.mpi.cuda_aware import DevicePointers
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.verdict import DevicePointers
 from mpiddp.shm import segment
 
 from .inputs import OPS, close, draw, dtype_of, means_something

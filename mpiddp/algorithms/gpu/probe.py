@@ -17,11 +17,11 @@ import numpy as np
 from mpiddp import device, settings
 from mpiddp.mpi import p2p_device, probe
 from mpiddp.mpi import world as runtime
+from mpiddp.mpi.cuda_aware import KINDS, library_key
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp, check, combining, mpi_op
-from mpiddp.mpi.verdict import KINDS
 from mpiddp.mpi.work import drive
 from mpiddp.typing import Array
 
@@ -144,7 +144,7 @@ def main(kind: str) -> int:
         device.set_device((announced.local_rank or 0) % count if announced else 0)
     comm = MPI.COMM_WORLD
     comm.Set_errhandler(MPI.ERRORS_ARE_FATAL)  # an exception on one rank would leave the other waiting
-    _say(comm, library=probe.library_key())
+    _say(comm, library=library_key())
     if comm.size != probe.RANKS:
         fault = f"it runs on {comm.size} ranks instead of {probe.RANKS}: the launcher does not belong to the library"
     faults = [text for text in comm.allgather(fault) if text]

@@ -26,10 +26,10 @@ import numpy as np
 
 from mpiddp import device, settings
 from mpiddp.mpi import cuda_aware, p2p_device
+from mpiddp.mpi.cuda_aware import DevicePointers, Support
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
-from mpiddp.mpi.verdict import DevicePointers, Verdict
 from mpiddp.mpi.work import Steps
 
 from . import alone as device_alone
@@ -57,7 +57,7 @@ ANY_SIZE = float("inf")
 
 _BY_MESSAGES = ("all_gather", "all_gather_list", "gather", "scatter", "all_to_all", "all_to_all_single")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_UNKNOWN = Verdict(False, "not asked")
+_UNKNOWN = Support(False, "not asked")
 
 Plan = list[tuple[float, Callable[..., Steps]]]
 
