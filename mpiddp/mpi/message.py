@@ -1,23 +1,31 @@
 """The gate between arrays and MPI: an array becomes bytes here, or an error that says what to do.
 
-MPI sends whatever memory it is pointed to. Everything that could make that memory be something else than the caller
-meant (a strided view, swapped bytes, Python objects, a read-only result) is refused here, before anything is sent.
+MPI sends whatever memory it is pointed to. Memory that is not what the caller meant (a strided view, swapped bytes,
+Python objects, a read-only result) is refused here, before anything is sent.
+
+Arrays of other libraries pass without a copy, so that a result lands in the caller's own memory: those with DLPack
+(torch, JAX, TensorFlow and others), ``__cuda_array_interface__`` (Numba, PyCUDA), ``__array_interface__`` or Python's
+buffer protocol. None of these libraries is imported.
+
+References
+----------
+DLPack 1.0, https://dmlc.github.io/dlpack; CUDA array interface 3, NumPy's array interface 3, PEP 688.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from mpiddp.device import is_device_array
-from mpiddp.device.dlpack import is_read_only
+from mpiddp.device import dlpack, is_device_array
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 
-from . import foreign
 from .lazy import MPI
 
 # MPI counts in a C int where the library is older than MPI-4 (Open MPI 5).
@@ -58,7 +66,7 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
     Parameters
     ----------
     x : array or object with ``__mpiddp_array__``
-        What the caller gave; also an array of another library, which is seen through without a copy (see `foreign`).
+        The caller's argument; it may be an array of another library.
     operation, name : str
         The operation and its parameter, for the error.
     writable : bool, default True
@@ -107,7 +115,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
             f"native byte order, {found} in {array.dtype.byteorder!r}",
             "x.astype(x.dtype.newbyteorder('='))",
         )
-    fixed = not array.flags.writeable if isinstance(array, np.ndarray) else not ours and is_read_only(x)
+    fixed = not array.flags.writeable if isinstance(array, np.ndarray) else not ours and dlpack.is_read_only(x)
     if writable and fixed:
         cure = "x.copy()" if ours else "a copy of it that may be written to"
         _refuse(operation, name, f"a writable array, {found} that is read-only", cure)
@@ -116,9 +124,9 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
 
 
 def _adopted(x: object, operation: str, name: str) -> Array:
-    """Return another library's array as one of ours."""
+    """Return another library's array as NumPy's or CuPy's."""
     try:
-        found = foreign.adopt(x)
+        found = _over_the_memory_of(x)
     except Exception as error:  # each library has errors of its own
         raise ArrayError(
             f"{operation} cannot take this {type(x).__name__} as `{name}` without a copy: {error}"
@@ -130,6 +138,79 @@ def _adopted(x: object, operation: str, name: str) -> Array:
             f"Expected parameter `{name}` of {operation} to be a NumPy or CuPy array, got {type(x).__name__}; {hint}"
         )
     return found
+
+
+def _over_the_memory_of(x: Any) -> Array | None:
+    """Return an array over the memory of ``x``, which it keeps, or None where ``x`` has none to offer.
+
+    NumPy's scalars and ``bytes`` are values, not memory. Errors of the library of ``x`` pass, such as torch's
+    ``BufferError`` for a tensor that requires a gradient.
+    """
+    if isinstance(x, np.generic | bytes):
+        return None
+    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        kind, _ = x.__dlpack_device__()
+        return _from_dlpack(x) if kind in _HOST else dlpack.adopt(x)
+    if hasattr(x, "__cuda_array_interface__"):
+        return dlpack.adopt(x)
+    if hasattr(x, "__array_interface__"):
+        return np.asarray(x)
+    try:
+        return np.asarray(memoryview(x))
+    except TypeError:
+        return None
+
+
+_HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost and kDLROCMHost: NumPy reads them
+
+
+def _from_dlpack(x: Any) -> Array:
+    try:
+        return np.from_dlpack(x)
+    except (RuntimeError, BufferError) as error:  # such as "Unsupported dtype in DLTensor"
+        try:
+            bits: Array = np.from_dlpack(_Bfloat16Bits(x))
+        except (RuntimeError, BufferError):
+            raise error from None
+    try:
+        return bits.view(importlib.import_module("ml_dtypes").bfloat16)
+    except ImportError:
+        raise TypeError("NumPy has no bfloat16 of its own: pip install ml_dtypes") from None
+
+
+_DTYPE_OFFSETS = ((b"dltensor_versioned", 52), (b"dltensor", 20))
+"""Offsets of the dtype in DLPack's DLManagedTensorVersioned and DLManagedTensor, by the names of their capsules."""
+_UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
+
+
+class _Bfloat16Bits:
+    """A bfloat16 array of another library that exports itself as uint16, because NumPy's DLPack has no bfloat16.
+
+    A consumer owns the description that it is given: the type in it may be changed.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def __dlpack_device__(self) -> Any:
+        return self._x.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        capsule = self._x.__dlpack__(**options)
+        for name, offset in _DTYPE_OFFSETS:
+            if _is_capsule(capsule, name):
+                code_and_bits = (ctypes.c_uint8 * 2).from_address(_pointer(capsule, name) + offset)
+                if tuple(code_and_bits) == (_BFLOAT, 16):
+                    code_and_bits[0] = _UINT
+        return capsule
+
+
+_is_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 
 
 def _refuse(operation: str, name: str, what: str, cure: str) -> NoReturn:
