@@ -105,8 +105,12 @@ class Communicator:
         self._comm.reduceScatter(*ends, output.size, self._kind(x), self._operation(name), stream.ptr)
 
     def destroy(self) -> None:
-        """Give up what it holds; nothing may be on its way."""
+        """Free it; all ranks call, when nothing is pending."""
         self._comm.destroy()
+
+    def abort(self) -> None:
+        """Free it on this rank alone, and end its pending kernels."""
+        self._comm.abort()
 
     def _kind(self, x: Array) -> int:
         return int(getattr(self._nccl, f"NCCL_{x.dtype.name.upper()}"))

@@ -10,8 +10,6 @@ from mpiddp.algorithms.gpu import nccl
 from mpiddp.device.nccl import fault
 from mpiddp.mpi.link import Link
 
-from . import groups
-
 logger = logging.getLogger("mpiddp")
 
 default_pg_timeout = timedelta(minutes=30)
@@ -103,9 +101,6 @@ def connect(link: Link, backend: str) -> None:
 def backend_of(link: Link) -> str:
     """Return the backend of a group's arrays on GPUs; arrays of the host go over MPI in any."""
     return "nccl" if nccl.connected(link) else "mpi"
-
-
-groups.before_destroy.append(lambda group: nccl.disconnect(group.link))
 
 
 def is_mpi_available() -> bool:

@@ -110,7 +110,7 @@ def begin(world: World, comm: MPI.Intracomm | None, timeout_s: float, backend: s
         own = (comm or world.comm).Dup()
     plan.learn(own)
     link = Link(world, own, timeout_s)
-    table.learn(own, link.nodes)
+    table.learn(link)
     backends.connect(link, backend)
     whole = ProcessGroup(link, "0", "default_pg", tuple(range(link.size)), own if comm is None else comm)
     return register(whole, default=True)

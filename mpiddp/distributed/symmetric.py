@@ -10,15 +10,13 @@ from typing import Literal
 import numpy as np
 
 from mpiddp import device as devices
-from mpiddp.algorithms.gpu import cuda_ipc, scratch
+from mpiddp.algorithms.gpu import cuda_ipc
 from mpiddp.errors import DistError
-from mpiddp.mpi import work
 from mpiddp.shm import segment
 from mpiddp.typing import Array, DTypeLike
 
-from . import groups
 from .dispatch import perform
-from .groups import GroupLike, ProcessGroup, member
+from .groups import GroupLike, member
 
 
 def symmetric_empty(
@@ -102,11 +100,3 @@ def _checked(device: str) -> str:
     if fault is not None:
         raise DistError(f'symmetric_empty with device="cuda": {fault}')
     return device
-
-
-def _give_back(group: ProcessGroup) -> None:
-    """Free what the GPUs of a group's ranks share; all of them are here."""
-    work.drive(scratch.release(group.link))
-
-
-groups.before_destroy.append(_give_back)

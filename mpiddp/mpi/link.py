@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from typing import Any, NoReturn, Self, TypeAlias
+from collections.abc import Callable
+from typing import Any, NoReturn, Self, TypeAlias, TypeVar
 
 from mpiddp.errors import DistError, MismatchError, RankFailedError
 from mpiddp.faults import calls
@@ -61,6 +62,23 @@ class _Spoilt:
         raise type(self._error)(f"{self._error}. The group cannot be used any more: destroy it and make another")
 
 
+class Resource:
+    """A part of a group that is made when it is first needed and ends with the group."""
+
+    def pending(self) -> int:
+        """Return the number of operations that it has begun and not finished."""
+        return 0
+
+    def close(self) -> None:
+        """Free it. All ranks of the group call, when nothing is pending."""
+
+    def drop(self, error: DistError) -> None:
+        """Give it up on this rank alone, because of ``error``; memory that MPI may still write to stays."""
+
+
+T = TypeVar("T", bound=Resource)
+
+
 class Channel:
     """Some ranks, and the two communicators on which they run their algorithms.
 
@@ -92,8 +110,8 @@ AtOnce: TypeAlias = tuple[str, Array | None, ReduceOp | None, int, int]
 NO_CALL: AtOnce = ("", None, None, calls.ANY_COUNT, calls.NO_ROOT)
 
 _created = 0
-_abandoned: list[MPI.Comm] = []
-"""Communicators of groups that were given up, never freed."""
+_abandoned: list[Any] = []
+"""Communicators and resources of groups that were given up, never freed."""
 
 
 class Link(Channel):
@@ -122,11 +140,12 @@ class Link(Channel):
         """Whether it cannot be used: it has come to its end, or is not complete yet."""
         self.comms: list[MPI.Comm] = [comm]
         """All communicators that it has."""
+        self._resources: dict[Any, Any] = {}
         world.deaths.concern_group(self)
         try:
             self._connect(comm)
         except BaseException:
-            self._abandon() if world.deaths.happened() else self._free()
+            self._abandon(DistError("a rank has failed")) if world.deaths.happened() else self._free()
             raise
         self.closed = False
 
@@ -150,7 +169,8 @@ class Link(Channel):
         self.attachment = Attachment()
         """How a rank reaches those of the others on its node without."""
         self.nodes = tuple(self.world.nodes[rank] for rank in self.ranks)
-        self.one_node = len(set(self.nodes)) == 1
+        self.node_count = len(set(self.nodes))
+        self.one_node = self.node_count == 1
         self.places = min(Counter(self.nodes).values())
         """Ranks of the node that has the fewest: so many of each can take part in what crosses nodes."""
         self.node: Channel = self if self.one_node else self._same_node()
@@ -315,13 +335,31 @@ class Link(Channel):
         self.queue.fail(error)
         if isinstance(error, RankFailedError):
             self.mailbox.fail(error, spoilt)
-        self._abandon()
+        self._abandon(error)
 
-    def _abandon(self) -> None:
+    def _abandon(self, error: DistError) -> None:
         """Keep the communicators for good."""
+        for resource in reversed(self._resources.values()):
+            resource.drop(error)
         # What has been sent and not received would reach whoever gets their numbers next.
-        _abandoned.extend(self.comms)
-        self.comms.clear()
+        _abandoned.append((self.comms, self._resources))
+        self.comms, self._resources = [], {}
+
+    def resource(self, make: Callable[[Link], T]) -> T:
+        """Return the group's one instance of a resource, made by ``make(link)`` on first use."""
+        found = self._resources.get(make)
+        if found is None:
+            found = self._resources[make] = make(self)
+        return found
+
+    def find(self, kind: type[T]) -> T | None:
+        """Return the group's instance of a resource, or None where none was made."""
+        return self._resources.get(kind)
+
+    def own(self, resource: T) -> T:
+        """Give the group a resource that was made elsewhere."""
+        self._resources[type(resource)] = resource
+        return resource
 
     def expect_idle(self) -> None:
         """Raise `DistError` if operations of the group are on their way."""
@@ -340,6 +378,9 @@ class Link(Channel):
         if self.closed:
             return
         self.expect_idle()
+        for resource in reversed(self._resources.values()):
+            resource.close()
+        self._resources.clear()
         self._end()
         self._free()
 
@@ -349,7 +390,7 @@ class Link(Channel):
         self.queue.fail(given_up)
         self.mailbox.fail(given_up, _Spoilt(given_up))
         self._end()
-        self._abandon()
+        self._abandon(given_up)
 
     def _end(self) -> None:
         self.closed = True

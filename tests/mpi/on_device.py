@@ -33,7 +33,7 @@ def cupy() -> Iterator[Any]:
     """Put the fake device in the place of CuPy, and let arrays of a few KB be long ones."""
     with pytest.MonkeyPatch.context() as patch, fake_gpu() as fake, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ranks .* share one GPU")
-        patch.setattr(scratch.DeviceScratch, "PIECE_BYTES", 1 << 14)
+        patch.setattr(scratch, "PIECE_BYTES", 1 << 14)
         patch.setattr(staged_ring, "PART_BYTES", 1 << 10)
         patch.setattr(device_ring, "PART_BYTES", 1 << 11)
         patch.setattr(device_table, "SHORT_BYTES", 256)

@@ -20,7 +20,8 @@ from mpiddp.mpi.work import Steps
 from mpiddp.typing import Array
 
 from . import cuda_ipc, staged_ring
-from . import scratch as device_scratch
+from . import scratch as staging
+from .scratch import DeviceScratch
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
@@ -36,8 +37,8 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
         yield link.later.Ibarrier()
         yield _in_place(link, x, op, segment, entries, factors)
         yield link.later.Ibarrier()
-    elif (yield from device_scratch.of(link).prepare_on_device(link, x)):
-        yield from device_scratch.of(link).passing(x, lambda piece: _in_pieces(link, piece, op, factors))
+    elif (yield from link.resource(DeviceScratch).prepare(x)):
+        yield from link.resource(DeviceScratch).passing(x, lambda piece: _in_pieces(link, piece, op, factors))
     else:
         yield from staged_ring.all_reduce(link, x, op)
 
@@ -69,11 +70,11 @@ def _divisor(op: ReduceOp, link: Link) -> int:
 def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
     """Let ``x`` pass through the scratch.
 
-    What is queued after one barrier has ended before the next: so three turns are apart, as `Scratch` wants it.
+    Work that is queued after one barrier has ended before the next, so three rounds are apart, as the scratch wants it.
     """
-    scratch = device_scratch.of(link)
+    scratch = link.resource(DeviceScratch)
     down, add = stream.side("down", x), stream.side("add", x)
-    step = max(scratch.PIECE_BYTES // x.itemsize, 1)
+    step = max(staging.PIECE_BYTES // x.itemsize, 1)
     folded: tuple[int, int, list[Array]] | None = None
 
     def others(start: int, stop: int) -> list[tuple[int, int, int]]:
@@ -99,7 +100,7 @@ def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) 
 
     for start in range(0, x.size, step):
         stop = min(start + step, x.size)
-        piece = (start, stop, scratch.turn(stop - start, x.dtype))
+        piece = (start, stop, scratch.begin_round(stop - start, x.dtype))
         put(*piece)
         yield stream.mark(down)
         yield stream.mark(add)
@@ -109,7 +110,7 @@ def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) 
         fold(*piece)
         folded = piece
     if folded is not None:
-        scratch.turn(0, x.dtype)
+        scratch.begin_round(0, x.dtype)
         yield stream.mark(add)
         yield link.later.Ibarrier()
         collect(*folded)
