@@ -1,7 +1,4 @@
-"""Where arrays live: NumPy or CuPy, found without importing either when it is not in use.
-
-The only package that imports cupy. It may import ``errors``, ``settings`` and ``typing``.
-"""
+"""Devices: NumPy or CuPy, streams, copies and kernels. The only package that imports cupy, and only when it is used."""
 
 from . import choice, copies, dlpack, ipc, kernels, nccl, pinned, stream
 from .choice import cuda_fault, current_device, device_count, in_use, set_device
@@ -10,7 +7,7 @@ from .transfer import download, placed, synchronize, upload
 
 
 def forget() -> None:
-    """Forget everything about devices: for tests, which put a fake one in the place of CuPy."""
+    """Forget everything about devices: for tests, which replace CuPy by a fake."""
     choice.forget()
     stream.forget()
     pinned.forget()

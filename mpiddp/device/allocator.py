@@ -1,4 +1,4 @@
-"""The C library's allocator, as far as large arrays are concerned. Imports nothing of mpiddp."""
+"""The C library's allocator: freed memory of large arrays stays in the process."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ _KEEP_BELOW_BYTES = 1 << 30
 
 
 def tune_allocator() -> bool:
-    """Let the process keep the memory of arrays that it frees, for the next ones.
+    """Let the process keep the memory of freed arrays for the next ones.
 
-    glibc gets every array of more than 128 KiB (a limit that grows to 32 MiB on its own) from the kernel and gives it
-    back when it is freed, and gives the end of the heap back too. A training step frees what the next one asks for
-    again, and each time every page is mapped, faulted in and zeroed: about half of the time of a step on images of a
-    few MB. With both limits at 1 GiB freed memory stays.
+    glibc maps every array of more than 128 KiB (a limit that grows to 32 MiB on its own) and unmaps it when it is
+    freed, and trims the heap. So a training step maps, faults in and zeroes the same pages again: about half of its
+    time on images of a few MB. With both limits at 1 GiB freed memory stays.
 
-    Call it where a program starts, before large arrays are made: it concerns the whole process, so it is not the
-    library's to do on import.
+    Call it at the start of a program, before large arrays are made. It concerns the whole process, so the library does
+    not do it on import.
 
     Returns
     -------
     bool
-        Whether anything was set: False where the C library is not glibc.
+        True if both limits were set; False where the C library is not glibc.
 
     References
     ----------

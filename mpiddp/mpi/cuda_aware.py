@@ -61,7 +61,7 @@ class Capability(NamedTuple):
     launcher: str | None
     """The launcher of this process, None without one."""
     launcher_fits: Support
-    """Whether the launcher belongs to the library."""
+    """The launcher belongs to the library, or not."""
     device_pointers: DevicePointers
 
 

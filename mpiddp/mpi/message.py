@@ -47,7 +47,7 @@ _codes: dict[np.dtype[Any], int] = {}
 
 
 def dtype_code(dtype: np.dtype[Any]) -> int:
-    """Return the small integer by which the ranks know ``dtype``; types without one of their own share the last."""
+    """Return the small integer that stands for ``dtype`` on all ranks; types without one of their own share the last."""
     code = _codes.get(dtype)
     if code is None:
         name = {"float128": "longdouble", "complex256": "clongdouble"}.get(dtype.name, dtype.name)
@@ -56,12 +56,12 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
 
 
 def code_name(code: int) -> str:
-    """Return the name of the dtype that has ``code``."""
+    """Return the name of the dtype with this code."""
     return _NAMES[code] if code < len(_NAMES) else "another dtype"
 
 
 def as_array(x: object, operation: str, *, writable: bool = True, name: str = "tensor") -> Array:
-    """Return the array that ``x`` is or holds, if MPI can take it as it is.
+    """Return the array that ``x`` is or holds, if MPI can send it as it is.
 
     Parameters
     ----------
@@ -75,10 +75,10 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
     Raises
     ------
     TypeError
-        If ``x`` is none of these, or holds Python objects.
+        If ``x`` is no array, or one of Python objects.
     ArrayError
         If it is not C-contiguous, not aligned, not in native byte order, or read-only where it is written to; or if its
-        library does not give its memory away.
+        library does not export its memory.
     """
     if type(x) is np.ndarray and x.dtype in _codes:
         flags = x.flags
@@ -88,12 +88,12 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
 
 
 def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
-    """Do what `as_array` does, the long way: look through a tensor, or name what is wrong."""
+    """Return the array of any object that `as_array` takes, or raise its errors."""
     held: Array | None = getattr(x, "__mpiddp_array__", None)
     ours = held is not None or isinstance(x, np.ndarray) or is_device_array(x)
     array: Array = held if held is not None else x if ours else _adopted(x, operation, name)  # type: ignore[assignment]
     if held is not None and not writable and not array.flags.c_contiguous:
-        # How a tensor lies in memory is autograd's business: a linear layer's output is a transposed view.
+        # The layout of a tensor is autograd's business: a linear layer's output is a transposed view.
         array = array.copy(order="C")
     if array.dtype.hasobject:
         raise TypeError(
@@ -220,7 +220,7 @@ def _refuse(operation: str, name: str, what: str, cure: str) -> NoReturn:
 def as_arrays(
     xs: object, operation: str, length: int, *, writable: bool = True, name: str = "tensor_list"
 ) -> list[Array]:
-    """Return the arrays of a list that must have one for each rank.
+    """Return the arrays of a list with one for each rank.
 
     Raises
     ------
@@ -239,7 +239,7 @@ def as_arrays(
 
 
 def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], operation: str, name: str) -> None:
-    """Refuse an array whose dtype, or shape where one is given, is not the expected one."""
+    """Raise `ArrayError` if the dtype of an array, or its shape where one is given, is not the expected one."""
     if x.dtype != dtype:
         raise ArrayError(f"{operation} needs {dtype} as `{name}`, as in the other arrays of the call, got {x.dtype}")
     if shape is not None and x.shape != shape:
@@ -257,7 +257,7 @@ def _is_named(dtype: np.dtype[Any]) -> bool:
 
 
 def movable(x: Array) -> Array:
-    """Return ``x``, or its bytes where MPI has no name for its dtype; for operations that only move data."""
+    """Return ``x``, or its bytes where MPI has no datatype for it; for operations that only move data."""
     return x if _is_named(x.dtype) else as_bytes(x)
 
 
@@ -270,7 +270,7 @@ _types: dict[np.dtype[Any], MPI.Datatype] = {}
 
 
 def counted(x: Array) -> list[Any]:
-    """Return ``x``, of a dtype that MPI knows, as a message of elements: MPI need not find out its type and length."""
+    """Return ``x`` as a message of elements with its MPI datatype, which saves mpi4py the look-up."""
     found = _types.get(x.dtype)
     if found is None:
         found = _types[x.dtype] = MPI.Datatype.fromcode(x.dtype.char)
@@ -278,7 +278,7 @@ def counted(x: Array) -> list[Any]:
 
 
 def chunks(x: Array) -> Sequence[Array]:
-    """Return flat pieces of ``x`` that MPI can count."""
+    """Return ``x`` as flat pieces that MPI can count."""
     if x.size <= MAX_COUNT:
         return (x,)
     flat = x.reshape(-1)
@@ -290,20 +290,20 @@ _MOST_LONGS = 64
 
 
 def _long(size_bytes: int, max_count: int) -> MPI.Datatype:
-    """Return one datatype of more bytes than MPI can count; those that were used last are kept."""
+    """Return one datatype of more bytes than MPI can count, from a cache of the last ones."""
     key = size_bytes, max_count
     found = _longs.pop(key, None)
     if found is None:
         found = _make_long(size_bytes, max_count)
     _longs[key] = found
     if len(_longs) > _MOST_LONGS:
-        # Messages of it that are on their way keep what MPI needs of it.
+        # MPI keeps it for its pending messages.
         _longs.pop(next(iter(_longs))).Free()
     return found
 
 
 def _make_long(size_bytes: int, max_count: int) -> MPI.Datatype:
-    """Make such a datatype: as many bytes as MPI can count, several times, and the rest."""
+    """Make a datatype of several blocks of as many bytes as MPI can count, and the rest."""
     times, rest_bytes = divmod(size_bytes, max_count)
     largest, rest = MPI.BYTE.Create_contiguous(max_count), MPI.BYTE.Create_contiguous(rest_bytes)
     body = largest.Create_contiguous(times)
@@ -314,13 +314,13 @@ def _make_long(size_bytes: int, max_count: int) -> MPI.Datatype:
 
 
 def as_message(x: Array, size_bytes: int) -> list[Any]:
-    """Return the first bytes of ``x`` as one message, however long: memory, count, MPI's datatype."""
+    """Return the first bytes of ``x`` as one message, however long: memory, count, datatype."""
     if size_bytes <= MAX_COUNT:
         return [movable(x), size_bytes, MPI.BYTE]
     return [as_bytes(x), 1, _long(size_bytes, MAX_COUNT)]
 
 
 def size_of(status: MPI.Status) -> int:
-    """Return the length in bytes of the message that ``status`` tells of, however long it is."""
+    """Return the length in bytes of the message of ``status``, however long."""
     count = status.Get_count(MPI.BYTE)
     return count if count != MPI.UNDEFINED else status.Get_elements(MPI.BYTE)

@@ -18,7 +18,7 @@ from .message import as_message
 from .work import Awaited, Steps
 
 by_address = False
-"""Whether MPI takes device pointers in messages; set at the start, the same on all ranks."""
+"""MPI takes device pointers in messages; set at the start, the same on all ranks."""
 
 
 class Running:

@@ -103,7 +103,7 @@ def _of(link: Link) -> Connection:
 
 
 def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
-    """Tell whether ``operation`` on arrays of a device goes by NCCL in a group."""
+    """Tell whether a group's ``operation`` on arrays of devices goes by NCCL."""
     if not connected(link):
         return False
     if operation in ("broadcast", "all_gather"):
@@ -113,7 +113,7 @@ def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) 
 
 
 def _apart(x: Array, output: Array) -> Array:
-    """Return ``x``, or a copy of it where it lies in the memory of ``output`` or the other way round."""
+    """Return ``x``, or a copy of it where it shares memory with ``output``."""
     shared = array_namespace(x).may_share_memory(x, output)
     return x.copy() if shared else x
 
