@@ -73,9 +73,9 @@ def source(
     rows, outs : int
         How many arrays it reads and writes.
     factored, divided : bool
-        Whether each row has a factor, and whether the result is divided.
+        True for a factor of each row, and for a divided result.
     narrow : tuple of bool
-        Whether rows, and outputs, of a half type are of that type; they are float32 otherwise.
+        True for rows, and for outputs, of a half type that are of that type; they are float32 otherwise.
     """
     reads_half, writes_half = (name in _HALVES and each for each in narrow)
     wide = "float32" if name in _HALVES else name

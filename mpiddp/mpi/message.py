@@ -47,7 +47,7 @@ _codes: dict[np.dtype[Any], int] = {}
 
 
 def dtype_code(dtype: np.dtype[Any]) -> int:
-    """Return the small integer that stands for ``dtype`` on all ranks; types without one of their own share the last."""
+    """Return the small integer that stands for ``dtype`` on all ranks; other types share the last."""
     code = _codes.get(dtype)
     if code is None:
         name = {"float128": "longdouble", "complex256": "clongdouble"}.get(dtype.name, dtype.name)
@@ -70,7 +70,7 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
     operation, name : str
         The operation and its parameter, for the error.
     writable : bool, default True
-        Whether the operation writes to it.
+        True if the operation writes to it.
 
     Raises
     ------
