@@ -41,7 +41,7 @@ LAZY = {
     "mpiddp": "a name at the top level brings its part in when it is first used",
     "mpiddp.device.*": "CuPy takes seconds, and is imported when a GPU or its arrays are asked for",
     "mpiddp.mpi.lazy": "MPI starts with the first use of it, not with the import of mpiddp",
-    "mpiddp.mpi.foreign": "ml_dtypes is an extra, which only bfloat16 arrays of other libraries need",
+    "mpiddp.mpi.message": "ml_dtypes is an extra, which only bfloat16 arrays of other libraries need",
     "mpiddp.training": "the command line reads the configuration before NumPy, and with it BLAS, is there",
     "mpiddp.training.callables": "a module that the user names, such as that of a model of one's own",
     "mpiddp.training.outputs": "tensorboard is an extra and takes most of a second",

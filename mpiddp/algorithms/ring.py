@@ -1,8 +1,11 @@
-"""Collectives around a ring: every rank sends to the next one only, 2 (p - 1) / p of the array's bytes in all.
+"""Ring collectives: each rank sends to the next one only, 2 (p - 1) / p of the array's bytes in all.
 
 No rank and no link carries more than any other [1]_, so the time for long arrays does not grow with the number of
-ranks. Slice r is summed from rank r + 1 around to rank r: each is summed once, so the bits are the same on every rank
-and in every run. Half types travel as float32 while they are summed.
+ranks. Slice r is summed from rank r + 1 around to rank r: each sum is formed once, so the bits are the same on every
+rank and in every run. Half types travel as float32 while they are summed.
+
+The loops are here, once; a `Transport` sends the parts and says where the sums are formed: on the host (here), on a
+device by its addresses (`gpu.ring`), or on a device through pinned memory (`gpu.staged_ring`).
 
 References
 ----------
@@ -12,66 +15,131 @@ References
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
+from mpiddp.device import array_namespace
+from mpiddp.device.half import assign
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import movable
 from mpiddp.mpi.reduction import ReduceOp, combine, finish
 from mpiddp.mpi.requests import All, Steps
 from mpiddp.typing import Array
 
-from .local_reduce import bounds, widened
-from .tags import Tag
+from .local_reduce import accumulated_in, bounds, widened
+
+TAG = 2
+"""First tag of the rings' messages; rings that run at once count up from it. Below are those of `native`."""
 
 
-def _neighbours(link: Channel) -> tuple[int, int]:
-    return (link.rank - 1) % link.size, (link.rank + 1) % link.size
+class Transport(Protocol):
+    """The way of parts of an array to the next rank of a ring."""
+
+    rank: int
+    size: int
+
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which parts are computed: the stream of a device."""
+
+    def load(self, x: Array) -> None:
+        """Let the next `shift` send ``x``, which stays as it is until then."""
+
+    def shift(self, target: Array) -> Steps:
+        """Send the loaded part to the next rank and receive ``target`` from the one before; that is loaded then."""
 
 
-def _reduce_around(link: Channel, parts: Sequence[Array], op: ReduceOp) -> Steps:
+class HostTransport:
+    """Parts in host memory.
+
+    Parameters
+    ----------
+    link : Channel
+        The ranks. The first message is sent on ``now``, all others on ``later``.
+    """
+
+    def __init__(self, link: Channel) -> None:
+        self.rank, self.size = link.rank, link.size
+        self._comm, self._later = link.now, link.later
+        self._loaded: Array = np.empty(0)
+
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return contextlib.nullcontext()
+
+    def load(self, x: Array) -> None:
+        """Let the next `shift` send ``x``."""
+        self._loaded = x
+
+    def shift(self, target: Array) -> Steps:
+        """Send the loaded part and receive ``target``, which is loaded then."""
+        yield exchange(self._comm, self.rank, self.size, TAG, movable(self._loaded), movable(target))
+        self._comm, self._loaded = self._later, target
+
+
+def exchange(comm: MPI.Intracomm, rank: int, size: int, tag: int, outgoing: object, incoming: object) -> All:
+    """Send a message to the next rank and receive one from the rank before."""
+    before, after = (rank - 1) % size, (rank + 1) % size
+    return All([comm.Irecv(incoming, before, tag), comm.Isend(outgoing, after, tag)])
+
+
+def reduce_around(transport: Transport, parts: Sequence[Array], op: ReduceOp) -> Steps:
     """Reduce part r over all ranks, for all r, and return this rank's, in the type that sums are accumulated in."""
-    before, after = _neighbours(link)
-    comm = link.now
-    carried = widened(op, parts[before])
-    for step in range(2, link.size + 1):
-        own = widened(op, parts[(link.rank - step) % link.size])
-        incoming = np.empty_like(own)
-        yield All([comm.Irecv(movable(incoming), before, Tag.RING), comm.Isend(movable(carried), after, Tag.RING)])
-        combine(op, incoming, own, incoming)
-        carried, comm = incoming, link.later
-    finish(op, carried, link.size)
+    rank, size = transport.rank, transport.size
+    with transport.computing():
+        carried = widened(op, parts[(rank - 1) % size])
+    for step in range(2, size + 1):
+        transport.load(carried)
+        with transport.computing():
+            own = _summand(op, parts[(rank - step) % size])
+            incoming: Array = array_namespace(own).empty(own.size, own.dtype)
+        yield from transport.shift(incoming)
+        with transport.computing():
+            combine(op, incoming, own, incoming)
+        carried = incoming
+    with transport.computing():
+        finish(op, carried, size)
     return carried
 
 
-def _gather_around(link: Channel, parts: Sequence[Array]) -> Steps:
+def _summand(op: ReduceOp, x: Array) -> Array:
+    """Return flat ``x`` as it is added: a copy only where it has to be widened or multiplied."""
+    return x if op.factor is None and accumulated_in(x.dtype) == x.dtype else widened(op, x)
+
+
+def gather_around(transport: Transport, parts: Sequence[Array]) -> Steps:
     """Copy rank r's part r to all ranks, for all r."""
-    before, after = _neighbours(link)
-    comm = link.now
-    for step in range(link.size - 1):
-        outgoing, incoming = parts[(link.rank - step) % link.size], parts[(link.rank - step - 1) % link.size]
-        yield All([comm.Irecv(movable(incoming), before, Tag.RING), comm.Isend(movable(outgoing), after, Tag.RING)])
-        comm = link.later
+    transport.load(parts[transport.rank])
+    for step in range(1, transport.size):
+        yield from transport.shift(parts[(transport.rank - step) % transport.size])
+
+
+def all_reduce_around(transport: Transport, flat: Array, op: ReduceOp) -> Steps:
+    """Reduce ``flat`` over all ranks, in place."""
+    edges = bounds(flat.size, transport.size, flat.itemsize)
+    parts = [flat[edges[rank] : edges[rank + 1]] for rank in range(transport.size)]
+    reduced = yield from reduce_around(transport, parts, op)
+    with transport.computing():
+        assign(parts[transport.rank], reduced)
+    yield from gather_around(transport, parts)
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
-    edges = bounds(x.size, link.size, x.itemsize)
-    flat = x.reshape(-1)
-    parts = [flat[edges[rank] : edges[rank + 1]] for rank in range(link.size)]
-    parts[link.rank][...] = yield from _reduce_around(link, parts, op)
-    yield from _gather_around(link.after(), parts)
+    return all_reduce_around(HostTransport(link), x.reshape(-1), op)
 
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
-    reduced = yield from _reduce_around(link, list(x.reshape(link.size, -1)), op)
-    output.reshape(-1)[...] = reduced
+    reduced = yield from reduce_around(HostTransport(link), list(x.reshape(link.size, -1)), op)
+    assign(output.reshape(-1), reduced)
 
 
 def all_gather(link: Channel, output: Array, x: Array) -> Steps:
     """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
     blocks = list(output.reshape(link.size, -1))
     blocks[link.rank][...] = x.reshape(-1)
-    yield from _gather_around(link, blocks)
+    yield from gather_around(HostTransport(link), blocks)

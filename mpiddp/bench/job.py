@@ -14,7 +14,7 @@ import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp import settings
-from mpiddp.device.host_memory import tune_allocator
+from mpiddp.device.allocator import tune_allocator
 from mpiddp.faults import monitor
 from mpiddp.mpi.world import library_name
 from mpiddp.training.config import UsageError

@@ -1,16 +1,13 @@
-"""Where arrays live: NumPy or CuPy, found without importing either when it is not in use.
+"""Devices: NumPy or CuPy, streams, copies and kernels. The only package that imports cupy, and only when it is used."""
 
-The only package that imports cupy. It may import ``errors``, ``settings`` and ``typing``.
-"""
-
-from . import choice, copies, foreign, ipc, kernels, nccl, pinned, stream
+from . import choice, copies, dlpack, ipc, kernels, nccl, pinned, stream
 from .choice import cuda_fault, current_device, device_count, in_use, set_device
 from .namespace import array_namespace, empty, is_device_array
 from .transfer import download, placed, synchronize, upload
 
 
 def forget() -> None:
-    """Forget everything about devices: for tests, which put a fake one in the place of CuPy."""
+    """Forget everything about devices: for tests, which replace CuPy by a fake."""
     choice.forget()
     stream.forget()
     pinned.forget()
@@ -24,9 +21,9 @@ __all__ = [
     "cuda_fault",
     "current_device",
     "device_count",
+    "dlpack",
     "download",
     "empty",
-    "foreign",
     "forget",
     "in_use",
     "ipc",

@@ -1,4 +1,4 @@
-"""Which device this process works on, and why it cannot be a GPU where it cannot."""
+"""The device of this process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ _index: int | None = None
 
 @functools.cache
 def cuda_fault() -> str | None:
-    """Return why CuPy arrays cannot be used in this process, or None where they can.
-
-    Imports CuPy, which takes a second: only asked when a GPU is wanted, or when ``info`` reports.
-    """
+    """Return the reason why CuPy arrays cannot be used in this process, or None. Imports CuPy, which takes a second."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'mpiddp[cuda12]' or 'mpiddp[cuda13]', whichever your driver has"
     try:
@@ -37,7 +34,7 @@ def device_count() -> int:
 def set_device(index: int) -> None:
     """Choose the GPU on which this process allocates (``torch.cuda.set_device``).
 
-    Without a GPU the index is remembered and nothing else happens, so that one script runs on both.
+    Without a GPU the index is only remembered, so that one script runs on both.
 
     Parameters
     ----------
@@ -63,16 +60,16 @@ def set_device(index: int) -> None:
 
 
 def current_device() -> int:
-    """Return the number of the device that was chosen, 0 at first (``torch.cuda.current_device``)."""
+    """Return the number of the chosen device, 0 at first (``torch.cuda.current_device``)."""
     if _index is None and in_use():
         return int(importlib.import_module("cupy").cuda.runtime.getDevice())
     return _index or 0
 
 
 def choose(local_rank: int) -> None:
-    """Choose the GPU of a rank by its number on its node, where the program has not and may still be moved.
+    """Choose the GPU of a rank by its number on its node, if the program has neither chosen one nor allocated on one.
 
-    Does nothing if CuPy is not in use, a device was chosen, by `set_device` or by CuPy, or something is allocated.
+    Does nothing if CuPy is not in use.
     """
     if not in_use() or _index is not None:
         return
@@ -82,15 +79,15 @@ def choose(local_rank: int) -> None:
 
 
 def in_use() -> bool:
-    """Tell whether this process works with a GPU: whether somebody has imported CuPy, and it finds one."""
+    """Tell whether CuPy has been imported in this process and finds a GPU."""
     return "cupy" in sys.modules and cuda_fault() is None
 
 
 def device_uuid() -> bytes:
-    """Return the bytes by which the current device is known on all nodes and in every container.
+    """Return bytes that identify the current device on all nodes and in every container.
 
-    CuPy gives its UUID as if it were text, up to the first zero byte. The place on the bus tells devices of a node
-    apart where too little is left; parts of one device, which share their place, differ by their UUIDs.
+    CuPy cuts the UUID at its first zero byte. The bus id tells devices of a node apart where too little is left; parts
+    of one device, which share their bus id, differ by their UUIDs.
     """
     runtime = importlib.import_module("cupy").cuda.runtime
     device = runtime.getDevice()
@@ -99,7 +96,7 @@ def device_uuid() -> bytes:
 
 
 def forget() -> None:
-    """Forget what was found: for tests."""
+    """Forget the choice: for tests."""
     global _index
     _index = None
     cuda_fault.cache_clear()

@@ -1,4 +1,4 @@
-"""Copies between device and host that a stream makes while the host goes on."""
+"""Asynchronous copies between device and host."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def down(host: Array, x: Array, stream: Any) -> None:
 
 
 def up(x: Array, host: Array, stream: Any) -> None:
-    """Copy pinned memory to the bytes of ``x``, contiguous and on a device; as many as ``x`` has."""
+    """Copy pinned memory to all bytes of ``x``, contiguous and on a device."""
     _copy(x.data.ptr, host.ctypes.data, x.nbytes, "HostToDevice", stream)  # type: ignore[attr-defined]
 
 
 def across(target: Array, source: Array, stream: Any) -> None:
-    """Copy bytes between contiguous arrays; each may be memory of a peer, or of the host that kernels can use."""
+    """Copy between contiguous arrays; each may lie in a peer's memory, or in host memory that kernels can use."""
     _copy(target.data.ptr, source.data.ptr, source.nbytes, "Default", stream)  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""float16 on the host: conversions that do not stumble over small numbers.
+"""Fast conversions between float32 and float16 on the host.
 
 NumPy converts one number at a time and raises a floating-point flag for each that is below float16's normal range, as
 gradients are: 98 ns for a gradient of 1e-5 on one EPYC core, 3 ns here; back 12 ns, and 1.3 ns here. The bits are the
-same: rounded to nearest, ties to even. Imports ``namespace`` and ``typing``.
+same: rounded to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BEYOND = 143 << 23
 _LEAST_NORMAL = 113 << 23
 """Bits of 2 ** -14, float16's smallest normal number."""
 _TO_ULP = 13 << 23
-"""What makes 2 ** e the number whose last bit, in float32, is worth 2 ** (e - 10): float16's last bit at 2 ** e."""
+"""Turns 2 ** e into the number whose last bit, in float32, is float16's last bit at 2 ** e: 2 ** (e - 10)."""
 
 
 def assign(target: Array, source: Array) -> None:
@@ -76,7 +76,7 @@ def _widen(source: Array, target: Array) -> None:
 
 
 def _narrow(source: Array, target: Array) -> None:
-    """Round by an addition: of a number and one so large that the sum's last bit is float16's last bit.
+    """Round by adding a number so large that the sum's last bit is float16's last bit.
 
     References
     ----------

@@ -1,8 +1,8 @@
-"""Device memory that other processes map: CUDA IPC, and host memory at which kernels may point.
+"""CUDA IPC: device memory that other processes map; and host memory that kernels use.
 
-CuPy's pool hands out parts of larger allocations, whose handle would export all that lies beside them, and takes memory
-back while others may still map it. So this memory comes from cudaMalloc, in whole multiples of the 2 MiB that a handle
-exports at least, and its owner says when it ends.
+The memory comes from cudaMalloc, in multiples of the 2 MiB that a handle exports at least, and its owner frees it.
+CuPy's pool would not do: it hands out parts of larger allocations, whose handle exports all that lies beside them, and
+takes memory back while others may still map it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _cuda() -> Any:
 
 
 class Memory:
-    """Memory of a device, outside of the pool; freed when the last array over it is gone.
+    """Device memory outside of CuPy's pool; freed when the last array over it is gone.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Memory:
     Raises
     ------
     RuntimeError
-        If the device has not so much, even when CuPy's pool has given back what nobody uses.
+        If the device has not so much, even after CuPy's pool has freed its unused blocks.
     """
 
     def __init__(self, nbytes: int, device: int) -> None:
@@ -51,7 +51,7 @@ class Memory:
         """Address of its first byte."""
 
     def handle(self) -> bytes:
-        """Return what another process opens it by, 64 bytes; RuntimeError where that is not possible."""
+        """Return the handle by which another process opens it, 64 bytes; RuntimeError where that is not possible."""
         with at(self.device):
             return bytes(_cuda().runtime.ipcGetMemHandle(self.start))
 
@@ -66,7 +66,7 @@ def open_handle(handle: bytes, device: int) -> int:
 
 
 def close_handle(start: int, device: int) -> None:
-    """Unmap what `open_handle` has mapped for a device."""
+    """Unmap memory of `open_handle`."""
     with at(device):
         _cuda().runtime.ipcCloseMemHandle(start)
 
@@ -74,8 +74,7 @@ def close_handle(start: int, device: int) -> None:
 def array(start: int, nbytes: int, owner: object, device: int) -> Array:
     """Return memory at an address as an array of bytes of a device, which keeps ``owner``.
 
-    The address may be that of a peer's memory, mapped for this device, or of registered memory of the host: kernels of
-    the device see both.
+    The address may be that of a peer's memory, mapped for this device, or of registered host memory.
     """
     cuda, cupy = _cuda(), importlib.import_module("cupy")
     memory = cuda.UnownedMemory(start, nbytes, owner, device)
@@ -84,7 +83,7 @@ def array(start: int, nbytes: int, owner: object, device: int) -> Array:
 
 
 def address(x: Array) -> int:
-    """Return where an array on a device begins."""
+    """Return the address of an array on a device."""
     return int(x.data.ptr)  # type: ignore[attr-defined]
 
 
@@ -94,6 +93,6 @@ def reads_host_memory(device: int) -> bool:
 
 
 def settle(device: int) -> None:
-    """Wait for everything that a device has been given: where memory changes hands, never in a step."""
+    """Synchronise a device: where memory changes hands, never in a step."""
     with at(device):
         _cuda().runtime.deviceSynchronize()

@@ -1,4 +1,4 @@
-"""The kernel that folds the ranks' rows on a device: what `numpy` functions do chunk by chunk on the host, in one pass.
+"""The kernel that folds the ranks' rows on a device in one pass.
 
 Each thread reads its element of every row, combines them in the order of the rows, float16 and bfloat16 in float32, and
 writes the result to every output. Rows and outputs may be memory of other processes, mapped here.
@@ -62,7 +62,7 @@ def source(
     divided: bool,
     narrow: tuple[bool, bool] = (True, True),
 ) -> dict[str, str]:
-    """Return what a kernel is made of: the arguments of ``cupy.ElementwiseKernel``.
+    """Return the arguments of ``cupy.ElementwiseKernel`` for a kernel.
 
     Parameters
     ----------
@@ -73,9 +73,9 @@ def source(
     rows, outs : int
         How many arrays it reads and writes.
     factored, divided : bool
-        Whether each row has a factor, and whether the result is divided.
+        True for a factor of each row, and for a divided result.
     narrow : tuple of bool
-        Whether rows, and outputs, of a half type are of that type; they are float32 otherwise.
+        True for rows, and for outputs, of a half type that are of that type; they are float32 otherwise.
     """
     reads_half, writes_half = (name in _HALVES and each for each in narrow)
     wide = "float32" if name in _HALVES else name
@@ -111,7 +111,7 @@ def fold(
     divisor: int = 1,
     factors: Sequence[float] | None = None,
 ) -> None:
-    """Combine ``rows`` in their order and write the result to all ``outs``; ``stream`` does it, the host goes on.
+    """Combine ``rows`` in their order and write the result to all ``outs``, on ``stream``.
 
     Parameters
     ----------
@@ -119,13 +119,13 @@ def fold(
         ``"add"``, ``"multiply"``, ``"minimum"``, ``"maximum"``, ``"bitwise_and"``, ``"bitwise_or"``, ``"bitwise_xor"``.
     rows, outs : sequences of arrays
         At most `MOST_ROWS` of each; flat, of equal length and dtype. An output may be one of the rows. Of a half type
-        either may be float32 instead: what is summed is rounded when the last sum has been made.
+        either may be float32 instead: only the last sum is rounded.
     stream : cupy.cuda.Stream
-        Who does it.
+        The stream of the kernel.
     divisor : int, default 1
-        What the result is divided by.
+        The divisor of the result.
     factors : sequence of float, optional
-        What each row is multiplied with first.
+        The factor of each row.
     """
     if not rows[0].size:
         return
@@ -142,5 +142,5 @@ def fold(
 
 
 def forget() -> None:
-    """Forget the kernels that were made."""
+    """Forget the compiled kernels."""
     _kernel.cache_clear()

@@ -1,7 +1,7 @@
 """The array namespace (``xp``): the module whose functions work on an array.
 
-CuPy is looked up in ``sys.modules``: an array of it cannot exist before somebody has imported it, so a process that
-works on the host never pays for the import (as array-api-compat does it).
+CuPy is looked up in ``sys.modules``: none of its arrays exists before it is imported, so a process on the host never
+pays for the import (as in array-api-compat).
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ _FIRST_WITH_BFLOAT16 = 14
 
 
 def expect_bfloat16() -> None:
-    """Raise `TypeError` if CuPy is older than its kernels for bfloat16; call it where they are about to be needed.
-
-    Messages of such arrays, and sums of them in memory that GPUs share, need none of CuPy's kernels.
-    """
+    """Raise `TypeError` if CuPy has no kernels for bfloat16; messages and sums in shared memory need none of them."""
     version = importlib.import_module("cupy").__version__
     if int(version.split(".")[0]) < _FIRST_WITH_BFLOAT16:
         raise TypeError(

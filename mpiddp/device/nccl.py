@@ -1,4 +1,4 @@
-"""NCCL by way of CuPy: collectives that GPUs make among themselves, on a stream.
+"""NCCL by way of CuPy: collectives between GPUs, on a stream.
 
 References
 ----------
@@ -31,7 +31,7 @@ def _nccl() -> Any:
 
 @functools.cache
 def fault() -> str | None:
-    """Return why NCCL cannot be used in this process, or None where it can."""
+    """Return the reason why NCCL cannot be used in this process, or None."""
     text = cuda_fault()
     if text is None and not _nccl().available:
         text = "CuPy cannot load the NCCL library: pip install nvidia-nccl-cu12, or -cu13, whichever CUDA CuPy is for"
@@ -39,29 +39,24 @@ def fault() -> str | None:
 
 
 def unique_id() -> Any:
-    """Return what one rank makes and all need in order to find each other."""
+    """Return the id of a new communicator: one rank makes it, all need it."""
     return _nccl().get_unique_id()
 
 
-def moves(dtype: np.dtype[Any]) -> bool:
-    """Tell whether arrays of ``dtype`` can be moved: all can, as bytes, that are not of Python objects."""
-    return not dtype.hasobject
-
-
 def reduces(dtype: np.dtype[Any], name: str) -> bool:
-    """Tell whether NCCL's reduction is the one that is meant.
+    """Tell whether NCCL's reduction is that of mpiddp.
 
-    Its MIN and MAX of floating point lose a NaN, and it knows no reduction of bits or of booleans.
+    Its MIN and MAX of floating point lose a NaN, and it has no reduction of bits or of booleans.
     """
     extreme = name in ("MIN", "MAX")
     return dtype.name in _KINDS and name in _OPERATIONS and not (extreme and dtype.kind not in "iu")
 
 
 class Communicator:
-    """The ranks of a group, as NCCL knows them.
+    """NCCL's communicator of a group.
 
     All ranks make it together, each with its own GPU current, and destroy it together. Its calls queue a kernel on
-    ``stream`` and return; all ranks make them in the same order.
+    ``stream`` and return; their order is the same on all ranks.
 
     Parameters
     ----------
@@ -105,8 +100,12 @@ class Communicator:
         self._comm.reduceScatter(*ends, output.size, self._kind(x), self._operation(name), stream.ptr)
 
     def destroy(self) -> None:
-        """Give up what it holds; nothing may be on its way."""
+        """Free it; all ranks call, when nothing is pending."""
         self._comm.destroy()
+
+    def abort(self) -> None:
+        """Free it on this rank alone, and end its pending kernels."""
+        self._comm.abort()
 
     def _kind(self, x: Array) -> int:
         return int(getattr(self._nccl, f"NCCL_{x.dtype.name.upper()}"))
@@ -120,5 +119,5 @@ def _pointer(x: Array) -> int:
 
 
 def forget() -> None:
-    """Forget what was found: for tests."""
+    """Forget the fault: for tests."""
     fault.cache_clear()

@@ -1,7 +1,6 @@
-"""Host memory that a device can copy from and to while the host goes on: pinned, and kept for the next use.
+"""Pinned host memory, which a device copies from and to while the host goes on.
 
-To pin memory takes as long as to copy it several times, so what has been pinned stays, in pieces of which each is twice
-as long as the one before.
+Pinning costs as much as several copies, so pinned memory is kept, in pieces of powers of two.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _lent: deque[tuple[Mark, Array]] = deque()
 
 
 def take(nbytes: int) -> Array:
-    """Return pinned memory of at least ``nbytes``, as an array of bytes; `give` it back when nobody uses it."""
+    """Return pinned memory of at least ``nbytes``, as an array of bytes; `give` it back after use."""
     size = max(_SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
     with contextlib.suppress(IndexError):  # threads that load data take memory too
         return _free[size].pop()
@@ -32,19 +31,19 @@ def take(nbytes: int) -> Array:
 
 
 def give(memory: Array) -> None:
-    """Take memory from `take` back; no copy from or to it may be on its way."""
+    """Take back memory from `take`; no copy from or to it may be pending."""
     _free[memory.size].append(memory)
 
 
 def give_when(reached: Mark, memory: Array) -> None:
-    """Take memory back once a mark has been reached, behind which no copy from or to it is on its way."""
+    """Take back memory from `take` once a mark behind the last copy from or to it has been reached."""
     _lent.append((reached, memory))
     while _lent and _lent[0][0].Test():
         give(_lent.popleft()[1])
 
 
 def register(start: int, nbytes: int) -> str:
-    """Pin memory that is there already; return why that was not possible, or an empty string.
+    """Pin existing memory; return the reason why that was not possible, or an empty string.
 
     References
     ----------
@@ -67,6 +66,6 @@ _PORTABLE, _MAPPED = 1, 2
 
 
 def forget() -> None:
-    """Give all memory back."""
+    """Drop all memory that is not in use."""
     _free.clear()
     _lent.clear()

@@ -1,6 +1,6 @@
-"""Places: a device by its number, or the host as None. Arrays are moved between them; work is done at one of them.
+"""Places: a device by its number, or the host as None.
 
-CuPy gives work to the device that is current in a thread, and memory too, wherever the arrays lie that it is given.
+CuPy works and allocates on the device that is current in a thread, wherever its arguments lie.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def here() -> int:
 
 
 def place_of(x: Array) -> Place:
-    """Return where an array is."""
+    """Return the place of an array."""
     return int(x.device.id) if is_device_array(x) else None  # type: ignore[attr-defined]
 
 
 def moved(x: Array, place: Place) -> Array:
-    """Return a copy of an array at another place, in C order; the array as it is where it is there already.
+    """Return a copy of an array at another place, in C order; the array itself if it lies there.
 
-    Between devices the host does not wait: the device of the copy waits for the work that ``x`` comes from, and that of
-    ``x`` lets nobody have its memory before it is copied. To the host it does.
+    The host waits only for a copy to itself. Between devices, the copy's device waits for the work that ``x`` comes
+    from, and the memory of ``x`` is not reused before it is copied.
     """
     if place_of(x) == place:
         return x

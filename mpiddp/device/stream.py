@@ -1,8 +1,8 @@
-"""Streams and the points in them that one waits for.
+"""Streams and marks: the points in them that an operation waits for.
 
-An operation on arrays of a device waits for what was queued before it by an event, never by synchronising the device:
-`mark` puts one on a stream, and the `Mark` it returns answers ``Test()`` and ``Wait()`` as MPI's requests do, so that
-the steps of an algorithm can yield it. What an operation does by itself it does on streams of its own (`side`).
+An operation waits for earlier work by an event, never by synchronising the device: `mark` records one, and the `Mark`
+that it returns has ``Test()`` and ``Wait()`` as MPI's requests have, so that an algorithm can yield it. The work of an
+operation itself is done on streams of its own (`side`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ def _cuda() -> Any:
 
 
 class Mark:
-    """A point in a stream: reached when everything before it has been done.
+    """A point in a stream: reached when all work before it is done.
 
     Parameters
     ----------
@@ -38,14 +39,14 @@ class Mark:
         self.event = event
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Tell whether it has been reached.
+        """Return whether it has been reached.
 
         Raises
         ------
         CUDARuntimeError
-            If the device has failed, such as by a kernel's invalid access: then no mark is ever reached.
+            If the device has failed, such as by a kernel's invalid access.
         """
-        # Event.done says of a device that has failed what it says of one that is at work.
+        # Event.done does not tell a failed device from one at work.
         status = _cuda().runtime.eventQuery(self.event.ptr)
         if status not in (_REACHED, _NOT_READY):
             self.event.synchronize()  # raises what it is
@@ -54,38 +55,34 @@ class Mark:
     def Wait(self) -> None:  # noqa: N802
         """Block until it has been reached.
 
-        Asks again and again and gives the core away in between: CUDA's own wait spins on a core that another rank may
-        need.
+        Yields the core between tests: CUDA's own wait spins on a core that another rank may need.
         """
         while not self.Test():
             os.sched_yield()
 
 
 def current(x: Array) -> Any:
-    """Return the stream that is current on the device of ``x``: where its last values were computed.
+    """Return the stream that is current on the device of ``x``, where its last values were computed.
 
-    Only to be given work while that device is current: a default stream has the same address on all of them.
+    Give it work only while that device is current: a default stream has the same address on all devices.
     """
     return _cuda().get_current_stream(x.device.id)  # type: ignore[attr-defined]
 
 
 def ready(x: Array) -> Mark:
-    """Return the point up to which the program has given work to the device of ``x``, which need not be current."""
+    """Return a mark behind the program's work on the device of ``x``, which need not be current."""
     with _cuda().Device(x.device.id):  # type: ignore[attr-defined]
         return marked(current(x))
 
 
 def hold(x: Array, reached: Mark) -> None:
-    """Let what the program gives to the device of ``x`` from now on wait for a mark; the host goes on."""
+    """Let the program's later work on the device of ``x`` wait for a mark."""
     with _cuda().Device(x.device.id):  # type: ignore[attr-defined]
         follow(current(x), reached)
 
 
 def side(role: str, x: Array) -> Any:
-    """Return a stream of the package's own on the device of ``x``: the same for the same ``role``.
-
-    It does not wait for the default stream, nor that for it.
-    """
+    """Return the package's own stream for ``role`` on the device of ``x``, independent of the default stream."""
     number = x.device.id  # type: ignore[attr-defined]
     made = _sides.get((role, number))
     if made is None:
@@ -96,30 +93,47 @@ def side(role: str, x: Array) -> Any:
 
 
 def marked(stream: Any) -> Mark:
-    """Return the point that ``stream`` of the current device has been given work up to."""
+    """Return a mark behind the work of ``stream``, of the current device."""
     return Mark(stream.record(_cuda().Event(disable_timing=True)))
 
 
 def mark(stream: Any) -> Mark:
-    """Return the point that ``stream``, a `side` one, has been given work up to."""
+    """Return a mark behind the work of ``stream``, a `side` one."""
     with _cuda().Device(stream.device_id):  # an event belongs to the device that is current
         return marked(stream)
 
 
 def follow(stream: Any, reached: Mark) -> None:
-    """Let what ``stream``, a `side` one, is given from now on wait for a mark of another; the host goes on."""
+    """Let later work on ``stream``, a `side` one, wait for a mark of another."""
     stream.wait_event(reached.event)
 
 
 def after(role: str, x: Array) -> Any:
-    """Return the `side` stream for ``role``, which does what it is given now after the work that ``x`` comes from."""
+    """Return the `side` stream for ``role``, behind the work that ``x`` comes from."""
     stream = side(role, x)
     follow(stream, ready(x))
     return stream
 
 
+_PATIENCE_S = 1.0
+
+
+def idle(device: int) -> bool:
+    """Wait until the `side` streams of a device are done; return False if that takes long, or the device has failed."""
+    end = time.monotonic() + _PATIENCE_S
+    try:
+        reached = [mark(stream) for (_, number), stream in tuple(_sides.items()) if number == device]
+        while not all(each.Test() for each in reached):
+            if time.monotonic() > end:
+                return False
+            os.sched_yield()
+    except RuntimeError:  # CuPy's CUDARuntimeError
+        return False
+    return True
+
+
 def drop(role: str) -> None:
-    """Forget the `side` streams for ``role``; what they were given is done all the same."""
+    """Forget the `side` streams for ``role``; their work is done all the same."""
     for key in [key for key in _sides if key[0] == role]:
         del _sides[key]
 
@@ -132,7 +146,7 @@ def on(stream: Any) -> Iterator[None]:
 
 
 def under(stream: Any, steps: Generator[Any, None, Any]) -> Generator[Any, None, Any]:
-    """Run steps with ``stream`` as the current one, which it is not between them."""
+    """Run steps, each with ``stream`` as the current one."""
     while True:
         with on(stream):
             try:

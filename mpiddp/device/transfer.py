@@ -1,4 +1,4 @@
-"""Arrays from the host to the current device and back, and the wait for everything that is queued there."""
+"""Transfers between the host and the current device, and the wait for its work."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from .namespace import expect_known, is_device_array
 
 
 def upload(x: Array) -> Array:
-    """Return a copy of a host array on the current device; an array of a device as it is.
+    """Return a copy of a host array on the current device; an array on a device as it is.
 
-    The host may write to ``x`` after the call: CuPy copies it to pinned memory first, and from there while the host
-    goes on. Not where ``x`` itself lies in pinned memory: CuPy copies it from there, later.
+    The host may write to ``x`` after the call, unless ``x`` lies in pinned memory: CuPy copies it from there later.
     """
     if is_device_array(x):
         return x
@@ -29,7 +28,7 @@ def upload(x: Array) -> Array:
 
 
 def download(x: Array) -> np.ndarray[Any, Any]:
-    """Return a copy of a device's array on the host, once what computes it is done; a host array as it is."""
+    """Return a copy of a device's array on the host, when it has been computed; a host array as it is."""
     found: np.ndarray[Any, Any] = x.get() if is_device_array(x) else x  # type: ignore[attr-defined]
     return found
 
@@ -42,5 +41,5 @@ def placed(value: Any, like: Array) -> Array:
 
 
 def synchronize() -> None:
-    """Wait until the current device has done all its work (``torch.cuda.synchronize``)."""
+    """Wait for all work of the current device (``torch.cuda.synchronize``)."""
     importlib.import_module("cupy").cuda.Device().synchronize()

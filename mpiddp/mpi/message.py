@@ -1,23 +1,31 @@
 """The gate between arrays and MPI: an array becomes bytes here, or an error that says what to do.
 
-MPI sends whatever memory it is pointed to. Everything that could make that memory be something else than the caller
-meant (a strided view, swapped bytes, Python objects, a read-only result) is refused here, before anything is sent.
+MPI sends whatever memory it is pointed to. Memory that is not what the caller meant (a strided view, swapped bytes,
+Python objects, a read-only result) is refused here, before anything is sent.
+
+Arrays of other libraries pass without a copy, so that a result lands in the caller's own memory: those with DLPack
+(torch, JAX, TensorFlow and others), ``__cuda_array_interface__`` (Numba, PyCUDA), ``__array_interface__`` or Python's
+buffer protocol. None of these libraries is imported.
+
+References
+----------
+DLPack 1.0, https://dmlc.github.io/dlpack; CUDA array interface 3, NumPy's array interface 3, PEP 688.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from mpiddp.device import is_device_array
-from mpiddp.device.foreign import is_read_only
+from mpiddp.device import dlpack, is_device_array
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 
-from . import foreign
 from .lazy import MPI
 
 # MPI counts in a C int where the library is older than MPI-4 (Open MPI 5).
@@ -39,7 +47,7 @@ _codes: dict[np.dtype[Any], int] = {}
 
 
 def dtype_code(dtype: np.dtype[Any]) -> int:
-    """Return the small integer by which the ranks know ``dtype``; types without one of their own share the last."""
+    """Return the small integer that stands for ``dtype`` on all ranks; other types share the last."""
     code = _codes.get(dtype)
     if code is None:
         name = {"float128": "longdouble", "complex256": "clongdouble"}.get(dtype.name, dtype.name)
@@ -53,29 +61,29 @@ def dtype_layout(dtype: np.dtype[Any]) -> str:
 
 
 def code_name(code: int) -> str:
-    """Return the name of the dtype that has ``code``."""
+    """Return the name of the dtype with this code."""
     return _NAMES[code] if code < len(_NAMES) else "another dtype"
 
 
 def as_array(x: object, operation: str, *, writable: bool = True, name: str = "tensor") -> Array:
-    """Return the array that ``x`` is or holds, if MPI can take it as it is.
+    """Return the array that ``x`` is or holds, if MPI can send it as it is.
 
     Parameters
     ----------
     x : array or object with ``__mpiddp_array__``
-        What the caller gave; also an array of another library, which is seen through without a copy (see `foreign`).
+        The caller's argument; it may be an array of another library.
     operation, name : str
         The operation and its parameter, for the error.
     writable : bool, default True
-        Whether the operation writes to it.
+        True if the operation writes to it.
 
     Raises
     ------
     TypeError
-        If ``x`` is none of these, or holds Python objects.
+        If ``x`` is no array, or one of Python objects.
     ArrayError
         If it is not C-contiguous, not aligned, not in native byte order, or read-only where it is written to; or if its
-        library does not give its memory away.
+        library does not export its memory.
     """
     if type(x) is np.ndarray and x.dtype in _codes:
         flags = x.flags
@@ -85,12 +93,12 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
 
 
 def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
-    """Do what `as_array` does, the long way: look through a tensor, or name what is wrong."""
+    """Return the array of any object that `as_array` takes, or raise its errors."""
     held: Array | None = getattr(x, "__mpiddp_array__", None)
     ours = held is not None or isinstance(x, np.ndarray) or is_device_array(x)
     array: Array = held if held is not None else x if ours else _adopted(x, operation, name)  # type: ignore[assignment]
     if held is not None and not writable and not array.flags.c_contiguous:
-        # How a tensor lies in memory is autograd's business: a linear layer's output is a transposed view.
+        # The layout of a tensor is autograd's business: a linear layer's output is a transposed view.
         array = array.copy(order="C")
     if array.dtype.hasobject:
         raise TypeError(
@@ -112,7 +120,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
             f"native byte order, {found} in {array.dtype.byteorder!r}",
             "x.astype(x.dtype.newbyteorder('='))",
         )
-    fixed = not array.flags.writeable if isinstance(array, np.ndarray) else not ours and is_read_only(x)
+    fixed = not array.flags.writeable if isinstance(array, np.ndarray) else not ours and dlpack.is_read_only(x)
     if writable and fixed:
         cure = "x.copy()" if ours else "a copy of it that may be written to"
         _refuse(operation, name, f"a writable array, {found} that is read-only", cure)
@@ -121,9 +129,9 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
 
 
 def _adopted(x: object, operation: str, name: str) -> Array:
-    """Return another library's array as one of ours."""
+    """Return another library's array as NumPy's or CuPy's."""
     try:
-        found = foreign.adopt(x)
+        found = _over_the_memory_of(x)
     except Exception as error:  # each library has errors of its own
         raise ArrayError(
             f"{operation} cannot take this {type(x).__name__} as `{name}` without a copy: {error}"
@@ -137,6 +145,79 @@ def _adopted(x: object, operation: str, name: str) -> Array:
     return found
 
 
+def _over_the_memory_of(x: Any) -> Array | None:
+    """Return an array over the memory of ``x``, which it keeps, or None where ``x`` has none to offer.
+
+    NumPy's scalars and ``bytes`` are values, not memory. Errors of the library of ``x`` pass, such as torch's
+    ``BufferError`` for a tensor that requires a gradient.
+    """
+    if isinstance(x, np.generic | bytes):
+        return None
+    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        kind, _ = x.__dlpack_device__()
+        return _from_dlpack(x) if kind in _HOST else dlpack.adopt(x)
+    if hasattr(x, "__cuda_array_interface__"):
+        return dlpack.adopt(x)
+    if hasattr(x, "__array_interface__"):
+        return np.asarray(x)
+    try:
+        return np.asarray(memoryview(x))
+    except TypeError:
+        return None
+
+
+_HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost and kDLROCMHost: NumPy reads them
+
+
+def _from_dlpack(x: Any) -> Array:
+    try:
+        return np.from_dlpack(x)
+    except (RuntimeError, BufferError) as error:  # such as "Unsupported dtype in DLTensor"
+        try:
+            bits: Array = np.from_dlpack(_Bfloat16Bits(x))
+        except (RuntimeError, BufferError):
+            raise error from None
+    try:
+        return bits.view(importlib.import_module("ml_dtypes").bfloat16)
+    except ImportError:
+        raise TypeError("NumPy has no bfloat16 of its own: pip install ml_dtypes") from None
+
+
+_DTYPE_OFFSETS = ((b"dltensor_versioned", 52), (b"dltensor", 20))
+"""Offsets of the dtype in DLPack's DLManagedTensorVersioned and DLManagedTensor, by the names of their capsules."""
+_UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
+
+
+class _Bfloat16Bits:
+    """A bfloat16 array of another library that exports itself as uint16, because NumPy's DLPack has no bfloat16.
+
+    A consumer owns the description that it is given: the type in it may be changed.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def __dlpack_device__(self) -> Any:
+        return self._x.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        capsule = self._x.__dlpack__(**options)
+        for name, offset in _DTYPE_OFFSETS:
+            if _is_capsule(capsule, name):
+                code_and_bits = (ctypes.c_uint8 * 2).from_address(_pointer(capsule, name) + offset)
+                if tuple(code_and_bits) == (_BFLOAT, 16):
+                    code_and_bits[0] = _UINT
+        return capsule
+
+
+_is_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
 def _refuse(operation: str, name: str, what: str, cure: str) -> NoReturn:
     raise ArrayError(f"{operation} needs {what} as `{name}`; pass {cure}")
 
@@ -144,7 +225,7 @@ def _refuse(operation: str, name: str, what: str, cure: str) -> NoReturn:
 def as_arrays(
     xs: object, operation: str, length: int, *, writable: bool = True, name: str = "tensor_list"
 ) -> list[Array]:
-    """Return the arrays of a list that must have one for each rank.
+    """Return the arrays of a list with one for each rank.
 
     Raises
     ------
@@ -163,7 +244,7 @@ def as_arrays(
 
 
 def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], operation: str, name: str) -> None:
-    """Refuse an array whose dtype, or shape where one is given, is not the expected one."""
+    """Raise `ArrayError` if the dtype of an array, or its shape where one is given, is not the expected one."""
     if x.dtype != dtype:
         raise ArrayError(f"{operation} needs {dtype} as `{name}`, as in the other arrays of the call, got {x.dtype}")
     if shape is not None and x.shape != shape:
@@ -181,7 +262,7 @@ def _is_named(dtype: np.dtype[Any]) -> bool:
 
 
 def movable(x: Array) -> Array:
-    """Return ``x``, or its bytes where MPI has no name for its dtype; for operations that only move data."""
+    """Return ``x``, or its bytes where MPI has no datatype for it; for operations that only move data."""
     return x if _is_named(x.dtype) else as_bytes(x)
 
 
@@ -194,7 +275,7 @@ _types: dict[np.dtype[Any], MPI.Datatype] = {}
 
 
 def counted(x: Array) -> list[Any]:
-    """Return ``x``, of a dtype that MPI knows, as a message of elements: MPI need not find out its type and length."""
+    """Return ``x`` as a message of elements with its MPI datatype, which saves mpi4py the look-up."""
     found = _types.get(x.dtype)
     if found is None:
         found = _types[x.dtype] = MPI.Datatype.fromcode(x.dtype.char)
@@ -202,7 +283,7 @@ def counted(x: Array) -> list[Any]:
 
 
 def chunks(x: Array) -> Sequence[Array]:
-    """Return flat pieces of ``x`` that MPI can count."""
+    """Return ``x`` as flat pieces that MPI can count."""
     if x.size <= MAX_COUNT:
         return (x,)
     flat = x.reshape(-1)
@@ -214,20 +295,20 @@ _MOST_LONGS = 64
 
 
 def _long(size_bytes: int, max_count: int) -> MPI.Datatype:
-    """Return one datatype of more bytes than MPI can count; those that were used last are kept."""
+    """Return one datatype of more bytes than MPI can count, from a cache of the last ones."""
     key = size_bytes, max_count
     found = _longs.pop(key, None)
     if found is None:
         found = _make_long(size_bytes, max_count)
     _longs[key] = found
     if len(_longs) > _MOST_LONGS:
-        # Messages of it that are on their way keep what MPI needs of it.
+        # MPI keeps it for its pending messages.
         _longs.pop(next(iter(_longs))).Free()
     return found
 
 
 def _make_long(size_bytes: int, max_count: int) -> MPI.Datatype:
-    """Make such a datatype: as many bytes as MPI can count, several times, and the rest."""
+    """Make a datatype of several blocks of as many bytes as MPI can count, and the rest."""
     times, rest_bytes = divmod(size_bytes, max_count)
     largest, rest = MPI.BYTE.Create_contiguous(max_count), MPI.BYTE.Create_contiguous(rest_bytes)
     body = largest.Create_contiguous(times)
@@ -238,13 +319,13 @@ def _make_long(size_bytes: int, max_count: int) -> MPI.Datatype:
 
 
 def as_message(x: Array, size_bytes: int) -> list[Any]:
-    """Return the first bytes of ``x`` as one message, however long: memory, count, MPI's datatype."""
+    """Return the first bytes of ``x`` as one message, however long: memory, count, datatype."""
     if size_bytes <= MAX_COUNT:
         return [movable(x), size_bytes, MPI.BYTE]
     return [as_bytes(x), 1, _long(size_bytes, MAX_COUNT)]
 
 
 def size_of(status: MPI.Status) -> int:
-    """Return the length in bytes of the message that ``status`` tells of, however long it is."""
+    """Return the length in bytes of the message of ``status``, however long."""
     count = status.Get_count(MPI.BYTE)
     return count if count != MPI.UNDEFINED else status.Get_elements(MPI.BYTE)

@@ -16,11 +16,12 @@ from mpiddp.device import is_device_array
 from mpiddp.errors import ArrayError, DistError, MismatchError
 from mpiddp.typing import Array
 
-from .landing import Driven, Landing, Turn, depart
+from . import p2p_device
 from .lazy import MPI
 from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, size_of
 from .operation import Operation
+from .p2p_device import Departure, DeviceReceive, Running
 from .requests import Steps, activate, deactivate, drive
 from .work import Work
 
@@ -51,12 +52,12 @@ class Receive:
         The tag that the message must have.
     """
 
-    __slots__ = ("_fault", "_landing", "_request", "_source", "_tag", "sender", "size_bytes", "x")
+    __slots__ = ("_device", "_fault", "_request", "_source", "_tag", "sender", "size_bytes", "x")
 
     def __init__(self, x: Array, source: int, tag: int) -> None:
         self.x, self._source, self._tag = x, source, tag
-        self._landing = Landing(x) if _on_device(x) else None
-        self._request: MPI.Request | Driven | None = None
+        self._device = DeviceReceive(x) if _on_device(x) else None
+        self._request: MPI.Request | Running | None = None
         self._fault: str | None = None
         self.sender = -1
         """Group rank of the sender, once it is known."""
@@ -80,8 +81,8 @@ class Receive:
             )
         if self._fault is not None:
             memory = np.empty(arrival.size_bytes, np.uint8)
-        elif self._landing is not None:
-            self._request = self._landing.receive(arrival.message, arrival.size_bytes)
+        elif self._device is not None:
+            self._request = self._device.receive(arrival.message, arrival.size_bytes)
             return
         self._request = arrival.message.Irecv(as_message(memory, arrival.size_bytes))
 
@@ -128,7 +129,7 @@ class Mailbox(Resource):
         self._arrived: list[_Arrival] = []
         self._posted: deque[Receive] = deque()
         self._works: dict[Work, None] = {}
-        self._departing: defaultdict[int, deque[Turn]] = defaultdict(deque)
+        self._departing: defaultdict[int, deque[Departure]] = defaultdict(deque)
 
     def pending(self) -> int:
         """Return the number of messages that have begun and not finished."""
@@ -142,7 +143,7 @@ class Mailbox(Resource):
     def send(self, x: Array, to: int, tag: int) -> None:
         """Send ``x`` and block until its memory may be used again."""
         if _on_device(x):
-            drive(depart(x, Turn(self._departing[to]), self._comm, to, tag * CODES + dtype_code(x.dtype)))
+            drive(p2p_device.send(x, Departure(self._departing[to]), self._comm, to, tag * CODES + dtype_code(x.dtype)))
             return
         self._comm.Send(as_message(x, x.nbytes), to, tag * CODES + dtype_code(x.dtype))
 
@@ -150,7 +151,7 @@ class Mailbox(Resource):
         """Begin to send ``x``."""
         code = tag * CODES + dtype_code(x.dtype)
         if self._departing[to] or _on_device(x):
-            return self._submit(Work(depart(x, Turn(self._departing[to]), self._comm, to, code), what, [x]))
+            return self._submit(Work(p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code), what, [x]))
 
         def steps() -> Steps:
             yield self._comm.Isend(as_message(x, x.nbytes), to, code)

@@ -26,7 +26,6 @@ from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
 from mpiddp.mpi.world import World
 from mpiddp.mpi import cuda_aware, probe
-from mpiddp.mpi.verdict import KINDS
 from mpiddp.shm import segment
 
 from .config import UsageError
@@ -111,7 +110,7 @@ def text(found: dict[str, Any]) -> str:
         ("BLAS", f"{blas['name']}, threads a rank: {blas['threads']}"),
         ("CUDA", found["cuda"]),
         *(("algorithms", f"{operation}: {rows}") for operation, rows in found["algorithms"].items()),
-        *(("GPU pointers", _device_pointers(kind, mpi["device_pointers"][kind])) for kind in KINDS),
+        *(("GPU pointers", _device_pointers(kind, mpi["device_pointers"][kind])) for kind in cuda_aware.KINDS),
     ]
     lines = [f"{name:<14} {value}" for name, value in rows]
     lines += ["", *_table(found["ranks"])]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mpiddp.distributed as dist
 from mpiddp.data import Dataset
-from mpiddp.device.host_memory import tune_allocator
+from mpiddp.device.allocator import tune_allocator
 from mpiddp.distributed.shrink import expect_no_failures
 from mpiddp.errors import EXIT_CHECKPOINTED
 from mpiddp.faults import monitor

@@ -15,8 +15,8 @@ import mpiddp as dist
 from mpiddp.algorithms.gpu import ring as device_ring
 from mpiddp.algorithms.gpu import scratch, staged_ring
 from mpiddp.algorithms.gpu import table as device_table
-from mpiddp.mpi import landing
-from mpiddp.mpi.verdict import DevicePointers
+from mpiddp.mpi import p2p_device
+from mpiddp.mpi.cuda_aware import DevicePointers
 
 from .inputs import reduced
 
@@ -33,7 +33,7 @@ def cupy() -> Iterator[Any]:
     """Put the fake device in the place of CuPy, and let arrays of a few KB be long ones."""
     with pytest.MonkeyPatch.context() as patch, fake_gpu() as fake, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ranks .* share one GPU")
-        patch.setattr(scratch.DeviceScratch, "PIECE_BYTES", 1 << 14)
+        patch.setattr(scratch, "PIECE_BYTES", 1 << 14)
         patch.setattr(staged_ring, "PART_BYTES", 1 << 10)
         patch.setattr(device_ring, "PART_BYTES", 1 << 11)
         patch.setattr(device_table, "SHORT_BYTES", 256)
@@ -49,11 +49,11 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePointers]:
     """Let MPI take addresses of the device, which it does, because they are the host's."""
     monkeypatch.setenv("MPIDDP_CUDA_AWARE", "1")
     renew()
-    assert device_table.addresses.point_to_point.yes and landing.by_address
+    assert device_table.addresses.point_to_point.yes and p2p_device.by_address
     yield device_table.addresses
     monkeypatch.undo()
     renew()
-    assert not landing.by_address
+    assert not p2p_device.by_address
 
 
 def sizes(world: Any) -> list[int]:

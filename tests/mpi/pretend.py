@@ -9,9 +9,9 @@ from typing import Any
 
 from harness import faking
 
-from mpiddp.algorithms.gpu import scratch
+from mpiddp.algorithms.gpu.cuda_ipc import Segments
+from mpiddp.algorithms.gpu.scratch import DeviceScratch
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import work
 from mpiddp.mpi.link import Link
 
 
@@ -33,4 +33,10 @@ def pretended_gpus() -> Iterator[Any]:
     """Let the ranks have the fake GPU, and leave the default group without memory of it; all ranks call this."""
     with faking.fake_gpu() as cupy:
         yield cupy
-        work.drive(scratch.release(default_group().link))
+        release(default_group().link)
+
+
+def release(link: Link) -> None:
+    """Free the memory that the GPUs of a group's ranks share; all ranks call."""
+    link.resource(DeviceScratch).close()
+    link.resource(Segments).close()

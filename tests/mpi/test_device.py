@@ -18,7 +18,7 @@ from mpiddp.device import pinned, stream
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import ArrayError, MismatchError
 from mpiddp.mpi import cuda_aware, work
-from mpiddp.mpi.verdict import DevicePointers, Verdict
+from mpiddp.mpi.cuda_aware import DevicePointers, Support
 from mpiddp.shm import segment
 
 from .inputs import OPS, both_ways, close, draw, dtype_of, end, means_something, reduced, same
@@ -166,7 +166,7 @@ def test_reductions_by_address(world: Any, cupy: Any, by_address: DevicePointers
     steps = table.plan("all_reduce", link, np.dtype(np.float32), dist.ReduceOp.SUM, [(np.inf, len)], None)
     if world.size > 1:
         # Open MPI reads device memory with the processor there, and dies: ompi#9845, #12045
-        assert (steps[0][1].__module__.endswith("device_pointers")) == (not library.startswith("Open MPI"))
+        assert (steps[0][1].__module__.endswith("gpu.pointers")) == (not library.startswith("Open MPI"))
 
 
 def test_in_place(world: Any, cupy: Any) -> None:
@@ -461,7 +461,7 @@ def test_one_no_is_everybodys(world: Any, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("MPIDDP_CUDA_AWARE", "0" if world.rank == world.size - 1 else "1")
     renew()
     assert not table.addresses.point_to_point.yes
-    assert isinstance(table.addresses.collectives, Verdict)
+    assert isinstance(table.addresses.collectives, Support)
     monkeypatch.undo()
     renew()
 

@@ -18,18 +18,18 @@ import mpiddp as dist
 from mpiddp import device
 from mpiddp.algorithms import plan as select
 from mpiddp.algorithms.gpu import cuda_ipc, hierarchical, staged_ring
-from mpiddp.algorithms.gpu import scratch as device_scratch
+from mpiddp.algorithms.gpu.scratch import DeviceScratch
 from mpiddp.device import ipc, pinned
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import MismatchError
 from mpiddp.mpi import work
+from mpiddp.mpi.cuda_aware import DevicePointers
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.verdict import DevicePointers
 from mpiddp.shm import segment
 
 from .inputs import OPS, close, draw, dtype_of, means_something
 from .on_device import by_address, cupy, expected, own_op, renew, sizes
-from .pretend import pretended_nodes
+from .pretend import pretended_nodes, release
 
 Array = Any
 __all__ = ["by_address", "cupy"]  # fixtures
@@ -81,6 +81,28 @@ def test_group_frees_its_memory(world: Any, cupy: Any) -> None:
     gc.collect()
     cupy.cuda.runtime.deviceSynchronize()
     assert len(cupy._memory.MALLOCED) == malloced
+
+
+def test_a_group_that_is_given_up_keeps_what_others_map(world: Any, cupy: Any) -> None:
+    if world.size == 1:
+        pytest.skip("one rank shares nothing")
+    opened = len(cupy._memory.OPENED)
+    group = dist.new_group()
+    x = dist.symmetric_empty(1000, np.float32, group, device="cuda")
+    dist.all_reduce(cupy.ones(4000, np.float32), group=group)  # makes the scratch
+    x.fill(world.rank)
+    address, allocated = ipc.address(x), len(cupy._memory.MALLOCED)
+    assert len(cupy._memory.OPENED) > opened and cuda_ipc.find(x) != segment.NOWHERE
+    dist.barrier()
+    group.link.discard()
+    dist.destroy_process_group(group)
+    assert len(cupy._memory.OPENED) == opened, "a peer's memory is still mapped"
+    assert cuda_ipc.find(x) == segment.NOWHERE
+    dist.all_reduce(x)
+    assert (x.get() == sum(range(world.size))).all()
+    del x
+    gc.collect()
+    assert len(cupy._memory.MALLOCED) == allocated and address in cupy._memory.MALLOCED
 
 
 def test_sizes_that_differ(world: Any) -> None:
@@ -135,7 +157,7 @@ def test_without_ipc(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch, how
     assert device.is_device_array(x) and cuda_ipc.find(x) == segment.NOWHERE
     assert len(told) == (world.rank == 0), [str(each.message) for each in told]
     checked_everywhere(world, cupy, group)
-    scratch = device_scratch.of(group.link)
+    scratch = group.link.resource(DeviceScratch)
     assert bool(scratch.fault) == (how == "not pinned either"), scratch.fault
     registered = len(cupy._memory.PINNED)
     dist.destroy_process_group(group)
@@ -153,7 +175,6 @@ def on_nodes(world: Any, nodes: tuple[int, ...]) -> Iterator[Link]:
     group = default_group()
     link = Link(dataclasses.replace(group.link.world, nodes=nodes), group.comm.Dup(), 60.0)
     yield link
-    work.drive(device_scratch.release(link))
     link.close()
 
 
@@ -200,7 +221,7 @@ def test_which_way_over_several_nodes(
         ranks = link.node.rank
         for refused in (False, True):
             if refused:
-                work.drive(device_scratch.release(link))
+                release(link)
                 monkeypatch.setattr(ipc, "open_handle", refuse)
                 monkeypatch.setattr(pinned, "register", lambda start, nbytes: "operation not supported")
             x = cupy.full(3200, world.rank + 1, np.float16)
@@ -242,7 +263,6 @@ def test_several_on_their_way_over_nodes(world: Any, cupy: Any) -> None:
                 assert (x.get() == world.size * (world.size + 1) / 2).all()
         del running, each, x
         gc.collect()
-        work.drive(device_scratch.release(default_group().link))
 
 
 # -- several devices in a process ----------------------------------------------------------------------------------

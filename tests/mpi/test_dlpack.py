@@ -12,7 +12,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp import device
-from mpiddp.mpi import foreign, message
+from mpiddp.mpi import message
 
 from .learning import import_torch
 from .pretend import pretended_gpus
@@ -205,7 +205,7 @@ def test_bfloat16_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(foreign.importlib, "import_module", missing)
+    monkeypatch.setattr(message.importlib, "import_module", missing)
     with pytest.raises(dist.ArrayError, match="pip install ml_dtypes"):
         dist.all_reduce(torch.ones(2, dtype=torch.bfloat16))
 
@@ -251,7 +251,7 @@ class TensorOnGpu(OnGpu):
 
 @pytest.mark.parametrize("make", [OnGpu, TensorOnGpu])
 def test_gpu_memory_without_cupy(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device.foreign, "cuda_fault", lambda: "CuPy is not installed: pip install it")
+    monkeypatch.setattr(device.dlpack, "cuda_fault", lambda: "CuPy is not installed: pip install it")
     with pytest.raises(dist.ArrayError, match=r"its memory is on a GPU.*CuPy is not installed"):
         dist.all_reduce(make())
 

@@ -184,6 +184,14 @@ def test_it_ends_with_the_default_group(world: Any, cupy: Any) -> None:
     assert dist.get_backend() == "mpi"
 
 
+def test_a_group_that_is_given_up_aborts_its_communicator(world: Any, cupy: Any, group: Any) -> None:
+    destroyed = list(cupy.cuda.nccl.DESTROYED)
+    group.link.discard()
+    dist.destroy_process_group(group)
+    assert [world.size] == cupy.cuda.nccl.ABORTED
+    assert destroyed == cupy.cuda.nccl.DESTROYED, "the other ranks may be gone"
+
+
 def test_ddp_by_nccl(world: Any, cupy: Any, group: Any) -> None:
     nn.manual_seed(1)
     ddp = dist.DistributedDataParallel(nn.Linear(4, 3).convert(cupy.asarray), process_group=group)

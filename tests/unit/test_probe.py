@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mpiddp.algorithms.gpu import probe as device_probe
-from mpiddp.mpi import mapped, probe
-from mpiddp.mpi.verdict import KINDS, Verdict, lowest
+from mpiddp.mpi import cuda_aware, probe
+from mpiddp.mpi.cuda_aware import KINDS, Support, lowest
 
 KNOWN = "import json, os, signal, sys, time\nprint(json.dumps({'library': 'mpich-5.0.2-abc'}), flush=True)\n"
 SAYS = KNOWN + "print(json.dumps({'tries': 'a kind', 'nodes': 1}), flush=True)\n"
@@ -37,10 +37,10 @@ def test_success(cache):
     found = probe.run(job(else_=RIGHT))
     assert set(found) == set(KINDS)
     assert all(
-        verdict.yes and verdict.reason.startswith("a probe tried it (2 ranks on one node, ")
-        for verdict in found.values()
+        answer.yes and answer.reason.startswith("a probe tried it (2 ranks on one node, ") for answer in found.values()
     )
-    assert probe._read(cache / "device-pointers-mpich-5.0.2-abc.json") == found
+    assert (cache / "device-pointers-mpich-5.0.2-abc.json").exists()
+    assert cuda_aware.probed("mpich-5.0.2-abc") == found
 
 
 def test_kinds_do_not_share_their_fate():
@@ -65,7 +65,7 @@ def test_kinds_do_not_share_their_fate():
 )
 def test_failure(script, reason):
     found = probe.run(job(else_=script))
-    assert not any(verdict.yes for verdict in found.values())
+    assert not any(answer.yes for answer in found.values())
     assert reason in found["collectives"].reason
 
 
@@ -87,9 +87,9 @@ def test_a_job_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatc
             return super().communicate(*args, **options)
 
     monkeypatch.setattr(subprocess, "Popen", Begun)
-    key, verdict = probe._try([sys.executable, "-c", script], limit_s=0.5)
+    key, answer = probe._try([sys.executable, "-c", script], limit_s=0.5)
     assert key == "mpich-5.0.2-abc"
-    assert verdict.reason.startswith("a probe did not end in 0.5 s") and not verdict.yes
+    assert answer.reason.startswith("a probe did not end in 0.5 s") and not answer.yes
     child = int((tmp_path / "pid").read_text())
     for _ in range(50):
         if not _alive(child):
@@ -113,7 +113,7 @@ def _alive(pid: int) -> bool:
         (KNOWN + "sys.exit('no memory for a board')", "it ended with exit code 1: no memory for a board"),
     ],
 )
-def test_what_did_not_try_anything_is_no_verdict(script, why, cache):
+def test_a_job_that_tried_nothing_has_no_outcome(script, why, cache):
     with pytest.raises(probe.ProbeError, match=why):
         probe.run(job(else_=script))
     assert not cache.exists()
@@ -135,26 +135,27 @@ def test_the_job_is_outside_of_this_one(monkeypatch):
     assert probe.run(job(else_=script))["collectives"].yes
 
 
-def test_the_cache_is_of_one_library(monkeypatch):
-    monkeypatch.setattr(probe, "library_key", lambda: "this-one")
-    assert probe.known() == {}
-    probe._remember("this-one", "collectives", Verdict(True, "tried"))
-    probe._remember("another", "point_to_point", Verdict(True, "tried"))
-    assert probe.known() == {"collectives": Verdict(True, "tried")}
-    probe._remember("this-one", "point_to_point", Verdict(False, "crashed"))
-    probe._remember("this-one", "collectives", Verdict(False, "now it crashes"))
-    assert probe.known() == {"collectives": (False, "now it crashes"), "point_to_point": (False, "crashed")}
+def test_the_cache_is_of_one_library():
+    assert cuda_aware.probed("this-one") == {}
+    probe._remember("this-one", "collectives", Support(True, "tried"))
+    probe._remember("another", "point_to_point", Support(True, "tried"))
+    assert cuda_aware.probed("this-one") == {"collectives": Support(True, "tried")}
+    probe._remember("this-one", "point_to_point", Support(False, "crashed"))
+    probe._remember("this-one", "collectives", Support(False, "now it crashes"))
+    assert cuda_aware.probed("this-one") == {
+        "collectives": (False, "now it crashes"),
+        "point_to_point": (False, "crashed"),
+    }
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", '{"format": "other", "kinds": {}}', json.dumps({"format": probe.FORMAT, "kinds": {"x": 1}})],
+    ["", "[]", "{", '{"format": "other", "kinds": {}}', json.dumps({"format": cuda_aware.FORMAT, "kinds": {"x": 1}})],
 )
-def test_a_damaged_cache_says_nothing(text, cache, monkeypatch):
-    monkeypatch.setattr(probe, "library_key", lambda: "this-one")
+def test_a_damaged_cache_says_nothing(text, cache):
     cache.mkdir()
     (cache / "device-pointers-this-one.json").write_text(text)
-    assert probe.known() == {}
+    assert cuda_aware.probed("this-one") == {}
 
 
 def test_two_builds_of_a_version_have_two_keys(monkeypatch):
@@ -165,27 +166,27 @@ def test_two_builds_of_a_version_have_two_keys(monkeypatch):
             return self.text
 
     library = Library()
-    monkeypatch.setattr(probe, "MPI", library)
-    monkeypatch.setattr(probe, "library_name", lambda: "MPICH 5.0.2")
-    monkeypatch.setattr(probe, "library_path", lambda: "/opt/a/libmpi.so")
-    first = probe.library_key()
-    assert first.startswith("mpich-5.0.2-") and first == probe.library_key()
-    monkeypatch.setattr(probe, "library_path", lambda: "/opt/b/libmpi.so")
-    second = probe.library_key()
+    monkeypatch.setattr(cuda_aware, "MPI", library)
+    monkeypatch.setattr(cuda_aware, "library_name", lambda: "MPICH 5.0.2")
+    monkeypatch.setattr(cuda_aware, "library_path", lambda: "/opt/a/libmpi.so")
+    first = cuda_aware.library_key()
+    assert first.startswith("mpich-5.0.2-") and first == cuda_aware.library_key()
+    monkeypatch.setattr(cuda_aware, "library_path", lambda: "/opt/b/libmpi.so")
+    second = cuda_aware.library_key()
     library.text += " --with-cuda"
-    third = probe.library_key()
+    third = cuda_aware.library_key()
     monkeypatch.setenv("UCX_TLS", "sm,self")
-    assert len({first, second, third, probe.library_key()}) == 4
+    assert len({first, second, third, cuda_aware.library_key()}) == 4
 
 
 def test_the_lowest_answer_counts():
-    yes, no = Verdict(True, "asked"), Verdict(False, "crashed")
+    yes, no = Support(True, "asked"), Support(False, "crashed")
     assert lowest([yes, yes], 1) == yes
     assert lowest([yes, no, yes], 0) == lowest([yes, no, yes], 2) == (False, "rank 1 cannot: crashed")
     assert lowest([yes, no, yes], 1) == no
 
 
-def test_mapped(tmp_path):
+def test_loaded_libraries(tmp_path):
     maps = tmp_path / "maps"
     maps.write_text(
         "7f00-7f01 r-xp 00000000 08:01 12 /opt/mpi/lib/libmpi.so.12.5\n"
@@ -194,10 +195,10 @@ def test_mapped(tmp_path):
         "7f03-7f04 rw-p 00000000 00:00 0\n"
         "7f04-7f05 rw-p 00000000 00:00 0 [heap]\n"
     )
-    assert mapped.mapped_libraries("libmpi.so", maps=maps) == ["/opt/mpi/lib/libmpi.so.12.5"]
-    assert mapped.mapped_libraries("libmpi_gtl_cuda", maps=maps) == ["/opt/with space/libmpi_gtl_cuda.so.0"]
-    assert mapped.mapped_libraries("libcuda", maps=maps) == []
-    assert mapped.mapped_libraries("libmpi", maps=tmp_path / "none") == []
+    assert cuda_aware.loaded_libraries("libmpi.so", maps=maps) == ["/opt/mpi/lib/libmpi.so.12.5"]
+    assert cuda_aware.loaded_libraries("libmpi_gtl_cuda", maps=maps) == ["/opt/with space/libmpi_gtl_cuda.so.0"]
+    assert cuda_aware.loaded_libraries("libcuda", maps=maps) == []
+    assert cuda_aware.loaded_libraries("libmpi", maps=tmp_path / "none") == []
 
 
 def test_the_job_tries_every_kind():

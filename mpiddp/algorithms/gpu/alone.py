@@ -1,4 +1,4 @@
-"""Collectives of a group of one rank on devices: kernels on the program's own stream, and nobody waits for them."""
+"""Collectives of a group of one rank on devices: kernels on the program's own stream; the host does not wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mpiddp.device.place import at, moved, place_of
 from mpiddp.mpi.link import READY, Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.reduction import ReduceOp, premultiply
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 
@@ -18,14 +18,14 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Multiply ``x`` with its factor, if ``op`` has one."""
+    """Multiply ``x`` by the factor of ``op``, if it has one."""
     with at(place_of(x)):
         premultiply(op, x)
     yield READY
 
 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Do what `all_reduce` does."""
+    """Multiply ``x`` by the factor of ``op``, if it has one."""
     return all_reduce(link, x, op)
 
 
@@ -36,7 +36,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
 
 
 def _copy(output: Array, x: Array) -> None:
-    """Copy ``x`` to ``output``, wherever both lie; the host waits only for what is to come to it."""
+    """Copy ``x`` to ``output``, wherever both lie; the host waits only for a copy to itself."""
     place = place_of(output)
     with at(place):
         as_bytes(output)[...] = as_bytes(moved(x, place))

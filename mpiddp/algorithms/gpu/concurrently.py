@@ -1,15 +1,15 @@
-"""Several steps at once: while one of them waits, the others go on."""
+"""Several generators of steps at once: while one waits, the others go on."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-from mpiddp.mpi.work import Awaited, Steps
+from mpiddp.mpi.requests import Awaited, Steps
 
 
-class Any:
-    """Several things that are waited for, of which one is enough."""
+class AnyOf:
+    """Several awaited things, of which one is enough."""
 
     __slots__ = ("_awaited",)
 
@@ -17,7 +17,7 @@ class Any:
         self._awaited = awaited
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Tell whether one of them has happened, and help all of them on."""
+        """Tell whether one of them has happened, after a test of each."""
         return bool(sum([each.Test() for each in self._awaited]))
 
     def Wait(self) -> None:  # noqa: N802
@@ -26,21 +26,21 @@ class Any:
             os.sched_yield()
 
 
-def abreast(lanes: Sequence[Steps]) -> Steps:
-    """Run all of ``lanes`` to their ends, each as far as it goes without waiting.
+def run_concurrently(generators: Sequence[Steps]) -> Steps:
+    """Run all ``generators`` to their ends, each as far as it goes without waiting.
 
-    All of it is one operation, at the head of its group's queue: what lanes send to each other's counterparts has to
-    be told apart by tags, because lanes overtake each other, differently on each rank.
+    Together they are one operation. They overtake each other, differently on each rank: their messages need tags of
+    their own.
     """
     waiting: dict[int, Awaited] = {}
-    ready = list(range(len(lanes)))
+    ready = list(range(len(generators)))
     while True:
-        for lane in ready:
+        for index in ready:
             try:
-                waiting[lane] = next(lanes[lane])
+                waiting[index] = next(generators[index])
             except StopIteration:
-                waiting.pop(lane, None)
+                waiting.pop(index, None)
         if not waiting:
             return
-        yield Any(list(waiting.values()))
-        ready = [lane for lane, awaited in waiting.items() if awaited.Test()]
+        yield AnyOf(list(waiting.values()))
+        ready = [index for index, awaited in waiting.items() if awaited.Test()]

@@ -1,12 +1,11 @@
-"""Memory of devices that all ranks of a node can read and write where it is.
+"""CUDA IPC: memory of GPUs that all ranks of a node map.
 
 As `mpiddp.shm.segment` on the host: a segment has a region for each rank, and from the place of an array follow the
-places of its peers. A rank's region is memory of its own GPU, which the others have mapped through CUDA IPC; each
-handle is opened once. Whether kernels can really use what they have mapped is found out by a write to every peer, which
-reads it, and all ranks agree.
+places of its peers. A region is memory of its rank's GPU; each handle is opened once. Mapped memory is tried: every
+rank writes to every peer, which reads it, and all ranks agree on the outcome.
 
-What a program drops goes to a list of its group, and the group's next array takes it from there: memory that others map
-is freed only with the group (`release`): barrier, unmap the peers', barrier, free.
+A region whose arrays are gone serves the group's next array. It is freed only with the group, because others map it:
+barrier, unmap, barrier, free.
 """
 
 from __future__ import annotations
@@ -16,35 +15,35 @@ import secrets
 import struct
 import weakref
 from bisect import bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpiddp.device import ipc, place, stream
-from mpiddp.errors import MismatchError
+from mpiddp.errors import DistError, MismatchError
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.link import Channel, Link
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.link import Channel, Link, Resource
+from mpiddp.mpi.requests import Steps
 from mpiddp.shm.segment import NOWHERE, Place
 from mpiddp.typing import Array
 
 
 class Lease:
-    """Held by the arrays over this rank's region of a segment: while it lives, the region is in use."""
+    """Held by the arrays in this rank's region of a segment; the region is in use while it lives."""
 
 
 class Segment:
-    """Memory of some ranks of a node, as this process sees it.
+    """Memory of some ranks of a node, as this process maps it.
 
     Parameters
     ----------
     number : int
-        The same on all ranks, and on no two segments that exist at once.
+        The same on all ranks, and of no other segment.
     memory : ipc.Memory
         This rank's region.
     starts : dict
-        Where the region of each world rank begins, in this process.
+        Address of the region of each world rank, in this process.
     mine : int
         World rank of this process.
     """
@@ -80,11 +79,66 @@ class Segment:
 _segments: dict[int, Segment] = {}
 _by_start: dict[int, Segment] = {}
 _starts: list[int] = []
-_of_link: dict[int, list[Segment]] = {}
+
+
+class Segments(Resource):
+    """The segments of a group.
+
+    Parameters
+    ----------
+    link : Link
+        The group.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._segments: list[Segment] = []
+
+    def free(self, device: int) -> list[Segment]:
+        """Return the segments on a device in which no array of the program lies."""
+        return [each for each in self._segments if each.memory.device == device and each.free()]
+
+    def add(self, made: Segment) -> None:
+        """Let `find` recognise arrays in ``made`` until the group ends."""
+        self._segments.append(made)
+        _segments[made.number] = _by_start[made.start] = made
+        insort(_starts, made.start)
+
+    def close(self) -> None:
+        """Free all segments."""
+        if self._segments:
+            self._forget()
+            unmap_together(self._link, self._segments)
+            self._segments = []
+
+    def drop(self, error: DistError) -> None:
+        """Unmap the peers' regions; this rank's own stay, because nobody tells when the peers have unmapped them."""
+        self._forget()
+        for each in self._segments:
+            unmap_when_idle(each)
+
+    def _forget(self) -> None:
+        for each in self._segments:
+            del _segments[each.number], _by_start[each.start]
+            _starts.remove(each.start)
+
+
+def unmap_together(link: Link, segments: Sequence[Segment]) -> None:
+    """Unmap the peers' regions; no rank frees its own before all have done so. All ranks of the group call."""
+    link.later.Ibarrier().Wait()
+    for each in segments:
+        each.unmap()
+    link.later.Ibarrier().Wait()
+
+
+def unmap_when_idle(segment: Segment) -> None:
+    """Unmap the peers' regions, unless kernels that may use them do not end."""
+    if stream.idle(segment.memory.device):
+        segment.unmap()
 
 
 def find(x: Array) -> Place:
-    """Return where ``x``, an array on a device, lies in memory that is shared in this way, or `NOWHERE`."""
+    """Return the place of ``x``, an array on a device, or `NOWHERE` outside of all segments."""
     address = ipc.address(x)
     index = bisect_right(_starts, address) - 1
     if index < 0 or not x.nbytes:
@@ -96,30 +150,29 @@ def find(x: Array) -> Place:
 
 
 def segment(number: int) -> Segment | None:
-    """Return the segment that has a number, if this process is one of those that share it."""
+    """Return the segment with this number, if this process maps it."""
     return _segments.get(number)
 
 
 _MOST_FREE = 16
-_FIT = 2  # a region is not taken for less than this part of it
+_FIT = 2  # most times that a region is larger than what it is taken for
 
 
 def empty(link: Link, nbytes: int) -> Steps:
-    """Find or make memory of ``nbytes`` for each rank of a group, on the device that is current when it calls.
+    """Find or make memory of ``nbytes`` for each rank of a group, on the device that is current at the call.
 
     Returns
     -------
     tuple of (array of bytes or None, str)
-        As the value of the steps: this rank's region, or None and why there is none, on all ranks alike.
+        As the value of the steps: this rank's region, or None and the reason, on all ranks alike.
 
     Raises
     ------
     MismatchError
         On every rank, if ranks ask for different sizes.
     """
-    kept, device = _of_link.setdefault(link.id, []), place.here()
-    usable = [each for each in kept if each.memory.device == device and each.free()]
-    fits = [each.number for each in usable if nbytes <= each.memory.nbytes <= _room(nbytes)]
+    kept, device = link.resource(Segments), place.here()
+    fits = [each.number for each in kept.free(device) if nbytes <= each.memory.nbytes <= _room(nbytes)]
     told = np.zeros((link.size, 1 + _MOST_FREE), np.int64)
     mine = np.array([nbytes, *fits[:_MOST_FREE], *[0] * (_MOST_FREE - len(fits))], np.int64)
     yield link.now.Iallgather(mine, told)
@@ -129,20 +182,18 @@ def empty(link: Link, nbytes: int) -> Steps:
             f"symmetric_empty was called for {told[0, 0]} bytes on rank {link.ranks[0]} and for {told[odd, 0]} bytes on"
             f" rank {link.ranks[odd]} of {link}; shape and dtype must be equal on all ranks"
         )
-    if len(set(link.nodes)) == link.size:
+    if link.node_count == link.size:
         return None, ""
     common = _in_common(told[:, 1:], link.nodes)
     if common is not None:
         found = _segments[common[link.nodes[link.rank]]]
-        ipc.settle(device)  # kernels of its last user may not have ended
+        ipc.settle(device)  # its last user's kernels may be pending
     else:
         made, fault = yield from make(link.node, link, nbytes, device)
         if made is None:
             return None, fault
         found = made
-        kept.append(made)
-        _segments[made.number] = _by_start[made.start] = made
-        insort(_starts, made.start)
+        kept.add(made)
     return found.lease(nbytes), ""
 
 
@@ -151,22 +202,25 @@ def _room(nbytes: int) -> int:
 
 
 def _in_common(told: Array, nodes: tuple[int, ...]) -> dict[int, int] | None:
-    """Return a free segment for each node that all of its ranks have told of; None if a node has none."""
-    chosen = {}
-    for node in set(nodes):
-        rows = [set(row.tolist()) - {0} for row, where in zip(told, nodes, strict=True) if where == node]
-        both = set.intersection(*rows)
-        if not both:
-            return None
-        chosen[node] = min(both)
-    return chosen
+    """Return for each node a segment that is free on all of its ranks; None if a node has none."""
+    common: dict[int, set[int]] = {}
+    for row, node in zip(told.tolist(), nodes, strict=True):
+        free = set(row) - {0}
+        common[node] = common[node] & free if node in common else free
+    return {node: min(free) for node, free in common.items()} if all(common.values()) else None
 
 
 _TOLD = struct.Struct(f"<q{ipc.HANDLE_BYTES}s")
 
 
 def make(node: Channel, everybody: Channel, nbytes: int, device: int) -> Steps:
-    """Allocate on ``device``, exchange handles, map and try; all ranks of ``everybody`` succeed, or none does."""
+    """Allocate on ``device``, exchange handles, map and try; all ranks of ``everybody`` succeed, or none does.
+
+    Returns
+    -------
+    tuple of (Segment or None, str)
+        As the value of the steps: the segment, or None and the reason.
+    """
     fault, memory, handle = "", None, bytes(ipc.HANDLE_BYTES)
     try:
         memory = ipc.Memory(nbytes, device)
@@ -193,24 +247,24 @@ def make(node: Channel, everybody: Channel, nbytes: int, device: int) -> Steps:
     if not fault:
         return tried, ""
     for start in opened.values():
-        with contextlib.suppress(RuntimeError):  # of a device that has failed; the others wait at the barrier
+        with contextlib.suppress(RuntimeError):  # of a failed device; the others wait at the barrier
             ipc.close_handle(start, device)
-    yield node.later.Ibarrier()  # nobody frees what others map
+    yield node.later.Ibarrier()  # no rank frees what others map
     return None, fault
 
 
 def agreed(everybody: Channel, fault: str) -> Steps:
-    """Return this rank's fault, or that others have one."""
+    """Return this rank's fault, or that another rank has one."""
     worst = np.array([bool(fault)], np.int64)
     yield everybody.later.Iallreduce(MPI.IN_PLACE, worst, MPI.MAX)
     return fault or ("another rank cannot" if worst[0] else "")
 
 
 def _try(node: Channel, tried: Segment) -> Steps:
-    """Let every rank write to every other one's memory and read what is there; return what was wrong, or nothing.
+    """Let every rank write to every other one's memory, and each read its own; return the fault, or nothing.
 
-    What fails on one rank must not leave the others waiting, so each waits for its device before it comes to a barrier,
-    where what a kernel has done wrong is an error of this rank's.
+    Each rank waits for its device before a barrier: there a kernel's fault is an error of its rank, and leaves nobody
+    waiting.
     """
     kind = np.dtype(np.int64)
     views = [tried.view(rank, 0, node.size, kind) for rank in node.ranks]
@@ -237,47 +291,15 @@ def _try(node: Channel, tried: Segment) -> Steps:
 
 
 def _fault_of(step: Callable[[], None], side: Any) -> str:
-    """Do a step of the trial on a stream to its end, and return what went wrong, or nothing."""
+    """Run a step of the trial on a stream to its end; return the fault, or nothing."""
     try:
         with stream.on(side):
             step()
         stream.mark(side).Wait()
-    except Exception as error:  # of CUDA, of CuPy, of its compiler: whatever it is, this way is not to be gone
+    except Exception as error:  # of CUDA, CuPy or its compiler: each rules this memory out
         return str(error) or type(error).__name__
     return ""
 
 
 def _token(writer: int, reader: int) -> int:
     return (writer + 1) * 1_000_003 + reader
-
-
-def release(link: Link) -> Steps:
-    """Give the memory of a group back; its ranks call together, and no operation is on its way."""
-    kept = _of_link.pop(link.id, [])
-    for each in kept:
-        del _segments[each.number], _by_start[each.start]
-        _starts.remove(each.start)
-    if kept:
-        yield from close(link, kept)
-
-
-_abandoned: list[Segment] = []
-"""Segments of groups that were given up: nobody hears when the others have unmapped them, so they are never freed."""
-
-
-def close(link: Link, segments: list[Segment]) -> Steps:
-    """Unmap the peers' regions of segments, when nobody uses them any more; none is freed before all have done so.
-
-    The ranks of the group call together; of one that was given up, each does it for itself.
-    """
-    try:
-        yield link.later.Ibarrier()
-    except MismatchError:
-        _abandoned.extend(segments)
-        for each in segments:
-            ipc.settle(each.memory.device)  # kernels of what was on its way
-            each.unmap()
-        return
-    for each in segments:
-        each.unmap()
-    yield link.later.Ibarrier()

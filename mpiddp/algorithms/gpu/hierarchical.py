@@ -1,13 +1,12 @@
-"""All-reduce of arrays on devices over several nodes: in memory that the GPUs of a node share, and a ring across nodes.
+"""All-reduce of arrays on devices over several nodes: shared memory of a node's GPUs, and rings across nodes.
 
-As `hierarchical` on the host: each rank of a node folds a slice of the arrays of all its ranks, the slices cross the
+As `hierarchical` on the host: each rank of a node folds a slice of the arrays of all its ranks; the slices cross the
 nodes in parallel, each by a ring of the ranks that have the same slice, and are written to the arrays of all ranks of
-the node. A rank sends 2 (n - 1) / n of its slice of S / p bytes, with n nodes and p ranks on each: a ring over all
-ranks, that is its alternative, sends 2 (n p - 1) / (n p) S. Nodes with different numbers of ranks have as many slices
-as the smallest has ranks.
+the node. A rank sends 2 (n - 1) / n of its slice of S / p bytes, with n nodes of p ranks; a ring over all ranks sends
+2 (n p - 1) / (n p) S. Nodes with different numbers of ranks have as many slices as the smallest has ranks.
 
-Symmetric arrays (see `cuda_ipc`) are worked on where they lie, ordinary ones piece by piece in the node's scratch. Half
-types are float32 from the first sum to the last, and are rounded once. All bits are the same on every rank and in every
+Symmetric arrays (see `cuda_ipc`) are reduced where they lie, ordinary ones piece by piece in the node's scratch. Half
+types are float32 from the first sum to the last, and are rounded once. The bits are the same on every rank and in every
 run.
 """
 
@@ -16,37 +15,40 @@ from __future__ import annotations
 from mpiddp.algorithms.handshake import Entry, common_segment_number, meet
 from mpiddp.algorithms.local_reduce import accumulated_in, bounds
 from mpiddp.device import array_namespace, copies, kernels, stream
-from mpiddp.mpi import landing
+from mpiddp.mpi import p2p_device
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.reduction import ReduceOp, combining
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 from . import cuda_ipc, ring, staged_ring
-from . import scratch as device_scratch
+from . import scratch as staging
+from .scratch import DeviceScratch
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     ready = stream.ready(x)
     entries: list[Entry] = yield from meet(link, "all_reduce", x, op, place=cuda_ipc.find(x))
-    nodes = [[entry for entry, where in zip(entries, link.nodes, strict=True) if where == node] for node in link.nodes]
-    mine, flat = nodes[link.rank], x.reshape(-1)
+    nodes: dict[int, list[Entry]] = {}
+    for entry, node in zip(entries, link.nodes, strict=True):
+        nodes.setdefault(node, []).append(entry)
+    mine, flat = nodes[link.nodes[link.rank]], x.reshape(-1)
     factors = None if op.factor is None else [entry.factor for entry in mine]
     yield ready
-    if max(map(len, nodes)) > kernels.MOST_ROWS:
+    if max(map(len, nodes.values())) > kernels.MOST_ROWS:
         yield from _around(link, x, op)
-    elif all(len(told) == 1 or common_segment_number(told) for told in nodes):
+    elif all(len(told) == 1 or common_segment_number(told) for told in nodes.values()):
         yield from _reduce(link, _where_they_lie(link, flat, mine), op, factors)
-    elif (yield from device_scratch.of(link).prepare_on_device(link, x)):
-        yield from device_scratch.of(link).passing(x, lambda piece: _in_pieces(link, piece, op, factors))
+    elif (yield from link.resource(DeviceScratch).prepare(x)):
+        yield from link.resource(DeviceScratch).passing(x, lambda piece: _in_pieces(link, piece, op, factors))
     else:
         yield from _around(link, x, op)
 
 
 def _around(ranks: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` by a ring."""
-    return ring.all_reduce(ranks, x, op) if landing.by_address else staged_ring.all_reduce(ranks, x, op)
+    return ring.all_reduce(ranks, x, op) if p2p_device.by_address else staged_ring.all_reduce(ranks, x, op)
 
 
 def _where_they_lie(link: Link, x: Array, entries: list[Entry]) -> list[Array]:
@@ -61,26 +63,25 @@ def _where_they_lie(link: Link, x: Array, entries: list[Entry]) -> list[Array]:
 
 
 def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Let ``x`` pass through the scratch of the node."""
-    scratch, down = device_scratch.of(link), stream.side("down", x)
-    step = max(scratch.PIECE_BYTES // x.itemsize, 1)
+    """Reduce ``x`` piece by piece in the scratch of the node."""
+    scratch, down = link.resource(DeviceScratch), stream.side("down", x)
+    step = max(staging.PIECE_BYTES // x.itemsize, 1)
     for start in range(0, x.size, step):
         piece = x[start : start + step]
-        slots = scratch.turn(piece.size, x.dtype)
-        copies.across(slots[link.node.rank], piece, down)
+        buffers = scratch.begin_round(piece.size, x.dtype)
+        copies.across(buffers[link.node.rank], piece, down)
         yield stream.mark(down)
-        yield from _reduce(link, slots, op, factors)
-        copies.across(piece, slots[link.node.rank], down)
+        yield from _reduce(link, buffers, op, factors)
+        copies.across(piece, buffers[link.node.rank], down)
     yield stream.mark(down)
 
 
 def _reduce(link: Link, rows: list[Array], op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Reduce the arrays of all ranks of this node, which this rank's kernels read and write, over all nodes."""
+    """Reduce the arrays of all ranks of this node over all nodes; this rank's kernels read and write them."""
     like, across = rows[link.node.rank], link.across
     yield link.node.later.Ibarrier()
     if across is not None:
-        places = min(link.nodes.count(node) for node in link.nodes)
-        edges = bounds(like.size, places, like.itemsize)
+        edges = bounds(like.size, link.places, like.itemsize)
         slices = [row[edges[link.node.rank] : edges[link.node.rank + 1]] for row in rows]
         side, dtype = stream.side("add", like), accumulated_in(like.dtype)
         with stream.on(side):

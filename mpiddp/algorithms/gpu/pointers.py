@@ -1,7 +1,8 @@
-"""Collectives for which MPI is given addresses of GPU memory, where it is known to take them.
+"""Collectives by device pointers, where MPI is known to take them.
 
-MPI knows nothing of streams: it may see the bytes once what was queued before has ended, and what it has written is
-there when its request is complete. So each begins with an event, and ends when kernels of its own have ended.
+MPI knows nothing of streams: it may read the bytes when the kernels that were queued before have ended, and its results
+are there when its request is complete. So each collective begins with an event, and ends with the end of its own
+kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import chunks, movable
 from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
-from mpiddp.mpi.work import All, Steps
+from mpiddp.mpi.requests import All, Steps
 from mpiddp.typing import Array
 
 from .staged import through_host
@@ -31,10 +32,9 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
 def _moved(
     algorithm: Callable[..., Steps], link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
 ) -> Steps:
-    """Run an algorithm that sends messages between arrays, and copies this rank's own block itself.
+    """Run an algorithm of messages between arrays, which copies this rank's own block itself.
 
-    Not where they lie in several places: kernels of one device do not reach the memory of another. Then the same
-    messages come from the host.
+    Arrays on several devices go through the host: kernels of one device do not reach the memory of another.
     """
     arrays = [*reads, *writes]
     if len({place_of(x) for x in arrays}) > 1:
@@ -43,7 +43,7 @@ def _moved(
     yield stream.ready(arrays[0])
     side = stream.side("add", arrays[0])
     yield from stream.under(side, algorithm(link.after(), *args))
-    yield stream.mark(side)  # the arrays are held here until then: the algorithm has dropped its own
+    yield stream.mark(side)  # arrays is held until then: the algorithm has dropped its own references
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
@@ -81,7 +81,7 @@ def all_to_all_single(
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place, by MPI's own reduction.
 
-    Not for Open MPI: its non-blocking reductions read device memory on the host and crash (ompi#9845, #12045).
+    Not for Open MPI, whose non-blocking reductions read device memory on the host and crash (ompi#9845, #12045).
     """
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
@@ -125,7 +125,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     side = stream.after("add", x)
     stream.follow(side, stream.ready(output))  # which may lie on another device
     with stream.on(side):
-        # The output may be this rank's block, which MPI calls an error; and what is sent may have a factor.
+        # MPI forbids an output that is this rank's block; and a factor must not change x.
         sent, result = x.copy(), array_namespace(x).empty_like(output)
         premultiply(op, sent)
     yield stream.mark(side)

@@ -1,7 +1,7 @@
-"""The job that gives device pointers to MPI and looks what becomes of them: `mpi.probe` starts it, and it may crash.
+"""The probe's job: it gives device pointers to MPI and checks the values; `mpi.probe` starts it, and it may crash.
 
-It runs the algorithms that are used where MPI takes such pointers, so every call that they make is tried. Rank 0 says a
-JSON object a line: which library it is, that it begins to try, and whether all values were right.
+It runs the algorithms for device pointers, so that each of their calls is tried. Rank 0 writes JSON objects, one a
+line: the library, the beginning of the trial, and its outcome.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.mpi import landing, probe
+from mpiddp.mpi import p2p_device, probe
 from mpiddp.mpi import world as runtime
+from mpiddp.mpi.cuda_aware import KINDS, library_key
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp, check, combining, mpi_op
-from mpiddp.mpi.verdict import KINDS
-from mpiddp.mpi.work import drive
+from mpiddp.mpi.requests import drive
 from mpiddp.typing import Array
 
 from . import pointers, ring
@@ -34,7 +34,7 @@ _DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64", "complex64")
 _OPS = (*(op for op in REDUCTIONS if op.name != "PREMUL_SUM"), ReduceOp.PREMUL_SUM(0.5))
 
 Check = Iterator[tuple[str, Array, Any]]
-"""What was tried, the array that came out of it, and what its elements have to be."""
+"""The name of a call, the array that came out of it, and the elements that it must have."""
 
 
 def _rows(link: Link, length: int, dtype: str = "float32") -> list[np.ndarray[Any, Any]]:
@@ -43,8 +43,8 @@ def _rows(link: Link, length: int, dtype: str = "float32") -> list[np.ndarray[An
 
 
 def point_to_point(link: Link) -> Check:
-    """Send and receive: messages of programs, whole arrays and parts of them, and what the algorithms send."""
-    landing.by_address = True
+    """Send and receive: programs' messages, whole arrays and parts of them, and the algorithms' messages."""
+    p2p_device.by_address = True
     rank, onward, back = link.rank, (link.rank + 1) % link.size, (link.rank - 1) % link.size
     for length in (*_SHORT, *_LONG):
         xs = _rows(link, length)
@@ -72,7 +72,7 @@ def point_to_point(link: Link) -> Check:
 
 
 def _blocks(link: Link, xs: list[np.ndarray[Any, Any]]) -> Check:
-    """Do what moves an array of each rank."""
+    """Run the collectives that only move arrays."""
     rank, what = link.rank, f"of {xs[0].size} float32"
     x, stacked = device.upload(xs[rank]), np.stack(xs)
 
@@ -97,7 +97,7 @@ def _blocks(link: Link, xs: list[np.ndarray[Any, Any]]) -> Check:
 
 
 def collectives(link: Link) -> Check:
-    """Broadcast and reduce: every reduction on every dtype for which MPI's own is used."""
+    """Broadcast and reduce: every reduction on every dtype that MPI's own is used for."""
     for dtype in _DTYPES:
         for length in (*_SHORT, *(_LONG if dtype == "float32" else ())):
             xs = _rows(link, length, dtype)
@@ -119,7 +119,7 @@ def _is_used(dtype: np.dtype[Any], op: ReduceOp) -> bool:
 
 
 def _reductions(link: Link, xs: list[np.ndarray[Any, Any]], op: ReduceOp) -> Check:
-    """Do what reduces an array of each rank."""
+    """Run the collectives that reduce arrays."""
     rank, root, what = link.rank, link.size - 1, f"{op} of {xs[0].size} {xs[0].dtype}"
     scaled = [x if op.factor is None else x * x.dtype.type(op.factor) for x in xs]
     total = functools.reduce(getattr(np, combining(op)), scaled)
@@ -144,7 +144,7 @@ def main(kind: str) -> int:
         device.set_device((announced.local_rank or 0) % count if announced else 0)
     comm = MPI.COMM_WORLD
     comm.Set_errhandler(MPI.ERRORS_ARE_FATAL)  # an exception on one rank would leave the other waiting
-    _say(comm, library=probe.library_key())
+    _say(comm, library=library_key())
     if comm.size != probe.RANKS:
         fault = f"it runs on {comm.size} ranks instead of {probe.RANKS}: the launcher does not belong to the library"
     faults = [text for text in comm.allgather(fault) if text]

@@ -1,78 +1,95 @@
-"""The ring on arrays of a device, by messages from and to its memory: for MPI libraries that cannot add there.
+"""The ring on arrays of a device, for MPI libraries that take its addresses but cannot add there.
 
-As `ring`, with an event wherever a kernel and a message meet. Long arrays go in pieces, several at once, so that one is
-on the wire while another is added.
+Kernels of this process form the sums; an event stands wherever a kernel and a message meet. Long arrays go in pieces by
+several rings at once, so that one piece is on the wire while another is added.
 """
 
 from __future__ import annotations
 
-from mpiddp.algorithms.local_reduce import bounds, widened
-from mpiddp.algorithms.tags import Tag
-from mpiddp.device import array_namespace, stream
-from mpiddp.mpi.link import Channel
+import contextlib
+from collections.abc import Callable, Iterator
+
+from mpiddp.algorithms import ring
+from mpiddp.device import stream
+from mpiddp.mpi.link import READY, Channel
 from mpiddp.mpi.message import movable
-from mpiddp.mpi.reduction import ReduceOp, combine, finish
-from mpiddp.mpi.work import All, Steps
+from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.mpi.requests import Awaited, Steps
 from mpiddp.typing import Array
 
-from .concurrently import abreast
+from .concurrently import run_concurrently
 
-LANES = 2
+RINGS = 2
 PART_BYTES = 1 << 23
 """Longest message."""
 
 
-def in_lanes(x: Array, ranks: int, part_bytes: int, lanes: int) -> list[list[Array]]:
-    """Cut ``x`` into pieces for rings of which several run at once, and deal them out, as on all ranks."""
-    flat = x.reshape(-1)
-    longest = max(part_bytes // x.itemsize, 1) * ranks
-    count = min(longest, max(-(-x.size // lanes), min(longest, x.size), 1))
-    pieces = [flat[start : start + count] for start in range(0, x.size, count)]
-    return [pieces[lane::lanes] for lane in range(min(lanes, len(pieces)))]
+class PointerTransport:
+    """Parts in memory of a device, whose addresses MPI takes.
+
+    Parameters
+    ----------
+    link : Channel
+        The ranks; all is sent on ``later``.
+    like : array
+        An array on the device.
+    tag : int
+        The ring's own.
+    """
+
+    def __init__(self, link: Channel, like: Array, tag: int) -> None:
+        self.rank, self.size = link.rank, link.size
+        self._comm, self._tag = link.later, tag
+        self._side = stream.side("add", like)
+        self._computed: Awaited = READY
+        self._loaded = like
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Make the stream of the sums current."""
+        with stream.on(self._side):
+            yield
+        self._computed = stream.mark(self._side)
+
+    def load(self, x: Array) -> None:
+        """Let the next `shift` send ``x``."""
+        self._loaded = x
+
+    def shift(self, target: Array) -> Steps:
+        """Send the loaded part and receive ``target``, which is loaded then."""
+        yield self._computed  # also of what used the memory of target before
+        yield ring.exchange(self._comm, self.rank, self.size, self._tag, movable(self._loaded), movable(target))
+        self._computed, self._loaded = READY, target
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
+
+    def steps(pieces: list[Array], tag: int) -> Steps:
+        transport = PointerTransport(link, x, tag)
+        for piece in pieces:
+            yield from ring.all_reduce_around(transport, piece, op)
+
+    return by_rings(x, link.size, PART_BYTES, RINGS, steps)
+
+
+def by_rings(x: Array, ranks: int, part_bytes: int, rings: int, steps: Callable[[list[Array], int], Steps]) -> Steps:
+    """Cut ``x`` into pieces and deal them out to rings that run at once, as on all ranks.
+
+    Parameters
+    ----------
+    part_bytes : int
+        Longest message.
+    rings : int
+        Most rings at once.
+    steps : callable
+        Returns the steps of one ring for its pieces and its tag.
+    """
     yield stream.ready(x)
-    lanes = in_lanes(x, link.size, PART_BYTES, LANES)
-    yield from abreast([_rings(link, pieces, op, tag) for tag, pieces in enumerate(lanes, Tag.LANE)])
-
-
-def _rings(link: Channel, pieces: list[Array], op: ReduceOp, tag: int) -> Steps:
-    for piece in pieces:
-        yield from _ring(link, piece, op, tag)
-
-
-def _ring(link: Channel, flat: Array, op: ReduceOp, tag: int) -> Steps:
-    before, after = (link.rank - 1) % link.size, (link.rank + 1) % link.size
-    edges = bounds(flat.size, link.size, flat.itemsize)
-    parts = [flat[edges[rank] : edges[rank + 1]] for rank in range(link.size)]
-    side, xp = stream.side("add", flat), array_namespace(flat)
-    with stream.on(side):
-        carried = widened(op, parts[before])
-    for step in range(2, link.size + 1):
-        with stream.on(side):
-            own = widened(op, parts[(link.rank - step) % link.size])
-            incoming = xp.empty_like(own)  # kernels that are still queued may use its memory
-        yield stream.mark(side)
-        yield All(
-            [
-                link.later.Irecv(movable(incoming), before, tag),
-                link.later.Isend(movable(carried), after, tag),
-            ]
-        )
-        with stream.on(side):
-            combine(op, incoming, own, incoming)
-        carried = incoming
-    with stream.on(side):
-        finish(op, carried, link.size)
-        parts[link.rank][...] = carried
-    yield stream.mark(side)
-    for step in range(link.size - 1):
-        outgoing, target = parts[(link.rank - step) % link.size], parts[(link.rank - step - 1) % link.size]
-        yield All(
-            [
-                link.later.Irecv(movable(target), before, tag),
-                link.later.Isend(movable(outgoing), after, tag),
-            ]
-        )
+    flat = x.reshape(-1)
+    longest = max(part_bytes // x.itemsize, 1) * ranks
+    count = min(longest, max(-(-x.size // rings), min(longest, x.size), 1))
+    pieces = [flat[start : start + count] for start in range(0, x.size, count)]
+    yield from run_concurrently(
+        [steps(pieces[index::rings], ring.TAG + index) for index in range(min(rings, len(pieces)))]
+    )

@@ -1,73 +1,97 @@
-"""Memory of a node through which arrays on devices pass in pieces; made when a group first needs it.
+"""Staging memory of a node for arrays on devices, which pass through it in pieces.
 
-Best are regions in the GPUs' own memory that all ranks map (see `cuda_ipc`). Where that is not possible they are in
-host memory of the node, pinned for every rank's GPU, whose kernels then read and write it at the host's addresses.
+Best are regions in the GPUs' own memory, which all ranks map (see `cuda_ipc`). Elsewhere they lie in host memory of the
+node, pinned for every rank's GPU, whose kernels read and write it at the host's addresses.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from mpiddp.device import copies, ipc, pinned, stream
 from mpiddp.device.place import moved, place_of
-from mpiddp.mpi.link import Link
-from mpiddp.mpi.work import Steps
-from mpiddp.shm import segment as symmetric
-from mpiddp.shm.segment import Scratch
+from mpiddp.errors import DistError
+from mpiddp.mpi.link import Link, Resource
+from mpiddp.mpi.requests import Steps
+from mpiddp.shm import segment as host_segment
 from mpiddp.typing import Array
 
 from . import cuda_ipc
 
+PIECE_BYTES = 1 << 24
+"""Longest piece of a rank."""
 
-class DeviceScratch(Scratch):
-    """As `Scratch`, whose turns it has, with regions that are arrays on the device."""
 
-    PIECE_BYTES = 1 << 24
+class DeviceScratch(Resource):
+    """Staging memory of a group, allocated when it is first prepared.
 
-    def __init__(self) -> None:
-        super().__init__()
+    As in `mpiddp.shm.scratch`, each rank has three buffers, used in rounds, with a barrier between any two.
+
+    Parameters
+    ----------
+    link : Link
+        The group.
+    """
+
+    _BUFFERS = 3
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self.device = 0
         """The device whose kernels use it: that of the array for which it was made."""
+        self.fault = ""
+        """The reason why there is no memory; empty before it has been tried."""
+        self._regions: list[Array] = []
         self._segment: cuda_ipc.Segment | None = None
+        self._pinned: mmap.mmap | None = None
         self._pinned_at = 0
+        self._round = 0
 
-    def prepare_on_device(self, link: Link, x: Array) -> Steps:
-        """Make the memory on the device of ``x`` if nobody has, and tell whether there is some.
+    def prepare(self, x: Array) -> Steps:
+        """Allocate the memory on the device of ``x`` if nobody has; return whether there is some.
 
-        All ranks of ``link`` call, and come to the same end; sends on ``later`` only.
+        All ranks of the group call, and come to the same end; sends on ``later`` only.
         """
         if not self._regions and not self.fault:
-            self.device, size = int(x.device.id), self._SLOTS * self.PIECE_BYTES  # type: ignore[attr-defined]
+            link, size = self._link, self._BUFFERS * PIECE_BYTES
+            self.device = int(x.device.id)  # type: ignore[attr-defined]
             self._segment, fault = yield from cuda_ipc.make(link.node, link, size, self.device)
             if self._segment is not None:
                 kind = np.dtype(np.uint8)
                 self._regions = [self._segment.view(rank, 0, size, kind) for rank in link.node.ranks]
             else:
-                yield from self._pin(link, size, fault)
+                yield from self._pin(size, fault)
         return bool(self._regions)
 
-    def _pin(self, link: Link, size: int, fault: str) -> Steps:
+    def _pin(self, size: int, fault: str) -> Steps:
         """Share memory of the host instead, because of ``fault``."""
-        found: symmetric.Allocation = yield from symmetric.allocate(link.node, link, size)
-        wrong = found.fault
-        if found.memory is not None:
-            start = np.frombuffer(found.memory, np.uint8).__array_interface__["data"][0]
+        found: host_segment.Allocation = yield from host_segment.allocate(self._link.node, self._link, size)
+        wrong, memory = found.fault, found.memory
+        if memory is not None:
+            start = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
             if not ipc.reads_host_memory(self.device):
                 wrong = "kernels cannot use the host's addresses"
             else:
-                wrong = pinned.register(start, len(found.memory))
-                self._pinned_at = 0 if wrong else start
-            wrong = yield from cuda_ipc.agreed(link, wrong)
-        if wrong:
+                wrong = pinned.register(start, len(memory))
+                self._pinned, self._pinned_at = (None, 0) if wrong else (memory, start)
+            wrong = yield from cuda_ipc.agreed(self._link, wrong)
+        if memory is None or wrong:
             self._unpin()
             self.fault = f"CUDA IPC: {fault}; pinned memory of the node: {wrong}"
             return
-        self._memory = found.memory
         self._regions = [
-            ipc.array(start + place * size, size, found.memory, self.device) for place in range(link.node.size)
+            ipc.array(start + index * size, size, memory, self.device) for index in range(self._link.node.size)
         ]
+
+    def begin_round(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
+        """Begin the next round, and return every rank's buffer for ``count`` elements."""
+        start = self._round % self._BUFFERS * PIECE_BYTES
+        self._round += 1
+        return [region[start : start + count * dtype.itemsize].view(dtype) for region in self._regions]
 
     def passing(self, x: Array, steps: Callable[[Array], Steps]) -> Steps:
         """Run steps in the scratch on flat ``x``, or on a copy where the scratch is that of another device."""
@@ -82,32 +106,21 @@ class DeviceScratch(Scratch):
         yield stream.mark(side)
 
     def _unpin(self) -> None:
-        if self._pinned_at:
-            ipc.settle(self.device)  # a group that was given up may have had kernels on their way
+        if self._pinned is not None:
             pinned.unregister(self._pinned_at)
-            self._pinned_at = 0
+            self._pinned = None
 
-    def give_back(self, link: Link) -> Steps:
-        """Give the memory back; the ranks of the group call together."""
-        self._regions, self._views = [], {}
+    def close(self) -> None:
+        """Free the memory."""
+        self._regions = []
         self._unpin()
-        self._memory = None
-        segment, self._segment = self._segment, None
-        if segment is not None:
-            yield from cuda_ipc.close(link, [segment])
+        if self._segment is not None:
+            cuda_ipc.unmap_together(self._link, [self._segment])
+            self._segment = None
 
-
-_scratches: dict[int, DeviceScratch] = {}
-
-
-def of(link: Link) -> DeviceScratch:
-    """Return the scratch of a group."""
-    return _scratches.setdefault(link.id, DeviceScratch())
-
-
-def release(link: Link) -> Steps:
-    """Give back all that the devices of a group's ranks share; they call together, and nothing is on its way."""
-    scratch = _scratches.pop(link.id, None)
-    if scratch is not None:
-        yield from scratch.give_back(link)
-    yield from cuda_ipc.release(link)
+    def drop(self, error: DistError) -> None:
+        """Unmap and unpin the memory when no kernel of this rank uses it; a region that peers may still map stays."""
+        if self._segment is not None:
+            cuda_ipc.unmap_when_idle(self._segment)
+        elif self._pinned is not None and stream.idle(self.device):
+            self._unpin()

@@ -1,9 +1,8 @@
-"""Any collective on arrays of a device, through host memory: copy down, an algorithm of the host, copy up.
+"""Collectives on arrays of devices through host memory: copy down, an algorithm of the host, copy up.
 
-The twins of the arrays are pinned, so that a stream copies them while the host goes on. The copy down comes after the
-kernels that were queued when the operation was submitted, by an event, and the operation ends when the copy up has
-ended: then its result is there for every stream. The generator holds the arrays until then. They may lie on several
-devices.
+The host copies are pinned, so that a stream copies while the host goes on. An event puts the copy down after the
+kernels that were queued at submission. The operation ends with the copy up: then every stream sees its result. The
+arrays may lie on several devices.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from mpiddp.device import copies, is_device_array, pinned, stream
 from mpiddp.device.place import Place, place_of
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 Algorithm = Callable[..., Steps]
 
 
-class Twins:
-    """Arrays on a device and their twins in pinned memory; those on the host are their own.
+class HostCopies:
+    """Arrays on devices and their copies in pinned memory; an array on the host stands for itself.
 
     Parameters
     ----------
     reads, writes : sequence of arrays
-        What the operation reads and what it writes.
+        The arrays that the operation reads, and those that it writes.
     """
 
     def __init__(self, reads: Sequence[Array], writes: Sequence[Array]) -> None:
@@ -35,18 +34,18 @@ class Twins:
         self._writes = [x for x in writes if is_device_array(x)]
         arrays = {id(x): x for x in (*self._reads, *self._writes)}
         self._memory = {key: pinned.take(x.nbytes) for key, x in arrays.items()}
-        self._twins = {key: self._memory[key][: x.nbytes].view(x.dtype).reshape(x.shape) for key, x in arrays.items()}
+        self._copies = {key: self._memory[key][: x.nbytes].view(x.dtype).reshape(x.shape) for key, x in arrays.items()}
         one_of_each = {place_of(x): x for x in arrays.values()}
         self._begin = {place: (x, stream.ready(x)) for place, x in one_of_each.items()}
 
     def of(self, given: Any) -> Any:
-        """Return the twin of an array, those of a list, and anything else as it is."""
+        """Return the copy of an array, those of a list, and anything else as it is."""
         if isinstance(given, (list, tuple)):
             return [self.of(each) for each in given]
-        return self._twins.get(id(given), given)
+        return self._copies.get(id(given), given)
 
     def _sides(self, role: str) -> dict[Place, Any]:
-        """Return a stream of each device, for work after that which was queued when the operation was submitted."""
+        """Return a stream of each device, behind the work that was queued at submission."""
         sides = {}
         for place, (x, begin) in self._begin.items():
             sides[place] = stream.side(role, x)
@@ -54,7 +53,7 @@ class Twins:
         return sides
 
     def down(self) -> Steps:
-        """Copy what is read to its twins."""
+        """Copy the arrays that are read to the host."""
         sides = self._sides("down")
         for x in self._reads:
             copies.down(self._memory[id(x)], x, sides[place_of(x)])
@@ -62,7 +61,7 @@ class Twins:
             yield stream.mark(side)
 
     def up(self) -> Steps:
-        """Copy the twins of what is written back, and give their memory away."""
+        """Copy the results back, and release the pinned memory."""
         sides = self._sides("up")
         for x in self._writes:
             copies.up(x, self._memory[id(x)], sides[place_of(x)])
@@ -75,19 +74,19 @@ class Twins:
 def through_host(
     algorithm: Algorithm, link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
 ) -> Steps:
-    """Run an algorithm of the host on the twins of arrays, one of which at least is on a device.
+    """Run an algorithm of the host on copies of arrays, one of which at least is on a device.
 
     Parameters
     ----------
     reads, writes : sequences of arrays
-        See `Twins`.
+        See `HostCopies`.
     *args
-        What the algorithm is called with after the link, arrays and lists of them among it.
+        The algorithm's arguments after the link, arrays and lists of them among them.
     """
-    twins = Twins(reads, writes)
-    yield from twins.down()
-    yield from algorithm(link.after(), *(twins.of(each) for each in args))
-    yield from twins.up()
+    host = HostCopies(reads, writes)
+    yield from host.down()
+    yield from algorithm(link.after(), *(host.of(each) for each in args))
+    yield from host.up()
 
 
 def broadcast(host: Algorithm, link: Link, x: Array, root: int) -> Steps:

@@ -1,8 +1,8 @@
-"""Which algorithm runs on arrays of a device: what `select` asks for them.
+"""The table of algorithms for arrays on devices, which `plan` asks.
 
-As on the host all ranks decide alike, from what is alike: operation, dtype, reduction, bytes, nodes, and what MPI can
-do with addresses of GPU memory, on which all ranks agreed at the start. Whether memory of the node's GPUs can be shared
-is found out by the algorithm that wants it, on all ranks alike.
+As on the host all ranks choose alike, from facts that are alike: operation, dtype, reduction, bytes, nodes, and MPI's
+support for device pointers, on which all ranks agreed at the start. An algorithm that wants shared memory of the node's
+GPUs tries it itself, on all ranks at once.
 
 =============  =======================================================================================================
 all-reduce     short: MPI's own where it takes the address, else through the host; long, on one node: `device_two_shot`;
@@ -10,7 +10,7 @@ all-reduce     short: MPI's own where it takes the address, else through the hos
                (`device_ring`) or through the host (`staged_ring`)
 all others     MPI's own or by messages where it takes addresses, else through the host (`staged`)
 one rank       kernels on the program's own stream (`device_alone`)
-NCCL           what it does as it is meant here, in groups of ``backend="nccl"`` whose ranks have a GPU each (`nccl`)
+NCCL           operations that it defines as mpiddp does, in groups of ``backend="nccl"`` with a GPU a rank (`nccl`)
 =============  =======================================================================================================
 """
 
@@ -25,12 +25,11 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.mpi import cuda_aware, landing
-from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi import cuda_aware, p2p_device
+from mpiddp.mpi.cuda_aware import DevicePointers, Support
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
-from mpiddp.mpi.verdict import DevicePointers, Verdict
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.requests import Steps
 
 from . import alone as device_alone
 from . import hierarchical as device_hierarchical
@@ -49,39 +48,31 @@ ALGORITHMS: dict[str, ModuleType] = {
 """The algorithms of an all-reduce that ``MPIDDP_ALGORITHM`` may choose for arrays of a device, by name."""
 
 MODULES = frozenset(each.__name__ for each in (device_alone, nccl, staged, *ALGORITHMS.values()))
-"""Where the steps for arrays of a device are defined."""
+"""Modules of the steps for arrays on devices."""
 
 SHORT_BYTES = 1 << 16
-"""Up to this size latency counts. A guess: no GPU has been measured yet."""
+"""Up to this size latency dominates. A guess: no GPU has been measured yet."""
 ANY_SIZE = float("inf")
 
 _BY_MESSAGES = ("all_gather", "all_gather_list", "gather", "scatter", "all_to_all", "all_to_all_single")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_UNKNOWN = Verdict(False, "not asked")
+_UNKNOWN = Support(False, "not asked")
 
 Plan = list[tuple[float, Callable[..., Steps]]]
 
 addresses = DevicePointers(_UNKNOWN, _UNKNOWN)
-"""What MPI takes addresses of GPU memory in, on all ranks of the world."""
+"""MPI's support for device pointers, on all ranks of the world."""
 
 
-def learn(comm: MPI.Intracomm, nodes: tuple[int, ...]) -> None:
-    """Agree on what MPI can do, and warn where ranks of a node share a GPU; all ranks of ``comm`` call.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        The ranks.
-    nodes : tuple of int
-        The node of each.
-    """
+def learn(link: Link) -> None:
+    """Agree on MPI's support for device pointers, and warn where ranks of a node share a GPU; all ranks call."""
     global addresses
-    addresses = cuda_aware.device_pointers(comm)
-    landing.by_address = addresses.point_to_point.yes
+    addresses = cuda_aware.device_pointers(link.now)
+    p2p_device.by_address = addresses.point_to_point.yes
     mine = device.choice.device_uuid() if device.in_use() else None
-    told = comm.allgather(mine)
-    same = [rank for rank, other in enumerate(told) if mine and other == mine and nodes[rank] == nodes[comm.rank]]
-    if len(same) > 1 and comm.rank == same[0]:
+    told = zip(link.node.ranks, link.node.now.allgather(mine), strict=True)
+    same = [rank for rank, uuid in told if uuid is not None and uuid == mine]
+    if len(same) > 1 and link.ranks[link.rank] == same[0]:
         warnings.warn(
             f"ranks {', '.join(map(str, same))} share one GPU, which runs the work of one of them at a time: start"
             " no more ranks on a node than it has GPUs, and let each choose its own (mpiddp.set_device) or none",
@@ -90,12 +81,12 @@ def learn(comm: MPI.Intracomm, nodes: tuple[int, ...]) -> None:
 
 
 def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, host: Plan, chosen: str | None) -> Plan:
-    """Return the steps of ``operation`` on arrays of a device by growing size, each with the size that it ends at.
+    """Return the steps of ``operation`` on arrays of a device, each with the largest size in bytes that it is for.
 
     Parameters
     ----------
     host : Plan
-        What runs on arrays of the host.
+        The steps for arrays of the host.
     chosen : str or None
         The algorithm that ``MPIDDP_ALGORITHM`` names for this operation.
     """
@@ -116,7 +107,7 @@ def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, 
         long: Callable[..., Steps] = device_two_shot.all_reduce
     elif by_address:
         long = device_pointers.all_reduce
-    elif len(set(link.nodes)) < link.size:
+    elif link.node_count < link.size:
         long = device_hierarchical.all_reduce
     else:
         long = device_ring.all_reduce if addresses.point_to_point.yes else staged_ring.all_reduce
@@ -131,7 +122,7 @@ def _until(limit: float, rows: Plan) -> Plan:
 
 
 def _takes_addresses(operation: str, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
-    """Tell whether MPI does ``operation`` itself on addresses of a device."""
+    """Tell whether MPI itself does ``operation`` on device pointers."""
     if operation in _BY_MESSAGES:
         return addresses.point_to_point.yes
     if operation in _REDUCING and (op is None or mpi_op(dtype, op) is None or settings.deterministic()):

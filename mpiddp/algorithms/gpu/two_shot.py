@@ -1,12 +1,12 @@
-"""All-reduce in memory that the GPUs of a node share: each folds its slice over all ranks' arrays and writes it to all.
+"""All-reduce in shared memory of a node's GPUs: each folds its slice of all ranks' arrays and writes it to all.
 
-As `two_shot` on the host. Between processes the order is: an event of the own device, which the host waits for, a
-barrier of MPI, kernels. No kernel ever waits for another process: a GPU that is shared would not let that one run.
+As `two_shot` on the host. The order between processes: an event of the own device, for which the host waits, a barrier
+of MPI, kernels. No kernel waits for another process: on a shared GPU that one would not run.
 
-Symmetric arrays (see `cuda_ipc`) are reduced where they lie, with one kernel: each of p ranks reads S / p bytes of all
-p arrays of S bytes, and writes as many. Ordinary ones pass through a scratch in pieces: while one is folded the next is
-put there, and where the scratch is memory of the host, copies of both directions run at once. Rows are folded in rank
-order, half types in float32, so the bits are the same on every rank and in every run.
+Symmetric arrays (see `cuda_ipc`) are reduced where they lie, by one kernel: each of p ranks reads S / p bytes of all p
+arrays of S bytes, and writes as many. Ordinary ones pass through a scratch in pieces: while one is folded the next is
+put there, and where the scratch is host memory, copies of both directions run at once. Rows are folded in rank order,
+half types in float32, so the bits are the same on every rank and in every run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from mpiddp.algorithms.local_reduce import bounds
 from mpiddp.device import copies, kernels, stream
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, combining
-from mpiddp.mpi.work import Steps
+from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 from . import cuda_ipc, staged_ring
-from . import scratch as device_scratch
+from . import scratch as staging
+from .scratch import DeviceScratch
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
@@ -36,8 +37,8 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
         yield link.later.Ibarrier()
         yield _in_place(link, x, op, segment, entries, factors)
         yield link.later.Ibarrier()
-    elif (yield from device_scratch.of(link).prepare_on_device(link, x)):
-        yield from device_scratch.of(link).passing(x, lambda piece: _in_pieces(link, piece, op, factors))
+    elif (yield from link.resource(DeviceScratch).prepare(x)):
+        yield from link.resource(DeviceScratch).passing(x, lambda piece: _in_pieces(link, piece, op, factors))
     else:
         yield from staged_ring.all_reduce(link, x, op)
 
@@ -67,39 +68,39 @@ def _divisor(op: ReduceOp, link: Link) -> int:
 
 
 def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Let ``x`` pass through the scratch.
+    """Reduce ``x`` piece by piece in the scratch.
 
-    What is queued after one barrier has ended before the next: so three turns are apart, as `Scratch` wants it.
+    Work that is queued after one barrier has ended before the next, so three rounds are apart, as the scratch wants it.
     """
-    scratch = device_scratch.of(link)
+    scratch = link.resource(DeviceScratch)
     down, add = stream.side("down", x), stream.side("add", x)
-    step = max(scratch.PIECE_BYTES // x.itemsize, 1)
+    step = max(staging.PIECE_BYTES // x.itemsize, 1)
     folded: tuple[int, int, list[Array]] | None = None
 
     def others(start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Return the slices of the other ranks: who, and from where to where in the piece."""
+        """Return the slices of the other ranks: rank, first and last element in the piece."""
         edges = bounds(stop - start, link.size, x.itemsize)
         return [(rank, edges[rank], edges[rank + 1]) for rank in range(link.size) if rank != link.rank]
 
-    def put(start: int, stop: int, slots: list[Array]) -> None:
+    def put(start: int, stop: int, buffers: list[Array]) -> None:
         for _, first, last in others(start, stop):
-            copies.across(slots[link.rank][first:last], x[start + first : start + last], down)
+            copies.across(buffers[link.rank][first:last], x[start + first : start + last], down)
 
-    def fold(start: int, stop: int, slots: list[Array]) -> None:
+    def fold(start: int, stop: int, buffers: list[Array]) -> None:
         edges = bounds(stop - start, link.size, x.itemsize)
         first, last = edges[link.rank], edges[link.rank + 1]
-        rows = [slot[first:last] for slot in slots]
+        rows = [buffer[first:last] for buffer in buffers]
         here, own = rows[link.rank], x[start + first : start + last]
         rows[link.rank] = own
         kernels.fold(combining(op), rows, (own, here), add, _divisor(op, link), factors)
 
-    def collect(start: int, stop: int, slots: list[Array]) -> None:
+    def collect(start: int, stop: int, buffers: list[Array]) -> None:
         for rank, first, last in others(start, stop):
-            copies.across(x[start + first : start + last], slots[rank][first:last], add)
+            copies.across(x[start + first : start + last], buffers[rank][first:last], add)
 
     for start in range(0, x.size, step):
         stop = min(start + step, x.size)
-        piece = (start, stop, scratch.turn(stop - start, x.dtype))
+        piece = (start, stop, scratch.begin_round(stop - start, x.dtype))
         put(*piece)
         yield stream.mark(down)
         yield stream.mark(add)
@@ -109,7 +110,7 @@ def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) 
         fold(*piece)
         folded = piece
     if folded is not None:
-        scratch.turn(0, x.dtype)
+        scratch.begin_round(0, x.dtype)
         yield stream.mark(add)
         yield link.later.Ibarrier()
         collect(*folded)

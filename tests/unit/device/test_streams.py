@@ -12,7 +12,7 @@ import pytest
 from harness.faking import fake_gpu
 
 from mpiddp import device
-from mpiddp.device import choice, copies, foreign, half, ipc, kernels, pinned, place, stream
+from mpiddp.device import choice, copies, dlpack, half, ipc, kernels, pinned, place, stream
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_bfloat16_needs_a_cupy_that_knows_it(cupy: Any, monkeypatch: pytest.Monk
         "empty": lambda: device.empty((3,), bfloat16),
         "upload": lambda: device.upload(np.ones(3, bfloat16)),
         "converted": lambda: half.converted(x, bfloat16),
-        "adopt": lambda: foreign.adopt(types.SimpleNamespace(dtype="torch.bfloat16")),
+        "adopt": lambda: dlpack.adopt(types.SimpleNamespace(dtype="torch.bfloat16")),
     }
     assert half.converted(x, bfloat16).dtype == device.upload(np.ones(3, bfloat16)).dtype == bfloat16
     monkeypatch.setattr(cupy, "__version__", "13.6.0")

@@ -20,6 +20,8 @@ CALLS: list[tuple[str, int, str]] = []
 """What was called in this process: name, count of elements, dtype."""
 DESTROYED: list[int] = []
 """Sizes of the communicators that were destroyed."""
+ABORTED: list[int] = []
+"""Sizes of the communicators that were aborted."""
 _KINDS = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
 for _number, _name in enumerate(_KINDS):
     globals()[f"NCCL_{_name.upper()}"] = _number
@@ -119,3 +121,7 @@ class NcclCommunicator:
         """Free it."""
         DESTROYED.append(self._size)
         self._comm.Free()
+
+    def abort(self) -> None:
+        """Give it up on this rank alone."""
+        ABORTED.append(self._size)

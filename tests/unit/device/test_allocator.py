@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import resource, sys
 import numpy as np
-from mpiddp.device.host_memory import tune_allocator
+from mpiddp.device.allocator import tune_allocator
 
 if sys.argv[1] == "tuned":
     assert tune_allocator() and tune_allocator()

@@ -13,9 +13,9 @@ from .namespace import expect_bfloat16
 
 
 def is_read_only(x: Any) -> bool:
-    """Tell whether the owner of GPU memory forbids writing to it: CuPy's arrays cannot say so.
+    """Tell whether the owner of GPU memory forbids writing to it, which CuPy's arrays cannot say.
 
-    The CUDA array interface tells; DLPack before its first version, which most libraries export, does not.
+    The CUDA array interface says it; DLPack before 1.0, which most libraries export, does not.
     """
     with contextlib.suppress(Exception):  # errors of its library, where the interface does not know the dtype
         return bool(x.__cuda_array_interface__["data"][1])
@@ -25,9 +25,9 @@ def is_read_only(x: Any) -> bool:
 def adopt(x: Any) -> Array:
     """Return a CuPy array over the GPU memory of ``x``.
 
-    Kernels of its library that are queued on its current stream come before CuPy's on CuPy's current stream, as both
-    protocols promise. The other way round nobody promises anything: what writes to the array on CuPy's stream is seen
-    by kernels of the other library on the same stream, such as the default one, and on others after a synchronisation.
+    Both protocols order kernels of its library, on its current stream, before CuPy's on CuPy's current stream. Nothing
+    orders the other direction: writes on CuPy's stream are seen by the other library on the same stream, such as the
+    default one, and on other streams after a synchronisation.
 
     Parameters
     ----------
