@@ -51,7 +51,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     flat = x.reshape(-1)
     factors = None if op.factor is None else mine.factors.tolist()
     peers: PeerAccess | None = None
-    if _in_place_everywhere(link, entries.segments):
+    if in_place_everywhere(link, entries.segments):
         peers = Views([flat]) if link.node.size == 1 else in_place(link.node, x, mine)
     elif not entries.segments.any():
         peers = yield from copied(link, x, mine)
@@ -63,7 +63,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
         yield from _by_messages(link, x, op)
 
 
-def _in_place_everywhere(link: Link, segments: Array) -> bool:
+def in_place_everywhere(link: Link, segments: Array) -> bool:
     """Return whether on every node the arrays lie in one segment, or there is one array."""
     by_node = segments[link.by_node]
     lowest = np.minimum.reduceat(by_node, link.node_starts)

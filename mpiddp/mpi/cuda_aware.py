@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from mpiddp import settings
 
-from .world import library_name
 from .lazy import MPI
+from .world import library_name
 
 
 class Support(NamedTuple):

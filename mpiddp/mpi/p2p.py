@@ -151,7 +151,9 @@ class Mailbox(Resource):
         """Begin to send ``x``."""
         code = tag * CODES + dtype_code(x.dtype)
         if self._departing[to] or _on_device(x):
-            return self._submit(Work(p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code), what, [x]))
+            return self._submit(
+                Work(p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code), what, [x])
+            )
 
         def steps() -> Steps:
             yield self._comm.Isend(as_message(x, x.nbytes), to, code)

@@ -24,8 +24,8 @@ from mpiddp.device import cuda_fault, device_count
 from mpiddp.distributed.groups import default_group
 from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
-from mpiddp.mpi.world import World
 from mpiddp.mpi import cuda_aware, probe
+from mpiddp.mpi.world import World
 from mpiddp.shm import segment
 
 from .config import UsageError

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpiddp.device.place import at, moved, place_of
-from mpiddp.mpi.link import READY, Link
+from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.reduction import ReduceOp, premultiply
-from mpiddp.mpi.requests import Steps
+from mpiddp.mpi.requests import READY, Steps
 from mpiddp.typing import Array
 
 

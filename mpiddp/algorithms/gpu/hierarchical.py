@@ -12,7 +12,11 @@ run.
 
 from __future__ import annotations
 
-from mpiddp.algorithms.handshake import Entry, common_segment_number, meet
+import numpy as np
+
+from mpiddp.algorithms import handshake
+from mpiddp.algorithms.handshake import Entries
+from mpiddp.algorithms.hierarchical import in_place_everywhere
 from mpiddp.algorithms.local_reduce import accumulated_in, bounds
 from mpiddp.device import array_namespace, copies, kernels, stream
 from mpiddp.mpi import p2p_device
@@ -29,16 +33,13 @@ from .scratch import DeviceScratch
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
     ready = stream.ready(x)
-    entries: list[Entry] = yield from meet(link, "all_reduce", x, op, place=cuda_ipc.find(x))
-    nodes: dict[int, list[Entry]] = {}
-    for entry, node in zip(entries, link.nodes, strict=True):
-        nodes.setdefault(node, []).append(entry)
-    mine, flat = nodes[link.nodes[link.rank]], x.reshape(-1)
-    factors = None if op.factor is None else [entry.factor for entry in mine]
+    entries: Entries = yield from handshake.exchange(link, "all_reduce", x, op, place=cuda_ipc.find(x))
+    mine, flat = entries.of(link.node_ranks), x.reshape(-1)
+    factors = None if op.factor is None else mine.factors.tolist()
     yield ready
-    if max(map(len, nodes.values())) > kernels.MOST_ROWS:
+    if np.diff(link.node_starts, append=link.size).max() > kernels.MOST_ROWS:
         yield from _around(link, x, op)
-    elif all(len(told) == 1 or common_segment_number(told) for told in nodes.values()):
+    elif in_place_everywhere(link, entries.segments):
         yield from _reduce(link, _where_they_lie(link, flat, mine), op, factors)
     elif (yield from link.resource(DeviceScratch).prepare(x)):
         yield from link.resource(DeviceScratch).passing(x, lambda piece: _in_pieces(link, piece, op, factors))
@@ -51,14 +52,15 @@ def _around(ranks: Channel, x: Array, op: ReduceOp) -> Steps:
     return ring.all_reduce(ranks, x, op) if p2p_device.by_address else staged_ring.all_reduce(ranks, x, op)
 
 
-def _where_they_lie(link: Link, x: Array, entries: list[Entry]) -> list[Array]:
+def _where_they_lie(link: Link, x: Array, entries: Entries) -> list[Array]:
     """Return the arrays of all ranks of this node."""
-    if len(entries) == 1:
+    if link.node.size == 1:
         return [x]
-    segment = cuda_ipc.segment(entries[0].segment)
-    assert segment is not None
+    segment = cuda_ipc.segment(entries.common_segment())
+    assert segment is not None, "in place everywhere"
     return [
-        segment.view(rank, entry.offset, x.size, x.dtype) for rank, entry in zip(link.node.ranks, entries, strict=True)
+        segment.view(rank, offset, x.size, x.dtype)
+        for rank, offset in zip(link.node.ranks, entries.offsets.tolist(), strict=True)
     ]
 
 

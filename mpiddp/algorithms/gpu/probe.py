@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
+from mpiddp.faults import monitor
 from mpiddp.mpi import p2p_device, probe
-from mpiddp.mpi import world as runtime
 from mpiddp.mpi.cuda_aware import KINDS, library_key
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.p2p import Mailbox
 from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp, check, combining, mpi_op
 from mpiddp.mpi.requests import drive
 from mpiddp.typing import Array
@@ -50,17 +51,17 @@ def point_to_point(link: Link) -> Check:
         xs = _rows(link, length)
         for first in (0, length // 3):
             x, y = device.upload(xs[rank]), device.upload(xs[rank] * 0)
-            what = Operation("the probe", link, peers=())
-            _, receiving = link.mailbox.irecv(y[first:], back, 0, what)
-            link.mailbox.isend(x[first:], onward, 0, what).wait()
+            what = Operation("the probe", link.members, peers=())
+            _, receiving = link.resource(Mailbox).irecv(y[first:], back, 0, what)
+            link.resource(Mailbox).isend(x[first:], onward, 0, what).wait()
             receiving.wait()
             yield f"isend and irecv of {length - first} float32", y[first:], xs[back][first:]
         y = device.upload(xs[rank] * 0)
         for sender in range(link.size):
             if rank == sender:
-                link.mailbox.send(x, onward, 0)
+                link.resource(Mailbox).send(x, onward, 0)
             elif rank == (sender + 1) % link.size:
-                link.mailbox.recv(y, back, 0)
+                link.resource(Mailbox).recv(y, back, 0)
         yield f"send and recv of {length} float32", y, xs[back]
         if length != _LONG[-1]:
             yield from _blocks(link, xs)
@@ -151,9 +152,9 @@ def main(kind: str) -> int:
     if faults:
         _say(comm, fault=faults[0])
         return 1
-    world = runtime.start()
-    link = Link(world, world.comm.Dup(), probe.LIMIT_S)
-    _say(comm, tries=kind, nodes=len(set(world.nodes)))
+    job = monitor.start()
+    link, _ = monitor.connect(job, job.world.comm.Dup(), probe.LIMIT_S)
+    _say(comm, tries=kind, nodes=link.node_count)
     tried: dict[str, Callable[[Link], Check]] = {"point_to_point": point_to_point, "collectives": collectives}
     wrong = None
     for what, found, expected in tried[kind](link):

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 from mpiddp.algorithms import ring
 from mpiddp.device import stream
-from mpiddp.mpi.link import READY, Channel
+from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import movable
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.requests import Awaited, Steps
+from mpiddp.mpi.requests import READY, Awaited, Steps
 from mpiddp.typing import Array
 
 from .concurrently import run_concurrently

@@ -15,9 +15,9 @@ from mpiddp.algorithms import ring
 from mpiddp.algorithms.local_reduce import accumulated_in, bounds
 from mpiddp.device import copies, pinned, stream
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.link import READY, Channel
+from mpiddp.mpi.link import Channel
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.requests import Awaited, Steps
+from mpiddp.mpi.requests import READY, Awaited, Steps
 from mpiddp.typing import Array
 
 from .ring import by_rings

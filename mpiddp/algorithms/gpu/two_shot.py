@@ -11,7 +11,8 @@ half types in float32, so the bits are the same on every rank and in every run.
 
 from __future__ import annotations
 
-from mpiddp.algorithms.handshake import Entry, common_segment_number, meet
+from mpiddp.algorithms import handshake
+from mpiddp.algorithms.handshake import Entries
 from mpiddp.algorithms.local_reduce import bounds
 from mpiddp.device import copies, kernels, stream
 from mpiddp.mpi.link import Link
@@ -27,9 +28,9 @@ from .scratch import DeviceScratch
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks of a node, in place."""
     ready = stream.ready(x)
-    entries = yield from meet(link, "all_reduce", x, op, place=cuda_ipc.find(x))
-    factors = None if op.factor is None else [entry.factor for entry in entries]
-    segment = cuda_ipc.segment(common_segment_number(entries))
+    entries: Entries = yield from handshake.exchange(link, "all_reduce", x, op, place=cuda_ipc.find(x))
+    factors = None if op.factor is None else entries.factors.tolist()
+    segment = cuda_ipc.segment(entries.common_segment())
     yield ready
     if link.size > kernels.MOST_ROWS:
         yield from staged_ring.all_reduce(link, x, op)
@@ -48,15 +49,15 @@ def _in_place(
     x: Array,
     op: ReduceOp,
     segment: cuda_ipc.Segment,
-    entries: list[Entry],
+    entries: Entries,
     factors: list[float] | None,
 ) -> stream.Mark:
     """Fold this rank's slice of all ranks' arrays into all of them."""
     edges = bounds(x.size, link.size, x.itemsize)
     first, last = edges[link.rank], edges[link.rank + 1]
     rows = [
-        segment.view(rank, entry.offset + first * x.itemsize, last - first, x.dtype)
-        for rank, entry in zip(link.ranks, entries, strict=True)
+        segment.view(rank, offset + first * x.itemsize, last - first, x.dtype)
+        for rank, offset in zip(link.ranks, entries.offsets.tolist(), strict=True)
     ]
     side = stream.side("add", x)
     kernels.fold(combining(op), rows, rows, side, _divisor(op, link), factors)
