@@ -20,16 +20,12 @@ if TYPE_CHECKING:
 FILE = Path(__file__).with_name("api.txt")
 
 # The top level comes last: a name that it only repeats is an alias there.
-ROOTS = (
-    *(
-        "mpiddp.distributed",
-        "mpiddp.autograd",
-        "mpiddp.nn.functional",
-        "mpiddp.nn.init",
-        "mpiddp.nn.utils",
-        "mpiddp.nn",
-    ),
-    *("mpiddp.optim.lr_scheduler", "mpiddp.optim", "mpiddp.parallel", "mpiddp.data", "mpiddp.training", "mpiddp"),
+ROOTS = tuple(
+    "mpiddp" + part
+    for part in (
+        *(".distributed", ".autograd", ".nn.functional", ".nn.init", ".nn.utils", ".nn", ".optim.lr_scheduler"),
+        *(".optim", ".parallel", ".data", ".training", ""),
+    )
 )
 
 
@@ -99,13 +95,13 @@ def _is_builtin(base: type) -> bool:
 
 
 def _is_special(name: str, value: object) -> bool:
-    """Tell a special method that is written out from one that Python makes: these differ between its versions."""
-    code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
+    """Tell a special method that is written out from one that Python or a decorator adds: these differ by version."""
     return (
         name.startswith("__")
         and name not in ("__init__", "__new__", "__repr__", "__post_init__", "__init_subclass__", "__del__")
-        and code is not None
-        and not code.co_filename.startswith("<")
+        and isinstance(value, types.FunctionType)
+        and value.__module__.startswith("mpiddp")
+        and not value.__code__.co_filename.startswith("<")
     )
 
 
