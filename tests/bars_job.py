@@ -1,14 +1,17 @@
-"""One process of ``tests.bars``, under mpiexec: prints the seconds a call of each bar takes, as JSON.
+"""A job of ``tests.bars``: measures the bars it is asked for by files in a folder, and sleeps in between.
 
-The time of a loop is that of the slowest rank, and of the loops the fastest counts: the rest is the machine's noise.
-Public names of mpiddp only, so that every checkout runs it.
+It is asked by ``N.ask``, the name of a bar or nothing for the end, and rank 0 answers by ``N.answer``, in JSON, with N
+counting up. The time of a loop is that of the slowest rank, and of the loops the fastest counts: the rest is the
+machine's noise. Public names of mpiddp only, so that every checkout runs it.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +23,7 @@ from mpiddp.autograd import Tensor
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 LOOP_S = 2e-3
 """The least that a loop takes, so that neither the clock nor the ranks' different starts show."""
@@ -43,7 +46,7 @@ def fastest(call: Callable[[], object], budget_s: float) -> float:
     calls = 1
     while (took := loop(calls)) < LOOP_S:
         calls *= 2
-    loops = max(3, int(budget_s / took))
+    loops = max(2, int(budget_s / took))
     return min(loop(calls) for _ in range(loops)) / calls
 
 
@@ -144,15 +147,38 @@ def step(hidden: int) -> Callable[[], object]:
     return train
 
 
+def asked(folder: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number and the bar of each question, sleeping until it is there."""
+    for number in itertools.count():
+        file = folder / f"{number}.ask"
+        while not file.exists():
+            time.sleep(1e-3)
+        bar = file.read_text()
+        if not bar:
+            return
+        yield number, bar
+
+
+def answer(folder: Path, number: int, content: object) -> None:
+    """Write an answer, which is whole as soon as it is there."""
+    part = folder / "part"
+    part.write_text(json.dumps(content))
+    part.rename(folder / f"{number}.answer")
+
+
 def main() -> None:
-    """Measure all bars, and print them on rank 0."""
-    budget_s = float(sys.argv[1])
+    """Answer the names of all bars first, and then the seconds of those that are asked for."""
+    folder, budget_s = Path(sys.argv[1]), float(sys.argv[2])
     dist.init_process_group()
     calls = short() | messages() | reductions((16, 128), (1, 16))
     calls |= {f"DDP step 784-{hidden}-{hidden}-10": step(hidden) for hidden in (256, 2048)}
-    found = {name: fastest(call, budget_s) for name, call in calls.items()}
     if dist.get_rank() == 0:
-        print(json.dumps({"mpiddp": dist.__file__, "library": MPI.Get_library_version().split("\n")[0], "bars": found}))
+        library = MPI.Get_library_version().split("\n")[0]
+        answer(folder, -1, {"mpiddp": dist.__file__, "library": library, "bars": list(calls)})
+    for number, bar in asked(folder):
+        seconds = fastest(calls[bar], budget_s)
+        if dist.get_rank() == 0:
+            answer(folder, number, seconds)
 
 
 if __name__ == "__main__":
