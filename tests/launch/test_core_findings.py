@@ -62,7 +62,7 @@ dist.manual_seed(1)
 side, wrong = dist.new_group(), []
 layers = nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)
 model = dist.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.5)
-optimizer = optim.SGD(model.parameters(), lr=0.01)
+optimizer = optim.SGD(model.parameters(), lr=1e-6)
 
 def gather_metrics():
     try:
