@@ -25,7 +25,7 @@ IMPORT = "import time; start = time.perf_counter(); import mpiddp; print(time.pe
 IMPORTS = 3
 """How often a round imports mpiddp; the fastest counts."""
 BUILDS = ("old", "new")
-ROUNDS_OF_JOBS = 5
+ROUNDS_OF_JOBS = 3
 """Rounds of one pair of jobs."""
 ANSWER_S = 60
 """How long a job may take to begin, or to answer."""
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("old", type=Path, help="a checkout of mpiddp")
     parser.add_argument("new", type=Path, help="another one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="even numbers of ranks")
-    parser.add_argument("--rounds", type=int, default=10, help="how often each build measures each bar (10)")
+    parser.add_argument("--rounds", type=int, default=6, help="how often each build measures each bar (6)")
     parser.add_argument("--budget", type=float, default=0.1, help="seconds for a bar in a round (0.1)")
     parser.add_argument("--json", type=Path, help="write the figures of all rounds, in seconds, to this file")
     options = parser.parse_args()

@@ -173,7 +173,7 @@ def main() -> None:
     calls = short() | messages() | reductions((16, 128), (1, 16))
     calls |= {f"DDP step 784-{hidden}-{hidden}-10": step(hidden) for hidden in (256, 2048)}
     if dist.get_rank() == 0:
-        library = MPI.Get_library_version().split("\n")[0]
+        library = MPI.Get_library_version().splitlines()[0].rstrip("\0")
         answer(folder, -1, {"mpiddp": dist.__file__, "library": library, "bars": list(calls)})
     for number, bar in asked(folder):
         seconds = fastest(calls[bar], budget_s)
