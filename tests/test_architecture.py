@@ -8,32 +8,35 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-LAYERS = {
-    0: ("errors", "settings", "typing", "device"),
-    1: ("mpi",),
-    2: ("algorithms",),
-    3: ("distributed",),
-    4: ("autograd", "nn", "optim"),
-    5: ("parallel", "data"),
-    6: ("elastic", "training", "interop"),
-    7: ("", "bench", "examples", "cli", "__main__"),
-}
+LAYERS = (
+    ("errors", "settings", "typing", "device"),
+    ("mpi",),
+    ("shm",),
+    ("faults",),
+    ("algorithms",),
+    ("distributed",),
+    ("autograd", "nn", "optim"),
+    ("parallel", "data"),
+    ("training",),
+    ("", "bench", "examples", "cli", "__main__", "torch"),
+)
 """The parts of mpiddp, lowest first; "" is ``mpiddp/__init__.py``, which sees everything and is for users only."""
 
-NARROWER = {"autograd": {0}, "nn": {0, 4}, "optim": {0, 4}}
+LEARNING = next(layer for layer, parts in enumerate(LAYERS) if "autograd" in parts)
+NARROWER = {"autograd": {0}, "nn": {0, LEARNING}, "optim": {0, LEARNING}}
 """Parts that may import fewer layers than those below: learning knows nothing of MPI."""
 
 GUARDED = {
     "cupy": ("mpiddp.device",),
     "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.bench"),
-    "torch": ("mpiddp.interop", "mpiddp.bench"),
+    "torch": ("mpiddp.torch", "mpiddp.bench"),
 }
 """Libraries that may be touched in one place only, by an import or by a look-up of the module."""
 
@@ -144,7 +147,7 @@ def _part(module: str) -> str:
 
 
 def _layer(part: str) -> int | None:
-    return next((layer for layer, parts in LAYERS.items() if part in parts), None)
+    return next((layer for layer, parts in enumerate(LAYERS) if part in parts), None)
 
 
 def _inside(module: str, places: tuple[str, ...]) -> bool:
@@ -165,42 +168,41 @@ def reaching_up(sources: Sources, packages: set[str]) -> Iterator[str]:
             layer = _layer(_part(found.target))
             if layer not in allowed:
                 yield f"{module}:{found.line} (layer {own}) imports {found.target} (layer {layer})"
-            if _part(module) == "autograd" and layer == 4:
-                yield f"{module}:{found.line} imports {found.target}: autograd imports layer 0 only"
 
 
 def cycles(sources: Sources, packages: set[str]) -> Iterator[str]:
-    """Yield cycles of imports, between modules and between parts; what only a type checker imports makes none."""
+    """Yield circles of imports, between modules and between parts.
+
+    An import for a type checker closes a circle as well: whoever reads one module has to know the other. One inside a
+    function closes none where `LAZY` allows it.
+    """
     modules: dict[str, set[str]] = {module: set() for module in sources}
-    parts: dict[str, set[str]] = {_part(module): set() for module in sources}
+    parts: dict[str, set[str]] = {f"mpiddp.{_part(module)}": set() for module in sources}
     for module, source in sources.items():
         for found in imports(module, source, frozenset(sources), frozenset(packages)):
-            if found.target in sources and not (found.typing_only or found.in_function):
+            if found.target in sources and found.target != module and not (found.in_function and _is_lazy(module)):
                 modules[module].add(found.target)
                 if _part(found.target) != _part(module):
-                    parts[_part(module)].add(_part(found.target))
+                    parts[f"mpiddp.{_part(module)}"].add(f"mpiddp.{_part(found.target)}")
     for graph in (modules, parts):
-        cycle = _cycle(graph)
-        if cycle:
-            yield " -> ".join(name or "mpiddp" for name in cycle)
+        for circle in _circles(graph):
+            yield f"{circle[0]} is in an import circle of {len(circle)}: {' '.join(circle)}"
 
 
-def _cycle(graph: dict[str, set[str]]) -> list[str]:
-    """Return one cycle, its first node at both ends, or nothing."""
-    done: set[str] = set()
+def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the sets of nodes that reach each other, sorted."""
 
-    def walk(node: str, path: list[str]) -> list[str]:
-        if node in path:
-            return [*path[path.index(node) :], node]
-        if node in done:
-            return []
-        for following in sorted(graph[node]):
-            if found := walk(following, [*path, node]):
-                return found
-        done.add(node)
-        return []
+    def reached(node: str) -> set[str]:
+        found, ahead = set[str](), [node]
+        while ahead:
+            following = graph[ahead.pop()] - found
+            found |= following
+            ahead += following
+        return found
 
-    return next((found for node in sorted(graph) if (found := walk(node, []))), [])
+    reach = {node: reached(node) for node in graph}
+    circles = {frozenset(other for other in reach[node] if node in reach[other]) for node in graph}
+    return sorted(sorted(circle) for circle in circles if circle)
 
 
 def unguarded(sources: Sources, packages: set[str]) -> Iterator[str]:
@@ -214,11 +216,14 @@ def unguarded(sources: Sources, packages: set[str]) -> Iterator[str]:
 
 def hidden(sources: Sources, packages: set[str]) -> Iterator[str]:
     """Yield imports inside functions."""
-    whole = tuple(place.removesuffix(".*") for place in LAZY if place.endswith(".*"))
     for module, source in sources.items():
         for found in imports(module, source, frozenset(sources), frozenset(packages)):
-            if found.in_function and found.way != "look-up" and not (module in LAZY or _inside(module, whole)):
+            if found.in_function and found.way != "look-up" and not _is_lazy(module):
                 yield f"{module}:{found.line} imports {found.target or 'something'} inside a function"
+
+
+def _is_lazy(module: str) -> bool:
+    return module in LAZY or _inside(module, tuple(place.removesuffix(".*") for place in LAZY if place.endswith(".*")))
 
 
 def undocumented(sources: Sources, packages: set[str]) -> Iterator[str]:
@@ -275,12 +280,38 @@ def _definition(
 RULES = [reaching_up, cycles, unguarded, hidden, undocumented]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_package_keeps_rule(rule):
+BREAKING = {
+    (reaching_up, "mpi"): "the redesign removes the circle",
+    (reaching_up, "shm"): "the redesign removes the circle",
+    (cycles, "faults"): "the redesign removes the circle",
+    (cycles, "autograd"): "the redesign removes the circle",
+}
+"""Rules that a part does not keep yet, and why; the test of one that does keep it fails until its line here is gone."""
+
+
+@functools.cache
+def broken(rule: Callable[[Sources, set[str]], Iterator[str]]) -> list[str]:
+    return list(rule(*read_package()))
+
+
+def _cases() -> Iterator[object]:
+    for rule in RULES:
+        for part in sorted({_part(module) for module in read_package()[0]}):
+            reason = BREAKING.get((rule, part))
+            marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
+            yield pytest.param(rule, part, id=f"{rule.__name__}-{part or 'mpiddp'}", marks=marks)
+
+
+@pytest.mark.parametrize(("rule", "part"), list(_cases()))
+def test_part_keeps_rule(rule, part):
+    # A circle through several parts is told once, of the first.
+    own = [text for text in broken(rule) if _part(text.split()[0].partition(":")[0]) == part]
+    assert not own, "\n".join(own)
+
+
+def test_the_package_is_what_is_read():
     sources, packages = read_package()
-    assert len(sources) > 10, "this is not the package"
-    broken = list(rule(sources, packages))
-    assert not broken, "\n".join(broken)
+    assert len(sources) > 100 and len(packages) > 10
 
 
 BROKEN = {
@@ -293,6 +324,8 @@ BROKEN = {
     ),
     "up to the top": (reaching_up, {"mpiddp.parallel.ddp": "import mpiddp as dist"}),
     "up to a name at the top": (reaching_up, {"mpiddp.data.sampler": "from mpiddp import get_rank"}),
+    "memory that the ranks share knows faults": (reaching_up, {"mpiddp.shm.eager": "from mpiddp.faults import calls"}),
+    "the core knows the guest": (reaching_up, {"mpiddp.training.trainer": "import mpiddp.torch"}),
     "up by import_module": (
         reaching_up,
         {"mpiddp.mpi.work": "import importlib\nimportlib.import_module('mpiddp.data')"},
@@ -301,6 +334,17 @@ BROKEN = {
     "autograd knows nn": (reaching_up, {"mpiddp.autograd.tensor": "from mpiddp.nn import module"}),
     "no layer": (reaching_up, {"mpiddp.utils": ""}),
     "cycle": (cycles, {"mpiddp.mpi.a": "from . import b", "mpiddp.mpi.b": "from mpiddp.mpi.a import x"}),
+    "cycle for types": (
+        cycles,
+        {
+            "mpiddp.mpi.a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import b",
+            "mpiddp.mpi.b": "from .a import x",
+        },
+    ),
+    "cycle through a function": (
+        cycles,
+        {"mpiddp.mpi.a": "def f():\n    from . import b", "mpiddp.mpi.b": "import mpiddp.mpi.a"},
+    ),
     "cycle through a package": (cycles, {"mpiddp.mpi": "from .a import x", "mpiddp.mpi.a": "from mpiddp.mpi import y"}),
     "cycle of parts": (
         cycles,
@@ -317,11 +361,13 @@ BROKEN = {
     "cupy, asked for": (unguarded, {"mpiddp.nn.linear": "import sys\nhas = 'cupy' in sys.modules"}),
     "cupy, indexed": (unguarded, {"mpiddp.nn.linear": "import sys\ncp = sys.modules['cupy']"}),
     "mpi4py": (unguarded, {"mpiddp.mpi.work": "from mpi4py import MPI"}),
+    "mpi4py, beside its place": (unguarded, {"mpiddp.mpi": "import mpi4py"}),
     "mpi4py, for types": (
         unguarded,
         {"mpiddp.mpi.work": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mpi4py import MPI"},
     ),
     "torch": (unguarded, {"mpiddp.data.loader": "import importlib\nt = importlib.import_module('torch.utils')"}),
+    "torch, by its guest's neighbour": (unguarded, {"mpiddp.parallel.ddp": "import torch"}),
     "hidden": (hidden, {"mpiddp.nn.linear": "class A:\n    def f(self):\n        from . import functional"}),
     "hidden, computed": (hidden, {"mpiddp.nn.linear": "import importlib\ndef f(x):\n    importlib.import_module(x)"}),
     "module without docstring": (undocumented, {"mpiddp.nn.linear": "x = 1"}),
@@ -357,7 +403,7 @@ FINE = {
     "mpiddp.mpi.lazy": '"""Doc."""\nimport importlib\ndef f():\n    return importlib.import_module("mpi4py.MPI")',
     "mpiddp.mpi.work": (
         '"""Doc."""\nfrom typing import TYPE_CHECKING\nfrom mpiddp import settings\nfrom .library import f\n'
-        'if TYPE_CHECKING:\n    from mpiddp.mpi import Work as W\nLIMIT: int = 3\nclass Work:\n    """Doc."""'
+        'if TYPE_CHECKING:\n    from mpiddp.device import f as g\nLIMIT: int = 3\nclass Work:\n    """Doc."""'
     ),
     "mpiddp.settings": '"""Doc."""',
     "mpiddp.autograd": '"""Doc."""\nfrom mpiddp.device import f',
@@ -367,13 +413,15 @@ FINE = {
         '__all__ = ["Trainer"]'
     ),
     "mpiddp.training.trainer": '"""Doc."""\nclass Trainer:\n    """Doc."""',
-    "mpiddp.bench.mpi": '"""Doc."""\nimport mpiddp as dist\nfrom mpi4py import MPI',
+    "mpiddp.bench": '"""Doc."""\ndef main():\n    from . import mpi',
+    "mpiddp.bench.mpi": '"""Doc."""\nimport mpiddp as dist\nimport mpiddp.bench\nfrom mpi4py import MPI',
+    "mpiddp.torch": '"""Doc."""\nimport torch\nimport mpiddp.autograd',
 }
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_rule_accepts(rule):
-    assert list(rule(FINE, {"mpiddp", "mpiddp.device", "mpiddp.mpi", "mpiddp.training"})) == []
+    assert list(rule(FINE, {"mpiddp", "mpiddp.bench", "mpiddp.device", "mpiddp.mpi", "mpiddp.training"})) == []
 
 
 def test_top_level_of_the_repository():

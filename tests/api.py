@@ -1,0 +1,164 @@
+"""The public API as text: one line for each module, class, function and public attribute.
+
+``python -m tests.api`` prints it, ``python -m tests.api --write`` renews ``tests/api.txt``, which ``test_api.py``
+compares with it. Annotations are left out: they may become more precise without a caller noticing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import importlib
+import inspect
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FILE = Path(__file__).with_name("api.txt")
+
+# The top level comes last: a name that it only repeats is an alias there.
+ROOTS = tuple(
+    "mpiddp" + part
+    for part in (
+        *(".distributed", ".autograd", ".nn.functional", ".nn.init", ".nn.utils", ".nn", ".optim.lr_scheduler"),
+        *(".optim", ".parallel", ".data", ".training", ""),
+    )
+)
+
+
+def dump() -> str:
+    """Return the public API, sorted within each module, ending in a newline."""
+    modules = [importlib.import_module(root) for root in ROOTS]
+    homes: dict[object, str] = {}
+    for module in modules:
+        for name in sorted(_names(module)):
+            found = getattr(module, name)
+            if isinstance(found, type | types.FunctionType):
+                homes.setdefault(found, f"{module.__name__}.{name}")
+    return "\n".join(line for module in modules for line in _module(module, homes)) + "\n"
+
+
+def _module(module: types.ModuleType, homes: dict[object, str]) -> Iterator[str]:
+    yield f"module {module.__name__}"
+    for name in sorted(_names(module)):
+        found, full = getattr(module, name), f"{module.__name__}.{name}"
+        if isinstance(found, types.ModuleType):
+            yield f"{full} is a module"
+        elif not isinstance(found, type | types.FunctionType):
+            yield f"{full} = {_value(found)}"
+        elif homes[found] != full:
+            yield f"{full} is {homes[found]}"
+        elif isinstance(found, type):
+            yield from _class(found, full, homes)
+        else:
+            yield f"{full}{_signature(found)}"
+
+
+def _names(module: types.ModuleType) -> list[str]:
+    if module.__name__ == "mpiddp":
+        return dir(module)
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    own = module.__name__
+    return [name for name, found in vars(module).items() if name[0] != "_" and getattr(found, "__module__", "") == own]
+
+
+def _class(cls: type, full: str, homes: dict[object, str]) -> Iterator[str]:
+    members = getattr(cls, "__members__", {}) if issubclass(cls, enum.Enum) else {}
+    # The constructor of an enumeration differs between Python's versions.
+    yield f"class {full}" if members else f"class {full}{_signature(cls)}"
+    bases = [homes.get(base) or base.__name__ for base in cls.__mro__[1:] if base in homes or _is_builtin(base)]
+    if bases:
+        yield f"{full} is also {', '.join(bases)}"
+    # A caller sees no difference between a method of the class and one of a base that is not public.
+    listed = {part for base in cls.__mro__[1:] if base in homes for part in base.__mro__}
+    found, fields = dict[str, object](), set[str]()
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("mpiddp") and base not in listed:
+            found |= vars(base)
+            fields |= set(inspect.get_annotations(base))
+    special = sorted(name for name, value in found.items() if _is_special(name, value))
+    if special:
+        yield f"{full} has {' '.join(special)}"
+    for name in sorted(set(found) | fields):
+        if name in members:
+            yield f"{full}.{name} is a member"
+        elif name[0] != "_":
+            yield f"{full}.{name}{_member(found.get(name))}"
+
+
+def _is_builtin(base: type) -> bool:
+    return base.__module__ == "builtins" and base is not object
+
+
+def _is_special(name: str, value: object) -> bool:
+    """Tell a special method that is written out from one that Python or a decorator adds: these differ by version."""
+    return (
+        name.startswith("__")
+        and name not in ("__init__", "__new__", "__repr__", "__post_init__", "__init_subclass__", "__del__")
+        and isinstance(value, types.FunctionType)
+        and value.__module__.startswith("mpiddp")
+        and not value.__code__.co_filename.startswith("<")
+    )
+
+
+def _member(value: object) -> str:
+    if isinstance(value, staticmethod | classmethod):
+        return f"{_signature(value.__func__)} as {type(value).__name__}"
+    if isinstance(value, types.FunctionType):
+        return _signature(value)
+    return " is an attribute"
+
+
+def _signature(function: Any) -> str:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # inherited from C
+        return "(...)"
+    parts, keyword_only = [], False
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            parts.append(f"*{parameter.name}")
+            keyword_only = True
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            parts.append(f"**{parameter.name}")
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+            parts.append("*")
+            keyword_only = True
+        given = "" if parameter.default is parameter.empty else f"={_value(parameter.default)}"
+        parts.append(f"{parameter.name}{given}")
+    return f"({', '.join(parts)})"
+
+
+def _value(value: object) -> str:
+    """Return a literal's text, and for anything else what it is: a repr may hold an address or change with Python."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, bool | int | float | str | bytes | None):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        inner = ", ".join(map(_value, value))
+        return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+    if isinstance(value, type | types.FunctionType):
+        return value.__qualname__
+    constant = next((name for name, found in vars(type(value)).items() if found is value), None)
+    return f"{type(value).__qualname__}.{constant}" if constant else f"<{type(value).__qualname__}>"
+
+
+def main() -> None:
+    """Print the dump, or write it to the file that the test compares."""
+    parser = argparse.ArgumentParser(prog="python -m tests.api", description=__doc__.partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help=f"renew tests/{FILE.name}")
+    if parser.parse_args().write:
+        FILE.write_text(dump())
+    else:
+        print(dump(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,372 @@
+"""Defects of the communication core that a review has found, in jobs of their own; see also tests/mpi.
+
+Each mark goes with its defect: a strict one turns red as soon as the test passes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+from harness.launcher import mpirun, side_by_side
+
+SETUP = """
+import os, signal, sys, threading, time
+import numpy as np
+import mpiddp as dist
+from mpi4py import MPI
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+"""
+
+# Threads that fail leave operations behind, for which the end of the program would wait.
+IN_THREADS = (
+    SETUP
+    + """
+dist.init_process_group(timeout=10)
+groups, wrong = [dist.new_group(), dist.new_group()], []
+
+def reduce(group):
+    try:
+        for number in range({calls}):
+            x = np.full({count}, float(rank + number))
+            {call}
+            assert (x == sum(range(size)) + size * number).all(), number
+    except BaseException as error:
+        wrong.append(repr(error))
+
+threads = [threading.Thread(target=reduce, args=(group,), daemon=True) for group in groups]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(15)
+if wrong or any(thread.is_alive() for thread in threads):
+    print("wrong", wrong, file=sys.stderr, flush=True)
+    os._exit(1)
+dist.barrier()
+print("right", flush=True)
+"""
+)
+BLOCKING = "dist.all_reduce(x, group=group)"
+ASYNC = "dist.all_reduce(x, group=group, async_op=True).wait()"
+
+BESIDE_DDP = (
+    SETUP
+    + """
+from mpiddp import nn, optim
+from mpiddp.autograd import Tensor
+
+dist.init_process_group(timeout=10)
+dist.manual_seed(1)
+side, wrong = dist.new_group(), []
+layers = nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)
+model = dist.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.5)
+optimizer = optim.SGD(model.parameters(), lr=1e-6)
+
+def gather_metrics():
+    try:
+        for _ in range(20):
+            y = np.full(1 << 18, float(rank))
+            dist.all_reduce(y, group=side, async_op=True).wait()
+            assert (y == sum(range(size))).all()
+    except BaseException as error:
+        wrong.append(repr(error))
+
+thread = threading.Thread(target=gather_metrics, daemon=True)
+thread.start()
+x = Tensor(np.random.default_rng(rank).standard_normal((64, 512), dtype=np.float32))
+try:
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+except BaseException as error:
+    wrong.append(repr(error))
+thread.join(15)
+if wrong or thread.is_alive():
+    print("wrong", wrong, file=sys.stderr, flush=True)
+    os._exit(1)
+dist.barrier()
+print("right", flush=True)
+"""
+)
+
+# The two calls end in another order than they began; then the process computes for longer than the timeout.
+OVERLAPPING = (
+    SETUP
+    + """
+dist.init_process_group(timeout=2)
+groups = [dist.new_group(), dist.new_group()]
+if rank == 0:
+    calls = [lambda group=group: dist.all_reduce(np.ones(2), group=group) for group in groups]
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.3)
+    for thread in threads:
+        thread.join()
+else:
+    for group in groups:
+        time.sleep(0.8)
+        dist.all_reduce(np.ones(2), group=group)
+time.sleep(4)
+print("right", flush=True)
+"""
+)
+
+# Rank 0 is a few calls ahead, and waits for nobody; so does rank 1, which finds all it needs. When they wait again, the
+# calls that differ are long past.
+DISAGREE = (
+    SETUP
+    + """
+def one_after_the_other(*calls):
+    if rank == 1:
+        MPI.COMM_WORLD.Barrier()
+    for call in calls:
+        call()
+    if rank == 0:
+        MPI.COMM_WORLD.Barrier()
+    MPI.COMM_WORLD.Barrier()
+
+dist.init_process_group()
+x, y = np.full(4, float(rank)), np.zeros(4)
+agreed = [lambda: dist.broadcast(y, 0)] * 2
+one_after_the_other(lambda: {call}, *agreed)
+one_after_the_other(*agreed)
+for _ in range(20):
+    dist.barrier()
+    dist.all_reduce(np.ones(3))
+print("went on", flush=True)
+"""
+)
+DISAGREEMENTS = {
+    "broadcast": ("dist.broadcast(x, rank)", "broadcast #1", "broadcast #1"),
+    "reduce": ("dist.reduce(x, 1 - rank)", "reduce #1", "reduce #1"),
+    "mixed": ("dist.reduce(x, 0) if rank else dist.broadcast(x, 0)", "broadcast #1", "reduce #1"),
+}
+
+# The ranks have made their world when the group duplicates the communicator it was given.
+STALLED_INIT = (
+    SETUP
+    + """
+class Comm(MPI.Intracomm):
+    def _stall(self):
+        if rank == 1:
+            time.sleep(30)
+    def Dup(self, *args):
+        self._stall()
+        return super().Dup(*args)
+    def Idup(self, *args):
+        self._stall()
+        return super().Idup(*args)
+
+dist.init_process_group(timeout=2, comm=Comm(MPI.COMM_WORLD))
+print("went on", flush=True)
+"""
+)
+OTHER_COMM = (
+    SETUP
+    + """
+dist.init_process_group(timeout=2, comm=None if rank else MPI.COMM_WORLD)
+print("went on", flush=True)
+"""
+)
+
+SERIALIZED = {"MPI4PY_RC_THREAD_LEVEL": "serialized"}
+LATE = (
+    SETUP
+    + """
+dist.init_process_group(timeout=2)
+if rank == 1:
+    time.sleep(8)
+dist.all_reduce(np.ones(2))
+print("went on", flush=True)
+"""
+)
+GROUP_BESIDE_WORK = (
+    SETUP
+    + """
+dist.init_process_group(timeout=4)
+x = np.ones(1 << 18)
+work = dist.all_reduce(x, async_op=True)
+if rank == 1:
+    work.wait()
+dist.new_group()
+work.wait()
+assert (x == size).all()
+print("right", flush=True)
+"""
+)
+
+# The signal comes while the first operation is in one of its steps, which are generators.
+INTERRUPTED = (
+    SETUP
+    + """
+import inspect
+
+dist.init_process_group(timeout=20)
+first, second = dist.new_group(), dist.new_group()
+
+def interrupt(number, frame):
+    while frame is not None:
+        if frame.f_code.co_flags & inspect.CO_GENERATOR:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+        frame = frame.f_back
+
+signal.signal(signal.SIGALRM, interrupt)
+x, y = np.ones(1 << 24), np.ones(4)
+work = dist.all_reduce(x, group=first, async_op=True)
+if rank == 1:
+    end = time.monotonic() + 4
+    while time.monotonic() < end:
+        work.is_completed()
+        time.sleep(1e-3)
+try:
+    if rank == 0:
+        signal.setitimer(signal.ITIMER_REAL, 2e-3, 2e-3)
+    dist.all_reduce(y, group=second)
+    print(f"{rank} went on", flush=True)
+except KeyboardInterrupt:
+    print(f"{rank} interrupted", flush=True)
+    time.sleep(5)
+os._exit(0)
+"""
+)
+
+PEAK_MIB = 16
+PIECES = (
+    SETUP
+    + """
+import tracemalloc
+
+dist.init_process_group()
+x = np.ones(64 << 17)
+dist.all_reduce(np.ones(1 << 17), algorithm="hierarchical")
+tracemalloc.start()
+dist.all_reduce(x, algorithm="hierarchical")
+peak = tracemalloc.get_traced_memory()[1]
+assert (x == size).all()
+print(f"peak {peak / 2**20:.0f} MiB", flush=True)
+"""
+)
+
+
+class Job(NamedTuple):
+    """A program on two ranks."""
+
+    program: str
+    timeout_s: float = 40
+    env: dict[str, str] | None = None
+
+
+JOBS = {
+    "threads, blocking, 8": Job(IN_THREADS.format(call=BLOCKING, count=8, calls=60)),
+    "threads, blocking, 300000": Job(IN_THREADS.format(call=BLOCKING, count=300_000, calls=60)),
+    "threads, async, 8": Job(IN_THREADS.format(call=ASYNC, count=8, calls=600)),
+    "threads, async, 300000": Job(IN_THREADS.format(call=ASYNC, count=300_000, calls=60)),
+    "beside DDP": Job(BESIDE_DDP),
+    "overlapping": Job(OVERLAPPING),
+    **{f"disagree, {name}": Job(DISAGREE.format(call=call)) for name, (call, _, _) in DISAGREEMENTS.items()},
+    # They end within seconds, or hang.
+    "stalled init": Job(STALLED_INIT, 15),
+    "other comm": Job(OTHER_COMM, 15),
+    "late": Job(LATE, env=SERIALIZED),
+    "group beside work": Job(GROUP_BESIDE_WORK, 15, SERIALIZED),
+    "interrupted": Job(INTERRUPTED),
+    "pieces": Job(PIECES, env={"MPIDDP_NODES": "0,1"}),
+}
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """Run the jobs, which mostly wait, side by side, and return the futures by name."""
+    calls = {
+        name: partial(mpirun, 2, program, timeout_s=limit, env=env) for name, (program, limit, env) in JOBS.items()
+    }
+    with side_by_side(calls, places=2) as futures:
+        yield futures
+
+
+def assert_right(job):
+    assert job.rc == 0 and job.stdout.count("right") == 2, job
+
+
+@pytest.mark.parametrize("count", [8, 300_000])
+def test_two_threads_with_a_group_each_block(jobs, count):
+    assert_right(jobs[f"threads, blocking, {count}"].result())
+
+
+ADVANCED = "C3: each thread advances the operations of the other"
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(8, marks=pytest.mark.xfail(strict=False, reason=f"{ADVANCED}, seldom when they are short")),
+        pytest.param(300_000, marks=pytest.mark.xfail(strict=True, reason=ADVANCED)),
+    ],
+)
+def test_two_threads_with_a_group_each_do_not_block(jobs, count):
+    assert_right(jobs[f"threads, async, {count}"].result())
+
+
+@pytest.mark.xfail(strict=True, reason=ADVANCED)
+def test_thread_with_a_group_of_its_own_beside_ddp(jobs):
+    assert_right(jobs["beside DDP"].result())
+
+
+@pytest.mark.xfail(strict=True, reason="C3: the watchdog believes that the first of two calls still runs")
+def test_calls_of_two_threads_that_overlap_end_no_healthy_job(jobs):
+    assert_right(jobs["overlapping"].result())
+
+
+@pytest.mark.parametrize("name", DISAGREEMENTS)
+@pytest.mark.xfail(strict=True, reason="C4: a rank that waits for nobody compares nothing")
+def test_disagreement_is_found_where_nobody_waits(jobs, name):
+    job = jobs[f"disagree, {name}"].result()
+    assert job.rc == 111 and job.seconds < 20, job
+    assert "went on" not in job.stdout, job
+    assert "disagree: rank" in job.stderr and all(call in job.stderr for call in DISAGREEMENTS[name][1:]), job
+    assert "rank 0 calls" in job.stderr and "rank 1 calls" in job.stderr, job
+
+
+@pytest.mark.xfail(strict=True, reason="C6: what init does after MPI's start has no time limit")
+def test_rank_that_stalls_in_init_ends_the_job(jobs):
+    job = jobs["stalled init"].result()
+    assert job.rc == 110, job
+    assert "init_process_group" in job.stderr and "went on" not in job.stdout, job
+
+
+@pytest.mark.xfail(strict=True, reason="C6: what init does after MPI's start has no time limit")
+def test_ranks_that_give_init_different_communicators_end(jobs):
+    job = jobs["other comm"].result()
+    assert job.rc in (110, 111), job
+    assert "init_process_group" in job.stderr and "went on" not in job.stdout, job
+
+
+@pytest.mark.xfail(strict=True, reason="C6: without MPI_THREAD_MULTIPLE short calls have no time limit")
+def test_short_call_has_a_time_limit_without_thread_multiple(jobs):
+    job = jobs["late"].result()
+    assert job.rc == 110, job
+    assert "all_reduce #1" in job.stderr and "went on" not in job.stdout, job
+
+
+@pytest.mark.xfail(strict=True, reason="C6: without MPI_THREAD_MULTIPLE new_group advances no other operation")
+def test_group_is_made_beside_an_operation_without_thread_multiple(jobs):
+    assert_right(jobs["group beside work"].result())
+
+
+@pytest.mark.xfail(strict=True, reason="C7: the exception is kept for whoever waits for the interrupted operation")
+def test_interrupt_in_a_step_of_another_operation_is_raised_at_once(jobs):
+    job = jobs["interrupted"].result()
+    assert "0 interrupted" in job.stdout, job
+
+
+@pytest.mark.xfail(strict=True, reason="C9: hierarchical keeps every piece to the end")
+def test_hierarchical_keeps_few_pieces(jobs):
+    job = jobs["pieces"].result()
+    assert job.rc == 0 and job.stdout.count("peak") == 2, job
+    peaks = [float(line.split()[1]) for line in job.stdout.splitlines()]
+    assert max(peaks) < PEAK_MIB, job
