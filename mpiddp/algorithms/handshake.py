@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp.errors import MismatchError
-from mpiddp.faults.calls import NO_REDUCTION, NO_ROOT, describe, disagreement, packed, unpacked
+from mpiddp.faults.calls import NO_REDUCTION, NO_ROOT, checksum, describe, disagreement, packed, unpacked
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.message import dtype_code
+from mpiddp.mpi.message import dtype_code, dtype_layout
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Steps
 from mpiddp.shm import segment as symmetric
@@ -25,8 +25,8 @@ from mpiddp.typing import Array
 
 _OPERATIONS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast")
 
-# Operation, reduction, dtype and root; elements; then what may differ: segment, offset, factor; the calls until now.
-_FORMAT = struct.Struct("<BBHiqqqdq")
+# Operation, reduction, dtype, root, elements, layout; then what may differ: segment, offset, factor, earlier calls.
+_FORMAT = struct.Struct("<BBHiqHqqdq")
 
 
 class Entry(NamedTuple):
@@ -37,6 +37,7 @@ class Entry(NamedTuple):
     dtype: int
     root: int
     length: int
+    layout: int
     segment: int
     offset: int
     factor: float
@@ -44,7 +45,7 @@ class Entry(NamedTuple):
 
     def __str__(self) -> str:
         """Return the call as a person would name it."""
-        return _OPERATIONS[self.operation] + describe(self.dtype, self.length, self.reduction, self.root)
+        return _OPERATIONS[self.operation] + describe(self.dtype, self.length, self.reduction, self.root, self.layout)
 
 
 def meet(
@@ -89,6 +90,7 @@ def meet(
         dtype_code(x.dtype),
         root,
         x.size,
+        checksum(dtype_layout(x.dtype)),
         segment,
         offset,
         1.0 if op is None or op.factor is None else op.factor,
@@ -97,9 +99,9 @@ def meet(
     told = bytearray(len(mine) * link.size)
     yield link.now.Iallgather(mine, told)
     entries = _read(bytes(told))
-    first = entries[0][:5]
+    first = entries[0][:6]
     for rank, entry in enumerate(entries):
-        if entry[:5] != first:
+        if entry[:6] != first:
             raise MismatchError(disagreement(str(link), link.ranks[0], entries[0], link.ranks[rank], entry))
     if any(entry.history != entries[0].history for entry in entries):
         yield from _find_disagreement(link)

@@ -20,7 +20,7 @@ import numpy as np
 from mpiddp.faults import calls
 from mpiddp.faults.calls import NO_ROOT
 from mpiddp.mpi.link import NO_CALL, READY, AtOnce, Link
-from mpiddp.mpi.message import as_bytes, dtype_code
+from mpiddp.mpi.message import as_bytes, dtype_code, dtype_layout
 from mpiddp.mpi.reduction import ReduceOp, combining, finish, is_half, premultiply
 from mpiddp.mpi.work import Steps
 from mpiddp.shm.eager import SLOT_BYTES, Slots, Turn, Until, packed
@@ -135,7 +135,7 @@ def _make_shot(link: Link, key: _Key) -> Shot:
     """Find out what is done in a turn, and remember it."""
     slots = _slots_of(link)
     operation, shape, result_shape, dtype, count, op, root = key
-    kind = calls.kind(operation, dtype_code(dtype), calls.NO_REDUCTION if op is None else op.value)
+    kind = calls.kind(operation, dtype_code(dtype), calls.NO_REDUCTION if op is None else op.value, dtype_layout(dtype))
     change = None if op is None or op.factor is None else functools.partial(premultiply, op)
     role = _ROLES[operation](link, slots, dtype, op, root)
     turns = slots.turns(shape, dtype)

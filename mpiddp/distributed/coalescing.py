@@ -16,7 +16,7 @@ import numpy as np
 from mpiddp.algorithms import plan
 from mpiddp.mpi.future import Future
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.message import as_array, as_bytes, expect_like
+from mpiddp.mpi.message import as_array, as_bytes, dtype_layout, expect_like
 from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.work import Steps, Work
 from mpiddp.typing import Array, ArrayLike
@@ -78,7 +78,7 @@ def _arrays(given: object, name: str, operation: str, *, writable: bool) -> list
 
 def _in_common(xs: Sequence[Array]) -> dict[str, Any]:
     """Return what all ranks must give alike, for `perform`: how many elements, of which dtypes, in which arrays."""
-    layout = ",".join(f"{x.dtype.char}{x.size}" for x in xs) if len(xs) > 1 else ""
+    layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in xs) if len(xs) > 1 else ""
     return {"like": xs[0], "count": sum(x.size for x in xs), "layout": layout}
 
 

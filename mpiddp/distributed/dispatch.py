@@ -18,7 +18,7 @@ from mpiddp.faults import calls
 from mpiddp.faults.calls import ANY_COUNT, NO_ROOT
 from mpiddp.mpi import operation, work
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.message import dtype_code
+from mpiddp.mpi.message import dtype_code, dtype_layout
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Steps
@@ -161,7 +161,7 @@ def _make_kind(key: _Key) -> int:
         name,
         calls.NO_DTYPE if dtype is None else dtype_code(dtype) | calls.ON_DEVICE * plan.is_for_devices(algorithm),
         calls.NO_REDUCTION if op is None else op.value,
-        layout,
+        layout if dtype is None else layout + dtype_layout(dtype),
         calls.compares(algorithm),
     )
     if len(_kinds) > _MOST_KINDS:  # layouts come and go

@@ -97,7 +97,7 @@ def describe(dtype: int, count: int, reduction: int, root: int, layout: int = 0)
         text += f" of {name}" if count == ANY_COUNT else f" of {count} {name} elements"
         text += " on a device" if dtype & ON_DEVICE else ""
     if layout:
-        text += f" in arrays whose sizes come to 0x{layout:x}"
+        text += f" in arrays whose layouts come to 0x{layout:x}"
     if reduction != NO_REDUCTION:
         text += f" with {REDUCTIONS[reduction].name}"
     return text + (f" and group rank {root} as root" if root != NO_ROOT else "")
@@ -116,6 +116,11 @@ def comparing(algorithm: _Algorithm) -> _Algorithm:
 def compares(algorithm: Callable[..., Steps]) -> bool:
     """Tell whether an algorithm has been noted as `comparing`."""
     return algorithm in _comparing
+
+
+def checksum(layout: str) -> int:
+    """Return 15 bits that stand for a layout: 0 for none."""
+    return zlib.crc32(layout.encode()) % 0x7FFF + 1 if layout else 0
 
 
 def kind(
@@ -138,8 +143,7 @@ def kind(
     """
     number = _number(name)
     _names.setdefault(number, name)
-    mark = zlib.crc32(layout.encode()) % 0x7FFF + 1 if layout else 0
-    return number << 32 | mark << 17 | dtype << 9 | reduction << 1 | agrees
+    return number << 32 | checksum(layout) << 17 | dtype << 9 | reduction << 1 | agrees
 
 
 class Board:

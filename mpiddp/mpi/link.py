@@ -27,7 +27,7 @@ from mpiddp.typing import Array
 
 from . import operation, work
 from .lazy import MPI
-from .message import dtype_code
+from .message import dtype_code, dtype_layout
 from .operation import Operation
 from .p2p import Mailbox
 from .reduction import ReduceOp
@@ -252,7 +252,9 @@ class Link(Channel):
         self._outer, operation.running = operation.running, Operation(name, self, x, number=self.sequence)
         self.lingers = True
         dtype = calls.NO_DTYPE if x is None else dtype_code(x.dtype)
-        kind = calls.kind(name, dtype, calls.NO_REDUCTION if op is None else op.value)
+        kind = calls.kind(
+            name, dtype, calls.NO_REDUCTION if op is None else op.value, "" if x is None else dtype_layout(x.dtype)
+        )
         self._post(self.sequence, kind, count, root)
 
     def rest(self) -> None:

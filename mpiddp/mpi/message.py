@@ -47,6 +47,11 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
     return code
 
 
+def dtype_layout(dtype: np.dtype[Any]) -> str:
+    """Return what tells ``dtype`` from the others that have no code of their own; empty for one that has."""
+    return str(dtype) if dtype_code(dtype) == _OTHER else ""
+
+
 def code_name(code: int) -> str:
     """Return the name of the dtype that has ``code``."""
     return _NAMES[code] if code < len(_NAMES) else "another dtype"

@@ -73,8 +73,8 @@ CALLS = {
     "layout": (
         lambda x: dist.all_reduce_coalesced([x, x[:2].copy()]),
         lambda x: dist.all_reduce_coalesced([x[:2].copy(), x]),
-        "all_reduce_coalesced #.*whose sizes come to",
-        "all_reduce_coalesced #.*whose sizes come to",
+        "all_reduce_coalesced #.*whose layouts come to",
+        "all_reduce_coalesced #.*whose layouts come to",
     ),
     "dtype": (lambda x: dist.all_reduce(x), lambda x: dist.all_reduce(x.astype(np.float32)), "float64", "float32"),
     "reduction": (lambda x: dist.all_reduce(x), lambda x: dist.all_reduce(x, Op.MAX), "by SUM", "by MAX"),

@@ -134,6 +134,43 @@ def test_all_ranks_hear_of_it(world, name, late):
     assert (x == world.size).all()
 
 
+OTHER_DTYPES = {
+    "text": ("S4", "S8"),
+    "text of equal bytes": ("S8", "U2"),
+    "times": ("M8[s]", "M8[ms]"),
+    "records": ([("a", "f4"), ("b", "f4")], [("a", "f8")]),
+}
+MOVING = {
+    "broadcast": lambda x, g: dist.broadcast(x, 0, g, True),
+    "broadcast, native": lambda x, g: dist.broadcast(x, 0, g, True, algorithm="native"),
+    "all_gather_single": lambda x, g: dist.all_gather_single(np.empty(x.size * g.size(), x.dtype), x, g, True),
+    "all_gather": lambda x, g: dist.all_gather([np.empty_like(x) for _ in range(g.size())], x, g, True),
+    "all_to_all": lambda x, g: dist.all_to_all([np.empty_like(x) for _ in range(g.size())], [x] * g.size(), g, True),
+    "coalesced": lambda x, g: dist.all_gather_coalesced(
+        [[x.copy(), x.copy()] for _ in range(g.size())], [x, x], g, True
+    ),
+}
+
+
+@pytest.mark.parametrize("kinds", OTHER_DTYPES)
+@pytest.mark.parametrize("count", [5, LARGE // 8])
+@pytest.mark.parametrize("name", MOVING)
+def test_dtypes_without_a_code_are_told_apart(world, name, count, kinds):
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    group = dist.new_group()
+    odd = world.rank == world.size - 1
+    x = np.zeros(count, OTHER_DTYPES[kinds][odd])
+    other = "another dtype.* in arrays whose layouts come to 0x"
+    heard = pytest.raises(dist.MismatchError, match=f"(?s)rank . calls .*{other}.*rank . calls .*{other}")
+    # A short broadcast waits for no rank but its root: only the odd one is sure to meet another call there.
+    unsure = name.startswith("broadcast") and not odd
+    with contextlib.suppress(dist.MismatchError) if unsure else heard:
+        MOVING[name](x, group).wait()
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
 ROOTED = {
     "root": (
         lambda g: dist.broadcast(ones(), 0, g, True),
