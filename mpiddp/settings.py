@@ -308,11 +308,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpiddp"
 
 
-def use_tuned() -> bool:
-    """Tell whether what ``bench tune`` has found is used; ``MPIDDP_TUNED=0`` ignores it."""
-    return _switch("MPIDDP_TUNED") is not False
-
-
 def core_mask() -> int:
     """Return the cores that this process may run on as the set bits of an integer."""
     if not hasattr(os, "sched_getaffinity"):

@@ -6,25 +6,20 @@ the algorithms that work in shared memory decide about that themselves, when the
 
 In the table "native" means MPI's own algorithm, or for reductions that MPI does not define, and for all of them under
 ``MPIDDP_DETERMINISTIC=1``, those of `fallback`. A call's argument ``algorithm="ring"`` goes before
-``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before what `bench tune` has measured on this machine (see `tuned`),
-which goes before the table.
+``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before the table.
 """
 
 from __future__ import annotations
 
 import functools
-import socket
-import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mpiddp import settings
 from mpiddp.faults import calls
-from mpiddp.mpi import launch
-from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.work import Steps
@@ -38,11 +33,12 @@ from . import (
     one_shot,
     ring,
     tree,
-    tuned,
     two_shot,
 )
 from .gpu import table as device_table
-from .tuned import Rows
+
+Rows: TypeAlias = tuple[tuple[float, str], ...]
+"""Algorithms for growing arrays, each with the number of bytes up to which it is the best."""
 
 ALGORITHMS: dict[str, ModuleType] = {
     "native": native,
@@ -59,8 +55,8 @@ _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ANY_SIZE = float("inf")
 _KIB = 1 << 10
 
-# Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0; `python -m mpiddp bench tune` does it anew. Bytes
-# are those of the largest array of the call: the output of an all-gather, the input of a reduce-scatter.
+# Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0; `python -m mpiddp bench tune` compares. Bytes are
+# those of the largest array of the call: the output of an all-gather, the input of a reduce-scatter.
 ONE_NODE: dict[str, Rows] = {
     "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
@@ -149,56 +145,14 @@ def name_of(operation: str, link: Link, size_bytes: int) -> str:
     return next(name for limit, name in _names(operation, link) if size_bytes <= limit)
 
 
-_measured: dict[str, tuned.Table] = {}
-
-
-def learn(comm: MPI.Intracomm) -> None:
-    """Use what was measured on the machine of the first rank of ``comm``; all its ranks call."""
-    _measured.clear()
-    found: dict[str, tuned.Table] = {}
-    if comm.rank == 0 and settings.use_tuned():
-        try:
-            found = tuned.read(tuned.path(launch.library_name(), socket.gethostname()))
-        except ValueError as error:
-            warnings.warn(str(error), stacklevel=3)
-    for shape, table in comm.bcast(found).items():
-        _measured[shape] = _usable(shape, table)
-    _rows.cache_clear()
-    _forget_plans()
-
-
-def _usable(shape: str, table: tuned.Table) -> tuned.Table:
-    """Return what of a table can be followed in a group of this shape."""
-    usable = [name for name in ALGORITHMS if name not in (_IN_MEMORY if "+" in shape else ("hierarchical",))]
-    return {
-        operation: rows
-        for operation, rows in table.items()
-        if rows and rows[-1][0] == ANY_SIZE and all(name in usable and name in offering(operation) for _, name in rows)
-    }
-
-
-def table_of(link: Link) -> tuned.Table:
-    """Return the rows by which a group chooses; they decide in which order sums are formed."""
+def table_of(link: Link) -> dict[str, Rows]:
+    """Return the rows by which a group chooses, by operation."""
     return {operation: _names(operation, link) for operation in ONE_NODE}
-
-
-def install(table: tuned.Table, link: Link) -> None:
-    """Choose by a table from now on in groups of the shape of ``link``'s; all ranks call with the same.
-
-    It takes the place of what was measured on this machine; what ``MPIDDP_ALGORITHM`` asks for goes before.
-    """
-    shape = tuned.shape(link.nodes)
-    _measured[shape] = _usable(shape, table)
-    _rows.cache_clear()
-    _forget_plans()
 
 
 @functools.cache
 def _rows(operation: str, nodes: tuple[int, ...]) -> Rows:
     """Return the rows for a group with these nodes."""
-    measured = _measured.get(tuned.shape(nodes), {}).get(operation)
-    if measured:
-        return measured
     if len(set(nodes)) > 1:
         return SEVERAL_NODES[operation]
     if len(nodes) > FEW_RANKS:
@@ -277,13 +231,9 @@ def is_for_devices(algorithm: Callable[..., Steps]) -> bool:
 
 def forget() -> None:
     """Forget what was chosen, because settings may have changed."""
-    _overrides.cache_clear()
-    _forget_plans()
-    fallback.forget()
-    _overrides()
-
-
-def _forget_plans() -> None:
     global epoch
     epoch += 1
     _plans.clear()
+    _overrides.cache_clear()
+    fallback.forget()
+    _overrides()

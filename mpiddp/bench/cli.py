@@ -144,7 +144,6 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-e", "--end", type=size, default=size("16M"), metavar="SIZE", help="largest (16M)")
     parser.add_argument("-f", "--factor", type=float, default=4, help="from one size to the next (4)")
     parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
-    parser.add_argument("--dry-run", action="store_true", help="print what was found, and write nothing")
 
 
 def _model(parser: argparse.ArgumentParser) -> None:
@@ -198,7 +197,7 @@ COMMANDS = (
     Command("overlap", "overlap", "how much of the communication hides behind computation", _overlap),
     Command("ddp", "ddp", "training steps, alone, with averaged gradients, and torch's on Gloo", _ddp),
     Command("train", "train", "how the main job scales from 1 rank to all, strongly and weakly", _train),
-    Command("tune", "tune", "find the best algorithms on this machine, for later runs", _tune),
+    Command("tune", "tune", "compare the algorithms with the built-in table, and print what to set", _tune),
     Command("model", "predict", "what all-reduce would cost on more ranks than there are here", _model),
 )
 

@@ -1,23 +1,23 @@
-"""``bench tune``: the best algorithms for this machine, MPI library and shape of the group, kept for later runs.
+"""``bench tune``: algorithms that are faster than the built-in table on this machine, MPI library and group.
 
-All algorithms of an operation take turns on ordinary and on symmetric arrays. The table cannot tell the two apart, so
-what counts is the geometric mean of both times: five times faster on one kind outweighs twice slower on the other. A
-row begins where an algorithm is better than that of the row before by more than chance.
+All algorithms of an operation take turns on ordinary and on symmetric arrays. ``MPIDDP_ALGORITHM`` cannot tell the two
+apart, nor sizes, so the geometric mean of all times counts: five times faster on one kind outweighs twice slower on the
+other. The result is the line to set.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import socket
 import statistics
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
-from mpiddp.algorithms import plan, tuned
-from mpiddp.mpi import launch
+import mpiddp.distributed as dist
+from mpiddp import settings
+from mpiddp.algorithms import plan
+from mpiddp.mpi.link import Link
 from mpiddp.training.config import UsageError
 
 from . import sizes
@@ -35,63 +35,58 @@ Seconds = Mapping[str, tuple[float, float]]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print the table, write it, and return the exit code."""
+    """Measure, print the line to set, and return the exit code."""
+    if settings.algorithms():
+        raise UsageError("bench tune compares with the built-in table, which MPIDDP_ALGORITHM overrides: unset it")
     with job() as here:
         if here.size == 1:
             raise UsageError("bench tune needs two ranks or more: one rank has nothing to choose")
         here.say(header(here.environment()))
-        table = {operation: _tune(here, operation, arguments) for operation in plan.ONE_NODE}
-        for operation, rows in table.items():
-            here.say(f"{operation:15}" + ", then ".join(_phrase(*row) for row in rows))
-        file = tuned.path(launch.library_name(), socket.gethostname())
-        shape = tuned.shape(here.world.nodes)
-        if arguments.dry_run:
-            here.say("nothing written (--dry-run)")
+        found = {operation: _tune(here, operation, arguments) for operation in plan.ONE_NODE}
+        for operation, (name, gain) in found.items():
+            here.say(f"{operation:15}{name}" + f", {gain:.2f} times as fast as the built-in table" * (name != _TABLE))
+        line = ",".join(f"{operation}:{name}" for operation, (name, _) in found.items() if name != _TABLE)
+        if line:
+            here.say(f"for jobs of as many ranks on as many nodes: MPIDDP_ALGORITHM={line}")
         else:
-            here.together(lambda: _keep(file, shape, table))
-            here.say(f"wrote {file} for groups of {shape} ranks; MPIDDP_TUNED=0 ignores it")
+            here.say("the built-in table is the best for all operations: there is nothing to set")
     return 0
 
 
-def _phrase(end: float, name: str) -> str:
-    return name if end == plan.ANY_SIZE else f"{name} up to {sizes.text(end)}"
+_TABLE = "the built-in table"
 
 
-def _keep(file: Path, shape: str, table: tuned.Table) -> None:
-    """Add a table to what the file has for other shapes."""
-    try:
-        tables = tuned.read(file)
-    except ValueError:
-        tables = {}
-    try:
-        tuned.write(file, {**tables, shape: table})
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}; MPIDDP_CACHE=DIR names another folder") from error
-
-
-def candidates(operation: str, one_node: bool) -> list[str]:
-    """Return the algorithms that a group on one node, or on several, may use for an operation; native first."""
+def candidates(operation: str, link: Link) -> list[str]:
+    """Return the algorithms that may serve a group for an operation, native first."""
     # The exchange is for reductions that MPI does not define.
-    left_out = ("exchange", "hierarchical" if one_node else "two_shot")
+    left_out = {"exchange", "hierarchical" if link.one_node else "two_shot"}
+    if link.slots is None:
+        left_out.add("one_shot")
     return [name for name in plan.offering(operation) if name not in left_out]
 
 
-def _tune(here: Job, operation: str, arguments: argparse.Namespace) -> tuned.Rows:
-    """Return the rows for an operation."""
-    names = candidates(operation, len(set(here.world.nodes)) == 1)
+def _tune(here: Job, operation: str, arguments: argparse.Namespace) -> tuple[str, float]:
+    """Return what `best` returns for an operation."""
+    link = dist.groups.default_group().link
+    names = candidates(operation, link)
     kind = np.dtype(np.float32)
     shared = symmetric(max(arguments.sizes) + here.size * kind.itemsize)
-    here.say(f"# {operation}: us on ordinary/symmetric arrays")
+    here.say(f"# {operation}: us on ordinary/symmetric arrays; * marks the choice of the built-in table")
     here.say("#".ljust(8) + "".join(name.rjust(20) for name in names))
     measured: dict[int, Seconds] = {}
+    table: dict[int, str] = {}
     for size in arguments.sizes:
         pair = [
             Buffers(operation, here.rank, here.size, size, kind, "sum", allocate) for allocate in (ordinary, shared)
         ]
+        table[size] = plan.name_of(operation, link, pair[0].total_bytes)
         measured[size] = _measure(here, pair, names, arguments.rounds)
-        cells = [f"{plain * 1e6:.1f}/{there * 1e6:.1f}" for plain, there in measured[size].values()]
+        cells = [
+            f"{'*' * (name == table[size])}{plain * 1e6:.1f}/{there * 1e6:.1f}"
+            for name, (plain, there) in measured[size].items()
+        ]
         here.say(sizes.text(size).rjust(8) + "".join(cell.rjust(20) for cell in cells))
-    return best_rows(measured)
+    return best(measured, table)
 
 
 def _measure(here: Job, pair: list[Buffers], names: list[str], rounds: int) -> Seconds:
@@ -109,27 +104,37 @@ def _measure(here: Job, pair: list[Buffers], names: list[str], rounds: int) -> S
     return {name: (statistics.median(took[name, 0]), statistics.median(took[name, 1])) for name in names}
 
 
-def best_rows(measured: Mapping[int, Seconds]) -> tuned.Rows:
-    """Return the rows of a table that has the best algorithm for every size.
+def best(measured: Mapping[int, Seconds], table: Mapping[int, str]) -> tuple[str, float]:
+    """Return the algorithm for all sizes that is faster than the table by more than chance, and how many times.
 
     Parameters
     ----------
-    measured : dict
-        By size in bytes, what each algorithm took; all sizes have the same algorithms, "native" among them.
+    measured : mapping
+        By size in bytes, what each algorithm took; all sizes have the same algorithms.
+    table : mapping
+        By size, the algorithm that the built-in table chooses.
+
+    Returns
+    -------
+    tuple of str and float
+        ``("the built-in table", 1.0)`` where no algorithm is faster.
 
     Examples
     --------
-    >>> best_rows({1024: {"native": (1, 1), "ring": (9, 9)}, 4096: {"native": (9, 9), "ring": (3, 3)}})
-    ((2048, 'native'), (inf, 'ring'))
+    >>> times = {1024: {"native": (2, 2), "ring": (4, 4)}, 4096: {"native": (16, 16), "ring": (2, 2)}}
+    >>> name, gain = best(times, {1024: "native", 4096: "native"})
+    >>> name, round(gain, 3)
+    ('ring', 2.0)
+    >>> best(times, {1024: "native", 4096: "ring"})
+    ('the built-in table', 1.0)
     """
-    rows: list[tuple[float, str]] = []
-    current, before = "native", 0
-    for size, seconds in sorted(measured.items()):
-        means = {name: math.sqrt(plain * there) for name, (plain, there) in seconds.items()}
-        best = min(means, key=lambda name: means[name])
-        if means[current] > _LEAD * means[best]:
-            if before:
-                rows.append((round(math.sqrt(before * size)), current))
-            current = best
-        before = size
-    return (*rows, (plan.ANY_SIZE, current))
+    gains = {
+        name: math.sqrt(
+            statistics.geometric_mean(
+                math.prod(seconds[table[size]]) / math.prod(seconds[name]) for size, seconds in measured.items()
+            )
+        )
+        for name in next(iter(measured.values()))
+    }
+    name = max(gains, key=lambda each: gains[each])
+    return (name, gains[name]) if gains[name] > _LEAD else (_TABLE, 1.0)

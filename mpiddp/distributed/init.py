@@ -108,7 +108,6 @@ def begin(world: World, comm: MPI.Intracomm | None, timeout_s: float, backend: s
         own = among(world.comm, world.running)
     else:
         own = (comm or world.comm).Dup()
-    plan.learn(own)
     link = Link(world, own, timeout_s)
     table.learn(own, link.nodes)
     backends.connect(link, backend)

@@ -1,4 +1,4 @@
-"""What the last bits of results depend on besides a `Trainer`'s state: noted in checkpoints, installed, compared."""
+"""The surroundings that decide the last bits of results besides a `Trainer`'s state: noted in checkpoints, compared."""
 
 from __future__ import annotations
 
@@ -9,62 +9,42 @@ from typing import Any
 import numpy as np
 
 from mpiddp import settings
-from mpiddp.algorithms import plan
 from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.lazy import MPI
 
-_ANY_SIZE = None
-"""In JSON, which does not know infinity."""
-
 
 def what_decides_bits() -> dict[str, Any]:
-    """Return what the last bits depend on, as JSON knows it.
+    """Return the surroundings of the last bits, as JSON knows them.
 
-    ``algorithms`` is the table of the group of all ranks: for each operation, which algorithm up to how many bytes.
+    The built-in table of algorithms is not among them: it depends on the nodes of the ranks only.
     """
     link = default_group().link
-    rows = {
-        operation: [[_ANY_SIZE if limit == plan.ANY_SIZE else limit, name] for limit, name in each]
-        for operation, each in plan.table_of(link).items()
-    }
+    asked = ",".join(f"{operation}:{name}" for operation, name in sorted(settings.algorithms().items()))
     return {
         "ranks": link.size,
         "nodes": list(link.nodes),
         "BLAS threads": settings.blas_threads(),
         "MPIDDP_DETERMINISTIC": settings.deterministic(),
+        "MPIDDP_ALGORITHM": asked or None,
         "NumPy": np.__version__,
         "MPI library": MPI.Get_library_version().split("\n")[0].strip("\0 "),
         "machine": platform.machine(),
-        "algorithms": rows,
     }
 
 
-def install(then: Mapping[str, Any]) -> None:
-    """Choose algorithms as a checkpoint's run did, where the ranks and their nodes are as many; every rank calls it.
-
-    What ``MPIDDP_ALGORITHM`` asks for goes before.
+def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what is different now: a name, its value then, and its value now.
 
     Parameters
     ----------
     then : mapping
-        What `what_decides_bits` returned in that run.
+        The result of `what_decides_bits` in another run. Checkpoints of earlier versions hold a table of algorithms,
+        which cannot be followed any more.
     """
-    link = default_group().link
-    if "algorithms" in then and (then["ranks"], then["nodes"]) == (link.size, list(link.nodes)):
-        rows = {
-            operation: tuple((plan.ANY_SIZE if limit is _ANY_SIZE else limit, name) for limit, name in each)
-            for operation, each in then["algorithms"].items()
-        }
-        plan.install(rows, link)
-
-
-def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what is different now: a name, what it was, and what it is. Algorithms belong to their number of ranks."""
-    then, now = (dict(each) for each in (then, what_decides_bits()))
-    before, after = then.pop("algorithms", {}), now.pop("algorithms")
-    if then["ranks"] != now["ranks"]:
-        before = then["nodes"] = now["nodes"] = {}
-    yield from ((name, then[name], now[name]) for name in now if name in then and then[name] != now[name])
-    for operation, rows in before.items():
-        if rows != after.get(operation):
-            yield f"the algorithm of {operation}", rows, after.get(operation)
+    now = what_decides_bits()
+    same_ranks = then["ranks"] == now["ranks"]
+    for name, value in now.items():
+        if name in then and then[name] != value and (same_ranks or name != "nodes"):
+            yield name, then[name], value
+    if "algorithms" in then and same_ranks:
+        yield "the table of algorithms", "the checkpoint's own", "the built-in one"

@@ -202,7 +202,6 @@ class Keeper:
         if state is None:
             return
         _check(state["config"], self._config)
-        bits.install(state["bits"])
         ranks = state["bits"]["ranks"]
         # Only rank 0 needs to see its files.
         arrays = dict(arrays_of(0, found.arrays if found else {}))

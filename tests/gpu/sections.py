@@ -71,7 +71,6 @@ def environment(fake: bool, extra: dict[str, str]) -> dict[str, str]:
         ("PRTE_MCA_hwloc_default_binding_policy", "none"),
         ("OMP_NUM_THREADS", "2"),
         ("MPIDDP_TIMEOUT", "15"),  # less than any section has: who waits for whom is worth a row
-        ("MPIDDP_TUNED", "0"),
     ):
         made.setdefault(name, value)
     return made

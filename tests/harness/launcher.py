@@ -43,8 +43,6 @@ _TUNING = {
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl": "self,sm,tcp",
     "OMPI_MCA_mpi_yield_when_idle": "1",
-    # What somebody has measured on this machine would change which algorithms are tested.
-    "MPIDDP_TUNED": "0",
     # Four ranks with a BLAS pool each would fight for the cores.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",

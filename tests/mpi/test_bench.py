@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
-import warnings
 
 import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import plan, tuned
+from mpiddp.algorithms import plan
 from mpiddp.bench import overlap, predict, results, sweep, train, tune
 from mpiddp.bench.buffers import Buffers
 from mpiddp.bench.cli import OPERATIONS
@@ -185,66 +183,47 @@ def test_overlap_reduces_every_bucket_and_tells_what_it_saw(here, tmp_path, caps
 
 
 @pytest.fixture
-def cache(here, tmp_path, monkeypatch):
-    """Return the folder in which tables are kept, and begin and end without any."""
-    folder = here.comm.bcast(tmp_path)
-    monkeypatch.setenv("MPIDDP_CACHE", str(folder) if here.rank == 0 else "/nowhere")
-    monkeypatch.setenv("MPIDDP_TUNED", "1")
-    yield folder
-    monkeypatch.setenv("MPIDDP_TUNED", "0")
-    plan.learn(here.comm)
+def lines(here, capsys):
+    """Return the lines that ``bench tune`` prints."""
 
+    def run() -> list[str]:
+        assert tune.run(options("tune", "-b", "1K", "-e", "2K", "--rounds", "1")) == 0
+        return here.comm.bcast(capsys.readouterr().out.splitlines())
 
-def learn_from(here: Job, cache, text: str) -> None:
-    (file,) = cache.glob("tuned-*.json") if here.rank == 0 else [None]
-    if file:
-        file.write_text(text)
-    plan.learn(here.comm)
+    return run
 
 
 @pytest.mark.mpi(min_size=2)
-def test_tuned_table_is_used_by_all_ranks_and_only_for_its_shape(here, cache, capsys):
+def test_tune_prints_a_line_that_can_be_set(here, lines, monkeypatch):
+    def ring_is_best(here, pair, names, rounds):
+        return {name: (1.0, 1.0) if name == "ring" else (2.0, 2.0) for name in names}
+
+    monkeypatch.setattr(tune, "_measure", ring_is_best)
+    line = lines()[-1].rpartition("MPIDDP_ALGORITHM=")[2]
+    assert line == "all_reduce:ring,reduce_scatter:ring,all_gather:ring"
+    monkeypatch.setenv("MPIDDP_ALGORITHM", line)
+    plan.forget()
+    try:
+        assert plan.name_of("all_reduce", dist.group.WORLD.link, 8) == "ring"
+        with pytest.raises(UsageError, match="unset it"):
+            lines()
+    finally:
+        monkeypatch.undo()
+        plan.forget()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_tune_measures_every_candidate_and_marks_the_tables(here, lines):
     link = dist.group.WORLD.link
-    before = plan.name_of("all_reduce", link, 100)
-    assert tune.run(options("tune", "-b", "1K", "-e", "2K", "--rounds", "1")) == 0
-    shape = str(here.size)
-    table = {"all_reduce": [[50, "tree"], [None, "ring"]]}
-    learn_from(here, cache, json.dumps({"format": tuned.FORMAT, "shapes": {shape: table}}))
-    assert [plan.name_of("all_reduce", link, size) for size in (50, 51, 1 << 30)] == ["tree", "ring", "ring"]
-    assert plan.name_of("broadcast", link, 8) == plan.ONE_NODE["broadcast"][0][1]
-    buffers = Buffers("all_reduce", here.rank, here.size, 1000, np.dtype("float32"))
-    assert wrong_after(here, Mpiddp(), buffers) == 0
-    learn_from(here, cache, json.dumps({"format": tuned.FORMAT, "shapes": {f"{shape}+1": table}}))
-    assert plan.name_of("all_reduce", link, 100) == before
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("rows", [[[None, "magic"]], [[None, "hierarchical"]], [], [[10, "ring"]]], ids=str)
-def test_rows_that_cannot_be_used_are_not(here, cache, rows, capsys):
-    link = dist.group.WORLD.link
-    before = plan.name_of("all_reduce", link, 100)
-    if here.rank == 0:
-        tuned.write(tuned.path(tune.launch.library_name(), tune.socket.gethostname()), {})
-    document = {"format": tuned.FORMAT, "shapes": {str(here.size): {"all_reduce": rows}}}
-    learn_from(here, cache, json.dumps(document))
-    assert plan.name_of("all_reduce", link, 100) == before
-
-
-def test_a_damaged_table_is_a_warning_on_one_rank(here, cache):
-    if here.rank == 0:
-        tuned.write(tuned.path(tune.launch.library_name(), tune.socket.gethostname()), {})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        learn_from(here, cache, "garbage")
-    assert ["run bench tune again" in str(each.message) for each in caught] == [True] * (here.rank == 0)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_a_table_that_cannot_be_written_is_a_usage_error(here, monkeypatch, capsys):
-    monkeypatch.setenv("MPIDDP_CACHE", "/proc/nowhere")
-    monkeypatch.setattr(tune, "_tune", lambda *_: ((float("inf"), "native"),))
-    with pytest.raises(UsageError, match="MPIDDP_CACHE=DIR"):
-        tune.run(options("tune", "-b", "1K", "-e", "2K", "--rounds", "1"))
+    printed = lines()
+    for operation in plan.ONE_NODE:
+        start = next(index for index, line in enumerate(printed) if line.startswith(f"# {operation}: "))
+        names = printed[start + 1].split()[1:]
+        assert names == tune.candidates(operation, link)
+        for row in printed[start + 2 : start + 4]:
+            marked = [name for name, cell in zip(names, row.split()[1:], strict=True) if cell.startswith("*")]
+            assert marked == [plan.name_of(operation, link, 1 << 10)]
+    assert "MPIDDP_ALGORITHM=" in printed[-1] or "nothing to set" in printed[-1]
 
 
 @pytest.mark.mpi(min_size=2)

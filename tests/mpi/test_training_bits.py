@@ -1,4 +1,4 @@
-"""What decides the last bits goes with a checkpoint: installed again where it can be, and said where it cannot."""
+"""The surroundings of the last bits go with a checkpoint, and a difference is said when it is resumed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,11 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.distributed.groups import default_group
 from mpiddp.training import Config, bits
 from mpiddp.training.keeper import Keeper
 from mpiddp.training.together import together
 
 from .test_training_resume import BATCH, make
-
-RING = ((plan.ANY_SIZE, "ring"),)
-
-
-@pytest.fixture
-def link(world):
-    """The link of all ranks, whose table is put back."""
-    link = default_group().link
-    before = plan.table_of(link)
-    yield link
-    plan.install(before, link)
 
 
 def saved(tmp_path, world):
@@ -43,37 +31,56 @@ def resumed(config, world, caplog):
     return [text for text in map(str, caplog.messages) if "the last bits of results may differ" in text]
 
 
-def test_table_of_algorithms_is_installed_again(world, tmp_path, link, caplog):
-    before = plan.table_of(link)
-    plan.install({**before, "all_reduce": RING}, link)
-    assert world.size == 1 or plan.table_of(link) != before
-    config = saved(tmp_path, world)
-    plan.install(before, link)  # another process, which has measured something else
-    assert resumed(config, world, caplog) == []
-    assert world.size == 1 or plan.name_of("all_reduce", link, 1) == "ring"
-    assert world.size == 1 or plan.name_of("broadcast", link, 1) == "one_shot"
+@pytest.fixture
+def choose(monkeypatch):
+    """Set ``MPIDDP_ALGORITHM``, as a job that is started anew may."""
 
-
-def test_what_the_user_asks_for_goes_before_and_is_said(world, tmp_path, link, caplog, monkeypatch):
-    config = saved(tmp_path, world)
-    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:tree")
-    plan.forget()
-    try:
-        said = resumed(config, world, caplog)
-    finally:
-        monkeypatch.undo()
+    def choose(text):
+        monkeypatch.setenv("MPIDDP_ALGORITHM", text)
         plan.forget()
-    assert len(said) == (world.rank == 0 and world.size > 1)
-    assert all(text.startswith("the algorithm of all_reduce was [[") and "[[None, 'tree']]" in text for text in said)
+
+    yield choose
+    monkeypatch.undo()
+    plan.forget()
 
 
-def test_of_another_number_of_ranks_nothing_is_installed(world, link):
+def test_the_same_algorithms_are_nothing_to_say(world, tmp_path, caplog, choose):
+    choose("reduce:tree, all_reduce:ring")
+    config = saved(tmp_path, world)
+    choose("all_reduce:ring,reduce:tree")
+    assert resumed(config, world, caplog) == []
+
+
+def test_other_algorithms_are_said_by_the_first_rank(world, tmp_path, caplog, choose):
+    config = saved(tmp_path, world)
+    choose("all_reduce:tree")
+    said = resumed(config, world, caplog)
+    assert len(said) == (world.rank == 0)
+    assert all(text.startswith("MPIDDP_ALGORITHM was None and is all_reduce:tree") for text in said)
+
+
+def test_a_deterministic_run_says_so(world, tmp_path, caplog, monkeypatch):
+    config = saved(tmp_path, world)
+    monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
+    said = resumed(config, world, caplog)
+    assert len(said) == (world.rank == 0)
+    assert all(text.startswith("MPIDDP_DETERMINISTIC was False and is True") for text in said)
+
+
+def test_a_checkpoint_with_a_table_resumes_and_is_said(world, tmp_path, caplog, monkeypatch):
     now = bits.what_decides_bits()
-    then = json.loads(json.dumps(now)) | {"ranks": world.size + 1, "nodes": [0] * (world.size + 1)}
-    then["algorithms"]["all_reduce"] = [[None, "ring"]]
-    before = plan.table_of(link)
-    bits.install(then)
-    assert plan.table_of(link) == before
+    del now["MPIDDP_ALGORITHM"]
+    with monkeypatch.context() as earlier:
+        earlier.setattr(bits, "what_decides_bits", lambda: now | {"algorithms": {"all_reduce": [[None, "ring"]]}})
+        config = saved(tmp_path, world)
+    said = resumed(config, world, caplog)
+    assert len(said) == (world.rank == 0)
+    assert all(text.startswith("the table of algorithms was the checkpoint's own") for text in said)
+
+
+def test_another_number_of_ranks_is_the_only_difference(world):
+    then = json.loads(json.dumps(bits.what_decides_bits())) | {"algorithms": {"all_reduce": [[None, "ring"]]}}
+    then |= {"ranks": world.size + 1, "nodes": [0] * (world.size + 1)}
     assert list(bits.differences(then)) == [("ranks", world.size + 1, world.size)]
 
 

@@ -173,7 +173,9 @@ def test_a_checkpoint_says_all_that_decides_how_training_goes_on(world, tmp_path
     assert [each["epoch"] for each in state["history"]] == [1] and state["running"][0] == 2 * BATCH
     assert state["param_groups"][0]["lr"] == 0.05 and sorted(state["bucket_order"]) == list(range(8))
     assert state["config"]["batch_size"] == BATCH and state["versions"] == {"mpiddp": "1.2.3"}
-    assert {"ranks", "nodes", "BLAS threads", "NumPy", "MPI library", "machine", "algorithms"} <= set(state["bits"])
+    assert {"ranks", "nodes", "BLAS threads", "NumPy", "MPI library", "machine", "MPIDDP_ALGORITHM"} <= set(
+        state["bits"]
+    )
 
 
 def test_new_run_does_not_mix_with_an_old_one(world, tmp_path):

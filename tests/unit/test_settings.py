@@ -163,7 +163,6 @@ def test_values(environ):
         ("MPIDDP_DEBUG", settings.debug_level),
         ("MPIDDP_CUDA_AWARE", settings.takes_device_pointers),
         ("MPIDDP_DETERMINISTIC", settings.deterministic),
-        ("MPIDDP_TUNED", settings.use_tuned),
     ],
 )
 def test_nonsense_is_named(environ, name, read):
@@ -181,10 +180,9 @@ def test_a_timeout_that_is_none(environ, text):
 
 @pytest.mark.parametrize(("text", "expected"), [(None, False), ("", False), ("0", False), ("1", True)])
 def test_switches(environ, text, expected):
-    for name in ("MPIDDP_DETERMINISTIC", "MPIDDP_TUNED"):
-        environ.delenv(name, raising=False) if text is None else environ.setenv(name, text)
+    name = "MPIDDP_DETERMINISTIC"
+    environ.delenv(name, raising=False) if text is None else environ.setenv(name, text)
     assert settings.deterministic() is expected
-    assert settings.use_tuned() is (expected or not text)
 
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}
