@@ -123,7 +123,8 @@ def best(measured: Mapping[int, Seconds], table: Mapping[int, str]) -> tuple[str
     Examples
     --------
     >>> times = {1024: {"native": (2, 2), "ring": (4, 4)}, 4096: {"native": (16, 16), "ring": (2, 2)}}
-    >>> best(times, {1024: "native", 4096: "native"})
+    >>> name, gain = best(times, {1024: "native", 4096: "native"})
+    >>> name, round(gain, 3)
     ('ring', 2.0)
     >>> best(times, {1024: "native", 4096: "ring"})
     ('the built-in table', 1.0)
