@@ -411,7 +411,7 @@ def interrupted(self, loader):
             os.kill(os.getpid(), signal.SIGKILL)
         while dist.get_rank() == 0:
             MPI.COMM_SELF.Iprobe()
-            default_group().link.world.deaths.look()
+            default_group().monitor.check()
             time.sleep(0.01)
     return tally
 
@@ -456,7 +456,7 @@ def interrupted(self, *args):
             os.kill(os.getpid(), signal.SIGKILL)
         while dist.get_rank() == 2:
             MPI.COMM_SELF.Iprobe()
-            default_group().link.world.deaths.look()
+            default_group().monitor.check()
             time.sleep(0.01)
     return update(self, *args)
 

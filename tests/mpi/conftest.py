@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.mpi import work
+from mpiddp.mpi import requests
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ def _process_group(request: pytest.FixtureRequest) -> Iterator[None]:
     if not dist.is_initialized():
         dist.init_process_group()
     yield
-    left = work.unfinished
+    left = requests.pending
     end = time.monotonic() + 0.5
-    while not work.finished() and time.monotonic() < end:
+    while not requests.finished() and time.monotonic() < end:
         time.sleep(0.001)
-    if work.unfinished:
-        ranks.unusable = f"it left {work.unfinished} operations that do not finish"
+    if requests.pending:
+        ranks.unusable = f"it left {requests.pending} operations that do not finish"
     assert left == 0, f"the test left {left} operations unfinished: wait for each Work"
     assert dist.is_initialized(), "the test destroyed the process group and did not initialise it again"
 

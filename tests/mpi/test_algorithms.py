@@ -20,7 +20,7 @@ from mpiddp.algorithms import exchange, hierarchical, plan, two_shot
 from mpiddp.algorithms import local_reduce as folding
 from mpiddp.algorithms import peer_access as reach
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import message, work
+from mpiddp.mpi import message, requests, work
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op, premultiply
@@ -68,7 +68,7 @@ class Case:
         if submitted:
             self.link.queue.submit(steps, Operation("test", self.link), []).wait()
         else:
-            work.drive(steps)
+            requests.drive(steps)
 
     def rows(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
         """Return every rank's numbers."""
@@ -89,7 +89,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     if request.param != "one node" and (len(set(nodes)) == 1 or (request.param == "cyclic" and group.size() < 3)):
         pytest.skip("needs more ranks")
     link = Link(dataclasses.replace(group.link.world, nodes=nodes), group.comm.Dup(), 60.0)
-    memory, fault = work.drive(segment.empty(link, POOL_BYTES))
+    memory, fault = requests.drive(segment.empty(link, POOL_BYTES))
     assert not fault
     pool = np.empty(POOL_BYTES, np.uint8) if memory is None else memory
     yield Case(link, pool, np.random.default_rng(zlib.crc32(request.param.encode())))
@@ -374,7 +374,7 @@ def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.
 
 def test_memory_that_is_gone_is_an_error(case: Case) -> None:
     link = case.link
-    if not work.drive(link.attachment.prepare(link.node, link)):
+    if not requests.drive(link.attachment.prepare(link.node, link)):
         pytest.skip(f"the kernel does not copy between processes here: {link.attachment.fault}")
     with pytest.raises(dist.DistError, match="cannot be reached"):
         link.attachment.read(link.node.rank, 0, np.empty(8, np.uint8))
@@ -385,8 +385,8 @@ def test_where_the_kernel_does_not_copy_all_ranks_know(case: Case, monkeypatch: 
     if link.rank == link.size - 1:
         monkeypatch.setattr(attach, "_try", lambda told: errno.EPERM)
     attachment = Attachment()
-    assert not work.drive(attachment.prepare(link.node, link)) and "not permitted" in attachment.fault
-    assert not work.drive(attachment.prepare(link.node, link)), "and it is not tried again"
+    assert not requests.drive(attachment.prepare(link.node, link)) and "not permitted" in attachment.fault
+    assert not requests.drive(attachment.prepare(link.node, link)), "and it is not tried again"
 
 
 def test_a_rank_that_is_late_in_the_queue_puts_its_array_when_it_comes(case: Case) -> None:

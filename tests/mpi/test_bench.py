@@ -121,13 +121,13 @@ def test_file_that_cannot_be_written_is_an_error_on_all_ranks(here, capsys):
 @pytest.mark.parametrize("name", ["ring", "exchange", "tree"])
 def test_algorithm_is_the_one_that_was_asked_for(here, name):
     link = dist.group.WORLD.link
-    before = plan.name_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")
+    before = plan.algorithm_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")
     buffers = Buffers("all_reduce", here.rank, here.size, 1000, np.dtype("float32"))
     with choosing("all_reduce", name):
         if here.size > 1:
             assert Mpiddp().algorithm(buffers) == name
         assert wrong_after(here, Mpiddp(), buffers) == 0
-    assert (plan.name_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")) == before
+    assert (plan.algorithm_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")) == before
 
 
 def test_unknown_algorithm_is_a_usage_error_and_leaves_no_trace(here, capsys):
@@ -204,7 +204,7 @@ def test_tune_prints_a_line_that_can_be_set(here, lines, monkeypatch):
     monkeypatch.setenv("MPIDDP_ALGORITHM", line)
     plan.forget()
     try:
-        assert plan.name_of("all_reduce", dist.group.WORLD.link, 8) == "ring"
+        assert plan.algorithm_of("all_reduce", dist.group.WORLD.link, 8) == "ring"
         with pytest.raises(UsageError, match="unset it"):
             lines()
     finally:
@@ -222,7 +222,7 @@ def test_tune_measures_every_candidate_and_marks_the_tables(here, lines):
         assert names == tune.candidates(operation, link)
         for row in printed[start + 2 : start + 4]:
             marked = [name for name, cell in zip(names, row.split()[1:], strict=True) if cell.startswith("*")]
-            assert marked == [plan.name_of(operation, link, 1 << 10)]
+            assert marked == [plan.algorithm_of(operation, link, 1 << 10)]
     assert "MPIDDP_ALGORITHM=" in printed[-1] or "nothing to set" in printed[-1]
 
 

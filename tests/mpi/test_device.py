@@ -17,7 +17,7 @@ from mpiddp.algorithms.gpu import cuda_ipc, staged_ring, table
 from mpiddp.device import pinned, stream
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import ArrayError, MismatchError
-from mpiddp.mpi import cuda_aware, work
+from mpiddp.mpi import cuda_aware, requests
 from mpiddp.mpi.cuda_aware import DevicePointers, Support
 from mpiddp.shm import segment
 
@@ -48,7 +48,7 @@ def test_algorithm(world: Any, cupy: Any, kind: str, name: str) -> None:
             continue
         xs = draw(world.rng, world.size, (size,), dtype)
         x = cupy.asarray(xs[world.rank])
-        work.drive(steps(link, x, own_op(op, world.rank)))
+        requests.drive(steps(link, x, own_op(op, world.rank)))
         assert close(x.get(), expected(op, xs)), (op, size)
 
 
@@ -94,7 +94,7 @@ def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
     rows = world.rng.standard_normal((world.size, 5000)).astype(np.float32)
     for name in LONG if world.size > 1 else ():
         x = cupy.asarray(rows[world.rank])
-        work.drive(table.ALGORITHMS[name].all_reduce(default_group().link, x, dist.ReduceOp.SUM))
+        requests.drive(table.ALGORITHMS[name].all_reduce(default_group().link, x, dist.ReduceOp.SUM))
         everybody: list[Any] = [None] * world.size
         dist.all_gather_object(everybody, x.get().tobytes())
         assert len(set(everybody)) == 1
@@ -325,7 +325,7 @@ def test_pinned_memory_is_used_again(world: Any, cupy: Any) -> None:
         for _ in range(3):
             dist.all_reduce(x)
             dist.broadcast(x, 0)
-            work.drive(staged_ring.all_reduce(default_group().link, x, dist.ReduceOp.MAX))
+            requests.drive(staged_ring.all_reduce(default_group().link, x, dist.ReduceOp.MAX))
 
     step()
     before = len(cupy._memory.PINNED)
@@ -363,7 +363,7 @@ def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: py
             if name == "staged"
             else table.ALGORITHMS[name].all_reduce
         )
-        work.drive(steps(default_group().link, x, dist.ReduceOp.SUM))
+        requests.drive(steps(default_group().link, x, dist.ReduceOp.SUM))
         right &= bool((x.get() == 10 * world.size * (world.size + 1)).all())
     everybody: list[Any] = [None] * world.size
     dist.all_gather_object(everybody, right)

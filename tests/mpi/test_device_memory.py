@@ -22,7 +22,7 @@ from mpiddp.algorithms.gpu.scratch import DeviceScratch
 from mpiddp.device import ipc, pinned
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import MismatchError
-from mpiddp.mpi import work
+from mpiddp.mpi import requests
 from mpiddp.mpi.cuda_aware import DevicePointers
 from mpiddp.mpi.link import Link
 from mpiddp.shm import segment
@@ -192,11 +192,11 @@ def test_several_nodes(world: Any, cupy: Any, nodes: tuple[int, ...], kind: str)
             if not means_something(op, dtype):
                 continue
             xs = draw(world.rng, world.size, (size,), dtype)
-            memory, fault = work.drive(cuda_ipc.empty(link, size * dtype.itemsize))
+            memory, fault = requests.drive(cuda_ipc.empty(link, size * dtype.itemsize))
             assert not fault and (memory is None) == (len(set(link.nodes)) == world.size)
             for x in [cupy.empty(size, dtype), *([] if memory is None else [memory.view(dtype)])]:
                 x[...] = cupy.asarray(xs[world.rank])
-                work.drive(
+                requests.drive(
                     select.choose("all_reduce", link, x, own_op(op, world.rank))(link, x, own_op(op, world.rank))
                 )
                 assert close(x.get(), expected(op, xs)), (op, size)
@@ -227,7 +227,7 @@ def test_which_way_over_several_nodes(
             x = cupy.full(3200, world.rank + 1, np.float16)
             steps = hierarchical.all_reduce if shared else staged_ring.all_reduce
             rings.clear()
-            work.drive(steps(link, x, dist.ReduceOp.AVG))
+            requests.drive(steps(link, x, dist.ReduceOp.AVG))
             assert (x.get() == np.float16((world.size + 1) / 2)).all()
             if not shared or (refused and max(map(link.nodes.count, link.nodes)) > 1):
                 assert rings == [(3200, "float16")]
@@ -240,7 +240,7 @@ def test_half_types_over_nodes_are_rounded_once(world: Any, cupy: Any) -> None:
         if world.size < 3:
             pytest.skip("needs a node of several ranks")
         x = cupy.full(3000, 1.0 if world.rank == 0 else 2.0**-12, np.float16)
-        work.drive(hierarchical.all_reduce(link, x, dist.ReduceOp.SUM))
+        requests.drive(hierarchical.all_reduce(link, x, dist.ReduceOp.SUM))
         assert (x.get() == np.float16(1 + (world.size - 1) * 2.0**-12)).all()  # in float16, 1 + 2**-12 is 1
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.mpi import work
+from mpiddp.mpi import requests
 
 from .inputs import Op
 
@@ -315,11 +315,11 @@ def test_an_operation_that_finds_it_out_at_its_end_ends_once(world):
     works = [dist.barrier(group, async_op=True) for _ in range(3)]
     group.link.board.compare = refuse  # as if another rank had written something else by now
     group.link.board.open.update({works[0]._what.number: b"", works[1]._what.number: b""})
-    before = work.unfinished
+    before = requests.pending
     for each in works:
         with contextlib.suppress(dist.MismatchError):
             each.wait()
-    assert work.unfinished == before - 3
+    assert requests.pending == before - 3
     assert not len(group.link.queue)
     dist.barrier()
     dist.destroy_process_group(group)

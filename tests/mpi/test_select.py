@@ -42,7 +42,7 @@ def test_on_a_node_most_arrays_go_through_its_memory(world: Any) -> None:
     one, two = (one_shot, two_shot) if world.size > 1 else (native, native)
     assert plan.choose("all_reduce", link, short, ReduceOp.SUM) is one.all_reduce
     assert plan.choose("all_reduce", link, long, ReduceOp.SUM) is two.all_reduce
-    assert plan.name_of("all_reduce", link, long.nbytes) == ("two_shot" if world.size > 1 else "native")
+    assert plan.algorithm_of("all_reduce", link, long.nbytes) == ("two_shot" if world.size > 1 else "native")
 
 
 def test_many_ranks_and_those_without_slots_send_messages() -> None:
@@ -54,7 +54,7 @@ def test_many_ranks_and_those_without_slots_send_messages() -> None:
     class Bare:
         id, size, one_node, nodes, slots = -1, 2, True, (0, 0), None
 
-    assert plan.name_of("all_reduce", Bare(), 8) == "native"  # type: ignore[arg-type]
+    assert plan.algorithm_of("all_reduce", Bare(), 8) == "native"  # type: ignore[arg-type]
 
 
 def test_two_ranks_have_rows_of_their_own() -> None:
@@ -114,7 +114,7 @@ def test_the_environment_overrides(world: Any, monkeypatch: pytest.MonkeyPatch) 
     x = np.arange(10.0) + world.rank
     if world.size > 1:
         assert plan.choose("all_reduce", default_group().link, x, ReduceOp.SUM) is ring.all_reduce
-        assert plan.name_of("broadcast", default_group().link, 8) == "two_shot"
+        assert plan.algorithm_of("broadcast", default_group().link, 8) == "two_shot"
     dist.all_reduce(x)
     assert (x == np.arange(10.0) * world.size + sum(range(world.size))).all()
 
@@ -134,7 +134,7 @@ def test_shared_memory_is_refused_across_nodes(monkeypatch: pytest.MonkeyPatch) 
         size, one_node = 4, False
 
     with pytest.raises(ValueError, match="several"):
-        plan.name_of("all_reduce", Apart(), 1)  # type: ignore[arg-type]
+        plan.algorithm_of("all_reduce", Apart(), 1)  # type: ignore[arg-type]
 
 
 def test_the_argument_goes_before_table_and_environment(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 import mpiddp as dist
 from mpiddp.algorithms import two_shot
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import work
+from mpiddp.mpi import requests
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.shm import segment as symmetric
 from mpiddp.shm.segment import NOWHERE, find
@@ -295,7 +295,7 @@ def test_ordinary_arrays_where_the_scratch_cannot_be_made(world: Any, monkeypatc
             each.wait()
         assert (x == world.size**2).all()
         steps = two_shot.broadcast(group.link, x, 0)
-        work.drive(steps)
+        requests.drive(steps)
     output = np.empty((world.size, 100_000), np.float32)
     dist.all_gather_single(output, np.full(100_000, world.rank, np.float32), group=group)
     assert (output == np.arange(world.size)[:, None]).all()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.mpi import work
+from mpiddp.mpi import requests, work
 
 
 def finish_barrier(world, group):
@@ -21,7 +21,7 @@ def finish_barrier(world, group):
     else:
         deadline = time.monotonic() + 10
         while len(group.link.queue) and time.monotonic() < deadline:
-            work.poll()
+            requests.poll()
     dist.barrier()
     dist.destroy_process_group(group)
 
@@ -83,7 +83,7 @@ def test_monitored_barrier_names_the_missing_ranks(world, wait_all_ranks):
     late = list(range(2, world.size)) if world.size > 2 else [1]
     if world.rank == 0:
         for rank in set(range(1, world.size)) - set(late):
-            while not group.link.mailbox._comm.Iprobe(rank):  # it may come later than rank 0 gives up
+            while not group.mailbox._comm.Iprobe(rank):  # it may come later than rank 0 gives up
                 time.sleep(0.001)
         names = f"Ranks {', '.join(map(str, late))}" if wait_all_ranks and len(late) > 1 else f"Rank {late[0]}"
         with pytest.raises(RuntimeError, match=rf"\[Rank 0\]: {names} failed to pass monitoredBarrier in 150 ms"):

@@ -13,7 +13,7 @@ import pytest
 import mpiddp as dist
 from mpiddp.algorithms import plan
 from mpiddp.distributed import debug
-from mpiddp.mpi import operation, work
+from mpiddp.mpi import operation, requests
 
 Op = dist.ReduceOp
 
@@ -130,7 +130,7 @@ def test_wait_with_a_timeout(world):
 def test_many_on_their_way(world):
     xs = [np.full(50, float(number)) for number in range(200)]
     works = [dist.all_reduce(x, async_op=True) for x in xs]
-    assert work.unfinished > 0
+    assert requests.pending > 0
     for index in np.random.default_rng(world.rank).permutation(len(works)):
         works[index].wait()
     assert all((x == number * world.size).all() for number, x in enumerate(xs))
@@ -439,7 +439,7 @@ def test_a_blocking_operation_in_a_callback_leaves_the_outer_wait_known(world):
     waited.wait()
     assert seen in (["all_reduce"] * 3, [None] * 3), "it had finished before anybody waited"
     assert seen == ["all_reduce"] * 3 or world.size == 1
-    assert operation.running is None
+    assert not operation.waiting
     dist.destroy_process_group()
     dist.init_process_group()
 
