@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpiddp import settings
+from mpiddp.errors import DistError
 from mpiddp.faults.calls import ANY_COUNT, NO_ROOT, Call, is_self_comparing, make_call, register_name
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.reduction import ReduceOp, check
@@ -110,6 +111,10 @@ class Plans(Resource):
 
     def close(self) -> None:
         """Forget all plans, which hold memory of the group."""
+        self.forget()
+
+    def drop(self, error: DistError) -> None:
+        """Forget all plans, so that the next call finds that the group was aborted."""
         self.forget()
 
 

@@ -110,11 +110,12 @@ class GroupMonitor(Resource):
 
     def disagreement(self) -> MismatchError | None:
         """Return the error about ranks that make different calls, as far as is seen."""
+        link, published, buffers = self._link, self._calls, self._eager
         try:
-            if self._calls is not None:
-                self._calls.check()
-            if self._eager is not None and self._link is not None:
-                calls.compare_eager(self._link, self._eager.calls())
+            if published is not None:
+                published.check()
+            if buffers is not None and link is not None:
+                calls.compare_eager(link, buffers.calls())
         except MismatchError as error:
             return error
         return None
@@ -146,9 +147,8 @@ class GroupMonitor(Resource):
         self._calls = self._eager = None
 
     def drop(self, error: DistError) -> None:
-        """Remember the group, too; a thread may still look at its records."""
-        if self._link is not None:
-            self._job.liveness.retire(self._link)
+        """Remember the group, too, and compare its calls no more."""
+        self.close()
 
 
 def connect(job: Job, comm: MPI.Intracomm, timeout_s: float) -> tuple[Link, GroupMonitor]:

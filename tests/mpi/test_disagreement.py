@@ -161,7 +161,7 @@ def test_dtypes_without_a_code_are_told_apart(world, name, count, kinds):
     group = dist.new_group()
     odd = world.rank == world.size - 1
     x = np.zeros(count, OTHER_DTYPES[kinds][odd])
-    other = "another dtype.* in arrays whose layouts come to 0x"
+    other = "another dtype.* in arrays of layout 0x"
     heard = pytest.raises(dist.MismatchError, match=f"(?s)rank . calls .*{other}.*rank . calls .*{other}")
     # A short broadcast waits for no rank but its root: only the odd one is sure to meet another call there.
     unsure = name.startswith("broadcast") and not odd
