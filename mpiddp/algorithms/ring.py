@@ -31,9 +31,7 @@ from mpiddp.mpi.requests import All, Steps
 from mpiddp.typing import Array
 
 from .local_reduce import accumulated_in, bounds, widened
-
-TAG = 2
-"""First tag of the rings' messages; rings that run at once count up from it. Below are those of `native`."""
+from .tags import Tag
 
 
 class Transport(Protocol):
@@ -76,7 +74,7 @@ class HostTransport:
 
     def shift(self, target: Array) -> Steps:
         """Send the loaded part and receive ``target``, which is loaded then."""
-        yield exchange(self._comm, self.rank, self.size, TAG, movable(self._loaded), movable(target))
+        yield exchange(self._comm, self.rank, self.size, Tag.RING, movable(self._loaded), movable(target))
         self._comm, self._loaded = self._later, target
 
 

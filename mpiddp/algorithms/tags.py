@@ -19,5 +19,5 @@ class Tag(enum.IntEnum):
     TREE = 3
     NODES = 4
     """A piece that crosses from node to node."""
-    LANE = 5
+    DEVICE_RING = 5
     """The first of several rings on device arrays, which run concurrently; the last tag, as theirs follow."""

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from mpiddp.algorithms import ring
+from mpiddp.algorithms.tags import Tag
 from mpiddp.device import stream
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import movable
@@ -91,5 +92,5 @@ def by_rings(x: Array, ranks: int, part_bytes: int, rings: int, steps: Callable[
     count = min(longest, max(-(-x.size // rings), min(longest, x.size), 1))
     pieces = [flat[start : start + count] for start in range(0, x.size, count)]
     yield from run_concurrently(
-        [steps(pieces[index::rings], ring.TAG + index) for index in range(min(rings, len(pieces)))]
+        [steps(pieces[index::rings], Tag.DEVICE_RING + index) for index in range(min(rings, len(pieces)))]
     )
