@@ -11,21 +11,35 @@ from harness import faking
 
 from mpiddp.algorithms.gpu.cuda_ipc import Segments
 from mpiddp.algorithms.gpu.scratch import DeviceScratch
+from mpiddp.algorithms.plan import Plans
 from mpiddp.distributed.groups import default_group
+from mpiddp.faults import monitor
+from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.p2p import Mailbox
+
+
+def connect(nodes: Sequence[int]) -> tuple[Link, GroupMonitor]:
+    """Return a link of the default group's ranks, of which rank r is on node ``nodes[r]``; all ranks call this."""
+    job = monitor.current()
+    assert job is not None, "the tests run with a process group"
+    world = dataclasses.replace(job.world, nodes=tuple(nodes))
+    return monitor.connect(job._replace(world=world), default_group().comm.Dup(), 60.0)
 
 
 @contextlib.contextmanager
 def pretended_nodes(nodes: Sequence[int]) -> Iterator[None]:
     """Let the default group's rank r be on node ``nodes[r]``; all ranks call this."""
     group = default_group()
-    real = group.link
-    group.link = Link(dataclasses.replace(real.world, nodes=tuple(nodes)), group.comm.Dup(), 60.0)
+    link, watch = connect(nodes)
+    pretended = {"link": link, "monitor": watch, "plans": link.resource(Plans), "mailbox": link.resource(Mailbox)}
+    real = {name: getattr(group, name) for name in pretended}
+    vars(group).update(pretended)
     try:
         yield
-        group.link.close()
+        link.close()
     finally:
-        group.link = real
+        vars(group).update(real)
 
 
 @contextlib.contextmanager

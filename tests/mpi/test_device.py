@@ -12,7 +12,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp import device
-from mpiddp.algorithms import plan as select
+from mpiddp.algorithms import plan
 from mpiddp.algorithms.gpu import cuda_ipc, staged_ring, table
 from mpiddp.device import pinned, stream
 from mpiddp.distributed.groups import default_group
@@ -359,7 +359,7 @@ def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: py
         for _ in range(20):
             x += world.rank + 1
         steps = (
-            select.choose("all_reduce", default_group().link, x, dist.ReduceOp.SUM)
+            plan.make(default_group().link, "all_reduce", None, x, x, dist.ReduceOp.SUM).steps
             if name == "staged"
             else table.ALGORITHMS[name].all_reduce
         )
@@ -380,12 +380,12 @@ def test_interleaved(world: Any, cupy: Any) -> None:
     part = dist.new_group(list(range(max(world.size - 1, 1))))
     orders = random.Random(world.rank)
     for trial in range(4):
-        plan = random.Random(trial)
+        draws = random.Random(trial)
         running = []
         for _ in range(14):
-            group = plan.choice([None, part])
+            group = draws.choice([None, part])
             members = world.size if group is None else max(world.size - 1, 1)
-            on_device, count, what = plan.random() < 0.7, plan.choice([3, 900, 5000]), plan.randrange(3)
+            on_device, count, what = draws.random() < 0.7, draws.choice([3, 900, 5000]), draws.randrange(3)
             if group is not None and world.rank >= members:
                 continue
             if what == 2 and on_device:

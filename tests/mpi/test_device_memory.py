@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import itertools
 import random
@@ -16,11 +15,10 @@ import pytest
 
 import mpiddp as dist
 from mpiddp import device
-from mpiddp.algorithms import plan as select
+from mpiddp.algorithms import plan
 from mpiddp.algorithms.gpu import cuda_ipc, hierarchical, staged_ring
 from mpiddp.algorithms.gpu.scratch import DeviceScratch
 from mpiddp.device import ipc, pinned
-from mpiddp.distributed.groups import default_group
 from mpiddp.errors import MismatchError
 from mpiddp.mpi import requests
 from mpiddp.mpi.cuda_aware import DevicePointers
@@ -29,7 +27,7 @@ from mpiddp.shm import segment
 
 from .inputs import OPS, close, draw, dtype_of, means_something
 from .on_device import by_address, cupy, expected, own_op, renew, sizes
-from .pretend import pretended_nodes, release
+from .pretend import connect, pretended_nodes, release
 
 Array = Any
 __all__ = ["by_address", "cupy"]  # fixtures
@@ -172,8 +170,7 @@ def on_nodes(world: Any, nodes: tuple[int, ...]) -> Iterator[Link]:
     nodes = nodes[: world.size]
     if len(set(nodes)) == 1:
         pytest.skip("needs more ranks")
-    group = default_group()
-    link = Link(dataclasses.replace(group.link.world, nodes=nodes), group.comm.Dup(), 60.0)
+    link, _ = connect(nodes)
     yield link
     link.close()
 
@@ -196,9 +193,8 @@ def test_several_nodes(world: Any, cupy: Any, nodes: tuple[int, ...], kind: str)
             assert not fault and (memory is None) == (len(set(link.nodes)) == world.size)
             for x in [cupy.empty(size, dtype), *([] if memory is None else [memory.view(dtype)])]:
                 x[...] = cupy.asarray(xs[world.rank])
-                requests.drive(
-                    select.choose("all_reduce", link, x, own_op(op, world.rank))(link, x, own_op(op, world.rank))
-                )
+                mine = own_op(op, world.rank)
+                requests.drive(plan.make(link, "all_reduce", None, x, x, mine).steps(link, x, mine))
                 assert close(x.get(), expected(op, xs)), (op, size)
             del x, memory
 
@@ -251,9 +247,9 @@ def test_several_on_their_way_over_nodes(world: Any, cupy: Any) -> None:
     orders = random.Random(world.rank)
     with pretended_nodes((0, 0, 1, 1)[: world.size]):
         for trial in range(3):
-            plan, running = random.Random(trial), []
+            same, running = random.Random(trial), []
             for _ in range(12):
-                count, symmetric_one = plan.choice([3, 900, 5000]), plan.random() < 0.4
+                count, symmetric_one = same.choice([3, 900, 5000]), same.random() < 0.4
                 x = dist.symmetric_empty(count, device="cuda") if symmetric_one else cupy.empty(count, np.float32)
                 x.fill(world.rank + 1)
                 running.append((dist.all_reduce(x, async_op=True), x))
