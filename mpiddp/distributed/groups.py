@@ -82,7 +82,7 @@ class ProcessGroup:
             If it does not belong to the group.
         """
         try:
-            return self._group_rank_of[as_rank(global_rank)]
+            return self._group_rank_of[global_rank if type(global_rank) is int else as_rank(global_rank)]
         except (KeyError, TypeError):
             raise ValueError(
                 f"Global rank {global_rank!r} is not part of {self.link}; `src` and `dst` are global ranks, `group_src`"

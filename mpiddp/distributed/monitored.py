@@ -62,7 +62,7 @@ def _operation(group: ProcessGroup, peers: tuple[int, ...]) -> Operation:
     return Operation("monitored_barrier", group.link.members, peers=peers)
 
 
-def _receive(group: ProcessGroup, source: int, message: Array) -> tuple[Receive, Work]:
+def _receive(group: ProcessGroup, source: int, message: Array) -> Receive:
     mailbox = group.mailbox
     return mailbox.irecv(message, source, mailbox.private_tag, _operation(group, (group.link.ranks[source],)))
 
@@ -76,20 +76,20 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
     """Tell rank 0 that this rank has come, and wait for the answer."""
     number, answer = group.monitored_barriers, np.zeros(2, np.int64)
     sent = _send(group, 0, number)
-    receive, posted = _receive(group, 0, answer)
+    receive = _receive(group, 0, answer)
 
     def answered() -> bool:
-        nonlocal receive, posted
-        while _arrived(posted):
+        nonlocal receive
+        while _arrived(receive):
             if answer[0] == number:
                 return True
-            receive, posted = _receive(group, 0, answer)  # it was that of a barrier to which this rank came too late
+            receive = _receive(group, 0, answer)  # it was that of a barrier to which this rank came too late
         return False
 
     # Rank 0 may have begun to wait later than this rank.
     in_time = poll_until(answered, _operation(group, ()), timeout_s)
     if not in_time:
-        group.mailbox.withdraw(receive, posted)
+        group.mailbox.withdraw(receive)
     if not in_time or answer[1] == _FAILED:
         raise DistTimeoutError(
             f"Rank {group.ranks[group.rank()]} successfully reached monitoredBarrier, but received errors while waiting"
@@ -101,15 +101,15 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
 def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None:
     """Wait for every rank's message, and answer."""
     number = group.monitored_barriers
-    awaited: dict[int, tuple[Receive, Work, Array]] = {}
+    awaited: dict[int, tuple[Receive, Array]] = {}
 
     def expect(rank: int) -> None:
         message = np.zeros(1, np.int64)
-        awaited[rank] = (*_receive(group, rank, message), message)
+        awaited[rank] = (_receive(group, rank, message), message)
 
     def all_have_come() -> bool:
-        for rank, (_, posted, message) in list(awaited.items()):
-            if _arrived(posted):
+        for rank, (receive, message) in list(awaited.items()):
+            if _arrived(receive):
                 if message[0] == number:
                     del awaited[rank]
                 else:  # it came to a barrier that had failed, and knows
@@ -123,8 +123,8 @@ def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None
         poll_until(all_have_come, _operation(group, ()), timeout_s)
     missing = sorted(awaited)
     for rank in missing:
-        receive, posted, _ = awaited[rank]
-        group.mailbox.withdraw(receive, posted)
+        receive, _ = awaited[rank]
+        group.mailbox.withdraw(receive)
     answers = [_send(group, rank, number, _FAILED if missing else _PASSED) for rank in others]
     for each in answers:
         each.wait()

@@ -23,6 +23,8 @@ from .groups import GroupLike, ProcessGroup, as_rank, known, member
 
 def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
     largest = group.mailbox.max_tag
+    if type(tag) is int and 0 <= tag <= largest:
+        return tag
     try:
         found = as_rank(tag)  # what is an integer in a rank is one here
     except TypeError:
@@ -71,13 +73,13 @@ def send(
     tag = _checked_tag(found, tag, "send")
     link = found.link
     link.message_count += 1
-    what = new_operation(Operation, ("send", link.members, x, (link.ranks[to],), False, link.message_count))
+    fields = ("send", link.members, x, (link.ranks[to],), False, link.message_count)
     if debug.on:
-        debug.log(what)
+        debug.log(Operation(*fields))
     if requests.pending or found.monitor.survivable:
-        found.mailbox.isend(x, to, tag, what).wait()
+        found.mailbox.isend(x, to, tag, fields).wait()
         return
-    began = requests.begin_wait(what)
+    began = requests.begin_wait(new_operation(Operation, fields))
     try:
         found.mailbox.send(x, to, tag)
     finally:
@@ -125,11 +127,11 @@ def isend(
     tag = _checked_tag(found, tag, "isend")
     link = found.link
     link.message_count += 1
-    what = new_operation(Operation, ("isend", link.members, x, (link.ranks[to],), False, link.message_count))
+    fields = ("isend", link.members, x, (link.ranks[to],), False, link.message_count)
     if not debug.on:
-        return found.mailbox.isend(x, to, tag, what)
-    debug.log(what)
-    submitted = found.mailbox.isend(x, to, tag, what)
+        return found.mailbox.isend(x, to, tag, fields)
+    debug.log(Operation(*fields))
+    submitted = found.mailbox.isend(x, to, tag, fields)
     if debug.detail:
         submitted.run_check(debug.Watched("isend", (x,)).check)
     return submitted
@@ -188,16 +190,16 @@ def recv(
     x = as_array(tensor, "recv")
     tag = _checked_tag(found, tag, "recv")
     link.message_count += 1
-    what = new_operation(Operation, ("recv", link.members, x, peers, False, link.message_count))
+    fields = ("recv", link.members, x, peers, False, link.message_count)
     if debug.on:
-        debug.log(what)
+        debug.log(Operation(*fields))
     if requests.pending or found.monitor.survivable:
-        receive, posted = found.mailbox.irecv(x, source, tag, what)
-        posted.wait()
+        receive = found.mailbox.irecv(x, source, tag, fields)
+        receive.wait()
         return found.ranks[receive.sender]
-    began = requests.begin_wait(what)
+    began = requests.begin_wait(new_operation(Operation, fields))
     try:
-        return found.ranks[found.mailbox.recv(x, source, tag)]
+        return found.ranks[found.mailbox.recv(x, source, tag, fields)]
     finally:
         requests.end_wait(*began)
 
@@ -245,12 +247,10 @@ def irecv(
     x = as_array(tensor, "irecv")
     tag = _checked_tag(found, tag, "irecv")
     link.message_count += 1
-    what = new_operation(Operation, ("irecv", link.members, x, peers, False, link.message_count))
+    fields = ("irecv", link.members, x, peers, False, link.message_count)
     if debug.on:
-        debug.log(what)
-    receive, posted = found.mailbox.irecv(x, source, tag, what)
-    posted.describe(lambda: (found.ranks[receive.sender], receive.size_bytes // max(x.itemsize, 1)))
-    return posted
+        debug.log(Operation(*fields))
+    return found.mailbox.irecv(x, source, tag, fields, found.ranks)
 
 
 class P2POp:

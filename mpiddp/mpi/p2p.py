@@ -7,8 +7,10 @@ and tag with the receives in theirs, checked, and only then received. The dtype 
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,15 +18,17 @@ from mpiddp.device import is_device_array
 from mpiddp.errors import ArrayError, DistError, MismatchError
 from mpiddp.typing import Array
 
-from . import p2p_device
+from . import p2p_device, requests
 from .lazy import MPI
 from .link import Link, Resource, aborted
-from .message import CODES, as_message, code_name, dtype_code, size_of
-from .operation import Operation
-from .p2p_device import Departure, DeviceReceive, Running
-from .requests import Steps, activate, deactivate, drive
+from .message import CODES, as_message, code_name, dtype_code, movable, size_of
+from .operation import Members, Operation
+from .p2p_device import Departure, DeviceReceive
+from .requests import activate, deactivate, drive
 from .work import Work
 
+_EAGER_BYTES = 1 << 10
+"""Up to this length MPI libraries send a message with its envelope: a message that has arrived is there whole."""
 ANY_SOURCE: int = -1
 """A receive from any source."""
 
@@ -39,70 +43,136 @@ class _Arrival(NamedTuple):
     message: MPI.Message
 
 
-class Receive:
+Fields: TypeAlias = tuple[str, Members, Any, Sequence[int] | None, bool, int]
+"""The fields of an `Operation`, which is made when an error or a long wait needs it: it takes as long as a message."""
+
+
+class Message(Work):
+    """A message on its way, which need not wait for those that were submitted before it."""
+
+    def __init__(self, mailbox: Mailbox, fields: Fields, x: Array) -> None:
+        self._mailbox, self._fields, self._outputs = mailbox, fields, (x,)
+        requests.pending += 1
+
+    def _named(self) -> Operation:
+        return Operation(*self._fields)
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Wait until the message has been sent or received; see `Work.wait`."""
+        if not self._finished:
+            self._mailbox.progress_of(self)
+        return Work.wait(self, timeout)
+
+
+class Send(Message):
+    """A message that is being sent."""
+
+    def __init__(self, mailbox: Mailbox, fields: Fields, x: Array, request: MPI.Request) -> None:
+        self._mailbox, self._fields, self._outputs, self._awaited = mailbox, fields, (x,), request
+        requests.pending += 1
+
+
+class Receive(Message):
     """A posted receive: waits for its message, then for its bytes.
 
     Parameters
     ----------
+    mailbox : Mailbox
+        Where the message arrives.
+    fields : tuple
+        Those of its `Operation`, for errors.
     x : array
         The buffer.
     source : int
         Group rank of the sender, or ANY_SOURCE.
     tag : int
-        The tag that the message must have.
+        The tag of the message.
+    global_ranks : sequence of int
+        Global ranks of the group's members.
     """
 
-    __slots__ = ("_device", "_fault", "_request", "_source", "_tag", "sender", "size_bytes", "x")
+    sender = -1
+    """Group rank of the sender, once it is known."""
+    size_bytes = 0
+    """Length of the received message in bytes; a shorter one fills the beginning of the buffer."""
+    _fault = ""
+    _device: DeviceReceive | None = None
 
-    def __init__(self, x: Array, source: int, tag: int) -> None:
-        self.x, self._source, self._tag = x, source, tag
-        self._device = DeviceReceive(x) if _on_device(x) else None
-        self._request: MPI.Request | Running | None = None
-        self._fault: str | None = None
-        self.sender = -1
-        """Group rank of the sender, once it is known."""
-        self.size_bytes = 0
-        """Length of the received message in bytes; a shorter one fills the beginning of the buffer."""
+    def __init__(
+        self, mailbox: Mailbox, fields: Fields, x: Array, source: int, tag: int, global_ranks: Sequence[int]
+    ) -> None:
+        self._mailbox, self._fields, self._outputs = mailbox, fields, (x,)
+        self._x, self._source, self._tag, self._global_ranks = x, source, tag, global_ranks
+        requests.pending += 1
+        if type(x) is not np.ndarray and is_device_array(x):
+            self._device = DeviceReceive(x)
+
+    def source_rank(self) -> int:
+        """Return the global rank of the sender; RuntimeError before the end."""
+        return self._global_ranks[self.sender] if self._finished else super().source_rank()
+
+    def count(self) -> int:
+        """Return the number of elements of the message; RuntimeError before the end."""
+        return self.size_bytes // max(self._x.itemsize, 1) if self._finished else super().count()
 
     def matches(self, arrival: _Arrival) -> bool:
-        """Tell whether this receive is for ``arrival``."""
+        """Return whether this receive is for ``arrival``."""
         return arrival.tag == self._tag and self._source in (ANY_SOURCE, arrival.source)
+
+    def take(self, source: int, code: int, size_bytes: int, message: MPI.Message) -> bool:
+        """Receive a message that is for this receive, fits and is short; return whether it did."""
+        x = self._x
+        if (
+            size_bytes > _EAGER_BYTES
+            or size_bytes > x.nbytes
+            or code != self._tag * CODES + dtype_code(x.dtype)
+            or self._device is not None
+            or self._source not in (ANY_SOURCE, source)
+        ):
+            return False
+        self.sender, self.size_bytes = source, size_bytes
+        message.Recv([movable(x), size_bytes, MPI.BYTE])  # all of it is here
+        self._finish(None)
+        return True
 
     def accept(self, arrival: _Arrival) -> None:
         """Begin to receive ``arrival``, or take it away and refuse it, so that the next message is right."""
-        self.sender, self.size_bytes = arrival.source, arrival.size_bytes
-        memory = self.x
-        if arrival.code != dtype_code(self.x.dtype):
-            self._fault = f"{code_name(arrival.code)}, but its buffer is {self.x.dtype}: use one dtype on both sides"
-        elif arrival.size_bytes > self.x.nbytes:
+        x, size_bytes = self._x, arrival.size_bytes
+        self.sender, self.size_bytes = arrival.source, size_bytes
+        if arrival.code != dtype_code(x.dtype):
+            self._fault = f"{code_name(arrival.code)}, but its buffer is {x.dtype}: use one dtype on both sides"
+        elif size_bytes > x.nbytes:
             self._fault = (
-                f"{arrival.size_bytes // self.x.itemsize} elements ({arrival.size_bytes} bytes), but its buffer has"
-                f" {self.x.size} ({self.x.nbytes} bytes): receive into an array at least as large"
+                f"{size_bytes // x.itemsize} elements ({size_bytes} bytes), but its buffer has {x.size} ({x.nbytes}"
+                " bytes): receive into an array at least as large"
             )
-        if self._fault is not None:
-            memory = np.empty(arrival.size_bytes, np.uint8)
         elif self._device is not None:
-            self._request = self._device.receive(arrival.message, arrival.size_bytes)
+            self._awaited = self._device.receive(arrival.message, size_bytes)
             return
-        self._request = arrival.message.Irecv(as_message(memory, arrival.size_bytes))
+        memory = np.empty(size_bytes, np.uint8) if self._fault else x
+        self._awaited = arrival.message.Irecv(as_message(memory, size_bytes))
 
-    def _check(self) -> None:
-        if self._fault is not None:
-            sender = f"rank {self.sender} of the group"
-            raise ArrayError(f"a receive met a message from {sender} (tag {self._tag}) of {self._fault}")
+    def advance(self) -> bool:
+        """Return whether the message is in the buffer, or was refused."""
+        if not self._finished and self._awaited is not None:
+            try:
+                if self._awaited.Test():
+                    self._finish(self._refusal() if self._fault else None)
+            except Exception as error:
+                self._finish(error)
+        return self._finished
 
-    def Test(self) -> bool:  # noqa: N802
-        """Tell whether the message is in the buffer; raise `ArrayError` if it did not fit."""
-        if self._request is None or not self._request.Test():
-            return False
-        self._check()
-        return True
+    def _refusal(self) -> ArrayError:
+        sender = f"rank {self.sender} of the group"
+        return ArrayError(f"a receive met a message from {sender} (tag {self._tag}) of {self._fault}")
 
-    def Wait(self) -> None:  # noqa: N802
-        """Block until the message, which must have been matched, is in the buffer; raise as `Test` does."""
-        assert self._request is not None
-        self._request.Wait()
-        self._check()
+    def wait_matched(self) -> None:
+        """Block in MPI until the message, which must have been matched, is in the buffer, or raise its refusal."""
+        if self._awaited is not None:
+            self._awaited.Wait()
+            self._finish(self._refusal() if self._fault else None)
+        if self._error is not None:
+            raise self._error
 
 
 def _on_device(x: Array) -> bool:
@@ -124,12 +194,12 @@ class Mailbox(Resource):
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
         """The largest tag that a program may use."""
         self.private_tag = self.max_tag + 1
-        """One that it may not: for what the package itself has to say."""
+        """The tag of the package's own messages."""
         self._status = MPI.Status()
         self._arrived: list[_Arrival] = []
         self._posted: deque[Receive] = deque()
         self._works: dict[Work, None] = {}
-        self._departing: defaultdict[int, deque[Departure]] = defaultdict(deque)
+        self._departing: dict[int, deque[Departure]] = {}
 
     def pending(self) -> int:
         """Return the number of messages that have begun and not finished."""
@@ -142,26 +212,28 @@ class Mailbox(Resource):
 
     def send(self, x: Array, to: int, tag: int) -> None:
         """Send ``x`` and block until its memory may be used again."""
+        code = tag * CODES + dtype_code(x.dtype)
         if _on_device(x):
-            drive(p2p_device.send(x, Departure(self._departing[to]), self._comm, to, tag * CODES + dtype_code(x.dtype)))
-            return
-        self._comm.Send(as_message(x, x.nbytes), to, tag * CODES + dtype_code(x.dtype))
+            departure = Departure(self._departing.setdefault(to, deque()))
+            drive(p2p_device.send(x, departure, self._comm, to, code))
+        else:
+            self._comm.Send(as_message(x, x.nbytes), to, code)
 
-    def isend(self, x: Array, to: int, tag: int, what: Operation) -> Work:
+    def isend(self, x: Array, to: int, tag: int, fields: Fields) -> Work:
         """Begin to send ``x``."""
         code = tag * CODES + dtype_code(x.dtype)
-        if self._departing[to] or _on_device(x):
-            return self._submit(
-                Work(p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code), what, [x])
-            )
+        requests.lock.acquire()
+        try:
+            if type(x) is not np.ndarray or self._departing.get(to):
+                steps = p2p_device.send(x, Departure(self._departing.setdefault(to, deque())), self._comm, to, code)
+                return self._submit(Work(steps, Operation(*fields), (x,)))
+            sent = Send(self, fields, x, self._comm.Isend(as_message(x, x.nbytes), to, code))
+            return sent if x.nbytes <= _EAGER_BYTES and sent.advance() else self._submit(sent)
+        finally:
+            requests.lock.release()
 
-        def steps() -> Steps:
-            yield self._comm.Isend(as_message(x, x.nbytes), to, code)
-
-        return self._submit(Work(steps(), what, [x]))
-
-    def recv(self, x: Array, source: int, tag: int) -> int:
-        """Receive into ``x``, blocking in MPI, and return the sender; only while nothing is on its way in this process.
+    def recv(self, x: Array, source: int, tag: int, fields: Fields) -> int:
+        """Receive into ``x``, blocking in MPI, and return the sender; only while nothing is pending in this process.
 
         Most often the next message is the one, and fits.
         """
@@ -174,35 +246,39 @@ class Mailbox(Resource):
                     message.Recv(as_message(x, size_bytes))
                     return status.Get_source()
             self._arrived.append(self._arrival(message))
-        receive = Receive(x, source, tag)
+        receive = Receive(self, fields, x, source, tag, ())
         arrival = self._take(receive)
         while arrival is None:
             self._arrived.append(self._arrival(self._comm.Mprobe(wanted, MPI.ANY_TAG, status)))
             arrival = self._take(receive)
         receive.accept(arrival)
-        receive.Wait()
+        receive.wait_matched()
         return receive.sender
 
-    def irecv(self, x: Array, source: int, tag: int, what: Operation) -> tuple[Receive, Work]:
+    def irecv(self, x: Array, source: int, tag: int, fields: Fields, global_ranks: Sequence[int] = ()) -> Receive:
         """Post a receive into ``x``; messages go to receives in the order of their posting."""
-        receive = Receive(x, source, tag)
-
-        def steps() -> Steps:
-            arrival = self._take(receive)
+        requests.lock.acquire()
+        try:
+            receive = Receive(self, fields, x, source, tag, global_ranks)
+            arrival = self._take(receive) if self._arrived else None
             if arrival is None:
                 self._posted.append(receive)
             else:
                 receive.accept(arrival)
-            yield receive
+                if receive.advance():
+                    return receive
+            self._submit(receive)
+        finally:
+            requests.lock.release()
+        return receive
 
-        return receive, self._submit(Work(steps(), what, [x]))
-
-    def withdraw(self, receive: Receive, work: Work) -> None:
-        """Give up a receive whose message has not come."""
-        if receive in self._posted:
-            self._posted.remove(receive)
-            work.abandon()
-            del self._works[work]
+    def withdraw(self, receive: Receive) -> None:
+        """Give up a receive whose message has not arrived."""
+        with requests.lock:
+            if receive in self._posted:
+                self._posted.remove(receive)
+                receive.abandon()
+                del self._works[receive]
 
     def fail(self, error: DistError) -> None:
         """End all messages with ``error``, which every further use raises, too."""
@@ -211,13 +287,14 @@ class Mailbox(Resource):
 
     def fail_pending(self, error: BaseException) -> None:
         """End all messages that have begun with ``error``."""
-        works = tuple(self._works)
-        self._works.clear()
-        self._posted.clear()
-        deactivate(self)
-        for work in works:
-            work.fail(error)
-            work.announce()
+        with requests.lock:
+            works = tuple(self._works)
+            self._works.clear()
+            self._posted.clear()
+            deactivate(self)
+            for work in works:
+                work.fail(error)
+                work.announce()
 
     def _submit(self, work: Work) -> Work:
         self._works[work] = None
@@ -235,16 +312,17 @@ class Mailbox(Resource):
                 return self._arrived.pop(index)
         return None
 
-    def progress(self) -> None:
-        """Hand arrived messages to the posted receives, and drive what is on its way."""
+    def _match(self) -> None:
+        """Hand arrived messages to the posted receives."""
         while self._posted:
-            try:
-                message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
-            except MPI.Exception as error:  # a rank has died; surfaces in wait(), and not in whoever polls
-                self.fail_pending(error)
-                return
+            message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
             if message is None:
-                break
+                return
+            status, first = self._status, self._posted[0]
+            if first.take(status.Get_source(), status.Get_tag(), size_of(status), message):
+                self._posted.popleft()
+                self._end(first)
+                continue
             arrival = self._arrival(message)
             receive = next((posted for posted in self._posted if posted.matches(arrival)), None)
             if receive is None:
@@ -252,9 +330,36 @@ class Mailbox(Resource):
             else:
                 self._posted.remove(receive)
                 receive.accept(arrival)
-        for work in tuple(self._works):  # whose callbacks may send and poll
-            if work.advance():
-                self._works.pop(work, None)
-                work.announce()
+                if receive.advance():
+                    self._end(receive)
+
+    def _end(self, message: Work) -> None:
+        del self._works[message]
+        if not self._works:
+            deactivate(self)
+        message.announce()
+
+    def progress_of(self, message: Message) -> None:
+        """Drive one message, and what it needs, as far as that goes without waiting."""
+        requests.lock.acquire()
+        try:
+            self._match()
+            if message in self._works and message.advance():
+                self._end(message)
+        except MPI.Exception as error:  # a rank has failed
+            self.fail_pending(error)
+        finally:
+            requests.lock.release()
+
+    def progress(self) -> None:
+        """Drive all pending messages as far as they go without waiting."""
+        try:
+            self._match()
+        except MPI.Exception as error:  # a rank has failed; surfaces in wait(), and not in whoever polls
+            self.fail_pending(error)
+            return
+        for message in tuple(self._works):  # whose callbacks may send and poll
+            if message in self._works and message.advance():
+                self._end(message)
         if not self._works:
             deactivate(self)

@@ -31,53 +31,39 @@ _abandoned: list[tuple[Steps | None, Awaited | None]] = []
 """Operations that will never end; MPI may still write to their memory."""
 
 
+_RECEIVE_ONLY = "this is known for a receive that has finished; call wait() first"
+
+
 class Work:
     """A pending operation (``torch.distributed.Work``).
 
     Parameters
     ----------
-    steps : generator or None
-        The operation, started here; None for one that has begun and waits for one event.
+    steps : generator
+        The operation, started here.
     operation : Operation
         Its name, for errors.
     outputs : sequence of arrays
         The arrays that hold the result at its end.
-    awaited : Awaited, optional
-        The event at which an operation without steps ends.
     """
 
-    __slots__ = (
-        "_awaited",
-        "_callbacks",
-        "_check",
-        "_error",
-        "_finished",
-        "_limit_s",
-        "_operation",
-        "_outputs",
-        "_received",
-        "_steps",
-        "value",
-    )
+    # On the class, so that a message of a few bytes sets those only that it needs.
+    _steps: Steps | None = None
+    _awaited: Awaited | None = None
+    _error: BaseException | None = None
+    _finished = False
+    _check: Callable[[], None] | None = None
+    _limit_s: float | None = None
+    _callbacks: tuple[Callable[[], None], ...] = ()
+    value: Any = None
+    """The value of the steps, for operations that make their results."""
 
-    def __init__(
-        self, steps: Steps | None, operation: Operation, outputs: Sequence[Array], awaited: Awaited | None = None
-    ) -> None:
+    def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:
         self._operation = operation
         self._outputs = outputs
         self._steps = steps
-        self._awaited = awaited
-        self._error: BaseException | None = None
-        self._finished = False
-        self._check: Callable[[], None] | None = None
-        self._limit_s: float | None = None
-        self._received: Callable[[], tuple[int, int]] | None = None
-        self.value: Any = None
-        """The value of the steps, for operations that make their results."""
-        self._callbacks: list[Callable[[], None]] = []
         requests.pending += 1
-        if steps is not None:
-            self._resume(steps)
+        self._resume(steps)
 
     def _resume(self, steps: Steps) -> None:
         try:
@@ -98,7 +84,7 @@ class Work:
 
     def announce(self) -> None:
         """Call the callbacks that wait for the end; all of them, also when one raises."""
-        callbacks, self._callbacks = self._callbacks, []
+        callbacks, self._callbacks = self._callbacks, ()
         if callbacks:
             self._check = None  # they may change the arrays
         first: BaseException | None = None
@@ -151,13 +137,16 @@ class Work:
             poll()
             if not self._finished:
                 limit_s = self._limit_s if timeout is None else seconds(timeout)
-                wait_for(self._is_finished, self._operation, limit_s)
+                wait_for(self._is_finished, self._named(), limit_s)
         if self._error is not None:
-            self._operation.members.monitor.translate(self._error)
+            self._named().members.monitor.translate(self._error)
             raise self._error
         if self._check is not None:
             self._verify_result()
         return True
+
+    def _named(self) -> Operation:
+        return self._operation
 
     def _is_finished(self) -> bool:
         return self._finished
@@ -211,28 +200,13 @@ class Work:
         """Return the arrays that hold the result; they are complete after `wait`."""
         return list(self._outputs)
 
-    def describe(self, received: Callable[[], tuple[int, int]]) -> None:
-        """Give a receive its receipt.
-
-        Parameters
-        ----------
-        received : callable
-            Returns the sender, a global rank, and the number of elements; called after the end only.
-        """
-        self._received = received
-
-    def _receipt(self) -> tuple[int, int]:
-        if self._received is None or not self._finished:
-            raise RuntimeError("this is known for a receive that has finished; call wait() first")
-        return self._received()
-
     def source_rank(self) -> int:
         """Return the global rank of a receive's sender; RuntimeError before the end, and for other operations."""
-        return self._receipt()[0]
+        raise RuntimeError(_RECEIVE_ONLY)
 
     def count(self) -> int:
-        """Return the number of elements that a receive got, which may be fewer than its array has."""
-        return self._receipt()[1]
+        """Return the number of elements that a receive got, at most those of its array; see `source_rank`."""
+        raise RuntimeError(_RECEIVE_ONLY)
 
     def synchronize(self) -> None:
         """Wait, as `wait` does."""
@@ -245,7 +219,7 @@ class Work:
     def _then(self, callback: Callable[[], None]) -> None:
         with requests.lock:
             if not self._finished:
-                self._callbacks.append(callback)
+                self._callbacks += (callback,)
                 return
         callback()
 
@@ -262,11 +236,10 @@ class Queue:
         return len(self._works)
 
     def submit(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> Work:
-        """Run ``steps`` up to their first wait, and queue the rest."""
-        with requests.lock:
-            work = Work(steps, operation, outputs)
-            self._works.append(work)
-            activate(self)
+        """Run ``steps`` up to their first wait, and queue the rest; the caller holds `requests.lock`."""
+        work = Work(steps, operation, outputs)
+        self._works.append(work)
+        activate(self)
         return work
 
     def fail(self, error: BaseException) -> None:

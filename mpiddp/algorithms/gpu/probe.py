@@ -20,7 +20,6 @@ from mpiddp.mpi import p2p_device, probe
 from mpiddp.mpi.cuda_aware import KINDS, library_key
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.p2p import Mailbox
 from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp, check, combining, mpi_op
 from mpiddp.mpi.requests import drive
@@ -51,8 +50,8 @@ def point_to_point(link: Link) -> Check:
         xs = _rows(link, length)
         for first in (0, length // 3):
             x, y = device.upload(xs[rank]), device.upload(xs[rank] * 0)
-            what = Operation("the probe", link.members, peers=())
-            _, receiving = link.resource(Mailbox).irecv(y[first:], back, 0, what)
+            what = ("the probe", link.members, None, (), False, 0)
+            receiving = link.resource(Mailbox).irecv(y[first:], back, 0, what)
             link.resource(Mailbox).isend(x[first:], onward, 0, what).wait()
             receiving.wait()
             yield f"isend and irecv of {length - first} float32", y[first:], xs[back][first:]
@@ -61,7 +60,7 @@ def point_to_point(link: Link) -> Check:
             if rank == sender:
                 link.resource(Mailbox).send(x, onward, 0)
             elif rank == (sender + 1) % link.size:
-                link.resource(Mailbox).recv(y, back, 0)
+                link.resource(Mailbox).recv(y, back, 0, what)
         yield f"send and recv of {length} float32", y, xs[back]
         if length != _LONG[-1]:
             yield from _blocks(link, xs)
