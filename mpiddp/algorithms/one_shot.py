@@ -88,6 +88,7 @@ class OneShot:
         eager, monitor = link.find(EagerBuffers), link.find(GroupMonitor)
         assert eager is not None and monitor is not None, "chosen where there are some"
         self._link, self._eager, self._monitor, self._call = link, eager, monitor, call
+        self._record = call.pack(0)[8:]  # what follows the sequence number
         self._output, self._input = places
         self._distinct = places[0] != places[1] and x.nbytes > BUFFER_BYTES
         self._shots = list(_SHOTS[operation](link, eager, output, x, op, root))
@@ -107,18 +108,19 @@ class OneShot:
         output, x = args[self._output], args[self._input]
         if self._distinct and np.may_share_memory(x, output):
             x = x.copy()
-        record = self._call.pack(sequence)
+        record = sequence.to_bytes(8, "little") + self._record
         waited = False
         for rounds, shown, result, change, awaited, end in self._shots:
             if not eager.writable() and not eager.spin(eager.writable):
                 self._wait(label, output, eager.writable, waited)
                 waited = True
-            current = eager.begin(rounds, record, None if shown is None else shown(x), change)
+            part = x if shown is _whole else None if shown is None else shown(x)
+            current = eager.begin(rounds, record, part, change)
             if awaited is not None and not awaited() and not eager.spin(awaited):
                 self._wait(label, output, awaited, waited)
                 waited = True
             if end is not None:
-                end(current, result(output))
+                end(current, output if result is _whole else result(output))
         if waited:
             self._monitor.verify(sequence)
         elif awaited is None:

@@ -81,7 +81,8 @@ def dispatch(
     if group.coalescing is not None and group.coalescing.takes(plan):
         recorded: Work | None = group.coalescing.record(plan, args, async_op)
         return recorded
-    expect_own_thread(link.busy, group)
+    if link.busy or requests.only_thread:
+        expect_own_thread(link.busy, group)
     if async_op or requests.pending or timeout_s is not None or plan.trace is not None:
         return submit(group, plan, args, outputs, async_op, timeout_s)
     if plan.run is None:
