@@ -280,15 +280,6 @@ def _definition(
 RULES = [reaching_up, cycles, unguarded, hidden, undocumented]
 
 
-BREAKING = {
-    (reaching_up, "mpi"): "the redesign removes the circle",
-    (reaching_up, "shm"): "the redesign removes the circle",
-    (cycles, "faults"): "the redesign removes the circle",
-    (cycles, "autograd"): "the redesign removes the circle",
-}
-"""Rules that a part does not keep yet, and why; the test of one that does keep it fails until its line here is gone."""
-
-
 @functools.cache
 def broken(rule: Callable[[Sources, set[str]], Iterator[str]]) -> list[str]:
     return list(rule(*read_package()))
@@ -297,9 +288,7 @@ def broken(rule: Callable[[Sources, set[str]], Iterator[str]]) -> list[str]:
 def _cases() -> Iterator[object]:
     for rule in RULES:
         for part in sorted({_part(module) for module in read_package()[0]}):
-            reason = BREAKING.get((rule, part))
-            marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
-            yield pytest.param(rule, part, id=f"{rule.__name__}-{part or 'mpiddp'}", marks=marks)
+            yield pytest.param(rule, part, id=f"{rule.__name__}-{part or 'mpiddp'}")
 
 
 @pytest.mark.parametrize(("rule", "part"), list(_cases()))

@@ -17,14 +17,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mpiddp import settings
 from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, DistTimeoutError, MismatchError
 from mpiddp.mpi import requests, stdio
 from mpiddp.mpi.lazy import MPI, SetupError, finalized, running
 
-from .job import Job
+if TYPE_CHECKING:
+    from .job import Job  # for types only: `import mpiddp` imports this module, and is to load no NumPy
 
 # When all ranks fail alike, the first to speak ends the job before the others have their turn.
 _TURN_S, _LAST_TURN = 0.2, 8

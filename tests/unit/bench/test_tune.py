@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpiddp.bench import tune
+from mpiddp.shm.eager import EagerBuffers
 
 TABLE = ("the built-in table", 1.0)
 
@@ -38,13 +39,14 @@ def test_chance_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("one_node", "slots", "missing"),
+    ("one_node", "eager", "missing"),
     [
         (True, object(), {"hierarchical", "exchange"}),
         (True, None, {"hierarchical", "exchange", "one_shot"}),
         (False, None, {"two_shot", "exchange", "one_shot"}),
     ],
 )
-def test_candidates_are_what_the_group_can_run(one_node, slots, missing):
-    found = tune.candidates("all_reduce", SimpleNamespace(one_node=one_node, slots=slots))
+def test_candidates_are_what_the_group_can_run(one_node, eager, missing):
+    link = SimpleNamespace(one_node=one_node, find={EagerBuffers: eager}.get)
+    found = tune.candidates("all_reduce", link)
     assert set(found) == {"native", "one_shot", "two_shot", "hierarchical", "exchange", "ring", "tree"} - missing
