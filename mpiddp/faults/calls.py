@@ -256,20 +256,19 @@ class Calls(Resource):
         self._memory[own : own + _NUMBER_BYTES] = record[:_NUMBER_BYTES]
         if self._distant and not call.self_comparing:
             self.history = hash((self.history, *call))
-        if self._memory[start : start + self._row_bytes] == record * self._size:
+        row = self._memory[start : start + self._row_bytes]
+        if row == record * self._size:
             return True
         self._unconfirmed[sequence] = record
-        self._compare(sequence, record)
+        self._compare(sequence, record, row)
         return False
 
-    def _compare(self, sequence: int, record: bytes) -> None:
+    def _compare(self, sequence: int, record: bytes, row: bytes | bytearray) -> None:
         """Compare a published call with those of the ranks that have arrived, and are not far ahead."""
-        start = sequence % _ROWS * self._row_bytes
         if self._size <= _FEW:
-            row = self._memory[start : start + self._row_bytes]
             agree = row.count(record[:_NUMBER_BYTES]) == row.count(record)
         else:
-            words = self._table[sequence % _ROWS].view("<u8").reshape(self._size, -1)
+            words = np.frombuffer(row, "<u8").reshape(self._size, -1)
             mine = np.frombuffer(record, "<u8")
             agree = bool((words[words[:, 0] == mine[0]] == mine).all())
         if not agree:
@@ -295,7 +294,7 @@ class Calls(Resource):
         """Compare a call that has come to its end for the last time; raises as `publish`."""
         record = self._unconfirmed.get(sequence)
         if record is not None:
-            self._compare(sequence, record)
+            self._compare(sequence, record, self._bytes(sequence))
             self._unconfirmed.pop(sequence, None)
 
     def publish_unawaited(self, sequence: int, call: Call) -> None:
@@ -306,7 +305,11 @@ class Calls(Resource):
     def check(self) -> None:
         """Compare all calls that have not been verified; raises as `publish`."""
         for sequence, record in tuple(self._unconfirmed.items()):
-            self._compare(sequence, record)
+            self._compare(sequence, record, self._bytes(sequence))
+
+    def _bytes(self, sequence: int) -> bytes:
+        start = sequence % _ROWS * self._row_bytes
+        return bytes(self._memory[start : start + self._row_bytes])
 
     def recent(self) -> Array:
         """Return the last records of this rank, as many on every rank; those not used have sequence 0."""

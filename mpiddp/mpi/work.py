@@ -31,6 +31,7 @@ _abandoned: list[tuple[Steps | None, Awaited | None]] = []
 """Operations that will never end; MPI may still write to their memory."""
 
 
+_POLLS = 20
 _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() first"
 
 
@@ -135,7 +136,11 @@ class Work:
         """
         if not self._finished:
             poll()
-            if not self._finished:
+            for _ in range(_POLLS):  # they cost less than the preparations for a wait
+                if self._finished:
+                    break
+                poll()
+            else:
                 limit_s = self._limit_s if timeout is None else seconds(timeout)
                 wait_for(self._is_finished, self._named(), limit_s)
         if self._error is not None:
