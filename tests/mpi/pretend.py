@@ -15,16 +15,20 @@ from mpiddp.algorithms.plan import Plans
 from mpiddp.distributed.groups import default_group
 from mpiddp.faults import monitor
 from mpiddp.faults.monitor import GroupMonitor
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.p2p import Mailbox
 
 
-def connect(nodes: Sequence[int]) -> tuple[Link, GroupMonitor]:
-    """Return a link of the default group's ranks, of which rank r is on node ``nodes[r]``; all ranks call this."""
+def connect(nodes: Sequence[int], comm: MPI.Intracomm | None = None) -> tuple[Link, GroupMonitor]:
+    """Return a link in a world whose rank r is on node ``nodes[r]``; all ranks call this.
+
+    Of the ranks of ``comm``, which it owns from now on, or of the default group.
+    """
     job = monitor.current()
     assert job is not None, "the tests run with a process group"
     world = dataclasses.replace(job.world, nodes=tuple(nodes))
-    return monitor.connect(job._replace(world=world), default_group().comm.Dup(), 60.0)
+    return monitor.connect(job._replace(world=world), comm or default_group().comm.Dup(), 60.0)
 
 
 @contextlib.contextmanager

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import exchange, hierarchical, plan, two_shot
-from mpiddp.algorithms import local_reduce as folding
-from mpiddp.algorithms import peer_access as reach
+from mpiddp.algorithms import exchange, hierarchical, local_reduce, peer_access, plan, two_shot
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import message, requests, work
+from mpiddp.mpi import message, requests
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op, premultiply
-from mpiddp.shm import cma as attach
-from mpiddp.shm import segment
-from mpiddp.shm.cma import Attachment
-from mpiddp.shm.segment import Scratch
+from mpiddp.shm import cma, scratch, segment
+from mpiddp.shm.cma import CrossMemory
+from mpiddp.shm.eager import EagerBuffers
+from mpiddp.shm.scratch import Scratch
+
+from .pretend import connect
 
 Array = Any
 _FLOATING = ("float32", "float64", "float16", "longdouble", "complex64")
@@ -63,10 +63,10 @@ class Case:
         x[...] = like
         return x
 
-    def run(self, steps: work.Steps, submitted: bool = False) -> None:
+    def run(self, steps: requests.Steps, submitted: bool = False) -> None:
         """Run steps as a blocking or as an asynchronous operation does."""
         if submitted:
-            self.link.queue.submit(steps, Operation("test", self.link), []).wait()
+            self.link.queue.submit(steps, Operation("test", self.link.members), []).wait()
         else:
             requests.drive(steps)
 
@@ -88,10 +88,13 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     nodes = tuple(int(node) for node in NODES[request.param][: group.size()])
     if request.param != "one node" and (len(set(nodes)) == 1 or (request.param == "cyclic" and group.size() < 3)):
         pytest.skip("needs more ranks")
-    link = Link(dataclasses.replace(group.link.world, nodes=nodes), group.comm.Dup(), 60.0)
-    memory, fault = requests.drive(segment.empty(link, POOL_BYTES))
-    assert not fault
-    pool = np.empty(POOL_BYTES, np.uint8) if memory is None else memory
+    link, _ = connect(nodes)
+    pool = np.empty(POOL_BYTES, np.uint8)
+    if link.shares_memory:
+        found = requests.drive(segment.allocate(link.node, link, POOL_BYTES))
+        assert not found.fault
+        segment.register(found, link.node.ranks, link.node.rank)
+        pool = np.frombuffer(found.memory, np.uint8, POOL_BYTES, link.node.rank * POOL_BYTES)
     yield Case(link, pool, np.random.default_rng(zlib.crc32(request.param.encode())))
     link.close()
 
@@ -147,7 +150,19 @@ def algorithms(operation: str, link: Link) -> list[str]:
     """Return what is tested in a group: on several nodes only what knows of nodes, the others do the same as on one."""
     if not link.one_node:
         return ["hierarchical"] if "hierarchical" in plan.offering(operation) else []
-    return [name for name in plan.offering(operation) if name != "one_shot" or link.slots is not None]
+    return [name for name in plan.offering(operation) if name != "one_shot" or link.find(EagerBuffers)]
+
+
+def steps(operation: str, name: str, link: Link, *args: Any) -> requests.Steps:
+    """Return the steps of an algorithm."""
+    if name != "one_shot":
+        made: requests.Steps = getattr(plan.MODULES[name], operation)(link, *args)
+        return made
+    output, x = args[0], args[1 if operation in ("reduce_scatter", "all_gather") else 0]
+    op = next((arg for arg in args if isinstance(arg, ReduceOp)), None)
+    root = {"root": args[1]} if operation in ("reduce", "broadcast") else {}
+    places = (0, 0) if output is x else (0, 1)
+    return plan.make(link, operation, name, output, x, op, places=places, **root).steps(link, *args)
 
 
 def reductions(name: str, dtype: np.dtype[Any]) -> Iterator[ReduceOp]:
@@ -187,7 +202,7 @@ def test_all_reduce(case: Case, name: str) -> None:
                 rows = case.rows(count, dtype)
                 x = case.array(rows[case.link.rank], kind, shift)
                 own = own_factor(op, case.link.rank)
-                case.run(plan.ALGORITHMS[name].all_reduce(case.link, x, own), submitted)
+                case.run(steps("all_reduce", name, case.link, x, own), submitted)
                 what = f"{name} {op} {dtype} {count} {kind} submitted={submitted}"
                 expect(x, reduced(op, rows), case.link.size, what)
                 seen.append((what, bits(x)))
@@ -206,7 +221,7 @@ def test_reduce(case: Case, name: str) -> None:
                 root = index % link.size
                 rows = case.rows(count, dtype)
                 x = case.array(rows[link.rank], kind, shift)
-                case.run(plan.ALGORITHMS[name].reduce(link, x, root, own_factor(op, link.rank)), submitted)
+                case.run(steps("reduce", name, link, x, root, own_factor(op, link.rank)), submitted)
                 what = f"{name} {op} {dtype} {count} {kind} submitted={submitted} root={root}"
                 if link.rank == root:
                     expect(x, reduced(op, rows), link.size, what)
@@ -227,7 +242,7 @@ def test_reduce_scatter(case: Case, name: str) -> None:
                 x = case.array(rows[link.rank], kind, shift)
                 output = np.empty(count, dtype)
                 own = own_factor(op, link.rank)
-                case.run(plan.ALGORITHMS[name].reduce_scatter(link, output, x, own), submitted)
+                case.run(steps("reduce_scatter", name, link, output, x, own), submitted)
                 what = f"{name} {op} {dtype} {count} {kind} submitted={submitted}"
                 mine = slice(link.rank * count, (link.rank + 1) * count)
                 expect(output, reduced(op, rows)[mine], link.size, what)
@@ -245,7 +260,7 @@ def test_all_gather(case: Case, name: str) -> None:
             rows = list(case.rng.integers(0, 99, (case.link.size, count)).astype("int8").astype(dtype))
             output = np.zeros((case.link.size, count), dtype)
             x = case.array(rows[case.link.rank], kind, shift)
-            case.run(plan.ALGORITHMS[name].all_gather(case.link, output, x), submitted)
+            case.run(steps("all_gather", name, case.link, output, x), submitted)
             assert np.array_equal(output, np.stack(rows)), f"{name} {dtype} {count} {kind} {submitted}"
 
 
@@ -256,13 +271,13 @@ def test_one_block_may_be_input_and_output(case: Case, kind: str) -> None:
         rows = case.rows(count * link.size, np.dtype(np.float32))
         for name in algorithms("reduce_scatter", link):
             x = case.array(rows[link.rank], kind).reshape(link.size, count)
-            case.run(plan.ALGORITHMS[name].reduce_scatter(link, x[link.rank], x, ReduceOp.SUM), submitted)
+            case.run(steps("reduce_scatter", name, link, x[link.rank], x, ReduceOp.SUM), submitted)
             mine = slice(link.rank * count, (link.rank + 1) * count)
             expect(x[link.rank], reduced(ReduceOp.SUM, rows)[mine], link.size, f"{name} {count}")
         for name in algorithms("all_gather", link):
             x = case.array(np.zeros((link.size, count), np.float32), kind)
             x[link.rank] = link.rank + 1
-            case.run(plan.ALGORITHMS[name].all_gather(link, x, x[link.rank]), submitted)
+            case.run(steps("all_gather", name, link, x, x[link.rank]), submitted)
             assert (x == np.arange(1, link.size + 1)[:, None]).all(), f"{name} {count}"
 
 
@@ -277,7 +292,7 @@ def test_broadcast(case: Case, name: str) -> None:
             root = index % link.size
             rows = list(case.rng.integers(0, 99, (link.size, count)).astype("int8").astype(dtype))
             x = case.array(rows[link.rank], kind, shift)
-            case.run(plan.ALGORITHMS[name].broadcast(link, x, root), submitted)
+            case.run(steps("broadcast", name, link, x, root), submitted)
             assert np.array_equal(x, rows[root]), f"{name} {dtype} {count} {kind} {submitted} root={root}"
 
 
@@ -291,15 +306,16 @@ def test_nan_reaches_every_rank(case: Case, kind: str) -> None:
                 x = case.array(np.full(100, 1.0 + case.link.rank, np.float32), kind)
                 if case.link.rank == holder:
                     x[holder::7] = np.nan
-                case.run(plan.ALGORITHMS[name].all_reduce(case.link, x, operation))
+                case.run(steps("all_reduce", name, case.link, x, operation))
                 assert np.array_equal(np.flatnonzero(np.isnan(x)), np.arange(holder, 100, 7)), (name, operation)
 
 
 def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     if not case.link.one_node:
         pytest.skip("the same on one node")
-    monkeypatch.setattr(Scratch, "PIECE_BYTES", 4096)
-    monkeypatch.setattr(folding, "CHUNK_BYTES", 256)
+    monkeypatch.setattr(scratch, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(local_reduce, "CHUNK_BYTES", 256)
+    case = dataclasses.replace(case, link=connect(case.link.nodes)[0])
     for dtype in (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")):
         for count in (4096 // dtype.itemsize, 4096 // dtype.itemsize + 1, 30_011):
             rows = case.rows(count, dtype)
@@ -313,34 +329,42 @@ def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.Mon
                 output = np.empty((case.link.size, count), dtype)
                 case.run(two_shot.all_gather(case.link, output, rows[case.link.rank]), submitted)
                 assert np.array_equal(output, rows)
+    assert case.link.resource(Scratch).chunk_bytes == 4096
+    case.link.close()
+
+
+def refuse_scratch(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a group be without staging memory."""
+    monkeypatch.setattr(link.resource(Scratch), "fault", "not in this test")
+    monkeypatch.setattr(link.resource(Scratch), "ready", False)
 
 
 @pytest.fixture(params=["copied by the kernel", "by the scratch", "by messages"])
 def way(request: pytest.FixtureRequest, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let ordinary arrays of any length go one way only, in short pieces."""
-    monkeypatch.setattr(two_shot, "ATTACH_BYTES", -1)
+    monkeypatch.setattr(two_shot, "COPY_BYTES", -1)
     monkeypatch.setattr(two_shot, "ONE_SHOT_BYTES", 256)
-    monkeypatch.setattr(two_shot, "_ONE_SHOT_PIECE_BYTES", 1024)
-    monkeypatch.setattr(reach, "PIECE_BYTES", 1024)
+    monkeypatch.setattr(two_shot, "_ONE_SHOT_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(peer_access, "PIECE_BYTES", 1024)
     monkeypatch.setattr(hierarchical, "PIECE_BYTES", 1024)
-    monkeypatch.setattr(folding, "CHUNK_BYTES", 256)
+    monkeypatch.setattr(hierarchical, "_PART_BYTES", 256)
+    monkeypatch.setattr(local_reduce, "CHUNK_BYTES", 256)
     if request.param != "copied by the kernel":
-        monkeypatch.setattr(case.link.attachment, "fault", "not in this test")
+        monkeypatch.setattr(case.link.resource(CrossMemory), "fault", "not in this test")
     if request.param == "by messages":
-        monkeypatch.setattr(case.link, "scratch", Scratch())
-        case.link.scratch.fault = "not in this test"
+        refuse_scratch(case.link, monkeypatch)
     return str(request.param)
 
 
 def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[int] = []
-    read = Attachment.read
+    read = CrossMemory.read
     monkeypatch.setattr(
-        Attachment, "read", lambda self, rank, address, into: copies.append(rank) or read(self, rank, address, into)
+        CrossMemory, "read", lambda self, rank, address, into: copies.append(rank) or read(self, rank, address, into)
     )
     link, size, rank = case.link, case.link.size, case.link.rank
     name = "two_shot" if link.one_node else "hierarchical"
-    algorithm = plan.ALGORITHMS[name]
+    algorithm: Any = plan.MODULES[name]
     cases = itertools.product(
         (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")), (0, 63, 3001), (ReduceOp.SUM, REDUCTIONS[-1])
     )
@@ -367,26 +391,27 @@ def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.
         x = rows[rank].copy()
         case.run(algorithm.broadcast(link, x, root), submitted)
         assert np.array_equal(x, rows[root]), f"broadcast {what}"
-    if link.attachment.fault in ("", "not in this test"):
+    if link.resource(CrossMemory).fault in ("", "not in this test"):
         several = len(set(link.nodes)) < size
         assert any(link.now.allgather(bool(copies))) == (way == "copied by the kernel" and several)
 
 
 def test_memory_that_is_gone_is_an_error(case: Case) -> None:
-    link = case.link
-    if not requests.drive(link.attachment.prepare(link.node, link)):
-        pytest.skip(f"the kernel does not copy between processes here: {link.attachment.fault}")
+    memory = case.link.resource(CrossMemory)
+    if not requests.drive(memory.prepare()):
+        pytest.skip(f"the kernel does not copy between processes here: {memory.fault}")
     with pytest.raises(dist.DistError, match="cannot be reached"):
-        link.attachment.read(link.node.rank, 0, np.empty(8, np.uint8))
+        memory.read(case.link.node.rank, 0, np.empty(8, np.uint8))
 
 
 def test_where_the_kernel_does_not_copy_all_ranks_know(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     link = case.link
     if link.rank == link.size - 1:
-        monkeypatch.setattr(attach, "_try", lambda told: errno.EPERM)
-    attachment = Attachment()
-    assert not requests.drive(attachment.prepare(link.node, link)) and "not permitted" in attachment.fault
-    assert not requests.drive(attachment.prepare(link.node, link)), "and it is not tried again"
+        monkeypatch.setattr(cma, "_try", lambda told: errno.EPERM)
+    memory = CrossMemory(link)
+    assert not requests.drive(memory.prepare()) and "not permitted" in memory.fault
+    monkeypatch.undo()
+    assert not requests.drive(memory.prepare()), "and it is not tried again"
 
 
 def test_a_rank_that_is_late_in_the_queue_puts_its_array_when_it_comes(case: Case) -> None:
@@ -398,7 +423,7 @@ def test_a_rank_that_is_late_in_the_queue_puts_its_array_when_it_comes(case: Cas
     for count in rng.integers(1, 5000, 100):
         first, second = (np.full(count, 1.0 + link.rank) for _ in range(2))
         submitted = [
-            link.queue.submit(two_shot.all_reduce(link, x, ReduceOp.SUM), Operation("test", link), [x])
+            link.queue.submit(two_shot.all_reduce(link, x, ReduceOp.SUM), Operation("test", link.members), [x])
             for x in (first, second)[: 2 if link.rank % 2 else 1]
         ]
         for each in submitted:
@@ -423,14 +448,14 @@ def test_half_types_are_accumulated_in_float32_and_rounded_once(case: Case, way:
                 (ReduceOp.PRODUCT, power, product),
             ):
                 x = case.array(np.full(70, own, np.float16), kind)
-                case.run(plan.ALGORITHMS[name].all_reduce(case.link, x, op))
+                case.run(steps("all_reduce", name, case.link, x, op))
                 assert (x == np.float16(expected)).all(), f"{name} {op} {kind} {way}"
 
 
 def test_half_sums_over_nodes_are_those_of_float64_rounded_once(case: Case, way: str) -> None:
     rows = [case.rng.uniform(-1, 1, 999).astype(np.float16) for _ in range(case.link.size)]
     x = rows[case.link.rank].copy()
-    case.run(plan.ALGORITHMS["hierarchical"].all_reduce(case.link, x, ReduceOp.SUM))
+    case.run(hierarchical.all_reduce(case.link, x, ReduceOp.SUM))
     # Sums of a few of these are exact in float32.
     assert np.array_equal(x, np.sum([row.astype(np.float64) for row in rows], axis=0).astype(np.float16)), way
 
@@ -441,7 +466,7 @@ def test_an_average_of_large_half_numbers_is_no_infinity(case: Case) -> None:
             continue
         for kind in KINDS:
             x = case.array(np.full(70, 40_000, np.float16), kind)
-            case.run(plan.ALGORITHMS[name].all_reduce(case.link, x, ReduceOp.AVG))
+            case.run(steps("all_reduce", name, case.link, x, ReduceOp.AVG))
             assert (x == np.float16(40_000)).all(), f"{name} {kind}"
 
 
@@ -449,16 +474,15 @@ def test_arrays_between_nodes_longer_than_mpi_can_count(case: Case, monkeypatch:
     if len(set(case.link.nodes)) == case.link.size:
         pytest.skip("there are no messages in a node of one rank")
     monkeypatch.setattr(message, "MAX_COUNT", 40)
-    monkeypatch.setattr(case.link.attachment, "fault", "not in this test")
-    monkeypatch.setattr(case.link, "scratch", Scratch())
-    case.link.scratch.fault = "not in this test"
+    monkeypatch.setattr(case.link.resource(CrossMemory), "fault", "not in this test")
+    refuse_scratch(case.link, monkeypatch)
     counted: list[int] = []
     cut = exchange.slice_sizes
     monkeypatch.setattr(exchange, "slice_sizes", lambda *args: counted.extend(sizes := cut(*args)) or sizes)
     for count, submitted in itertools.product((10, 11, 105), (False, True)):
         rows = case.rows(count, np.dtype(np.int64))
         x = rows[case.link.rank].copy()
-        case.run(plan.ALGORITHMS["hierarchical"].all_reduce(case.link, x, ReduceOp.SUM), submitted)
+        case.run(hierarchical.all_reduce(case.link, x, ReduceOp.SUM), submitted)
         expect(x, reduced(ReduceOp.SUM, rows), case.link.size, f"{count} {submitted}")
     assert max(counted) <= message.MAX_COUNT
 
@@ -467,7 +491,7 @@ def test_ranks_that_disagree_are_both_named(case: Case) -> None:
     if case.link.size < 2 or not case.link.one_node:
         pytest.skip("for several ranks on one node")
     odd = case.link.rank == case.link.size - 1
-    calls: list[Callable[[], work.Steps]] = [
+    calls: list[Callable[[], requests.Steps]] = [
         lambda: two_shot.all_reduce(case.link, np.zeros(3 + odd, np.float32), ReduceOp.SUM),
         lambda: two_shot.all_reduce(case.link, np.zeros(4, np.float64 if odd else np.float32), ReduceOp.SUM),
         lambda: two_shot.all_reduce(case.link, np.zeros(4), ReduceOp.MAX if odd else ReduceOp.SUM),
@@ -522,7 +546,9 @@ def test_what_follows_the_first_wait_is_sent_on_later(case: Case) -> None:
             for kind in KINDS:
                 x = case.array(np.ones(64 * size, np.float32), kind)
                 output = np.empty(64 if operation == "reduce_scatter" else 64 * size * size, np.float32)
-                steps = getattr(plan.ALGORITHMS[name], operation)(
+                running = steps(
+                    operation,
+                    name,
                     link,
                     *{
                         "all_reduce": (x, ReduceOp.SUM),
@@ -534,12 +560,12 @@ def test_what_follows_the_first_wait_is_sent_on_later(case: Case) -> None:
                 )
                 calls.clear()
                 try:
-                    awaited = next(steps)
+                    awaited = next(running)
                     first = set(calls)
                     calls.clear()
                     while True:
                         awaited.Wait()
-                        awaited = next(steps)
+                        awaited = next(running)
                 except StopIteration:
                     pass
                 what = f"{name} {operation} {kind} on rank {rank}"
@@ -550,7 +576,7 @@ def test_what_follows_the_first_wait_is_sent_on_later(case: Case) -> None:
 def test_interleaved_operations_on_several_groups(case: Case, world: Any) -> None:
     # Each rank waits in an order of its own, and some operations are small and blocking.
     comm = case.link.now
-    half = Link(case.link.world, comm.Split(case.link.rank % 2, case.link.rank), 60.0)
+    half, _ = connect(case.link.nodes, comm.Split(case.link.rank % 2, case.link.rank))
     links: list[Link] = [case.link, half]
     rng, own = np.random.default_rng(7), np.random.default_rng(case.link.rank)
     pending: list[tuple[Any, Array, float, int]] = []
@@ -558,10 +584,11 @@ def test_interleaved_operations_on_several_groups(case: Case, world: Any) -> Non
         link = links[int(rng.integers(2))]
         count = int(rng.integers(1, 3000))
         names = ["ring", "tree", "native", "exchange", "two_shot" if link.one_node else "hierarchical"]
-        name = str(rng.choice([*names, "one_shot"] if link.slots is not None else names))
+        name = str(rng.choice([*names, "one_shot"] if link.find(EagerBuffers) else names))
         x = np.full(count, 1 + index % 5, np.float32)
-        steps = plan.ALGORITHMS[name].all_reduce(link, x, ReduceOp.SUM)
-        pending.append((link.queue.submit(steps, Operation(name, link), [x]), x, (1 + index % 5) * link.size, index))
+        running = steps("all_reduce", name, link, x, ReduceOp.SUM)
+        operation = Operation(name, link.members)
+        pending.append((link.queue.submit(running, operation, [x]), x, (1 + index % 5) * link.size, index))
         while pending and own.random() < 0.4:
             submitted, array, expected, number = pending.pop(int(own.integers(len(pending))))
             submitted.wait()
@@ -581,7 +608,7 @@ def test_every_run_has_the_same_bits(case: Case) -> None:
         for _ in range(3):
             for kind in KINDS if name == "two_shot" else KINDS[:1]:
                 x = case.array(rows[case.link.rank], kind)
-                case.run(plan.ALGORITHMS[name].all_reduce(case.link, x, ReduceOp.SUM))
+                case.run(steps("all_reduce", name, case.link, x, ReduceOp.SUM))
                 seen.add(x.tobytes())
         assert len(seen) == 1, name
 
@@ -597,7 +624,7 @@ def test_a_factor_of_one_is_no_pass_over_the_array() -> None:
 def test_slices_cover_the_array_and_begin_on_cache_lines() -> None:
     for count in (0, 1, 15, 16, 17, 1000):
         for parts in (1, 2, 3, 5):
-            edges = folding.bounds(count, parts, 4)
+            edges = local_reduce.bounds(count, parts, 4)
             assert edges[0] == 0 and edges[-1] == count and len(edges) == parts + 1
             assert edges == sorted(edges)
             assert all(edge % 16 == 0 or edge == count for edge in edges)

@@ -14,7 +14,7 @@ import pytest
 import mpiddp as dist
 from mpiddp.data import ArrayDataset, shared_on_node
 from mpiddp.distributed.groups import default_group
-from mpiddp.shm import segment as symmetric
+from mpiddp.shm import segment
 
 from .pretend import pretended_nodes
 
@@ -79,7 +79,7 @@ def test_every_rank_sees_what_one_rank_of_its_node_has_loaded(world: Any) -> Non
         assert type(x) is np.ndarray and x.dtype == expected.dtype and x.shape == expected.shape
         np.testing.assert_array_equal(x, expected)
         assert not x.flags.writeable and x.flags.aligned
-        assert symmetric.find(x) == symmetric.NOWHERE, "a collective must not take it for symmetric memory"
+        assert segment.find(x) == segment.NOWHERE, "a collective must not take it for symmetric memory"
 
 
 def shares_memory_on_node(x: Array) -> bool:
@@ -193,8 +193,8 @@ def test_nodes_that_differ_are_both_named(world: Any) -> None:
 
 
 def test_without_shared_memory_every_rank_loads(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusing = [way._replace(make=refuse, open=refuse) for way in symmetric._WAYS]
-    monkeypatch.setattr(symmetric, "_WAYS", refusing)
+    refusing = tuple(each._replace(make=refuse, open=refuse) for each in segment._FILES)
+    monkeypatch.setattr(segment, "_FILES", refusing)
     load, calls = count_calls(made)
     alone = nodes() == world.size
     with warnings.catch_warnings(record=True) as caught:

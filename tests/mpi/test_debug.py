@@ -61,8 +61,8 @@ CALLS = {
     "shape by an algorithm": (
         lambda x: dist.all_reduce(x, algorithm="ring"),
         lambda x: dist.all_reduce(x.reshape(2, 2), algorithm="ring"),
-        r"all_reduce by ring #\d+ of float64 \(4,\)",
-        r"all_reduce by ring #\d+ of float64 \(2, 2\)",
+        r"all_reduce by ring #\d+ of 4 float64 elements .*\(4,\)",
+        r"all_reduce by ring #\d+ of 4 float64 elements .*\(2, 2\)",
     ),
     "list": (
         lambda x: dist.all_gather([x[:1].copy() for _ in range(dist.get_world_size())], x[:1].copy()),
@@ -73,16 +73,16 @@ CALLS = {
     "layout": (
         lambda x: dist.all_reduce_coalesced([x, x[:2].copy()]),
         lambda x: dist.all_reduce_coalesced([x[:2].copy(), x]),
-        "all_reduce_coalesced #.*whose layouts come to",
-        "all_reduce_coalesced #.*whose layouts come to",
+        "all_reduce_coalesced #.* in arrays of layout 0x",
+        "all_reduce_coalesced #.* in arrays of layout 0x",
     ),
     "dtype": (lambda x: dist.all_reduce(x), lambda x: dist.all_reduce(x.astype(np.float32)), "float64", "float32"),
-    "reduction": (lambda x: dist.all_reduce(x), lambda x: dist.all_reduce(x, Op.MAX), "by SUM", "by MAX"),
+    "reduction": (lambda x: dist.all_reduce(x), lambda x: dist.all_reduce(x, Op.MAX), "with SUM", "with MAX"),
     "root": (
         lambda x: dist.broadcast(x, 0),
         lambda x: dist.broadcast(x, 1),
-        "with rank 0 as root",
-        "with rank 1 as root",
+        "group rank 0 as root",
+        "group rank 1 as root",
     ),
     "object": (
         lambda x: dist.broadcast_object_list([1], 0),
@@ -100,7 +100,8 @@ def test_ranks_that_disagree(world, level, name):
     call, other, first, second = CALLS[name]
     odd = world.size - 1
     with pytest.raises(
-        dist.MismatchError, match=f"rank 0 called .*{first}.*test_debug.py.* rank {odd} called .*{second}"
+        dist.MismatchError,
+        match=rf"rank 0 calls .*{first}.*test_debug.py:\d+, rank {odd} calls .*{second}.*test_debug.py:\d+;",
     ):
         (other if world.rank == odd else call)(np.ones(4))
     x = np.ones(2)

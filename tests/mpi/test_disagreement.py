@@ -6,14 +6,15 @@ What is blocking when it is found out elsewhere ends the job: see ``tests/launch
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 
 import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp.faults.calls import Calls
 from mpiddp.mpi import requests
+from mpiddp.shm import segment
 
 from .inputs import Op
 
@@ -265,7 +266,7 @@ def test_what_may_differ(world):
 
 
 def test_many_in_flight_in_several_groups(world):
-    """More than the board has rows, waited for in another order on every rank."""
+    """More than the ranks keep calls, waited for in another order on every rank."""
     groups = [None, dist.new_group(), dist.new_group(list(reversed(range(world.size))), sort_ranks=False)]
     arrays, works = [], []
     for number in range(300):
@@ -296,10 +297,10 @@ def test_without_shared_memory_it_is_off(world, monkeypatch):
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(segment, "_populate", refuse)
     group = dist.new_group()
     monkeypatch.undo()
-    assert group.link.board is None
+    assert group.link.find(Calls) is None
     x = ones()
     dist.all_reduce(x, group=group)
     dist.all_reduce(x, group=group, async_op=True).wait()
@@ -307,23 +308,24 @@ def test_without_shared_memory_it_is_off(world, monkeypatch):
     dist.destroy_process_group(group)
 
 
-def test_an_operation_that_finds_it_out_at_its_end_ends_once(world):
+def test_an_operation_that_finds_it_out_at_its_end_ends_once(world, monkeypatch):
     """And those that follow it in the queue end with its error."""
     if world.size == 1:
         pytest.skip("one rank agrees")
     group = dist.new_group()
+    monkeypatch.setattr(Calls, "publish", lambda *_: False)  # as if no other rank had come
     works = [dist.barrier(group, async_op=True) for _ in range(3)]
-    group.link.board.compare = refuse  # as if another rank had written something else by now
-    group.link.board.open.update({works[0]._what.number: b"", works[1]._what.number: b""})
+    monkeypatch.setattr(Calls, "verify", refuse)  # as if another one had published something else by now
     before = requests.pending
     for each in works:
         with contextlib.suppress(dist.MismatchError):
             each.wait()
     assert requests.pending == before - 3
     assert not len(group.link.queue)
+    monkeypatch.undo()
     dist.barrier()
     dist.destroy_process_group(group)
 
 
-def refuse(_):
+def refuse(*_):
     raise dist.MismatchError("pretended")

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import exchange, fallback, native, one_shot, plan, ring, tree, two_shot
+from mpiddp.algorithms import exchange, fallback, hierarchical, native, plan, ring, tree, two_shot
 from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.shm import eager
 
 
 @pytest.fixture(autouse=True)
@@ -36,76 +37,81 @@ def test_every_row_names_an_algorithm_that_can(table: dict[str, plan.Rows]) -> N
         assert table is not plan.SEVERAL_NODES or all(not name.endswith("_shot") for _, name in rows)
 
 
+class Pretended:
+    """As much of a link as the table looks at: a group whose rank r is on node ``nodes[r]``."""
+
+    def __init__(self, *nodes: int, eager: bool = True) -> None:
+        self.size, self.one_node, self._some = len(nodes), len(set(nodes)) == 1, eager
+
+    def find(self, kind: type) -> object:
+        return kind if self._some and eager.region_bytes(self) else None  # type: ignore[arg-type]
+
+
+def steps(link: Any, operation: str, algorithm: str | None, x: Any, op: ReduceOp = ReduceOp.SUM) -> Any:
+    """Return the function that a call runs."""
+    return plan.make(link, operation, algorithm, x, x, op).steps
+
+
 def test_on_a_node_most_arrays_go_through_its_memory(world: Any) -> None:
     link = default_group().link
     short, long = np.zeros(10), np.zeros(1 << 20)
-    one, two = (one_shot, two_shot) if world.size > 1 else (native, native)
-    assert plan.choose("all_reduce", link, short, ReduceOp.SUM) is one.all_reduce
-    assert plan.choose("all_reduce", link, long, ReduceOp.SUM) is two.all_reduce
+    found = plan.make(link, "all_reduce", None, short, short, ReduceOp.SUM)
+    assert found.steps is native.all_reduce if world.size == 1 else found.run is not None
+    assert steps(link, "all_reduce", None, long) is (two_shot if world.size > 1 else native).all_reduce
+    assert plan.algorithm_of("all_reduce", link, short.nbytes) == ("one_shot" if world.size > 1 else "native")
     assert plan.algorithm_of("all_reduce", link, long.nbytes) == ("two_shot" if world.size > 1 else "native")
 
 
-def test_many_ranks_and_those_without_slots_send_messages() -> None:
-    assert plan._rows("all_reduce", (0,) * 8)[0][1] == "one_shot"
-    assert plan._rows("reduce", (0,) * 9)[0][1] == "native"
-    for nodes in [(0,) * 9, (0, 1)]:
-        assert all(name != "one_shot" for operation in plan.ONE_NODE for _, name in plan._rows(operation, nodes))
-
-    class Bare:
-        id, size, one_node, nodes, slots = -1, 2, True, (0, 0), None
-
-    assert plan.algorithm_of("all_reduce", Bare(), 8) == "native"  # type: ignore[arg-type]
+def test_many_ranks_and_those_without_eager_buffers_send_messages() -> None:
+    most = eager.MAX_RANKS
+    assert plan.rows("all_reduce", Pretended(*[0] * most))[0][1] == "one_shot"  # type: ignore[arg-type]
+    assert plan.rows("reduce", Pretended(*[0] * (most + 1)))[0][1] == "native"  # type: ignore[arg-type]
+    several: list[Any] = [Pretended(*[0] * (most + 1)), Pretended(0, 1), Pretended(0, 0, eager=False)]
+    for link in several:
+        assert all(name != "one_shot" for operation in plan.ONE_NODE for _, name in plan.rows(operation, link))
+        assert plan.algorithm_of("all_reduce", link, 8) == "native"
 
 
 def test_two_ranks_have_rows_of_their_own() -> None:
-    chosen = {
-        nodes: next(name for limit, name in plan._rows("broadcast", nodes) if limit >= 1 << 15)
-        for nodes in [(0, 0), (0, 0, 0), (0, 1)]
-    }
-    assert chosen == {(0, 0): "native", (0, 0, 0): "one_shot", (0, 1): "native"}
-    assert plan._rows("all_reduce", (0, 0)) == plan.ONE_NODE["all_reduce"]
+    links: dict[str, Any] = {"two": Pretended(0, 0), "three": Pretended(0, 0, 0), "apart": Pretended(0, 1)}
+    chosen = {name: plan.algorithm_of("broadcast", link, 1 << 15) for name, link in links.items()}
+    assert chosen == {"two": "native", "three": "one_shot", "apart": "native"}
+    assert plan.rows("all_reduce", links["two"]) == plan.ONE_NODE["all_reduce"]
 
 
 def test_what_mpi_does_not_define_is_exchanged() -> None:
     link, half = default_group().link, np.zeros(10, np.float16)
-    assert plan.choose("all_reduce", link, half, ReduceOp.SUM, "native") is exchange.all_reduce
-    assert plan.choose("reduce", link, np.zeros(10), ReduceOp.MAX, "native") is exchange.reduce
+    assert steps(link, "all_reduce", "native", half) is exchange.all_reduce
+    assert steps(link, "reduce", "native", np.zeros(10), ReduceOp.MAX) is exchange.reduce
 
 
 def test_what_mpi_does_not_define_goes_by_tree_where_it_is_short_and_ranks_are_many() -> None:
-    class Several:
-        id, size, one_node, nodes, slots = -2, 9, False, (0,) * 8 + (1,), None
+    several, fewer, one_node = Pretended(*[0] * 8, 1), Pretended(*[0] * 7, 1), Pretended(*[0] * 9)
 
-    class Fewer:
-        id, size, one_node, nodes, slots = -3, 8, False, (0,) * 7 + (1,), None
-
-    class OneNode:
-        id, size, one_node, nodes, slots = -4, 9, True, (0,) * 9, None
-
-    def chosen(link: Any, dtype: str, size_bytes: int, operation: str = "all_reduce") -> Any:
+    def chosen(
+        link: Any, dtype: str, size_bytes: int, operation: str = "all_reduce", algorithm: str | None = "native"
+    ) -> Any:
         x = np.zeros(size_bytes // np.dtype(dtype).itemsize, dtype)
-        return plan.choose(operation, link, x, ReduceOp.MAX, "native")
+        return steps(link, operation, algorithm, x, ReduceOp.MAX)
 
     short, long = fallback.SHORT_BYTES, fallback.SHORT_BYTES + 4
-    assert chosen(Several, "float32", short) is tree.all_reduce
-    assert chosen(Several, "float32", short, "reduce") is tree.reduce
-    assert chosen(Several, "float32", long) is exchange.all_reduce
-    assert chosen(Several, "float32", short, "reduce_scatter") is exchange.reduce_scatter
-    assert chosen(Several, "int32", short) is native.all_reduce
-    assert chosen(Fewer, "float32", short) is exchange.all_reduce
-    assert chosen(OneNode, "float32", short) is exchange.all_reduce
-    several: Any = Several
-    limits = [
-        limit for limit, _ in plan._plan((-2, "all_reduce", np.dtype("f2"), ReduceOp.SUM, np.ndarray, None), several)
-    ]
-    assert limits == [short, 64 << 10, plan.ANY_SIZE], "the table's own rows go on after the short arrays"
+    assert chosen(several, "float32", short) is tree.all_reduce
+    assert chosen(several, "float32", short, "reduce") is tree.reduce
+    assert chosen(several, "float32", long) is exchange.all_reduce
+    assert chosen(several, "float32", short, "reduce_scatter") is exchange.reduce_scatter
+    assert chosen(several, "int32", short) is native.all_reduce
+    assert chosen(fewer, "float32", short) is exchange.all_reduce
+    assert chosen(one_node, "float32", short) is exchange.all_reduce
+    by_size = [chosen(several, "float16", size, algorithm=None) for size in (short, long, 64 << 10, 128 << 10)]
+    expected = [tree.all_reduce, exchange.all_reduce, exchange.all_reduce, hierarchical.all_reduce]
+    assert by_size == expected, "the table's own rows go on after the short arrays"
 
 
 def test_deterministic_keeps_mpi_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
     plan.forget()
     link = default_group().link
-    assert plan.choose("all_reduce", link, np.zeros(10), ReduceOp.SUM, "native") is exchange.all_reduce
+    assert steps(link, "all_reduce", "native", np.zeros(10)) is exchange.all_reduce
 
 
 def test_the_environment_overrides(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +119,7 @@ def test_the_environment_overrides(world: Any, monkeypatch: pytest.MonkeyPatch) 
     plan.forget()
     x = np.arange(10.0) + world.rank
     if world.size > 1:
-        assert plan.choose("all_reduce", default_group().link, x, ReduceOp.SUM) is ring.all_reduce
+        assert steps(default_group().link, "all_reduce", None, x) is ring.all_reduce
         assert plan.algorithm_of("broadcast", default_group().link, 8) == "two_shot"
     dist.all_reduce(x)
     assert (x == np.arange(10.0) * world.size + sum(range(world.size))).all()
@@ -129,12 +135,8 @@ def test_a_wrong_override_says_what_is_there(text: str, monkeypatch: pytest.Monk
 def test_shared_memory_is_refused_across_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:two_shot")
     plan.forget()
-
-    class Apart:
-        size, one_node = 4, False
-
     with pytest.raises(ValueError, match="several"):
-        plan.algorithm_of("all_reduce", Apart(), 1)  # type: ignore[arg-type]
+        plan.algorithm_of("all_reduce", Pretended(0, 0, 1, 1), 1)  # type: ignore[arg-type]
 
 
 def test_the_argument_goes_before_table_and_environment(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +144,8 @@ def test_the_argument_goes_before_table_and_environment(world: Any, monkeypatch:
     plan.forget()
     link, x = default_group().link, np.ones(10)
     if world.size > 1:
-        assert plan.choose("all_reduce", link, x, ReduceOp.SUM, "ring") is ring.all_reduce
-    assert plan.choose("all_reduce", link, x, ReduceOp.SUM).__module__.endswith("tree" if world.size > 1 else "native")
+        assert steps(link, "all_reduce", "ring", x) is ring.all_reduce
+    assert steps(link, "all_reduce", None, x) is (tree if world.size > 1 else native).all_reduce
     ones = np.ones(world.size)
     for name in ("ring", "one_shot", "two_shot", "exchange"):
         x = ones.copy()

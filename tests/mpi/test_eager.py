@@ -1,7 +1,8 @@
-"""Slots: ranks that run ahead, arrive late, call different things or leave, and short arrays of all kinds."""
+"""Eager buffers: ranks that run ahead, arrive late, call different things or leave, and short arrays of all kinds."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from pathlib import Path
@@ -11,23 +12,33 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
+from mpiddp.algorithms.one_shot import OneShot
 from mpiddp.mpi import operation
-from mpiddp.shm import eager as slots
+from mpiddp.shm import eager
+from mpiddp.shm.eager import EagerBuffers
 
 from .inputs import Op
 
-FULL = slots.SLOT_BYTES // 8
-"""Numbers of float64 that fill a slot."""
+FULL = eager.BUFFER_BYTES // 8
+"""Numbers of float64 that fill a buffer."""
 
 
 @pytest.fixture
 def group(world):
     made = dist.new_group()
-    if made.link.slots is None:
+    if made.link.find(EagerBuffers) is None:
         dist.destroy_process_group(made)
         pytest.skip("one rank has none, and neither have ranks of several nodes and processors that reorder stores")
     yield made
     dist.destroy_process_group(made)
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """A list that grows by one with every round that any group begins."""
+    rounds, begin = [], EagerBuffers.begin
+    monkeypatch.setattr(EagerBuffers, "begin", lambda self, *args: rounds.append(1) or begin(self, *args))
+    return rounds
 
 
 def test_roots_that_run_ahead_overwrite_nothing_unread(world, group):
@@ -60,18 +71,17 @@ def test_roots_that_run_ahead_overwrite_nothing_unread(world, group):
         assert (x == expected).all()
 
 
-def test_numbers_of_turns_go_beyond_what_a_byte_holds(group):
-    before = group.link.slots._number
+def test_numbers_of_rounds_go_beyond_what_a_byte_holds(group, begun):
     for _ in range(300):
         dist.barrier(group)
     x = np.ones(3)
     dist.all_reduce(x, group=group)
-    assert group.link.slots._number == before + 301
+    assert len(begun) == 301
     assert (x == group.size()).all()
 
 
 @pytest.mark.parametrize("count", [FULL - 1, FULL, FULL + 1, 5 * FULL - 77])
-def test_at_the_length_of_a_slot(world, group, count):
+def test_at_the_length_of_a_buffer(world, group, count):
     rng = np.random.default_rng(count)
     rows = rng.standard_normal((world.size, count))
     x = rows[world.rank].copy()
@@ -97,7 +107,7 @@ def test_a_wait_for_each_piece_is_one_wait(world, group):
         if world.rank == 0:
             time.sleep(1e-3)
         dist.all_reduce(np.ones(3 * FULL), group=group, algorithm="one_shot")
-        assert not operation.waiting and group.link.call[1] is None
+        assert not operation.waiting and not group.link.busy
 
 
 def test_arrays_of_no_and_of_several_dimensions(world, group):
@@ -118,7 +128,7 @@ def test_a_factor_leaves_what_was_given_alone(world, group):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_different_calls_at_once_are_an_error_on_every_rank(world, group, late):
-    """Where the calls are of short arrays, so that no rank puts anything on the board before it waits."""
+    """Where the calls are of short arrays, so that no rank publishes anything else before it waits."""
     odd = world.rank == world.size - 1
     if late and odd:
         time.sleep(0.05)
@@ -135,7 +145,7 @@ def test_different_calls_at_once_are_an_error_on_every_rank(world, group, late):
 
 
 def test_a_rank_that_is_slow_to_find_out_is_not_ended_by_its_watchdog(world, group, monkeypatch):
-    monkeypatch.setattr(slots, "_CHECK_S", 1.2)  # the watchdog has looked twice by then
+    monkeypatch.setattr(eager, "_CHECK_S", 1.2)  # the watchdog has looked twice by then
     with pytest.raises(dist.MismatchError, match=r"(?s)rank 0 calls all_reduce #1 of 4 .*calls barrier #1"):
         if world.rank == 0:
             dist.all_reduce(np.ones(4), group=group)
@@ -144,8 +154,8 @@ def test_a_rank_that_is_slow_to_find_out_is_not_ended_by_its_watchdog(world, gro
     dist.barrier()
 
 
-def test_a_short_call_against_one_that_has_no_slots(world, group):
-    """One waits in its slot and puts it on the board late, the other has gone there first, or comes later."""
+def test_a_short_call_against_one_that_is_not_eager(world, group):
+    """One waits in its round and publishes its call late, the other has published first, or comes later."""
     odd = world.rank == world.size - 1
     with pytest.raises(dist.MismatchError, match=r"(?s)barrier #1.*all_gather #1|all_gather #1.*barrier #1"):
         if odd:
@@ -157,12 +167,13 @@ def test_a_short_call_against_one_that_has_no_slots(world, group):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_root_that_does_not_wait_against_a_call_that_has_no_slots(world, group, late):
-    """It has gone on before they come, or comes when they wait in MPI: they hear of it all the same."""
+def test_a_root_that_does_not_wait_against_a_call_that_is_not_eager(world, group, late):
+    """It has gone on before they come, or comes when they wait in MPI: all that come to know of both calls raise."""
     if world.rank == 0:
         if late:
             dist.barrier()
-        dist.broadcast(np.ones(2), 0, group)
+        with pytest.raises(dist.MismatchError) if late else contextlib.nullcontext():
+            dist.broadcast(np.ones(2), 0, group)
     if not late:
         dist.barrier()
     if world.rank != 0:
@@ -175,7 +186,7 @@ def test_a_root_that_does_not_wait_against_a_call_that_has_no_slots(world, group
     dist.barrier()
 
 
-def test_who_is_ahead_finds_out_about_an_old_turn(world, group):
+def test_who_is_ahead_finds_out_about_an_old_round(world, group):
     """The root of broadcasts goes on until it may not be further ahead; operations have the numbers of the group's."""
     dist.all_gather([np.empty(2) for _ in range(world.size)], np.ones(2), group)
     with pytest.raises(dist.MismatchError, match=r"(?s)broadcast #2 .*barrier #2"):
@@ -207,14 +218,14 @@ def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group,
     x = np.ones(2 * FULL)
     if world.rank == 0:
 
-        def interrupt():
+        def interrupt(happened):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(group.link.slots, "linger", interrupt)
+            patched.setattr(group.link.find(EagerBuffers), "spin", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 dist.all_reduce(x, group=group, algorithm="one_shot")
-        assert not operation.waiting and group.link.call[1] is None
+        assert not operation.waiting and not group.link.busy
         dist.barrier()
     else:
         dist.barrier()
@@ -238,7 +249,7 @@ def test_an_asynchronous_call_shows_its_array_at_once(world, group):
 
 
 @pytest.mark.parametrize("dtype", ["U20000", "V80000", "M8[s]"])
-def test_elements_longer_than_a_slot(world, group, dtype):
+def test_elements_longer_than_a_buffer(world, group, dtype):
     rows = [
         np.frombuffer(np.full(np.dtype(dtype).itemsize, 1 + rank, np.uint32), dtype, 1) for rank in range(world.size)
     ]
@@ -266,11 +277,15 @@ def test_messages_on_their_way_move_while_a_rank_waits(world, group):
 
 
 def test_many_shapes_are_forgotten(group):
+    def kept():
+        return sum(type(each) is OneShot for each in gc.get_objects())
+
+    before = kept()
     for count in range(600):
         x = np.ones(count, np.int16)
         dist.all_reduce(x, group=group)
         assert (x == group.size()).all()
-    assert len(group.link.slots.known) <= 256
+    assert kept() <= before + 256
 
 
 def test_calls_like_an_earlier_one_are_checked_like_it(world, group):
@@ -303,19 +318,19 @@ def test_calls_like_an_earlier_one_are_checked_like_it(world, group):
     assert group.link.sequence == before
 
 
-def test_what_is_asked_for_later_holds_for_calls_like_an_earlier_one(group, monkeypatch):
+def test_what_is_asked_for_later_holds_for_calls_like_an_earlier_one(group, begun, monkeypatch):
     x = np.ones(3)
     dist.all_reduce(x, group=group)
     dist.all_reduce(x, group=group)
-    before = group.link.slots._number
+    assert len(begun) == 2
     monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:ring")
     plan.forget()
     try:
         dist.all_reduce(x, group=group)
     finally:
-        monkeypatch.undo()
+        monkeypatch.delenv("MPIDDP_ALGORITHM")
         plan.forget()
-    assert group.link.slots._number == before
+    assert len(begun) == 2
     assert (x == group.size() ** 3).all()
 
 
@@ -338,12 +353,16 @@ def test_memory_is_given_back_at_once(world):
         gc.enable()
 
 
-def test_without_ordered_stores_there_are_none(world, monkeypatch):
-    monkeypatch.setattr(slots, "ORDERED", False)
+@pytest.mark.parametrize("reason", ["stores in another order", "MPIDDP_EAGER=0"])
+def test_without_eager_buffers(world, begun, monkeypatch, reason):
+    if reason == "MPIDDP_EAGER=0":
+        monkeypatch.setenv("MPIDDP_EAGER", "0")
+    else:
+        monkeypatch.setattr(eager, "_ORDERED", False)
     made = dist.new_group()
-    assert made.link.slots is None
+    assert made.link.find(EagerBuffers) is None
     x = np.ones(3)
     dist.all_reduce(x, group=made)
     dist.barrier(made)
-    assert (x == world.size).all()
+    assert (x == world.size).all() and not begun
     dist.destroy_process_group(made)
