@@ -21,11 +21,11 @@ from mpiddp.mpi import message
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, movable
-from mpiddp.mpi.reduction import ReduceOp, premultiply
+from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
-from .local_reduce import accumulated_in, bounds, reduce_rows
+from .local_reduce import accumulated_in, bounds, reduce_rows, widened
 
 
 def slice_sizes(x: Array, parts: int) -> list[int]:
@@ -44,30 +44,32 @@ def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], d
     divisor : int
         What ``AVG`` divides by; 1 where a larger reduction does it.
     """
+    sent = x if op.factor is None else widened(op, x)
+    sent_sizes = [size // x.itemsize * sent.itemsize for size in sizes]
     mine = np.empty(sizes[link.rank] // x.itemsize, accumulated_in(x.dtype))
-    rows = np.empty((link.size, mine.size), x.dtype)
-    sent = x
-    if op.factor is not None:
-        sent = x.copy()
-        premultiply(op, sent)
+    rows = np.empty((link.size, mine.size), sent.dtype)
     yield link.now.Ialltoallv(
-        (as_bytes(sent), sizes, None, MPI.BYTE), (as_bytes(rows), [sizes[link.rank]] * link.size, None, MPI.BYTE)
+        (as_bytes(sent), sent_sizes, None, MPI.BYTE), (as_bytes(rows), [rows[0].nbytes] * link.size, None, MPI.BYTE)
     )
     reduce_rows(op, list(rows), (mine,), divisor)
     return mine
 
 
 def in_turn(steps: Callable[[Channel, Array], Steps], link: Channel, x: Array) -> Steps:
-    """Run steps on pieces of ``x``, one after the other, whose bytes MPI can count."""
-    flat, step = x.reshape(-1), max(message.MAX_COUNT // x.itemsize, 1)
+    """Run steps on pieces of ``x``, one after the other, whose bytes MPI can count, also where they are widened."""
+    flat, step = x.reshape(-1), max(message.MAX_COUNT // accumulated_in(x.dtype).itemsize, 1)
     for start in range(0, x.size, step):
         yield from steps(link, flat[start : start + step])
         link = link.after()
 
 
+def _is_long(x: Array) -> bool:
+    return x.size * accumulated_in(x.dtype).itemsize > message.MAX_COUNT
+
+
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks, in place."""
-    if x.nbytes > message.MAX_COUNT and x.size > 1:
+    if _is_long(x) and x.size > 1:
         yield from in_turn(lambda link, piece: all_reduce(link, piece, op), link, x)
         return
     sizes = slice_sizes(x, link.size)
@@ -77,7 +79,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
     """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
-    if x.nbytes > message.MAX_COUNT and x.size > 1:
+    if _is_long(x) and x.size > 1:
         yield from in_turn(lambda link, piece: reduce(link, piece, root, op), link, x)
         return
     sizes = slice_sizes(x, link.size)
@@ -88,17 +90,15 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
-    if x.nbytes > message.MAX_COUNT and output.size > 1:
+    if _is_long(x) and output.size > 1:
         blocks, results = x.reshape(link.size, -1), output.reshape(-1)
-        step = max(message.MAX_COUNT // blocks[:, :1].nbytes, 1)
+        step = max(message.MAX_COUNT // (link.size * accumulated_in(x.dtype).itemsize), 1)
         for start in range(0, output.size, step):
             piece = np.ascontiguousarray(blocks[:, start : start + step])
             yield from reduce_scatter(link, results[start : start + step], piece, op)
             link = link.after()
         return
-    rows = np.empty((link.size, output.size), x.dtype)
-    if op.factor is not None:
-        x = x.copy()
-        premultiply(op, x)
-    yield link.now.Ialltoall(movable(x), movable(rows))
+    sent = x if op.factor is None else widened(op, x)
+    rows = np.empty((link.size, output.size), sent.dtype)
+    yield link.now.Ialltoall(movable(sent), movable(rows))
     reduce_rows(op, list(rows), (output.reshape(-1),), link.size)

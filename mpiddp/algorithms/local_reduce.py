@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.device import array_namespace
 from mpiddp.device.half import assign, converted
-from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half, premultiply
+from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half, premultiply, scale
 from mpiddp.typing import Array
 
 CHUNK_BYTES = 1 << 17
@@ -54,8 +53,8 @@ def reduce_rows(
         What each row is multiplied with first (``PREMUL_SUM``).
     """
     dtype, count = rows[0].dtype, rows[0].size
-    scale = _common_scale(factors)
-    if scale is not None:
+    common = _common_scale(factors)
+    if common is not None:
         factors = None
     wide = accumulated_in(dtype)
     step = max(min(CHUNK_BYTES, CACHE_BYTES // len(rows)) // dtype.itemsize, 1)
@@ -72,7 +71,7 @@ def reduce_rows(
         accumulator = targets[0] if in_place or spare is None else spare[0, : parts[0].size]
         if changing:
             assert spare is not None
-            _fold_converted(op, parts, accumulator, spare[1, : parts[0].size], factors)
+            _combine_converted(op, parts, accumulator, spare[1, : parts[0].size], factors)
         elif len(parts) == 1:
             accumulator[...] = parts[0]
         else:
@@ -80,8 +79,8 @@ def reduce_rows(
             for part in parts[2:]:
                 combine(op, accumulator, part, accumulator)
         finish(op, accumulator, size)
-        if scale is not None:
-            accumulator *= accumulator.dtype.type(scale)
+        if common is not None:
+            scale(accumulator, common, accumulator)
         for out in targets[1:] if in_place else targets:
             assign(out, accumulator)
 
@@ -96,20 +95,19 @@ def _common_scale(factors: Sequence[float] | None) -> float | None:
     return factors[0]
 
 
-def _fold_converted(
+def _combine_converted(
     op: ReduceOp, parts: Sequence[Array], accumulator: Array, spare: Array, factors: Sequence[float] | None
 ) -> None:
     """Combine parts that change first: to float32, or by their ranks' factors."""
-    xp = array_namespace(accumulator)
     for index, part in enumerate(parts):
         target = spare if index else accumulator
         if factors is None:
             assign(target, part)
         elif part.dtype == target.dtype:
-            xp.multiply(part, target.dtype.type(factors[index]), out=target)
+            scale(part, factors[index], target)
         else:
             assign(target, part)
-            xp.multiply(target, target.dtype.type(factors[index]), out=target)
+            scale(target, factors[index], target)
         if index:
             combine(op, accumulator, spare, accumulator)
 

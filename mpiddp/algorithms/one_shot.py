@@ -31,7 +31,7 @@ from mpiddp.mpi.requests import READY, Steps
 from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, Round
 from mpiddp.typing import Array
 
-from .local_reduce import reduce_rows
+from .local_reduce import accumulated_in, reduce_rows
 
 Cut = Callable[[Array], Array]
 """Takes a piece out of an array."""
@@ -90,7 +90,7 @@ class OneShot:
         self._link, self._eager, self._monitor, self._call = link, eager, monitor, call
         self._record = call.pack(0)[8:]  # what follows the sequence number
         self._output, self._input = places
-        self._distinct = places[0] != places[1] and x.nbytes > BUFFER_BYTES
+        self._distinct = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES
         self._shots = list(_SHOTS[operation](link, eager, output, x, op, root))
 
     def run(self, label: str, args: Sequence[Any]) -> None:
@@ -184,12 +184,13 @@ def _in_place(
 ) -> Iterator[Shot]:
     """Broadcast, all-reduce and reduce: the result goes where the input was."""
     cuts: Iterable[Cut] = (_whole,)
-    if x.nbytes > BUFFER_BYTES:
+    itemsize = _shown_in(x.dtype, op).itemsize
+    if x.size * itemsize > BUFFER_BYTES:
         flat = _flat(x)
-        cuts = (functools.partial(_piece, piece) for piece in _pieces(flat.size, flat.itemsize))
+        cuts = (functools.partial(_piece, piece) for piece in _pieces(flat.size, min(itemsize, BUFFER_BYTES)))
     for cut in cuts:
         part = cut(x)
-        rounds = eager.rounds(part.shape, part.dtype)
+        rounds = eager.rounds(part.shape, _shown_in(part.dtype, op))
         if op is None and root == link.rank:
             yield Shot(rounds, cut, cut, None, None, None)
         elif op is None:
@@ -218,14 +219,14 @@ def _reduce_scatter(
     link: Link, eager: EagerBuffers, output: Array, x: Array, op: ReduceOp | None, root: int
 ) -> Iterator[Shot]:
     assert op is not None
-    reduction = _reduction(op, x.dtype)
-    if x.nbytes <= BUFFER_BYTES:
-        rounds = _own_blocks(link, eager.rounds(x.shape, x.dtype), output.shape)
+    reduction, shown_in = _reduction(op, x.dtype), _shown_in(x.dtype, op)
+    if x.size * shown_in.itemsize <= BUFFER_BYTES:
+        rounds = _own_blocks(link, eager.rounds(x.shape, shown_in), output.shape)
         yield Shot(rounds, _whole, _whole, _factor(op), eager.all_arrived, reduction)
         return
-    for piece in _pieces(output.size, x.itemsize * link.size):
+    for piece in _pieces(output.size, shown_in.itemsize * link.size):
         length = piece.stop - piece.start
-        rounds = _own_blocks(link, eager.rounds((link.size, length), x.dtype), (length,))
+        rounds = _own_blocks(link, eager.rounds((link.size, length), shown_in), (length,))
         shown = functools.partial(_columns, link.size, piece)
         yield Shot(rounds, shown, functools.partial(_piece, piece), _factor(op), eager.all_arrived, reduction)
 
@@ -266,6 +267,11 @@ _SHOTS: dict[str, Callable[[Link, EagerBuffers, Array, Array, ReduceOp | None, i
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
 }
+
+
+def _shown_in(dtype: np.dtype[Any], op: ReduceOp | None) -> np.dtype[Any]:
+    """Return the type in which a rank shows its array: that of the sums, where its factor comes first."""
+    return dtype if op is None or op.factor is None else accumulated_in(dtype)
 
 
 def _factor(op: ReduceOp) -> Callable[[Array], None] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -98,8 +99,7 @@ class Future:
                 raise RuntimeError("Future can only be marked completed once, and this one has its value or error")
             self._value, self._error, self._finished = value, error, True
             callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            _call(callback, self)
+        call_all([functools.partial(_call, callback, self) for callback in callbacks])
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
         """Call ``callback(self)`` when the value or an error is there; an error of its own is logged."""
@@ -124,6 +124,18 @@ class Future:
 
         self.add_done_callback(run)
         return outcome
+
+
+def call_all(callbacks: Sequence[Callable[[], object]]) -> None:
+    """Call all of them, and then raise the first error."""
+    first: BaseException | None = None
+    for callback in callbacks:
+        try:
+            callback()
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _call(callback: Callable[[Future], object], future: Future) -> None:

@@ -166,18 +166,31 @@ def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
     getattr(array_namespace(a), _COMBINE[op.name])(a, b, out=out)
 
 
+def scale(x: Array, factor: float, out: Array) -> None:
+    """Multiply ``x`` by a real factor into ``out``, which may be ``x``.
+
+    NumPy would make the factor complex for a complex array, and infinity times the imaginary zero is NaN.
+    """
+    multiply = array_namespace(x).multiply
+    if x.dtype.kind == "c":
+        for part, target in ((x.real, out.real), (x.imag, out.imag)):
+            multiply(part, part.dtype.type(factor), out=target)
+    else:
+        multiply(x, x.dtype.type(factor), out=out)
+
+
 def premultiply(op: ReduceOp, x: Array) -> None:
     """Apply the part of ``op`` that comes before anything is sent: the factor of ``PREMUL_SUM``."""
     if op.factor is not None and op.factor != 1:  # as in a data parallel model on one rank: nothing to compute
-        array_namespace(x).multiply(x, x.dtype.type(op.factor), out=x)
+        scale(x, op.factor, x)
 
 
 def finish(op: ReduceOp, x: Array, size: int) -> None:
     """Apply the part of ``op`` that comes after the sum over ``size`` ranks: the division of ``AVG``."""
     if op.name != "AVG" or size == 1:
         return
-    xp = array_namespace(x)
     if size & (size - 1) == 0:  # the same bits, faster
-        xp.multiply(x, x.dtype.type(1 / size), out=x)
-    else:
-        xp.divide(x, x.dtype.type(size), out=x)
+        scale(x, 1 / size, x)
+        return
+    for part in (x.real, x.imag) if x.dtype.kind == "c" else (x,):
+        array_namespace(x).divide(part, part.dtype.type(size), out=part)

@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import requests
-from .future import Future, Promised
+from .future import Future, Promised, call_all
 from .operation import Operation
 from .requests import Awaited, Steps, activate, deactivate, poll, seconds, wait_for
 
@@ -88,14 +88,7 @@ class Work:
         callbacks, self._callbacks = self._callbacks, ()
         if callbacks:
             self._check = None  # they may change the arrays
-        first: BaseException | None = None
-        for callback in callbacks:
-            try:
-                callback()
-            except BaseException as error:
-                first = first or error
-        if first is not None:
-            raise first
+        call_all(callbacks)
 
     def advance(self) -> bool:
         """Run the steps that need not wait; return whether the operation has finished."""

@@ -176,7 +176,7 @@ class Reducer:
             bucket.buffer()[...] = np.nan
             bucket.pending = 0
         self._send_complete()
-        self._agree_on_use(())
+        self._agree_on_use((), complete=False)
         self._wait()
         self._count_backward(self.layout.order)
 
@@ -286,16 +286,22 @@ class Reducer:
         if not self.layout.settled:
             self.layout.settle(None if self._find_unused else order)
 
-    def _agree_on_use(self, unused: Sequence[int]) -> Array | None:
-        """Return, for each parameter, whether any rank has a gradient for it; None where all ranks must."""
+    def _agree_on_use(self, unused: Sequence[int], *, complete: bool = True) -> Array | None:
+        """Return, for each parameter, whether any rank has a gradient for it; None where all ranks must.
+
+        A static graph is learned from a backward that is complete on all ranks.
+        """
         if not (self._find_unused or self._static_graph):
             return None
         if self._used_somewhere is None or not self._static_graph:
-            used = np.ones(len(self._parameters), dtype=bool)
+            used = np.ones(len(self._parameters) + 1, dtype=bool)
             used[list(unused)] = False
+            used[-1] = not complete
             if not self._skip_unused:
                 all_reduce(used, ReduceOp.MAX, self._group)
-            self._used_somewhere = used
+            if used[-1]:
+                return used[:-1]
+            self._used_somewhere = used[:-1]
         return self._used_somewhere
 
     def _wait(self) -> None:
