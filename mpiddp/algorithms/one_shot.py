@@ -184,10 +184,10 @@ def _in_place(
 ) -> Iterator[Shot]:
     """Broadcast, all-reduce and reduce: the result goes where the input was."""
     cuts: Iterable[Cut] = (_whole,)
-    itemsize = _shown_in(x.dtype, op).itemsize
-    if x.size * itemsize > BUFFER_BYTES:
+    if x.size * _shown_in(x.dtype, op).itemsize > BUFFER_BYTES:
         flat = _flat(x)
-        cuts = (functools.partial(_piece, piece) for piece in _pieces(flat.size, min(itemsize, BUFFER_BYTES)))
+        pieces = _pieces(flat.size, _shown_in(flat.dtype, op).itemsize)
+        cuts = (functools.partial(_piece, piece) for piece in pieces)
     for cut in cuts:
         part = cut(x)
         rounds = eager.rounds(part.shape, _shown_in(part.dtype, op))

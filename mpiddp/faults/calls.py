@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +29,7 @@ from mpiddp.errors import MismatchError
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.message import code_name, dtype_code, dtype_layout
 from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp
+from mpiddp.shm.eager import ORDERED
 from mpiddp.typing import Array
 
 ANY_COUNT = -1
@@ -41,6 +43,9 @@ _PACKED = struct.Struct("<qQqq")
 RECORD = np.dtype([("sequence", "<i8"), ("kind", "<u8"), ("count", "<i8"), ("root", "<i8")])
 """A packed call."""
 _NUMBER_BYTES = 8
+_ERASED = bytes(_NUMBER_BYTES)
+_WRITTEN_S = 1e-3
+"""Time after which a store has reached the other processors, where they do not see stores in order."""
 # Stands before the number in memory, so that no count is taken for it.
 _MARK = 0x5EA1 << 40
 _ROWS = mmap.PAGESIZE // _PACKED.size
@@ -218,9 +223,9 @@ class Calls(Resource):
 
     Notes
     -----
-    A row has one record of every rank: that whose sequence gives this remainder. A record's number is stored last, so a
-    record that is seen with its number is whole where the processor shows stores in order; elsewhere a mismatch is only
-    believed when it is seen again some time later. A row is used again after a page's worth of calls: of a rank that is
+    A row has one record of every rank: that whose sequence gives this remainder. A record's number is erased first and
+    stored last, so a record whose number is the same before and after it is read is whole where the processor shows
+    stores in order; elsewhere a mismatch is believed when it is seen again some time later. A row is used again after a page's worth of calls: of a rank that is
     further ahead than that, as the root of many broadcasts may be, nothing is found out here.
     """
 
@@ -252,6 +257,7 @@ class Calls(Resource):
         record = _PACKED.pack(_MARK | sequence, *call)
         start = sequence % _ROWS * self._row_bytes
         own = start + self._own
+        self._memory[own : own + _NUMBER_BYTES] = _ERASED
         self._memory[own + _NUMBER_BYTES : own + _PACKED.size] = record[_NUMBER_BYTES:]
         self._memory[own : own + _NUMBER_BYTES] = record[:_NUMBER_BYTES]
         if self._distant and not call.self_comparing:
@@ -275,6 +281,8 @@ class Calls(Resource):
             self._judge(sequence)
 
     def _judge(self, sequence: int) -> None:
+        if not ORDERED:
+            time.sleep(_WRITTEN_S)
         calls = self._row(sequence)
         number, mine = calls[self._rank]
         if number != sequence:
@@ -285,9 +293,11 @@ class Calls(Resource):
                 raise mismatch(self._link, own, mine.text(sequence), other, call.text(sequence))
 
     def _row(self, sequence: int) -> list[tuple[int, Call]]:
+        row = self._table[sequence % _ROWS]
+        records, still = row.tolist(), row["sequence"].tolist()  # a record was not changed while it was read
         return [
-            (number & ~_MARK if number & _MARK == _MARK else 0, Call(*fields))
-            for number, *fields in self._table[sequence % _ROWS].tolist()
+            (number & ~_MARK if number & _MARK == _MARK and number == again else 0, Call(*fields))
+            for (number, *fields), again in zip(records, still, strict=True)
         ]
 
     def verify(self, sequence: int) -> None:

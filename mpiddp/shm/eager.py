@@ -6,7 +6,8 @@ ranks take part in every round, one after the other, and begin one when they hav
 may be written again when all ranks have arrived in the round after its last one.
 
 Python has no fences. A record is seen after the array, and a number after the rest of its record, because processors of
-the x86 family show a thread's stores to others in the program's order [1]_; there are no eager buffers elsewhere.
+the x86 family show a thread's stores to others in the program's order [1]_; there are no eager buffers elsewhere. The
+number of an old record is erased before the record is overwritten.
 
 References
 ----------
@@ -44,7 +45,7 @@ _NUMBER_BYTES = 8
 REGION_BYTES = mmap.PAGESIZE + _BUFFERS * BUFFER_BYTES
 """Memory of each rank, the records included."""
 
-_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 """Whether this processor shows stores in the program's order."""
 
 # The others are near, mostly: a rank looks this often before it waits in earnest, then yields its core after each
@@ -60,7 +61,7 @@ _CHECK_S = 1e-3
 
 def region_bytes(link: Link) -> int:
     """Return the memory that each rank of a group needs; 0 for a group without eager buffers."""
-    usable = link.one_node and 1 < link.size <= MAX_RANKS and _ORDERED and settings.eager()
+    usable = link.one_node and 1 < link.size <= MAX_RANKS and ORDERED and settings.eager()
     return REGION_BYTES if usable else 0
 
 
@@ -209,6 +210,7 @@ class EagerBuffers(Resource):
             current.own[...] = x
             if change is not None:
                 change(current.own)
+        self._words[current.own_number] = 0  # no record has half of another one under its number
         self._memory[current.own_call] = call
         self._words[current.own_number] = number
         self._records, self._expected = current.records, (number.to_bytes(8, "little") + call) * self._size
@@ -252,8 +254,9 @@ class EagerBuffers(Resource):
         found = []
         for number in range(self._number, max(self._number - _BUFFERS, 0), -1):
             records = list(_RECORD.iter_unpack(self._memory[self._records_of(number)]))
+            still = list(self._numbers[number % _BUFFERS])  # a record was not changed while it was read
             ranks = [self._rank, *(rank for rank in range(self._size) if rank != self._rank)]
-            found.append([(rank, *records[rank][1:]) for rank in ranks if records[rank][0] == number])
+            found.append([(rank, *records[rank][1:]) for rank in ranks if records[rank][0] == still[rank] == number])
         return found
 
     def close(self) -> None:
