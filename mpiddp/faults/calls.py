@@ -41,6 +41,7 @@ _PACKED = struct.Struct("<qQqq")
 RECORD = np.dtype([("sequence", "<i8"), ("kind", "<u8"), ("count", "<i8"), ("root", "<i8")])
 """A packed call."""
 _NUMBER_BYTES = 8
+_NO_NUMBER = bytes(_NUMBER_BYTES)
 # Stands before the number in memory, so that no count is taken for it.
 _MARK = 0x5EA1 << 40
 _ROWS = mmap.PAGESIZE // _PACKED.size
@@ -252,6 +253,7 @@ class Calls(Resource):
         record = _PACKED.pack(_MARK | sequence, *call)
         start = sequence % _ROWS * self._row_bytes
         own = start + self._own
+        self._memory[own : own + _NUMBER_BYTES] = _NO_NUMBER
         self._memory[own + _NUMBER_BYTES : own + _PACKED.size] = record[_NUMBER_BYTES:]
         self._memory[own : own + _NUMBER_BYTES] = record[:_NUMBER_BYTES]
         if self._distant and not call.self_comparing:
@@ -275,12 +277,13 @@ class Calls(Resource):
             self._judge(sequence)
 
     def _judge(self, sequence: int) -> None:
-        calls = self._row(sequence)
+        # A rank that is far ahead may be writing another call there, and has withdrawn the number before.
+        calls, again = self._row(sequence), self._row(sequence)
         number, mine = calls[self._rank]
         if number != sequence:
             return
         for rank, (arrived, call) in enumerate(calls):
-            if arrived == sequence and call.differs(mine):
+            if arrived == again[rank][0] == sequence and call.differs(mine):
                 own, other = self._ranks[self._rank], self._ranks[rank]
                 raise mismatch(self._link, own, mine.text(sequence), other, call.text(sequence))
 

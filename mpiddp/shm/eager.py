@@ -247,13 +247,20 @@ class EagerBuffers(Resource):
     def calls(self) -> list[list[tuple[int, int, int, int, int]]]:
         """Return, for each of the last rounds, the ranks that have arrived and their calls, this rank's first.
 
-        A call is (rank, sequence, kind, count, root). Ranks that are ahead of a round are left out.
+        A call is (rank, sequence, kind, count, root). A rank is left out when it may be writing its record of the round
+        that has the same buffers next: no rank can while this one is still in the round.
         """
         found = []
         for number in range(self._number, max(self._number - _BUFFERS, 0), -1):
+            arrived = list(self._numbers[number % _BUFFERS])  # before the calls, which are stored before them
             records = list(_RECORD.iter_unpack(self._memory[self._records_of(number)]))
+            latest = list(self._numbers[(number - 1) % _BUFFERS])  # after the calls, as is this rank's own number
+            limit = number + _BUFFERS - (number < self._number)
+            latest[self._rank] = self._number - 1
             ranks = [self._rank, *(rank for rank in range(self._size) if rank != self._rank)]
-            found.append([(rank, *records[rank][1:]) for rank in ranks if records[rank][0] == number])
+            whole = [rank for rank in ranks if arrived[rank] == number and latest[rank] < limit]
+            if whole[:1] == [self._rank]:
+                found.append([(rank, *records[rank][1:]) for rank in whole])
         return found
 
     def close(self) -> None:
