@@ -224,9 +224,10 @@ class Calls(Resource):
     Notes
     -----
     A row has one record of every rank: that whose sequence gives this remainder. A record's number is erased first and
-    stored last, so a record whose number is the same before and after it is read is whole where the processor shows
-    stores in order; elsewhere a mismatch is believed when it is seen again some time later. A row is used again after a page's worth of calls: of a rank that is
-    further ahead than that, as the root of many broadcasts may be, nothing is found out here.
+    stored last, so a record whose number is the same before and after it is read is whole, where the processor shows
+    stores in order; elsewhere a mismatch is believed when it is seen some time later. A row is used again after a
+    page's worth of calls: of a rank that is further ahead than that, as the root of many broadcasts may be, nothing is
+    found out here.
     """
 
     def __init__(self, link: Link, memory: mmap.mmap | bytearray) -> None:
@@ -293,11 +294,12 @@ class Calls(Resource):
                 raise mismatch(self._link, own, mine.text(sequence), other, call.text(sequence))
 
     def _row(self, sequence: int) -> list[tuple[int, Call]]:
+        """Return the sequence and the call of every rank's record; 0 where it is written just now."""
         row = self._table[sequence % _ROWS]
-        records, still = row.tolist(), row["sequence"].tolist()  # a record was not changed while it was read
+        before, records, after = row["sequence"].tolist(), row.tolist(), row["sequence"].tolist()
         return [
-            (number & ~_MARK if number & _MARK == _MARK and number == again else 0, Call(*fields))
-            for (number, *fields), again in zip(records, still, strict=True)
+            (first & ~_MARK if first & _MARK == _MARK and first == last else 0, Call(*fields))
+            for first, (_, *fields), last in zip(before, records, after, strict=True)
         ]
 
     def verify(self, sequence: int) -> None:

@@ -249,14 +249,17 @@ class EagerBuffers(Resource):
     def calls(self) -> list[list[tuple[int, int, int, int, int]]]:
         """Return, for each of the last rounds, the ranks that have arrived and their calls, this rank's first.
 
-        A call is (rank, sequence, kind, count, root). Ranks that are ahead of a round are left out.
+        A call is (rank, sequence, kind, count, root). A rank is left out when it may be writing its record of the round
+        that has the same buffers next: no rank can while this one is still in the round.
         """
         found = []
         for number in range(self._number, max(self._number - _BUFFERS, 0), -1):
+            # A record is whole if its number was there before it was read, and still is.
+            before = list(self._numbers[number % _BUFFERS])
             records = list(_RECORD.iter_unpack(self._memory[self._records_of(number)]))
-            still = list(self._numbers[number % _BUFFERS])  # a record was not changed while it was read
+            after = list(self._numbers[number % _BUFFERS])
             ranks = [self._rank, *(rank for rank in range(self._size) if rank != self._rank)]
-            found.append([(rank, *records[rank][1:]) for rank in ranks if records[rank][0] == still[rank] == number])
+            found.append([(rank, *records[rank][1:]) for rank in ranks if before[rank] == after[rank] == number])
         return found
 
     def close(self) -> None:

@@ -95,10 +95,8 @@ _by_number: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDiction
 def find(x: Array) -> Place:
     """Return the place of ``x`` in symmetric memory of this process, or `NOWHERE`."""
     base: Any = x.base
-    while type(base) is np.ndarray:
-        base = base.base
-    if type(base) is memoryview:  # as np.frombuffer leaves it
-        base = base.obj
+    while type(base) in (np.ndarray, memoryview):  # the second is of np.frombuffer
+        base = base.obj if type(base) is memoryview else base.base
     if type(base) is not mmap.mmap:
         return NOWHERE
     found = _of_mapping.get(base)

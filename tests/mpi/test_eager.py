@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import mpiddp as dist
 from mpiddp.algorithms import plan
 from mpiddp.algorithms.one_shot import OneShot
+from mpiddp.faults.calls import make_call
 from mpiddp.mpi import operation
 from mpiddp.shm import eager
 from mpiddp.shm.eager import EagerBuffers
@@ -233,6 +236,21 @@ def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group,
         dist.all_reduce(x, group=group, algorithm="one_shot")
         dist.all_reduce(x, group=group, algorithm="one_shot")
     dist.barrier()
+
+
+def test_a_record_that_is_half_written_is_no_mismatch():
+    """A rank that is ahead stores its next call before the number of the round, where its last call was."""
+    memory = mmap.mmap(-1, 2 * eager.REGION_BYTES)
+    ranks = [EagerBuffers(SimpleNamespace(rank=rank, size=2, later=None), memory, 0) for rank in range(2)]
+    rounds = [each.rounds((), np.dtype("u1")) for each in ranks]
+    for sequence in range(1, 5):
+        for each, own in zip(ranks, rounds, strict=True):
+            assert each.writable()
+            each.begin(own, make_call("barrier").pack(sequence), None, None)
+    ahead = rounds[1][5 % len(rounds[1])]
+    memory[ahead.own_call] = make_call("broadcast", root=1).pack(5)
+    compared = [[(rank, sequence) for rank, sequence, *_ in each] for each in ranks[0].calls()]
+    assert compared == [[(0, 4), (1, 4)], [(0, 3), (1, 3)], [(0, 2), (1, 2)], [(0, 1)]]
 
 
 def test_an_asynchronous_call_shows_its_array_at_once(world, group):
