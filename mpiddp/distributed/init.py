@@ -48,6 +48,16 @@ def _check_init_method(init_method: str | None, store: object) -> None:
         )
 
 
+def _check_comm(comm: object) -> None:
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise ValueError(
+            "comm must be the communicator that this rank is in, got MPI.COMM_NULL, as Split gives for MPI.UNDEFINED"
+            " and Create outside of the group: give these ranks a communicator too, such as that of another color"
+        )
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm must be an mpi4py intracommunicator such as MPI.COMM_WORLD, got {comm!r}")
+
+
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
@@ -95,13 +105,8 @@ def init_process_group(
     limit_s = seconds(timeout)
     timeout_s = settings.default_timeout_s() if limit_s is None else limit_s
     debug_level = settings.debug_level()
-    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
-        raise ValueError(
-            "comm must be the communicator that this rank is in, got MPI.COMM_NULL, as Split gives for MPI.UNDEFINED"
-            " and Create outside of the group: give these ranks a communicator too, such as that of another color"
-        )
-    if comm is not None and not isinstance(comm, MPI.Intracomm):
-        raise TypeError(f"comm must be an mpi4py intracommunicator such as MPI.COMM_WORLD, got {comm!r}")
+    if comm is not None:
+        _check_comm(comm)
     _choose_device(device_id)
     with time_limit(timeout_s, "init_process_group"):
         job = monitor.start(Claims(rank, world_size, own_comm=comm is not None))

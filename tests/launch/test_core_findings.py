@@ -112,6 +112,31 @@ print("right", flush=True)
 """
 )
 
+# Rank 0's first call waits for rank 1, which the main thread keeps waiting until it has made the second one.
+ONE_GROUP = (
+    SETUP
+    + """
+dist.init_process_group(timeout=10)
+x = np.ones({count})
+if rank == 0:
+    thread = threading.Thread(target=dist.all_reduce, args=(x,))
+    thread.start()
+    time.sleep(1)
+    try:
+        dist.barrier()
+    except dist.DistError as error:
+        print("refused:", error, flush=True)
+    dist.send(np.ones(1), 1)
+    thread.join()
+else:
+    dist.recv(np.ones(1), 0)
+    dist.all_reduce(x)
+assert (x == size).all()
+dist.barrier()
+print("right", flush=True)
+"""
+)
+
 # Rank 0 is a few calls ahead, and waits for nobody; so does rank 1, which finds all it needs. When they wait again, the
 # calls that differ are long past.
 DISAGREE = (
@@ -265,6 +290,7 @@ JOBS = {
     "threads, async, 300000": Job(IN_THREADS.format(call=ASYNC, count=300_000, calls=60)),
     "beside DDP": Job(BESIDE_DDP),
     "overlapping": Job(OVERLAPPING),
+    **{f"one group, {count}": Job(ONE_GROUP.format(count=count)) for count in (8, 300_000)},
     **{f"disagree, {name}": Job(DISAGREE.format(call=call)) for name, (call, _, _) in DISAGREEMENTS.items()},
     # They end within seconds, or hang.
     "stalled init": Job(STALLED_INIT, 15),
@@ -306,6 +332,13 @@ def test_thread_with_a_group_of_its_own_beside_ddp(jobs):
 
 def test_calls_of_two_threads_that_overlap_end_no_healthy_job(jobs):
     assert_right(jobs["overlapping"].result())
+
+
+@pytest.mark.parametrize("count", [8, 300_000])
+def test_two_threads_in_one_group_are_refused(jobs, count):
+    job = jobs[f"one group, {count}"].result()
+    assert_right(job)
+    assert job.stdout.count("is used by two threads at once, whose calls have no order that all ranks share") == 1, job
 
 
 @pytest.mark.parametrize("name", DISAGREEMENTS)

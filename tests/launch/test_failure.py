@@ -204,7 +204,10 @@ def test_blocking_operation_times_out(jobs):
     assert_ended(job)
     assert job.rc == 110, job
     reason = said(job)[0][-1]
-    assert reason.startswith("all_reduce #1 of float64 (3,) in the group of all 3 ranks did not finish in 1.5 s: "), job
+    assert reason.startswith(
+        "mpiddp.errors.DistTimeoutError: all_reduce #1 of float64 (3,) in the group of all 3 ranks did not finish in"
+        " 1.5 s (Timed out): "
+    ), job
     assert "rank 1 has begun 0 operations of this group; its program is at program.py:" in reason, job
     assert "rank 2" not in reason, job
 

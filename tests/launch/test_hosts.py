@@ -25,12 +25,11 @@ import json, os, socket, sys
 import numpy as np
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import world as runtime
-from mpiddp.shm import segment as symmetric
+from mpiddp.faults import monitor
+from mpiddp.shm import segment
 
 dist.init_process_group()
-world, link = runtime.start(), default_group().link
+world = monitor.current().world
 rank, size = dist.get_rank(), dist.get_world_size()
 node = world.local_ranks
 assert world.hosts[rank] == socket.gethostname()
@@ -42,11 +41,11 @@ x = dist.symmetric_empty(8)
 x[...] = rank
 dist.barrier()
 if len(node) > 1:
-    place = symmetric.find(x)
-    segment = symmetric.segment(place.segment)
+    place = segment.find(x)
+    shared = segment.segment(place.segment)
     for each in range(size):
         try:
-            seen = segment.view(each, place.offset, x.size, x.dtype)
+            seen = shared.view(each, place.offset, x.size, x.dtype)
         except KeyError:
             assert each not in node, (each, node)
         else:
@@ -200,7 +199,7 @@ SURVIVORS = """
 import json, os, signal, sys
 import numpy as np
 import mpiddp as dist
-from mpiddp.mpi import world as runtime
+from mpiddp.faults import monitor
 
 dist.init_process_group()
 me, victim = dist.get_rank(), int(sys.argv[1])
@@ -215,7 +214,7 @@ for step in range(60):
     except dist.RankFailedError as error:
         assert error.ranks == [victim], error.ranks
         dist.shrink_group(error.ranks)
-world = runtime.start()
+world = monitor.current().world
 if dist.get_rank() == 0:
     print(json.dumps({"hosts": world.hosts, "nodes": world.nodes}), flush=True)
 """

@@ -116,6 +116,14 @@ def test_no_library(ranks, tmp_path):
     assert job.stderr.count("pip install 'mpiddp[mpich]'") == 1 and "module load" in job.stderr, job
 
 
+def test_python_without_the_global_lock():
+    free_threaded = "import sysconfig\nsysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1\n"
+    job = python(free_threaded + INIT)
+    assert job.rc == 1 and "went on" not in job.stdout, job
+    assert "SetupError: mpiddp needs Python's global interpreter lock" in job.stderr, job
+    assert "this Python is a free-threaded build; use a build of the same version with the lock" in job.stderr, job
+
+
 def test_plain_launch_is_a_world_of_one():
     program = """
 import os

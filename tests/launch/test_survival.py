@@ -240,21 +240,21 @@ if me == victim:
 
 def test_death_that_one_meets_in_the_last_barrier_and_another_does_not():
     program = """
-from mpiddp.faults.shutdown import Leaving
+from mpiddp.faults.shutdown import Shutdown
 from mpiddp.mpi.lazy import MPI
 
-wait = Leaving._wait_for_all
+wait = Shutdown._wait_for_all
 
-def wait_and(self, world):
-    wait(self, world)
-    if size == world.size:
+def wait_and(self):
+    wait(self)
+    if size == self.job.world.size:
         dies()
         while me == 2:
             MPI.COMM_SELF.Iprobe()
-            world.deaths.look()
+            self.job.failures.raise_if_failed()
             time.sleep(0.01)
 
-Leaving._wait_for_all = wait_and
+Shutdown._wait_for_all = wait_and
 """
     job = mpirun(3, PROGRAM + program, 1, "SIGKILL")
     assert job.rc == 0, job
