@@ -1,4 +1,4 @@
-"""Defects of the communication core that a review has found, without a launcher of their own; see also tests/launch."""
+"""Defects that the communication core has had, without a launcher of their own; see also tests/launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ if importlib.util.find_spec("ml_dtypes"):
 )
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.xfail(strict=True, reason="C8: multiplied by a complex factor, and inf * 0j is no number")
 def test_infinity_of_a_complex_array_stays_one(world, op, dtype):
     x = np.array([np.inf + 0j, 1 + 1j], dtype)
     dist.all_reduce(x, op)
@@ -34,7 +33,6 @@ def test_infinity_of_a_complex_array_stays_one(world, op, dtype):
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.xfail(strict=True, reason="short arrays are multiplied in half precision, long ones in float32")
 def test_factor_of_half_types_gives_the_same_bits_in_arrays_of_any_length(world, dtype):
     # Each rank's own numbers, the same in a short array and all over a long one.
     row = np.random.default_rng(world.rank).standard_normal(64).astype(dtype)
@@ -47,10 +45,7 @@ def test_factor_of_half_types_gives_the_same_bits_in_arrays_of_any_length(world,
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("made", ["by hand", "by an operation"])
-def test_error_in_a_callback_does_not_lose_the_others(request, made, error):
-    if error is not ValueError:
-        reason = "an exception that is none of Exception ends the loop over the callbacks"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_error_in_a_callback_does_not_lose_the_others(made, error):
     called = []
 
     def fail(future):
@@ -84,7 +79,6 @@ class Branches(nn.Module):
         return self.used(x)
 
 
-@pytest.mark.xfail(strict=True, reason="the aborted backward is taken for one in which all parameters were used")
 def test_static_graph_is_learned_in_a_backward_that_is_complete():
     def fail(gradient):
         raise ZeroDivisionError

@@ -11,6 +11,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.mpi import requests, work
+from mpiddp.shm.eager import EagerBuffers
 
 
 def finish_barrier(world, group):
@@ -66,6 +67,28 @@ def test_timeout_of_a_group(world):
     finish_barrier(world, group)
 
 
+def test_timeout_of_a_short_blocking_call_ends_the_group(world):
+    """Some ranks have made the call and some have not, so no later one would meet its like."""
+    group = dist.new_group(timeout=0.3)
+    if group.link.find(EagerBuffers) is None:
+        dist.destroy_process_group(group)
+        pytest.skip("a call that waits inside of MPI ends the job")
+    missing = world.size - 1
+    if world.rank == missing:
+        dist.barrier()
+        x = np.ones(3)
+        dist.all_reduce(x, group=group)  # the others' arrays are there
+        assert (x == world.size).all()
+    with pytest.raises(dist.DistTimeoutError, match=r"all_reduce #\d .* did not finish in 0.3 s .*rank \d "):
+        dist.all_reduce(np.ones(3), group=group)
+    with pytest.raises(dist.DistTimeoutError, match="cannot be used any more"):
+        dist.all_reduce(np.ones(3), group=group)
+    if world.rank != missing:
+        dist.barrier()
+    dist.destroy_process_group(group)
+    dist.barrier()
+
+
 def test_monitored_barrier(world):
     for _ in range(3):
         assert dist.monitored_barrier() is None
@@ -83,7 +106,7 @@ def test_monitored_barrier_names_the_missing_ranks(world, wait_all_ranks):
     late = list(range(2, world.size)) if world.size > 2 else [1]
     if world.rank == 0:
         for rank in set(range(1, world.size)) - set(late):
-            while not group.mailbox._comm.Iprobe(rank):  # it may come later than rank 0 gives up
+            while not group.link.messages.Iprobe(rank):  # it may come later than rank 0 gives up
                 time.sleep(0.001)
         names = f"Ranks {', '.join(map(str, late))}" if wait_all_ranks and len(late) > 1 else f"Rank {late[0]}"
         with pytest.raises(RuntimeError, match=rf"\[Rank 0\]: {names} failed to pass monitoredBarrier in 150 ms"):
