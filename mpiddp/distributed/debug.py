@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from mpiddp.algorithms import plan as planning
 from mpiddp.algorithms.plan import Plan
 from mpiddp.device import is_device_array
 from mpiddp.errors import ArrayError
@@ -60,6 +61,7 @@ def configure(level: str) -> None:
     """Set the level: OFF, INFO or DETAIL."""
     global on, detail
     on, detail = level != "OFF", level == "DETAIL"
+    planning.forget()
     if on:
         logger.setLevel(logging.INFO)
         if not logger.hasHandlers():

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 from mpiddp import settings
-from mpiddp.algorithms import plan
 from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.device import choice
 from mpiddp.faults import monitor
@@ -110,7 +109,6 @@ def init_process_group(
     _choose_device(device_id)
     with time_limit(timeout_s, "init_process_group"):
         job = monitor.start(Claims(rank, world_size, own_comm=comm is not None))
-        plan.forget()
         debug.configure(debug_level)
         begin(job, comm, timeout_s, kind)
 
