@@ -15,6 +15,7 @@ pytest_plugins = ["harness.ranks" if UNDER_LAUNCHER else "harness.parent"]
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name our marks."""
+    config.addinivalue_line("markers", "core: of the communication core, so also run without eager buffers")
     config.addinivalue_line("markers", "once: says nothing of the MPI library, so to run it with one of them is enough")
 
 

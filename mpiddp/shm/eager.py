@@ -249,8 +249,8 @@ class EagerBuffers(Resource):
     def calls(self) -> list[list[tuple[int, int, int, int, int]]]:
         """Return, for each of the last rounds, the ranks that have arrived and their calls, this rank's first.
 
-        A call is (rank, sequence, kind, count, root). A rank is left out when it may be writing its record of the round
-        that has the same buffers next: no rank can while this one is still in the round.
+        A call is (rank, sequence, kind, count, root). Ranks whose record is being written are left out; also the whole
+        round when it is this one, since the watchdog's thread asks too.
         """
         found = []
         for number in range(self._number, max(self._number - _BUFFERS, 0), -1):
@@ -259,7 +259,9 @@ class EagerBuffers(Resource):
             records = list(_RECORD.iter_unpack(self._memory[self._records_of(number)]))
             after = list(self._numbers[number % _BUFFERS])
             ranks = [self._rank, *(rank for rank in range(self._size) if rank != self._rank)]
-            found.append([(rank, *records[rank][1:]) for rank in ranks if before[rank] == after[rank] == number])
+            whole = [rank for rank in ranks if before[rank] == after[rank] == number]
+            if whole[:1] == [self._rank]:
+                found.append([(rank, *records[rank][1:]) for rank in whole])
         return found
 
     def close(self) -> None:

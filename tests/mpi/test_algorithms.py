@@ -29,6 +29,8 @@ from mpiddp.shm.scratch import Scratch
 
 from .pretend import connect
 
+pytestmark = pytest.mark.core
+
 Array = Any
 _FLOATING = ("float32", "float64", "float16", "longdouble", "complex64")
 DTYPES = [np.dtype(name) for name in (*_FLOATING, "int8", "int64", "uint16", "bool")]

@@ -11,6 +11,8 @@ import mpiddp as dist
 
 from .inputs import Op, same
 
+pytestmark = pytest.mark.core
+
 SHAPES = [(3,), (), (2, 5), (0,), (70_001,)]
 DTYPES = [np.float32, np.float64, np.int64, np.float16]
 

@@ -12,6 +12,8 @@ import mpiddp as dist
 
 from .inputs import DTYPES, OPS, SHAPES, Op, both_ways, close, draw, dtype_of, end, means_something, reduced, same
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture(params=DTYPES)
 def dtype(request):

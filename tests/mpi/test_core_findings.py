@@ -11,6 +11,8 @@ import mpiddp as dist
 from mpiddp import nn
 from mpiddp.autograd import Tensor
 
+pytestmark = pytest.mark.core
+
 HALF = ["float16"]
 if importlib.util.find_spec("ml_dtypes"):
     import ml_dtypes  # noqa: F401 (NumPy knows the name then)

@@ -13,6 +13,8 @@ from mpiddp.distributed import debug
 
 from .inputs import Op, same
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def level(request):

@@ -18,6 +18,8 @@ from mpiddp.shm import segment
 
 from .inputs import Op
 
+pytestmark = pytest.mark.core
+
 LARGE = 1 << 20
 
 

@@ -22,6 +22,8 @@ from mpiddp.shm.eager import EagerBuffers
 
 from .inputs import Op
 
+pytestmark = pytest.mark.core
+
 FULL = eager.BUFFER_BYTES // 8
 """Numbers of float64 that fill a buffer."""
 
@@ -238,20 +240,37 @@ def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group,
     dist.barrier()
 
 
-def test_a_record_that_is_half_written_is_no_mismatch():
-    """A rank that is ahead erases the number of its last call before it stores the next one there."""
+class Interrupting:
+    """An index that raises when it is used once more than ``uses`` times."""
+
+    def __init__(self, index, uses):
+        self._index, self._left = index, uses
+
+    def __index__(self):
+        if not self._left:
+            raise InterruptedError
+        self._left -= 1
+        return self._index
+
+
+@pytest.mark.parametrize("stores", [0, 1])
+def test_a_record_that_is_half_written_is_no_mismatch(stores):
+    """A rank that is ahead stops between the stores of its next record, where its record of an old round was."""
     memory = mmap.mmap(-1, 2 * eager.REGION_BYTES)
     ranks = [EagerBuffers(SimpleNamespace(rank=rank, size=2, later=None), memory, 0) for rank in range(2)]
     rounds = [each.rounds((), np.dtype("u1")) for each in ranks]
+    barrier, broadcast = make_call("barrier"), make_call("broadcast", root=1)
     for sequence in range(1, 5):
         for each, own in zip(ranks, rounds, strict=True):
             assert each.writable()
-            each.begin(own, make_call("barrier").pack(sequence), None, None)
-    ahead = rounds[1][5 % len(rounds[1])]
-    memoryview(memory).cast("q")[ahead.own_number] = 0
-    memory[ahead.own_call] = make_call("broadcast", root=1).pack(5)
-    compared = [[(rank, sequence) for rank, sequence, *_ in each] for each in ranks[0].calls()]
-    assert compared == [[(0, 4), (1, 4)], [(0, 3), (1, 3)], [(0, 2), (1, 2)], [(0, 1)]]
+            each.begin(own, barrier.pack(sequence), None, None)
+    assert ranks[1].writable()
+    stopping = [each._replace(own_number=Interrupting(each.own_number, stores)) for each in rounds[1]]
+    with contextlib.suppress(InterruptedError):
+        ranks[1].begin(stopping, broadcast.pack(5), None, None)
+    compared = ranks[0].calls()
+    assert [each[0][:2] for each in compared] == [(0, 4), (0, 3), (0, 2), (0, 1)]
+    assert all(call[1:] == each[0][1:] for each in compared for call in each)
 
 
 def test_an_asynchronous_call_shows_its_array_at_once(world, group):

@@ -10,6 +10,8 @@ from mpiddp.errors import ArrayError
 
 from .inputs import Op
 
+pytestmark = pytest.mark.core
+
 
 def good(shape=(4,)):
     return np.ones(shape, np.float32)

@@ -16,6 +16,8 @@ from mpiddp.faults import monitor
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Resource
 
+pytestmark = pytest.mark.core
+
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 
 

@@ -11,6 +11,8 @@ from mpiddp.errors import ArrayError
 
 from .inputs import DTYPES, SHAPES, draw, dtype_of, same
 
+pytestmark = pytest.mark.core
+
 SIZES = [1, 10, 100, 1000, 12_345, 100_000, 1_000_000]
 
 

@@ -14,6 +14,8 @@ from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.shm import eager
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture(autouse=True)
 def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

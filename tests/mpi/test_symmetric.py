@@ -22,6 +22,8 @@ from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.shm import segment
 from mpiddp.shm.segment import NOWHERE, find
 
+pytestmark = pytest.mark.core
+
 Array = Any
 
 

@@ -13,6 +13,8 @@ import mpiddp as dist
 from mpiddp.mpi import requests, work
 from mpiddp.shm.eager import EagerBuffers
 
+pytestmark = pytest.mark.core
+
 
 def finish_barrier(world, group):
     """Let the rank that was missing come too, so that nothing of the group stays on its way."""
