@@ -62,7 +62,7 @@ class Channel:
         """World ranks of the members, in the order of their ranks here."""
         self.rank, self.size = rank, len(ranks)
         self.now, self.later = now, later
-        self.early: dict[tuple[int, int], deque[tuple[MPI.Message, int]]] = {}
+        self.early: dict[int, dict[int, deque[tuple[MPI.Message, int]]]] = {}
         """Blocks of later operations that have arrived, with their bytes, by communicator and sender."""
 
     def after(self) -> Self:
