@@ -182,7 +182,7 @@ class _Blocks:
 
     def __init__(self, link: Channel, blocks: dict[int, Array]) -> None:
         self._comm, self._ranks, self._rank = link.now, link.ranks, link.rank
-        self._early = link.early
+        self._early = link.early.setdefault(link.now.handle, {})
         self._left = blocks
         self._requests: list[MPI.Request] = []
         self._fault = ""
@@ -208,10 +208,11 @@ class _Blocks:
 
     def _take_early(self) -> None:
         """Accept the blocks that arrived during operations before this one."""
-        for source in tuple(self._left) if self._early else ():
-            early = self._early.get((self._comm.handle, source))
-            if early:
-                self._accept(source, *early.popleft())
+        for source in self._left.keys() & self._early.keys() if self._early else ():
+            arrived = self._early[source]
+            self._accept(source, *arrived.popleft())
+            if not arrived:
+                del self._early[source]
 
     def _sort(self, message: MPI.Message) -> None:
         """Accept a block, or keep that of a later operation, whose sender is ahead."""
@@ -219,7 +220,7 @@ class _Blocks:
         if source in self._left:
             self._accept(source, message, sent_bytes)
         else:
-            self._early.setdefault((self._comm.handle, source), deque()).append((message, sent_bytes))
+            self._early.setdefault(source, deque()).append((message, sent_bytes))
 
     def _accept(self, source: int, message: MPI.Message, sent_bytes: int) -> None:
         """Receive a block where it belongs, or elsewhere if it does not fit, so that the next message is right."""

@@ -58,6 +58,8 @@ class ProcessGroup:
         """Records collectives instead of making them, inside of a coalescing manager."""
         self.monitored_barriers = 0
         """The number of them that this rank has begun."""
+        self.monitored_reports: dict[int, int] = {}
+        """The number of the last one that each group rank has reported to this rank."""
         self._group_rank_of = {rank: index for index, rank in enumerate(ranks)}
 
     def rank(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpiddp.errors import DistTimeoutError
 from mpiddp.mpi.operation import Operation
-from mpiddp.mpi.p2p import Receive
+from mpiddp.mpi.p2p import ANY_SOURCE, Receive
 from mpiddp.mpi.requests import poll_until, seconds
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array
@@ -64,7 +64,8 @@ def _operation(group: ProcessGroup, peers: tuple[int, ...]) -> Operation:
 
 def _receive(group: ProcessGroup, source: int, message: Array) -> Receive:
     mailbox = group.mailbox
-    return mailbox.irecv(message, source, mailbox.private_tag, _operation(group, (group.link.ranks[source],)))
+    peers = group.link.others if source == ANY_SOURCE else (group.link.ranks[source],)
+    return mailbox.irecv(message, source, mailbox.private_tag, _operation(group, peers))
 
 
 def _arrived(posted: Work) -> bool:
@@ -100,30 +101,26 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
 
 def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None:
     """Wait for every rank's message, and answer."""
-    number = group.monitored_barriers
-    awaited: dict[int, tuple[Receive, Array]] = {}
-
-    def expect(rank: int) -> None:
-        message = np.zeros(1, np.int64)
-        awaited[rank] = (_receive(group, rank, message), message)
+    number, reports, message = group.monitored_barriers, group.monitored_reports, np.zeros(1, np.int64)
+    others = range(1, group.size())
+    # A rank whose timeout was shorter may have come to a later one already.
+    awaited = {rank for rank in others if reports.get(rank, 0) < number}
+    # One receive for any sender: with one for each, every poll would look at as many as there are ranks.
+    receive = _receive(group, ANY_SOURCE, message) if awaited else None
 
     def all_have_come() -> bool:
-        for rank, (receive, message) in list(awaited.items()):
-            if _arrived(receive):
-                if message[0] == number:
-                    del awaited[rank]
-                else:  # it came to a barrier that had failed, and knows
-                    expect(rank)
+        nonlocal receive
+        while receive is not None and _arrived(receive):
+            reports[receive.sender] = int(message[0])
+            if message[0] >= number:  # a lower one is of a barrier that had failed
+                awaited.discard(receive.sender)
+            receive = _receive(group, ANY_SOURCE, message) if awaited else None
         return not awaited
 
-    others = range(1, group.size())
-    for rank in others:
-        expect(rank)
     if timeout_s > 0:
         poll_until(all_have_come, _operation(group, ()), timeout_s)
     missing = sorted(awaited)
-    for rank in missing:
-        receive, _ = awaited[rank]
+    if receive is not None:
         group.mailbox.withdraw(receive)
     answers = [_send(group, rank, number, _FAILED if missing else _PASSED) for rank in others]
     for each in answers:

@@ -140,8 +140,7 @@ def isend(
 def _sources(group: ProcessGroup, src: int | None, group_src: int | None) -> tuple[int, tuple[int, ...]]:
     """Return the group rank to receive from, or ANY_SOURCE, and the world ranks that it may be."""
     if src is None and group_src is None:
-        others = tuple(rank for rank in group.link.ranks if rank != group.link.ranks[group.link.rank])
-        return ANY_SOURCE, others
+        return ANY_SOURCE, group.link.others
     source = root_rank(group, src, group_src)
     return source, (group.link.ranks[source],)
 

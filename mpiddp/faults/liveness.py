@@ -85,13 +85,16 @@ class Liveness:
             return link.sequence
         return next((sequence for number, sequence in reversed(self._retired) if number == group), 0)
 
-    def _send(self, to: int, tag: int, message: bytes) -> None:
+    def _forget_sent(self) -> None:
         self._sent = [pair for pair in self._sent if not pair[0].Test()]
+
+    def _send(self, to: int, tag: int, message: bytes) -> None:
         self._sent.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
 
     def progress(self) -> None:
         """Answer the questions, and keep the answers, that have arrived."""
         with self._lock:
+            self._forget_sent()
             status = MPI.Status()
             while self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
                 source, tag = status.Get_source(), status.Get_tag()
@@ -113,6 +116,7 @@ class Liveness:
         """Ask ``ranks`` how far they have come in the group of ``operation``."""
         group = operation.members.number
         with self._lock:
+            self._forget_sent()
             for rank in ranks:
                 self._answers.pop((rank, group), None)
                 self._send(rank, _QUESTION, _GROUP.pack(group))

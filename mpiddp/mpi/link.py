@@ -13,6 +13,7 @@ other (both libraries hang), and whether another rank may block depends on where
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NoReturn, Self, TypeVar
@@ -62,7 +63,7 @@ class Channel:
         """World ranks of the members, in the order of their ranks here."""
         self.rank, self.size = rank, len(ranks)
         self.now, self.later = now, later
-        self.early: dict[tuple[int, int], deque[tuple[MPI.Message, int]]] = {}
+        self.early: dict[int, dict[int, deque[tuple[MPI.Message, int]]]] = {}
         """Blocks of later operations that have arrived, with their bytes, by communicator and sender."""
 
     def after(self) -> Self:
@@ -151,9 +152,10 @@ class Link(Channel):
     def _connect(self, comm: MPI.Intracomm) -> None:
         """Make the communicators."""
         # Ranks may have made different numbers of groups, so the first member numbers this one, for all.
-        made = comm.allgather((self.world.rank, _created))
-        super().__init__(tuple(rank for rank, _ in made), comm.rank, comm, self._own(comm.Dup()))
-        self.id = (made[0][0] << 40) + made[0][1]
+        made = np.empty((comm.size, 2), np.int64)
+        comm.Allgather(np.array([self.world.rank, _created]), made)
+        super().__init__(tuple(made[:, 0].tolist()), comm.rank, comm, self._own(comm.Dup()))
+        self.id = (self.ranks[0] << 40) + int(made[0, 1])
         self.members = Members(self.id, self.ranks, self.world.size, self.timeout_s, self.monitor)
         self.messages = self._own(comm.Dup())
         """For point to point."""
@@ -204,6 +206,11 @@ class Link(Channel):
 
     def __str__(self) -> str:
         return str(self.members)
+
+    @functools.cached_property
+    def others(self) -> tuple[int, ...]:
+        """World ranks of the other members."""
+        return self.ranks[: self.rank] + self.ranks[self.rank + 1 :]
 
     def resource(self, make: Callable[[Link], T]) -> T:
         """Return the group's one instance of a resource, made by ``make(link)`` on first use.
