@@ -22,7 +22,7 @@ LAYERS = {
     3: ("distributed",),
     4: ("autograd", "nn", "optim"),
     5: ("parallel", "data"),
-    6: ("elastic", "training", "interop"),
+    6: ("elastic", "training", "torch"),
     7: ("", "bench", "examples", "cli", "__main__"),
 }
 """The parts of mpiddp, lowest first; "" is ``mpiddp/__init__.py``, which sees everything and is for users only."""
@@ -33,7 +33,7 @@ NARROWER = {"autograd": {0}, "nn": {0, 4}, "optim": {0, 4}}
 GUARDED = {
     "cupy": ("mpiddp.device",),
     "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.bench"),
-    "torch": ("mpiddp.interop", "mpiddp.bench"),
+    "torch": ("mpiddp.torch", "mpiddp.bench"),
 }
 """Libraries that may be touched in one place only, by an import or by a look-up of the module."""
 

@@ -1,0 +1,13 @@
+"""torch on MPI: the backend "mpiddp" of ``torch.distributed``, and torch modules in mpiddp's DistributedDataParallel.
+
+The one place besides ``bench`` that imports torch. Under mpirun or srun
+``torch.distributed.init_process_group("mpiddp")`` is all that a program needs, and ``python -m mpiddp.torch script.py``
+runs a script that was written for torchrun.
+"""
+
+from .backend import register
+from .symmetric import symmetric_empty
+
+__all__ = ["register", "symmetric_empty"]
+
+register()
