@@ -13,11 +13,11 @@ from torch.distributed import distributed_c10d as c10d
 
 import mpiddp
 
-from . import store
+from . import default, store
+from .errors import translated
 from .process_group import ProcessGroup
 
 NAME = "mpiddp"
-_made: list[mpiddp.ProcessGroup] = []
 
 
 def register() -> None:
@@ -29,33 +29,15 @@ def register() -> None:
 
 def _create(options: Any, _: Any) -> ProcessGroup:
     """Make the default group, or one of some of its ranks, which alone call."""
-    if not options.global_ranks_in_group:
-        if not mpiddp.is_initialized():
-            mpiddp.init_process_group(timeout=options.timeout)
-        whole = mpiddp.group.WORLD
-        assert whole is not None
-        _expect(options, whole)
-        return ProcessGroup(whole, _end)
-    ranks = list(options.global_ranks_in_group)
-    made = mpiddp.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
+    with translated():
+        if not options.global_ranks_in_group:
+            return ProcessGroup(default.begin(options.timeout, options.group_rank, options.group_size), default.end)
+        ranks = list(options.global_ranks_in_group)
+        made = mpiddp.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
     assert isinstance(made, mpiddp.ProcessGroup), "torch asks members only"
     return ProcessGroup(made, _free)
-
-
-def _expect(options: Any, whole: mpiddp.ProcessGroup) -> None:
-    found, said = (whole.rank(), whole.size()), (options.group_rank, options.group_size)
-    if said not in (found, (-1, -1)):
-        raise mpiddp.DistError(
-            f"init_process_group was told rank {said[0]} of {said[1]}, and MPI says rank {found[0]} of {found[1]}: start"
-            " one process for each rank with mpirun or srun, and leave rank and world_size out"
-        )
 
 
 def _free(group: mpiddp.ProcessGroup) -> None:
     if mpiddp.is_initialized():
         mpiddp.destroy_process_group(group)
-
-
-def _end(group: mpiddp.ProcessGroup) -> None:
-    if mpiddp.is_initialized():
-        mpiddp.destroy_process_group()

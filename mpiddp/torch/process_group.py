@@ -389,4 +389,5 @@ def _all_reduce_sparse(tensor: torch.Tensor, op: mpiddp.ReduceOp, group: mpiddp.
     indices = torch.cat([torch.from_numpy(part) for part, _ in parts], dim=1)
     values = torch.cat([torch.from_numpy(part) for _, part in parts])
     total = torch.sparse_coo_tensor(indices, values, tensor.shape)
-    tensor.detach().copy_(total.coalesce())
+    with torch.no_grad():  # a detached one would get indices and values of its own
+        tensor.copy_(total.coalesce())

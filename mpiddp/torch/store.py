@@ -11,12 +11,16 @@ import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlparse
 
 from torch.distributed import TCPStore
 from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
 import mpiddp
 from mpiddp import settings
+
+from . import default
+from .errors import translated
 
 if TYPE_CHECKING:
     Base = object
@@ -87,18 +91,17 @@ _kept: list[Store] = []
 
 def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Store, int, int]]:
     """Give torch's ``init_process_group`` a store, this process's rank, and the number of ranks."""
-    if not mpiddp.is_initialized():
-        mpiddp.init_process_group(timeout=timeout)
-    store = Store(timeout)
+    told = {name: int(numbers[0]) for name, numbers in parse_qs(urlparse(url).query).items()}
+    with translated():
+        group = default.begin(timeout, told.get("rank", -1), told.get("world_size", -1))
+        store = Store(timeout)
     _kept.append(store)
-    yield store, mpiddp.get_rank(), mpiddp.get_world_size()
+    yield store, group.rank(), group.size()
     raise RuntimeError("ranks of an MPI job do not change: there is no second rendezvous")
 
 
 def install() -> None:
     """Let ``env://``, torch's default, need no variables under an MPI launcher; ``mpi://`` never needs any."""
-    if "mpi" in handlers:
-        return
     original = handlers["env"]
 
     def env(url: str, **options: Any) -> Iterator[Any]:
@@ -106,3 +109,8 @@ def install() -> None:
         return meet(url, **options) if by_mpi else original(url, **options)
 
     handlers["mpi"], handlers["env"] = meet, env
+
+
+def prefer_mpi() -> None:
+    """Let ``env://`` take no notice of MASTER_ADDR, which is there for scripts that read it."""
+    handlers["env"] = meet
