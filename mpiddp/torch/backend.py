@@ -31,11 +31,12 @@ def _create(options: Any, _: Any) -> ProcessGroup:
     """Make the default group, or one of some of its ranks, which alone call."""
     with translated():
         if not options.global_ranks_in_group:
-            return ProcessGroup(default.begin(options.timeout, options.group_rank, options.group_size), default.end)
+            whole = default.begin(options.timeout, options.group_rank, options.group_size)
+            return ProcessGroup(whole, options.timeout, default.end)
         ranks = list(options.global_ranks_in_group)
         made = mpiddp.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
     assert isinstance(made, mpiddp.ProcessGroup), "torch asks members only"
-    return ProcessGroup(made, _free)
+    return ProcessGroup(made, options.timeout, _free)
 
 
 def _free(group: mpiddp.ProcessGroup) -> None:

@@ -48,7 +48,7 @@ def translate(error: errors.DistError) -> Exception:
     if isinstance(error, errors.RankFailedError):
         return RankFailedError(str(error), error.ranks)
     if isinstance(error, errors.DistTimeoutError):
-        return TimeoutError(f"{error} (Timed out)")
+        return TimeoutError(f"mpiddp: Timed out waiting: {error}")  # programs look for torch's two words
     if isinstance(error, errors.MismatchError):
         return MismatchError(str(error))
     return BackendError(str(error))

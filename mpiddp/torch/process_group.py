@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import ReduceOp
+from torch.distributed.constants import default_pg_timeout
 
 import mpiddp
 from mpiddp.typing import Array
 
 from .arrays import Loan, is_plain
-from .errors import translated
+from .errors import translate, translated
 from .symmetric import symmetric_empty
 from .work import Work
 
@@ -43,10 +44,17 @@ def _reduction(op: Any) -> mpiddp.ReduceOp:
     return _OPS[kind]
 
 
-def _timeout_s(options: Any) -> float | None:
-    """Return the seconds that a call's options allow, None where they leave it to the group."""
-    timeout = getattr(options, "timeout", None)
-    return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
+_NO_TIMEOUT_OF_ITS_OWN = default_pg_timeout.total_seconds()
+
+
+def _seconds(timeout: timedelta | None) -> float | None:
+    """Return a timeout in seconds, None where it is torch's default or none at all.
+
+    A call that has one goes through mpiddp's queue, and raises; else mpiddp waits where waiting is shortest, and ends
+    the job when the group's own 30 minutes are over.
+    """
+    found = None if timeout is None else timeout.total_seconds()
+    return found if found is not None and 0 < found != _NO_TIMEOUT_OF_ITS_OWN else None
 
 
 class ProcessGroup(Base):
@@ -56,16 +64,20 @@ class ProcessGroup(Base):
     ----------
     group : mpiddp.ProcessGroup
         The ranks.
+    timeout : timedelta
+        How long an operation may take.
     close : callable
         Called with the group when torch destroys its own.
     """
 
-    def __init__(self, group: mpiddp.ProcessGroup, close: Callable[[mpiddp.ProcessGroup], None]) -> None:
+    def __init__(
+        self, group: mpiddp.ProcessGroup, timeout: timedelta, close: Callable[[mpiddp.ProcessGroup], None]
+    ) -> None:
         super().__init__(group.rank(), group.size())
         self.group = group
         self._close = close
         self._name = self._description = ""
-        self._timeout_s: float | None = None
+        self._timeout_s = _seconds(timeout)
         self._calls = 0
         self._coalesced: list[Work] | None = None
 
@@ -119,7 +131,7 @@ class ProcessGroup(Base):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Let operations that are waited for take this long."""
-        self._timeout_s = timeout.total_seconds()
+        self._timeout_s = _seconds(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
         self._calls = 0
@@ -156,19 +168,22 @@ class ProcessGroup(Base):
         outputs: Tensors,
         loan: Loan,
         options: Any,
+        timeout_s: float | None = None,
         **named: Any,
     ) -> Work | None:
         """Make several calls of one function, which end as one."""
         self._calls += len(calls)
-        limit_s = _timeout_s(options) or self._timeout_s
-        with translated():
+        limit_s = timeout_s or self._timeout_s
+        try:
             if limit_s is None and options is not None and not options.asyncOp and self._coalesced is None:
                 for arguments in calls:
                     function(*arguments, group=self.group, **named)
                 loan.give_back()
                 return None
             works = [function(*arguments, group=self.group, async_op=True, **named) for arguments in calls]
-        return self._submitted(Work([work for work in works if work is not None], outputs, loan, limit_s))
+        except mpiddp.DistError as error:
+            raise translate(error) from error
+        return self._submitted(Work(works, outputs, loan, limit_s))  # type: ignore[arg-type]
 
     def _submitted(self, work: Work) -> Work:
         if self._coalesced is not None:
@@ -220,7 +235,7 @@ class ProcessGroup(Base):
 
     def barrier(self, opts: Any = None) -> Work | None:
         """``torch.distributed.barrier``."""
-        return self._call(mpiddp.barrier, (), (), Loan(), opts)
+        return self._call(mpiddp.barrier, (), (), Loan(), opts, timeout_s=_seconds(getattr(opts, "timeout", None)))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """``torch.distributed.monitored_barrier``."""

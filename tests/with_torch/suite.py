@@ -113,6 +113,10 @@ def run_rank(plan: dict[str, Any]) -> None:
         news.write(json.dumps(outcome) + "\n")
         if outcome["outcome"] == "failed":
             os._exit(1)  # the ranks are out of step now
+    news.write("\n")
+    files = [Path(plan["folder"]) / f"news-{each}" for each in range(size)]
+    while not all(file.read_text().endswith("\n\n") for file in files):
+        time.sleep(0.05)  # a rank that ends takes the others with it
     os._exit(0)
 
 
@@ -142,7 +146,7 @@ class Job:
     def news(self) -> list[list[dict[str, Any]]]:
         """Return what each rank has written."""
         files = [self.folder / f"news-{rank}" for rank in range(self._ranks)]
-        return [[json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [] for file in files]
+        return [[json.loads(line) for line in file.read_text().split("\n") if line] if file.exists() else [] for file in files]
 
     def run(self) -> dict[str, tuple[str, str]]:
         """Return the outcome of each test that has begun: one that failed is the last."""
