@@ -6,8 +6,9 @@ runs a script that was written for torchrun.
 """
 
 from .backend import register
+from .ddp import DistributedDataParallel
 from .symmetric import symmetric_empty
 
-__all__ = ["register", "symmetric_empty"]
+__all__ = ["DistributedDataParallel", "register", "symmetric_empty"]
 
 register()

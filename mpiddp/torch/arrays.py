@@ -36,6 +36,21 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and tensor.dtype in _NUMPY and tensor.is_contiguous() and not tensor.is_conj()
 
 
+def as_array(tensor: torch.Tensor) -> Array:
+    """Return a tensor of the host's memory as an array of its shape and strides, without a copy."""
+    found = tensor.detach()
+    if found.dtype == torch.bfloat16:
+        return found.view(torch.int16).numpy().view(_bfloat16())
+    return found.numpy()
+
+
+def as_tensor(array: Array) -> torch.Tensor:
+    """Return an array as a tensor, without a copy."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
 class Loan:
     """Tensors lent to one call as flat arrays.
 
