@@ -15,7 +15,6 @@ import mpiddp
 
 from . import default, store
 from .errors import translated
-from .process_group import ProcessGroup
 
 NAME = "mpiddp"
 
@@ -27,8 +26,10 @@ def register() -> None:
         store.install()
 
 
-def _create(options: Any, _: Any) -> ProcessGroup:
+def _create(options: Any, _: Any) -> Any:
     """Make the default group, or one of some of its ranks, which alone call."""
+    from .process_group import ProcessGroup  # what `import torch` would wait for
+
     with translated():
         if not options.global_ranks_in_group:
             whole = default.begin(options.timeout, options.group_rank, options.group_size)
@@ -36,9 +37,4 @@ def _create(options: Any, _: Any) -> ProcessGroup:
         ranks = list(options.global_ranks_in_group)
         made = mpiddp.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
     assert isinstance(made, mpiddp.ProcessGroup), "torch asks members only"
-    return ProcessGroup(made, options.timeout, _free)
-
-
-def _free(group: mpiddp.ProcessGroup) -> None:
-    if mpiddp.is_initialized():
-        mpiddp.destroy_process_group(group)
+    return ProcessGroup(made, options.timeout, default.free)

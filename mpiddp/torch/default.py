@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from datetime import timedelta
 
 import mpiddp
 
 _ours = False
+_kept = False
 
 
 def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> mpiddp.ProcessGroup:
@@ -36,6 +39,24 @@ def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> mpiddp.ProcessG
 def end(group: mpiddp.ProcessGroup) -> None:
     """End the group of all ranks, and with it all others."""
     global _ours
-    if _ours and mpiddp.is_initialized():
-        mpiddp.destroy_process_group()
-    _ours = False
+    if _ours and not _kept:
+        _ours = False
+        if mpiddp.is_initialized():
+            mpiddp.destroy_process_group()
+
+
+def free(group: mpiddp.ProcessGroup) -> None:
+    """End a group of some ranks."""
+    if not _kept and mpiddp.is_initialized():
+        mpiddp.destroy_process_group(group)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Let torch destroy its groups, and mpiddp's stay."""
+    global _kept
+    _kept = True
+    try:
+        yield
+    finally:
+        _kept = False

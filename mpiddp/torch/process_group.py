@@ -37,11 +37,10 @@ _OPS = {
 
 def _reduction(op: Any) -> mpiddp.ReduceOp:
     """Return mpiddp's reduction for torch's."""
-    kind = getattr(op, "op", op)
-    if kind == ReduceOp.RedOpType.PREMUL_SUM:
-        factor = op.__getstate__()[1]
-        return mpiddp.ReduceOp.PREMUL_SUM(float(factor))
-    return _OPS[kind]
+    found = _OPS.get(op.op)
+    if found is None:
+        found = mpiddp.ReduceOp.PREMUL_SUM(float(op.__getstate__()[1]))
+    return found
 
 
 _NO_TIMEOUT_OF_ITS_OWN = default_pg_timeout.total_seconds()
@@ -77,6 +76,7 @@ class ProcessGroup(Base):
         self.group = group
         self._close = close
         self._name = self._description = ""
+        self.timeout = timeout
         self._timeout_s = _seconds(timeout)
         self._calls = 0
         self._coalesced: list[Work] | None = None
@@ -131,7 +131,7 @@ class ProcessGroup(Base):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Let operations that are waited for take this long."""
-        self._timeout_s = _seconds(timeout)
+        self.timeout, self._timeout_s = timeout, _seconds(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
         self._calls = 0
@@ -206,13 +206,20 @@ class ProcessGroup(Base):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work | None:
         """``torch.distributed.all_reduce``."""
         tensor, op = tensors[0], mpiddp.ReduceOp.SUM if opts is None else _reduction(opts.reduceOp)
+        if self._timeout_s is None and opts is not None and not opts.asyncOp and is_plain(tensor):
+            # What _call does, in half the time, which is felt in a call of 8 bytes.
+            self._calls += 1
+            try:
+                mpiddp.all_reduce((tensor.detach() if tensor.requires_grad else tensor).numpy(), op, self.group)
+            except mpiddp.DistError as error:
+                raise translate(error) from error
+            return None
         if tensor.is_sparse:
             with translated():
                 _all_reduce_sparse(tensor, op, self.group)
             return self._submitted(Work([], tensors, Loan()))
         loan = Loan()
-        x = tensor.detach().numpy() if is_plain(tensor) else loan.output(tensor)
-        return self._call(mpiddp.all_reduce, (x, op), tensors, loan, opts)
+        return self._call(mpiddp.all_reduce, (loan.output(tensor), op), tensors, loan, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work | None:
         """``torch.distributed.all_reduce_coalesced``."""

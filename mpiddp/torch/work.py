@@ -126,16 +126,19 @@ class Work(Base):
         In a backward it completes when the backward's own work is done, before DistributedDataParallel looks at it;
         elsewhere it is complete, because nobody who waits for a future of torch's lets MPI make progress.
         """
+        in_backward = torch._C._current_graph_task_id() != -1
         if self._future is None:
             self._future = Future()
             if self._done:
                 _complete(self._future, self.result(), self._error)
             elif self.is_completed():
                 pass  # which has completed the future too
-            elif torch._C._current_graph_task_id() != -1:
-                Variable._execution_engine.queue_callback(self._wait_quietly)  # type: ignore[attr-defined]
+            elif in_backward:
+                Variable._execution_engine.queue_callback(self.wait)  # type: ignore[attr-defined]
             else:
                 self._wait_quietly()
+        if in_backward and self._error is not None:
+            raise self._error  # DistributedDataParallel's C++ would look for a tensor in it
         return self._future
 
     def _wait_quietly(self) -> None:
