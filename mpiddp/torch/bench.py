@@ -72,12 +72,16 @@ def _report(title: str, found: dict[str, float], base: str) -> None:
 
 def _all_reduces(gloo: Any, rounds: int) -> None:
     for size_bytes in (8, 32 << 20):
-        ours, theirs, shared = torch.zeros(size_bytes // 4), torch.zeros(size_bytes // 4), symmetric_empty(size_bytes // 4)
+        ours, theirs, shared = (
+            torch.zeros(size_bytes // 4),
+            torch.zeros(size_bytes // 4),
+            symmetric_empty(size_bytes // 4),
+        )
         shared.zero_()
-        ways = {
+        ways: dict[str, Any] = {
             "gloo": lambda x=theirs: dist.all_reduce(x, group=gloo),
             "mpiddp": lambda x=ours: dist.all_reduce(x),
-            "mpiddp, async_op": lambda x=ours: dist.all_reduce(x, async_op=True).wait(),  # type: ignore[union-attr]
+            "mpiddp, async_op": lambda x=ours: dist.all_reduce(x, async_op=True).wait(),
             "mpiddp, symmetric_empty": lambda x=shared: dist.all_reduce(x),
         }
         _report(f"all_reduce, {size_bytes} bytes", _in_turns(ways, rounds, 100 if size_bytes == 8 else 3), "gloo")

@@ -7,7 +7,7 @@ torch's autograd makes the gradients; a hook on each parameter moves them into b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,11 +25,6 @@ from mpiddp.parallel.shadow import announce
 from mpiddp.typing import Array
 
 from .arrays import as_array, as_tensor
-
-if TYPE_CHECKING:
-    Base = object
-else:
-    Base = torch.nn.Module
 
 
 class Parameter:
@@ -93,7 +88,7 @@ class Reducer(ArrayReducer):
     """The reducer, in torch's backward."""
 
     def _at_end_of_backward(self, callback: Callable[[], None]) -> None:
-        Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
+        Variable._execution_engine.queue_callback(callback)
 
 
 class Selection:
@@ -119,7 +114,7 @@ class Selection:
 _Ours = parallel.DistributedDataParallel
 
 
-class DistributedDataParallel(Base, Joinable):
+class DistributedDataParallel(torch.nn.Module, Joinable):
     """A module of torch that every rank holds, and whose gradients are the averages over all ranks.
 
     Parameters
@@ -173,7 +168,7 @@ class DistributedDataParallel(Base, Joinable):
             raise ValueError("DistributedDataParallel: this rank is not a member of process_group")
         self.module = module
         self.process_group = group
-        self._selection: Any = Selection(module)
+        self._selection = cast(Any, Selection(module))
         named = [(name, Parameter(each)) for name, each in self._selection.parameters()]
         trained: list[tuple[str, Any]] = [(name, each) for name, each in named if each.parameter.requires_grad]
         elsewhere = [name for name, each in named if not each.parameter.is_cpu]

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from torch.distributed import DistBackendError
 
 from mpiddp import errors
 
-if TYPE_CHECKING:
-    Base = RuntimeError
-else:
-    Base = DistBackendError
 
-
-class BackendError(Base, errors.DistError):
+class BackendError(DistBackendError, errors.DistError):
     """An error of the job (``torch.distributed.DistBackendError``)."""
 
 
@@ -24,7 +18,7 @@ class MismatchError(BackendError, errors.MismatchError):
     """Ranks disagree about a collective."""
 
 
-class TimeoutError(BackendError, errors.DistTimeoutError):  # noqa: A001 - the base classes are named so
+class TimeoutError(BackendError, errors.DistTimeoutError):
     """An operation did not finish in time."""
 
 

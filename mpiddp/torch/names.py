@@ -1,4 +1,4 @@
-"""Other backends' names for mpiddp: a script that asks for "gloo" or "mpi" gets it, and reads back what it asked for."""
+"""Other backends' names for mpiddp: a script that asks for "gloo" or "mpi" gets it, and reads back its own word."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+import torch.distributed
 from torch.distributed import ReduceOp
 from torch.distributed.constants import default_pg_timeout
 
@@ -21,11 +21,6 @@ from .arrays import Loan, is_plain
 from .errors import translate, translated
 from .symmetric import symmetric_empty
 from .work import Work
-
-if TYPE_CHECKING:
-    Base = object
-else:
-    from torch.distributed import ProcessGroup as Base
 
 Tensors = Sequence[torch.Tensor]
 
@@ -56,7 +51,7 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return found if found is not None and 0 < found != _NO_TIMEOUT_OF_ITS_OWN else None
 
 
-class ProcessGroup(Base):
+class ProcessGroup(torch.distributed.ProcessGroup):
     """A group of mpiddp's as one of torch's.
 
     Parameters
@@ -398,7 +393,7 @@ class _All(Work):
     """Several Works as one."""
 
     def __init__(self, works: Sequence[Work]) -> None:
-        super().__init__(works, [each for work in works for each in work.result()], Loan())  # type: ignore[arg-type]
+        super().__init__(works, [each for work in works for each in work.result()], Loan())
 
 
 def _all_reduce_sparse(tensor: torch.Tensor, op: mpiddp.ReduceOp, group: mpiddp.ProcessGroup) -> None:

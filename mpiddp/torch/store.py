@@ -10,9 +10,10 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+import torch.distributed
 from torch.distributed import TCPStore
 from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
@@ -22,18 +23,13 @@ from mpiddp import settings
 from . import default
 from .errors import translated
 
-if TYPE_CHECKING:
-    Base = object
-else:
-    from torch.distributed import Store as Base
-
 _CALLS = (
     *("add", "append", "check", "compare_set", "delete_key", "get", "has_extended_api", "multi_get", "multi_set"),
     *("num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait"),
 )
 
 
-class Store(Base):
+class Store(torch.distributed.Store):
     """A store that all ranks share; made by all of them together.
 
     Parameters

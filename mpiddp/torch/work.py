@@ -6,9 +6,9 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+import torch.distributed
 from torch.autograd import Variable
 from torch.futures import Future
 
@@ -17,17 +17,12 @@ from mpiddp.distributed import Work as MpiddpWork
 from .arrays import Loan
 from .errors import translated
 
-if TYPE_CHECKING:
-    Base = object
-else:
-    from torch.distributed import Work as Base
-
 _unfinished: set[Work] = set()
 # C++ may hold only its half of a Work, and asks the other again after its end.
 _finished: deque[Work] = deque(maxlen=1024)
 
 
-class Work(Base):
+class Work(torch.distributed.Work):
     """One or more operations of mpiddp (``torch.distributed.Work``).
 
     Parameters
@@ -134,7 +129,7 @@ class Work(Base):
             elif self.is_completed():
                 pass  # which has completed the future too
             elif in_backward:
-                Variable._execution_engine.queue_callback(self.wait)  # type: ignore[attr-defined]
+                Variable._execution_engine.queue_callback(self.wait)
             else:
                 self._wait_quietly()
         if in_backward and self._error is not None:

@@ -146,7 +146,10 @@ class Job:
     def news(self) -> list[list[dict[str, Any]]]:
         """Return what each rank has written."""
         files = [self.folder / f"news-{rank}" for rank in range(self._ranks)]
-        return [[json.loads(line) for line in file.read_text().split("\n") if line] if file.exists() else [] for file in files]
+        return [
+            [json.loads(line) for line in file.read_text().split("\n") if line] if file.exists() else []
+            for file in files
+        ]
 
     def run(self) -> dict[str, tuple[str, str]]:
         """Return the outcome of each test that has begun: one that failed is the last."""

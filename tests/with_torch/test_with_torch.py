@@ -26,6 +26,7 @@ def test_backend(ranks: int) -> None:
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("script", ["ddp_snapshot", "fsdp2", "tensor_parallel", "dcp"])
 def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(script: str, tmp_path: Path) -> None:
     for folder in ("ours", "theirs"):
@@ -41,6 +42,7 @@ def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(script
     assert "loss" in ours.stdout and ours.stdout == theirs.stdout
 
 
+@pytest.mark.once
 def test_import_torch_finds_the_backend_and_starts_no_mpi(tmp_path: Path) -> None:
     """An installed mpiddp: its entry points, as pip lays them down."""
     project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["project"]
@@ -63,6 +65,7 @@ def test_import_torch_finds_the_backend_and_starts_no_mpi(tmp_path: Path) -> Non
     assert ended.rc == 0 and ended.stdout.count("sum 2.0") == 2, ended
 
 
+@pytest.mark.once
 def test_import_mpiddp_does_not_know_torch() -> None:
     code = "import sys, mpiddp; mpiddp.DistributedDataParallel; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=launcher.environment())

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: 
 
 def main() -> None:
     dist.init_process_group("gloo")
-    folder = os.path.join(sys.argv[1], "checkpoint")
+    folder = Path(sys.argv[1]) / "checkpoint"
     model, optimizer = make(seed=0)
     train(model, optimizer, 3, seed=10)
     weights, moments = get_state_dict(model, optimizer)

@@ -1,4 +1,4 @@
-"""Data parallel training with a DistributedSampler, and snapshots from which it goes on: ``torchrun ddp_snapshot.py``."""
+"""Data parallel training with a DistributedSampler and snapshots: ``torchrun ddp_snapshot.py FOLDER``."""
 
 import os
 import sys
