@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-import mpiddp
+from mpiddp import distributed as mpiddp
 from mpiddp import settings
 
-from . import names, store
+from . import names, rendezvous
 
 _NAMES = ("gloo", "mpi")
 
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> None:
     mpiddp.init_process_group()
     announce()
     mpiddp.destroy_process_group()  # the script's has the timeout that the script gives
-    store.prefer_mpi()
+    rendezvous.prefer_mpi()
     names.replace((*_NAMES, "nccl") if found.nccl else _NAMES)
     sys.argv = [found.script, *found.arguments]
     if found.module:

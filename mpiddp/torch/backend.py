@@ -11,9 +11,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed import distributed_c10d as c10d
 
-import mpiddp
-
-from . import default, store
+from . import rendezvous
 from .errors import translated
 
 NAME = "mpiddp"
@@ -23,12 +21,15 @@ def register() -> None:
     """Let ``torch.distributed.init_process_group("mpiddp")`` work."""
     if torch.distributed.is_available() and NAME.upper() not in c10d.Backend._plugins:
         c10d.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-        store.install()
+        rendezvous.install()
 
 
 def _create(options: Any, _: Any) -> Any:
     """Make the default group, or one of some of its ranks, which alone call."""
-    from .process_group import ProcessGroup  # what `import torch` would wait for
+    from mpiddp import distributed as mpiddp  # what `import torch` would wait for
+
+    from . import default
+    from .process_group import ProcessGroup
 
     with translated():
         if not options.global_ranks_in_group:

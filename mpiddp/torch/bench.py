@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import mpiddp
+from mpiddp import distributed as mpiddp
 
 from . import DistributedDataParallel, symmetric_empty
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
 
-import mpiddp
+from mpiddp import distributed as mpiddp
 
 _ours = False
 _kept = False

@@ -14,7 +14,7 @@ import torch.distributed
 from torch.distributed import ReduceOp
 from torch.distributed.constants import default_pg_timeout
 
-import mpiddp
+from mpiddp import distributed as mpiddp
 from mpiddp.typing import Array
 
 from .arrays import Loan, is_plain

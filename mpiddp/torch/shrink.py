@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-import mpiddp
+from mpiddp import distributed as mpiddp
 
 from . import default
 

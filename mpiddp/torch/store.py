@@ -6,22 +6,15 @@ when it is first asked for something: mpiddp's own groups never do.
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qs, urlparse
 
 import torch.distributed
 from torch.distributed import TCPStore
-from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
-import mpiddp
-from mpiddp import settings
-
-from . import default
-from .errors import translated
+from mpiddp import distributed as mpiddp
 
 _CALLS = (
     *("add", "append", "check", "compare_set", "delete_key", "get", "has_extended_api", "multi_get", "multi_set"),
@@ -79,34 +72,3 @@ def _forward(name: str) -> Callable[..., Any]:
 
 for _name in _CALLS:  # torch's C++ looks them up in the class
     setattr(Store, _name, _forward(_name))
-
-
-_kept: list[Store] = []
-"""torch's C++ may hold only its half of a store."""
-
-
-def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Store, int, int]]:
-    """Give torch's ``init_process_group`` a store, this process's rank, and the number of ranks."""
-    told = {name: int(numbers[0]) for name, numbers in parse_qs(urlparse(url).query).items()}
-    with translated():
-        group = default.begin(timeout, told.get("rank", -1), told.get("world_size", -1))
-        store = Store(timeout)
-    _kept.append(store)
-    yield store, group.rank(), group.size()
-    raise RuntimeError("ranks of an MPI job do not change: there is no second rendezvous")
-
-
-def install() -> None:
-    """Let ``env://``, torch's default, need no variables under an MPI launcher; ``mpi://`` never needs any."""
-    original = handlers["env"]
-
-    def env(url: str, **options: Any) -> Iterator[Any]:
-        by_mpi = settings.launch() is not None and "MASTER_ADDR" not in os.environ
-        return meet(url, **options) if by_mpi else original(url, **options)
-
-    handlers["mpi"], handlers["env"] = meet, env
-
-
-def prefer_mpi() -> None:
-    """Let ``env://`` take no notice of MASTER_ADDR, which is there for scripts that read it."""
-    handlers["env"] = meet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-import mpiddp
+from mpiddp import distributed as mpiddp
 from mpiddp.distributed.groups import GroupLike
 
 
