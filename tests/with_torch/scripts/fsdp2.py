@@ -18,6 +18,7 @@ def main() -> None:
     for block in model[:3]:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    model.set_allocate_memory_from_process_group_for_comm(True)  # symmetric memory, where the backend has it
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     torch.manual_seed(100 + rank)
     for _ in range(6):
