@@ -96,8 +96,6 @@ def _flat(host: torch.Tensor, moved: bool) -> Array:
         return flat.numpy()
     if host.dtype == torch.bfloat16 and not moved:
         return flat.view(torch.int16).numpy().view(_bfloat16())
-    if host.is_quantized:
-        flat = flat.int_repr() if not moved else torch.empty(0, dtype=torch.uint8).set_(flat.untyped_storage())
     if moved:
         return flat.view(torch.uint8).numpy()
     raise TypeError(f"there is no reduction of {host.dtype}: convert it, such as by tensor.float()")

@@ -246,10 +246,10 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Work | None:
         """``torch.distributed.all_gather``."""
-        return self.allgather_coalesced(list(zip(*output_tensors, strict=True)), input_tensors, opts, _by_rank=True)
+        return self.allgather_coalesced(list(zip(*output_tensors, strict=True)), input_tensors, opts)
 
     def allgather_coalesced(
-        self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None, _by_rank: bool = True
+        self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None
     ) -> Work | None:
         """``torch.distributed.all_gather_coalesced``: ``output_lists[rank][index]``."""
         loan, calls, outputs = Loan(), [], []
