@@ -24,5 +24,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if UNDER_LAUNCHER:
         skip = pytest.mark.skip(reason="starts mpiexec itself, so it is run from a plain pytest, not under mpiexec")
         for item in items:
-            if config.rootpath / "tests" / "launch" in item.path.parents:
+            if not {config.rootpath / "tests" / folder for folder in ("launch", "with_torch")}.isdisjoint(
+                item.path.parents
+            ):
                 item.add_marker(skip)

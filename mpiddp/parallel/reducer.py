@@ -8,7 +8,7 @@ one order on all ranks, whatever the order in which their gradients were made.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -154,7 +154,11 @@ class Reducer:
             self._running = True
             self._armed = False
             self.times.begin_backward()
-            queue_callback(self._finish_backward)
+            self._at_end_of_backward(self._finish_backward)
+
+    def _at_end_of_backward(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the backward that runs now has made all gradients."""
+        queue_callback(callback)
 
     def _reset(self) -> None:
         self._ready_order.clear()

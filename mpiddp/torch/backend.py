@@ -1,0 +1,41 @@
+"""The backend "mpiddp" of torch.distributed: how torch finds it, and how it makes groups.
+
+torch calls `register` itself: its entry points name it, before 2.15 when torch is imported and since then when
+"mpiddp" is first asked for. Nothing here starts MPI before ``init_process_group`` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed
+from torch.distributed import distributed_c10d as c10d
+
+from . import rendezvous
+from .errors import translated
+
+NAME = "mpiddp"
+
+
+def register() -> None:
+    """Let ``torch.distributed.init_process_group("mpiddp")`` work."""
+    if torch.distributed.is_available() and NAME.upper() not in c10d.Backend._plugins:
+        c10d.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        rendezvous.install()
+
+
+def _create(options: Any, _: Any) -> Any:
+    """Make the default group, or one of some of its ranks, which alone call."""
+    from mpiddp import distributed as mpiddp  # what `import torch` would wait for
+
+    from . import default
+    from .process_group import ProcessGroup
+
+    with translated():
+        if not options.global_ranks_in_group:
+            whole = default.begin(options.timeout, options.group_rank, options.group_size)
+            return ProcessGroup(whole, options.timeout, default.end)
+        ranks = list(options.global_ranks_in_group)
+        made = mpiddp.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
+    assert isinstance(made, mpiddp.ProcessGroup), "torch asks members only"
+    return ProcessGroup(made, options.timeout, default.free)

@@ -1,0 +1,133 @@
+"""``mpirun -np 2 python -m mpiddp.torch.bench``: mpiddp and Gloo in the same processes, in turns.
+
+Prints medians, in microseconds, of all-reduces and of training steps: the step alone, torch's DistributedDataParallel
+on Gloo and on the backend "mpiddp", and mpiddp's own on the torch module. Networks and options are equal, and every way
+sees the same batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mpiddp import distributed as mpiddp
+
+from . import DistributedDataParallel, symmetric_empty
+
+
+def _tutorial_net() -> nn.Module:
+    features = (nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU())
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Linear(50, 10))
+
+
+def _mlp() -> nn.Module:
+    layers = (nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+_NETWORKS: dict[str, Callable[[], nn.Module]] = {"mlp": _mlp, "net": _tutorial_net}
+
+
+def _step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def _in_turns(ways: dict[str, Callable[[], object]], rounds: int, calls: int) -> dict[str, float]:
+    """Return the median over rounds, in each of which every way has its turn, of microseconds a call."""
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    for way in ways.values():
+        for _ in range(3):  # buckets are laid out anew after the first
+            way()
+    for index in range(rounds):
+        names = list(ways)
+        for name in names[index % len(names) :] + names[: index % len(names)]:
+            mpiddp.barrier()
+            began = time.perf_counter()
+            for _ in range(calls):
+                ways[name]()
+            spent[name].append((time.perf_counter() - began) / calls * 1e6)
+    return {name: statistics.median(found) for name, found in spent.items()}
+
+
+def _report(title: str, found: dict[str, float], base: str) -> None:
+    if dist.get_rank() == 0:
+        print(title)
+        for name, microseconds in found.items():
+            print(f"  {name:<28}{microseconds:12.1f} us   {microseconds / found[base]:.2f} of {base}", flush=True)
+
+
+def _all_reduces(gloo: Any, rounds: int) -> None:
+    for size_bytes in (8, 32 << 20):
+        ours, theirs, shared = (
+            torch.zeros(size_bytes // 4),
+            torch.zeros(size_bytes // 4),
+            symmetric_empty(size_bytes // 4),
+        )
+        shared.zero_()
+        ways: dict[str, Any] = {
+            "gloo": lambda x=theirs: dist.all_reduce(x, group=gloo),
+            "mpiddp": lambda x=ours: dist.all_reduce(x),
+            "mpiddp, async_op": lambda x=ours: dist.all_reduce(x, async_op=True).wait(),
+            "mpiddp, symmetric_empty": lambda x=shared: dist.all_reduce(x),
+        }
+        _report(f"all_reduce, {size_bytes} bytes", _in_turns(ways, rounds, 100 if size_bytes == 8 else 3), "gloo")
+
+
+def _steps(gloo: Any, name: str, batch: int, rounds: int) -> None:
+    images, labels = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return _NETWORKS[name]()
+
+    wrapped: dict[str, nn.Module] = {
+        "step alone": model(),
+        "torch DDP on gloo": nn.parallel.DistributedDataParallel(
+            model(), process_group=gloo, gradient_as_bucket_view=True
+        ),
+        "torch DDP on mpiddp": nn.parallel.DistributedDataParallel(model(), gradient_as_bucket_view=True),
+        "mpiddp's DDP": DistributedDataParallel(model()),
+    }
+    ways: dict[str, Callable[[], object]] = {each: _step(one, images, labels) for each, one in wrapped.items()}
+    found = _in_turns(ways, rounds, 5)
+    _report(f"step of {name}, {batch} images a rank", found, "torch DDP on gloo")
+    cost = found["torch DDP on gloo"] - found["step alone"]
+    for each in ("torch DDP on mpiddp", "mpiddp's DDP"):
+        if dist.get_rank() == 0:
+            print(f"  {each} wins back {(found['torch DDP on gloo'] - found[each]) / cost:.0%} of what Gloo costs")
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--only", choices=["all_reduce", *_NETWORKS], action="append")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("mpiddp")
+    gloo = dist.new_group(backend="gloo")
+    for name in options.only or ("all_reduce", *_NETWORKS):
+        if name == "all_reduce":
+            _all_reduces(gloo, options.rounds)
+        else:
+            _steps(gloo, name, options.batch, options.rounds)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

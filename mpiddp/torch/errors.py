@@ -1,0 +1,48 @@
+"""mpiddp's errors as torch's: caught by either name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch.distributed import DistBackendError
+
+from mpiddp import errors
+
+
+class BackendError(DistBackendError, errors.DistError):
+    """An error of the job (``torch.distributed.DistBackendError``)."""
+
+
+class MismatchError(BackendError, errors.MismatchError):
+    """Ranks disagree about a collective."""
+
+
+class TimeoutError(BackendError, errors.DistTimeoutError):
+    """An operation did not finish in time."""
+
+
+class RankFailedError(BackendError, errors.RankFailedError):
+    """Ranks have died; their numbers are in ``ranks``."""
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Raise mpiddp's errors as torch's."""
+    try:
+        yield
+    except errors.DistError as error:
+        raise translate(error) from error
+
+
+def translate(error: errors.DistError) -> Exception:
+    """Return the error of torch's classes with the text of ``error``; what is torch's, or a wrong argument, itself."""
+    if isinstance(error, DistBackendError | errors.ArrayError):
+        return error
+    if isinstance(error, errors.RankFailedError):
+        return RankFailedError(str(error), error.ranks)
+    if isinstance(error, errors.DistTimeoutError):
+        return TimeoutError(f"mpiddp: Timed out waiting: {error}")  # programs look for torch's two words
+    if isinstance(error, errors.MismatchError):
+        return MismatchError(str(error))
+    return BackendError(str(error))

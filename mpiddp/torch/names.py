@@ -1,0 +1,37 @@
+"""Other backends' names for mpiddp: a script that asks for "gloo" or "mpi" gets it, and reads back its own word."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from torch.distributed import distributed_c10d as c10d
+
+from .backend import NAME
+from .process_group import ProcessGroup
+
+_UNDECIDED = str(c10d.Backend.UNDEFINED)
+
+
+def replace(names: Collection[str]) -> None:
+    """Let these names, and the lack of one, mean mpiddp in every group that is made from now on.
+
+    A list by device ("cpu:gloo,cuda:nccl") must hold no other names, since a group has one backend then.
+    """
+    original = c10d._new_process_group_helper
+
+    def helper(size: int, rank: int, ranks: list[int], backend: Any, *arguments: Any, **named: Any) -> Any:
+        asked = {part.rpartition(":")[2] for part in str(backend).split(",")}
+        if not asked <= {*names, _UNDECIDED}:
+            return original(size, rank, ranks, backend, *arguments, **named)
+        made = original(size, rank, ranks, NAME, *arguments, **named)
+        group = made[0]
+        if isinstance(group, ProcessGroup) and str(backend) != _UNDECIDED:
+            c10d._world.pg_map[group] = (backend, c10d._world.pg_map[group][1])
+        return made
+
+    c10d._new_process_group_helper = helper
+    if "mpi" in names:
+        c10d._MPI_AVAILABLE = True
+    if "nccl" in names:
+        c10d._NCCL_AVAILABLE = True

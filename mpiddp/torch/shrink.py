@@ -1,0 +1,46 @@
+"""Going on without some ranks, in torch's groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from mpiddp import distributed as mpiddp
+
+from . import default
+
+
+def shrink_group(ranks_to_exclude: Sequence[int] = ()) -> None:
+    """Make torch's default group anew without ranks that have died, or that are to take no further part.
+
+    Parameters
+    ----------
+    ranks_to_exclude : sequence of int
+        Ranks of the default group. The dead are left out whether they are listed or not.
+
+    Raises
+    ------
+    ValueError
+        If there is no such rank, or this one is to be excluded.
+
+    Notes
+    -----
+    `mpiddp.shrink_group`, and then what torch has to know: ranks are numbered anew in the old order, all other groups
+    end, and a DistributedDataParallel has to wrap its module again.
+
+    Examples
+    --------
+    >>> try:  # doctest: +SKIP
+    ...     loss.backward()
+    ... except RankFailedError as error:
+    ...     shrink_group(error.ranks)
+    ...     model = DistributedDataParallel(model.module)
+    """
+    backend = dist.get_backend()
+    timeout = c10d._get_default_group().timeout
+    mpiddp.shrink_group(ranks_to_exclude)
+    with default.kept():
+        dist.destroy_process_group()
+    dist.init_process_group(backend, init_method="mpi://", timeout=timeout)

@@ -1,0 +1,42 @@
+"""Tensors in symmetric memory."""
+
+from __future__ import annotations
+
+import torch
+
+from mpiddp import distributed as mpiddp
+from mpiddp.distributed.groups import GroupLike
+
+
+def symmetric_empty(
+    shape: int | tuple[int, ...], dtype: torch.dtype = torch.float32, group: GroupLike = None
+) -> torch.Tensor:
+    """Return an uninitialised tensor in memory that the ranks of the node share: `mpiddp.symmetric_empty` as a tensor.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        Its shape.
+    dtype : torch.dtype, default float32
+        Its type.
+    group : mpiddp.ProcessGroup, optional
+        The ranks, which all call alike; all by default.
+
+    Returns
+    -------
+    torch.Tensor
+        In the host's memory; collectives reduce it, and contiguous views of it, where it lies.
+
+    Raises
+    ------
+    ValueError
+        On a rank that is not in the group.
+    """
+    sizes = shape if isinstance(shape, tuple) else (shape,)
+    count = 1
+    for size in sizes:
+        count *= size
+    memory = mpiddp.symmetric_empty(count * dtype.itemsize, "uint8", group)
+    if memory is None:
+        raise ValueError("symmetric_empty: this rank is not a member of the group")
+    return torch.from_numpy(memory).view(dtype).view(sizes)

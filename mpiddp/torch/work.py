@@ -1,0 +1,152 @@
+"""Operations as torch's ``Work``."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+from torch.autograd import Variable
+from torch.futures import Future
+
+from mpiddp.distributed import Work as MpiddpWork
+
+from .arrays import Loan
+from .errors import translated
+
+_unfinished: set[Work] = set()
+# C++ may hold only its half of a Work, and asks the other again after its end.
+_finished: deque[Work] = deque(maxlen=1024)
+
+
+class Work(torch.distributed.Work):
+    """One or more operations of mpiddp (``torch.distributed.Work``).
+
+    Parameters
+    ----------
+    works : sequence of mpiddp.Work
+        The operations.
+    tensors : sequence of torch.Tensor
+        The tensors that hold the result.
+    loan : Loan
+        The tensors that the operations use.
+    timeout_s : float
+        Seconds that `wait` may take where it is not told.
+    """
+
+    def __init__(
+        self, works: Sequence[MpiddpWork], tensors: Sequence[torch.Tensor], loan: Loan, timeout_s: float | None = None
+    ) -> None:
+        super().__init__()
+        self._works = works
+        self._tensors: Sequence[torch.Tensor] = tensors
+        self._results: list[weakref.ref[torch.Tensor]] = []
+        self._loan = loan
+        self._timeout_s = timeout_s
+        self._future: Future[Any] | None = None
+        self._done = False
+        self._error: Exception | None = None
+        _unfinished.add(self)
+
+    def is_completed(self) -> bool:
+        """Tell whether all operations have finished, and help them on."""
+        if not self._done and all(work.is_completed() for work in self._works):
+            self._finish(None)
+        return self._done
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Wait for the end of all operations."""
+        if not self._done:
+            limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+            try:
+                with translated():
+                    for work in self._works:
+                        work.wait(limit if limit and limit > 0 else self._timeout_s)
+            except Exception as error:
+                self._finish(error)
+                raise
+            self._finish(None)
+        elif self._error is not None:
+            raise self._error
+        return True
+
+    def _finish(self, error: Exception | None) -> None:
+        if error is None:
+            for work in self._works:
+                error = error or work.exception()  # type: ignore[assignment]
+        if error is None:
+            self._loan.give_back()
+        self._done, self._error = True, error
+        if self._future is not None:
+            _complete(self._future, self._tensors, error)
+        # Results belong to the caller, who may want their memory back.
+        self._results = [weakref.ref(tensor) for tensor in self._tensors]
+        self._tensors = ()
+        _unfinished.discard(self)
+        _finished.append(self)
+
+    def is_success(self) -> bool:
+        """Tell whether all operations have finished without an error."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """Return what went wrong, or None."""
+        return self._error
+
+    def synchronize(self) -> None:
+        """Wait for the end."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Wait for the end: there is no stream that could."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that hold the result, as far as the caller has kept them."""
+        found = [each() for each in self._results] if self._done else self._tensors
+        return [tensor for tensor in found if tensor is not None]
+
+    def source_rank(self) -> int:
+        """Return the group rank that a receive has received from."""
+        return self._works[0].source_rank()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """Return a future of the list of tensors that hold the result.
+
+        In a backward it completes when the backward's own work is done, before DistributedDataParallel looks at it;
+        elsewhere it is complete, because nobody who waits for a future of torch's lets MPI make progress.
+        """
+        in_backward = torch._C._current_graph_task_id() != -1
+        if self._future is None:
+            self._future = Future()
+            if self._done:
+                _complete(self._future, self.result(), self._error)
+            elif self.is_completed():
+                pass  # which has completed the future too
+            elif in_backward:
+                Variable._execution_engine.queue_callback(self.wait)
+            else:
+                self._wait_quietly()
+        if in_backward and self._error is not None:
+            raise self._error  # DistributedDataParallel's C++ would look for a tensor in it
+        return self._future
+
+    def _wait_quietly(self) -> None:
+        """Wait for the end; an error is the future's."""
+        try:
+            self.wait()
+        except Exception:
+            if self._error is None:
+                raise
+
+
+def _complete(future: Future[Any], tensors: Sequence[torch.Tensor], error: Exception | None) -> None:
+    if error is None:
+        future.set_result(list(tensors))
+    else:
+        future.set_exception(error)

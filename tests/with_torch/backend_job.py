@@ -1,0 +1,199 @@
+"""What every rank of `test_backend` runs: collectives, messages, groups and DDP of torch's on the backend "mpiddp"."""
+
+import time
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import mpiddp
+import mpiddp.torch
+
+DTYPES = (torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_dtypes_and_layouts(rank: int, size: int) -> None:
+    for dtype in DTYPES:
+        x = torch.full((3, 5), rank + 1).to(dtype)
+        dist.all_reduce(x)
+        assert torch.equal(x, torch.full((3, 5), size * (size + 1) // 2).to(dtype)), dtype
+        dist.broadcast(x := torch.full((2,), rank).to(dtype), src=size - 1)
+        assert (x == size - 1).all(), dtype
+    base = torch.zeros(4, 6)
+    across = base.t()  # not contiguous: goes through a copy
+    across += rank
+    dist.all_reduce(across, dist.ReduceOp.MAX)
+    assert (base == size - 1).all()
+    leaf = torch.ones(3, requires_grad=True)
+    dist.all_reduce(leaf, dist.ReduceOp.AVG)
+    assert (leaf == 1).all() and leaf.requires_grad
+    scaled = torch.ones(2)
+    dist.all_reduce(scaled, dist.ReduceOp.PREMUL_SUM(0.5))
+    assert (scaled == 0.5 * size).all()
+    floats8 = [torch.zeros(4, dtype=torch.float8_e4m3fn) for _ in range(size)]
+    dist.all_gather(floats8, torch.full((4,), float(rank)).to(torch.float8_e4m3fn))
+    assert [each.float()[0].item() for each in floats8] == list(range(size))
+
+
+def check_zero_copy() -> None:
+    whole = torch.ones(1000)
+    part = whole[10:20]
+    before = part.data_ptr()
+    dist.all_reduce(part)
+    assert part.data_ptr() == before
+    assert whole.sum() == 990 + 10 * dist.get_world_size()
+    shared = mpiddp.torch.symmetric_empty((4, 100), torch.float64)
+    shared.fill_(1)
+    dist.all_reduce(shared)
+    assert shared.shape == (4, 100) and (shared == dist.get_world_size()).all()
+
+
+def check_asynchronous(rank: int, size: int) -> None:
+    xs = [torch.full((n,), float(rank)) for n in (1, 1000, 300_000)]
+    works = [dist.all_reduce(x, async_op=True) for x in xs]
+    for work, x in zip(works, xs, strict=True):
+        assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+        assert work.result()[0] is x
+        assert (x == size * (size - 1) / 2).all()
+    future = dist.all_reduce(x := torch.ones(2), async_op=True).get_future()
+    assert future.then(lambda found: found.value()[0].sum()).wait() == 2 * size
+    assert (x == size).all()
+
+
+def check_messages(rank: int, size: int) -> None:
+    right, left = (rank + 1) % size, (rank - 1) % size
+    if size > 1:
+        received = torch.zeros(7, dtype=torch.bfloat16)
+        sends = dist.isend(torch.full((7,), rank).bfloat16(), right, tag=3)
+        assert dist.recv(received, tag=3) == left
+        assert (received == left).all()
+        sends.wait()
+        outputs = [torch.zeros(5), torch.zeros(5)]
+        operations = [dist.P2POp(dist.isend, torch.full((5,), float(rank)), right)]
+        operations.append(dist.P2POp(dist.irecv, outputs[0], left))
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        assert (outputs[0] == left).all()
+
+
+def check_groups(rank: int, size: int) -> None:
+    order = list(range(size))[::-1]
+    backwards = dist.new_group(order, sort_ranks=False)
+    assert dist.get_rank(backwards) == size - 1 - rank
+    few = dist.new_group([0])
+    if rank == 0:
+        dist.all_reduce(x := torch.ones(1), group=few)
+        assert x == 1
+    found = [None] * size
+    dist.all_gather_object(found, {"rank": rank}, backwards)
+    assert [each["rank"] for each in found] == order
+    local = dist.new_group([rank], use_local_synchronization=True)
+    dist.barrier(local)
+    dist.destroy_process_group(backwards)
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"key{rank}", str(rank))
+    assert store.get(f"key{(rank + 1) % size}") == str((rank + 1) % size).encode()
+    assert store.add("sum", 0) == 0
+
+
+def check_errors(rank: int, size: int) -> None:
+    if size > 1:
+        try:
+            dist.all_reduce(torch.ones(2 + rank))
+        except dist.DistBackendError as error:
+            assert isinstance(error, mpiddp.MismatchError) and "all_reduce" in str(error)
+        else:
+            raise AssertionError("sizes differ")
+        dist.destroy_process_group()
+        dist.init_process_group("mpiddp", timeout=timedelta(seconds=1))
+        if rank == 0:
+            try:
+                dist.all_reduce(torch.ones(2))
+            except dist.DistBackendError as error:
+                assert isinstance(error, TimeoutError) and " Timed out " in str(error) and "rank 1" in str(error)
+            else:
+                raise AssertionError("nobody else called")
+        else:
+            time.sleep(1.5)
+            dist.all_reduce(torch.ones(2))
+
+
+def _network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    head = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(head, nn.Linear(4 * 36, 300), nn.ReLU(), nn.Linear(300, 10))
+
+
+def _train(model: nn.Module, batches: int, rank: int, accumulate: bool = False) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for index in range(batches):
+        generator = torch.Generator().manual_seed(1000 * rank + index)
+        x, y = torch.randn(6, 1, 8, 8, generator=generator), torch.randint(0, 10, (6,), generator=generator)
+        optimizer.zero_grad()
+        if accumulate:
+            with model.no_sync():
+                nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def check_own_ddp(rank: int, size: int) -> None:
+    """mpiddp's DistributedDataParallel does on a torch module what torch's does."""
+    theirs = nn.parallel.DistributedDataParallel(_network(rank))
+    ours = mpiddp.torch.DistributedDataParallel(_network(rank))
+    for one in (theirs, ours):
+        _train(one, 3, rank)
+    _same(theirs.module.state_dict(), ours.module.state_dict())
+    for one in (theirs, ours):
+        _train(one, 2, rank, accumulate=True)
+    _same(dict(theirs.module.named_parameters()), dict(ours.module.named_parameters()))
+    addresses = sorted((each.grad.data_ptr(), each.grad.nbytes) for each in ours.parameters())
+    ends = [address + length for address, length in addresses]
+    assert ends[:-1] == [address for address, _ in addresses[1:]], "gradients lie side by side in their bucket"
+    for one in (theirs, ours):
+        with one.join():
+            _train(one, 1 + rank, rank)
+    _same(dict(theirs.module.named_parameters()), dict(ours.module.named_parameters()))
+    ours.check_replicas()
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.even, self.odd, self.never = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.odd(x) if rank % 2 else self.even(x)
+
+    branches = mpiddp.torch.DistributedDataParallel(Branches(), find_unused_parameters=True)
+    branches(torch.ones(2, 3)).sum().backward()
+    assert branches.module.never.weight.grad is None
+    assert torch.allclose(branches.module.even.bias.grad, torch.full((3,), 2 * ((size + 1) // 2) / size))
+
+
+def _same(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: name + text)
+
+
+def main() -> None:
+    warnings.simplefilter("error")
+    dist.init_process_group("mpiddp")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert (rank, size) == (mpiddp.get_rank(), mpiddp.get_world_size())
+    assert dist.get_backend() == "mpiddp"
+    check_dtypes_and_layouts(rank, size)
+    check_zero_copy()
+    check_asynchronous(rank, size)
+    check_messages(rank, size)
+    check_groups(rank, size)
+    check_own_ddp(rank, size)
+    check_errors(rank, size)
+    dist.destroy_process_group()
+    assert not mpiddp.is_initialized()
+    print("all right")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""torch on mpiddp: jobs of their own, because torch's process group is the process's."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from harness import launcher
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "scripts"
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC),
+]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_backend(ranks: int) -> None:
+    ended = launcher.mpirun(ranks, HERE / "backend_job.py", timeout_s=120)
+    assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("script", ["ddp_snapshot", "fsdp2", "tensor_parallel", "dcp"])
+def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(script: str, tmp_path: Path) -> None:
+    for folder in ("ours", "theirs"):
+        (tmp_path / folder).mkdir()
+    path = str(SCRIPTS / f"{script}.py")
+    mpiexec = [*launcher.launch(2), sys.executable, "-m", "mpiddp.torch", path, str(tmp_path / "ours")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with launcher.Program(mpiexec) as job:
+        ours = job.wait(120)
+    with launcher.Program([*torchrun, path, str(tmp_path / "theirs")], {"OMP_NUM_THREADS": "1"}) as job:
+        theirs = job.wait(120)
+    assert ours.rc == theirs.rc == 0, (str(ours), str(theirs))
+    assert "loss" in ours.stdout and ours.stdout == theirs.stdout
+
+
+@pytest.mark.once
+def test_import_torch_finds_the_backend_and_starts_no_mpi(tmp_path: Path) -> None:
+    """An installed mpiddp: its entry points, as pip lays them down."""
+    project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["project"]
+    package = tmp_path / "mpiddp-0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: mpiddp\nVersion: 0\n")
+    groups = project["entry-points"].items()
+    lines = [line for group, found in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in found.items()))]
+    (package / "entry_points.txt").write_text("\n".join(lines))
+    code = (
+        "import sys, torch, torch.distributed as dist\n"
+        "assert 'mpi4py.MPI' not in sys.modules and 'mpiddp.parallel' not in sys.modules\n"
+        "assert dist.is_backend_available('mpiddp')\n"
+        "dist.init_process_group('mpiddp'); dist.all_reduce(x := torch.ones(1)); print('sum', x.item())\n"
+    )
+    environment = launcher.environment()
+    search = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
+    with launcher.Program([*launcher.launch(2), sys.executable, "-c", code], {"PYTHONPATH": search}) as job:
+        ended = job.wait(60)
+    assert ended.rc == 0 and ended.stdout.count("sum 2.0") == 2, ended
+
+
+@pytest.mark.once
+def test_import_mpiddp_does_not_know_torch() -> None:
+    code = "import sys, mpiddp; mpiddp.DistributedDataParallel; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, env=launcher.environment())
+
+
+def _has_ulfm() -> bool:
+    mpiexec = launcher.mpiexec()
+    if mpiexec is None:
+        return False
+    said = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False)
+    return "Open MPI" in said.stdout + said.stderr
+
+
+@pytest.mark.skipif(not _has_ulfm(), reason="only Open MPI's mpirun lets ranks live on")
+def test_a_killed_rank_raises_on_the_others_and_training_goes_on() -> None:
+    with launcher.start(3, SCRIPTS / "survive.py", options=["--with-ft", "ulfm"]) as job:
+        ended = job.wait(60)
+    raised = [line for line in ended.stdout.splitlines() if "RankFailedError of ranks [1]" in line]
+    assert len(raised) == 2 and all(float(line.split()[-2]) < 2 for line in raised), ended
+    assert ended.stdout.count("12 steps, 2 ranks, equal: True") == 2, ended
+
+
+def test_torch_s_own_suite_in_short() -> None:
+    pytest.importorskip("expecttest", reason="torch's suite needs pip install expecttest")
+    with launcher.Program([sys.executable, HERE / "suite.py", "--short", "--ranks", "3"]) as job:
+        ended = job.wait(300)
+    assert ended.rc == 0 and "{'passed': 25}" in ended.stdout, ended
