@@ -48,6 +48,10 @@ LAZY = {
     "mpiddp.training": "the command line reads the configuration before NumPy, and with it BLAS, is there",
     "mpiddp.training.callables": "a module that the user names, such as that of a model of one's own",
     "mpiddp.training.outputs": "tensorboard is an extra and takes most of a second",
+    "mpiddp.torch": "`import torch` loads it to find the backend, and shall not wait for the rest",
+    "mpiddp.torch.arrays": "ml_dtypes is an extra, which only bfloat16 needs",
+    "mpiddp.torch.backend": "as mpiddp.torch",
+    "mpiddp.torch.rendezvous": "as mpiddp.torch",
     "mpiddp.bench": "the command line reads the options before NumPy is there; torch and matplotlib are extras",
 }
 """Modules that may import inside a function (``.*``: all of a package), and why."""
