@@ -134,7 +134,7 @@ class OneShot:
             monitor.publish(link.sequence, self._call)
         began = requests.begin_wait(operation)
         try:
-            if not self._eager.spin_wait(happened).wait_checking(monitor.check, link.timeout_s):
+            if not self._eager.spin_wait(happened).wait_checking(self._check, link.timeout_s):
                 error = requests.timed_out(operation, link.timeout_s)
                 link.abort(error)
                 raise error
@@ -143,6 +143,11 @@ class OneShot:
             raise
         finally:
             requests.end_wait(*began)
+
+    def _check(self) -> None:
+        self._monitor.check()
+        if requests.pending:  # another thread's, which may compute while the other ranks wait for them
+            requests.poll()
 
     def steps(self, link: Link, *args: Any) -> Steps:
         """Return the steps of a call, which do everything at the head of the queue: at once, if that is empty."""

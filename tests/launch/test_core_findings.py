@@ -112,6 +112,39 @@ print("right", flush=True)
 """
 )
 
+# Rank 0 waits in a short call for rank 1, and rank 1 for operations that another thread of rank 0 has submitted.
+BESIDE_A_SHORT_CALL = (
+    SETUP
+    + """
+dist.init_process_group(timeout=10)
+group, x, y = dist.new_group(), np.ones(2), np.ones(100)
+main_is_back = threading.Event()
+
+def submit():
+    works = [dist.all_reduce(y, group=group, async_op=True) for _ in range(2)]
+    return works[1].wait
+
+def submit_and_compute():
+    time.sleep(0.5)
+    wait = submit()
+    main_is_back.wait()
+    wait()
+
+if rank == 0:
+    thread = threading.Thread(target=submit_and_compute)
+    thread.start()
+    dist.all_reduce(x)
+    main_is_back.set()
+    thread.join()
+else:
+    time.sleep(1)
+    submit()()
+    dist.all_reduce(x)
+assert (x == size).all() and (y == size**2).all()
+print("right", flush=True)
+"""
+)
+
 # Rank 0's first call waits for rank 1, which the main thread keeps waiting until it has made the second one.
 ONE_GROUP = (
     SETUP
@@ -290,6 +323,7 @@ JOBS = {
     "threads, async, 300000": Job(IN_THREADS.format(call=ASYNC, count=300_000, calls=60)),
     "beside DDP": Job(BESIDE_DDP),
     "overlapping": Job(OVERLAPPING),
+    "beside a short call": Job(BESIDE_A_SHORT_CALL),
     **{f"one group, {count}": Job(ONE_GROUP.format(count=count)) for count in (8, 300_000)},
     **{f"disagree, {name}": Job(DISAGREE.format(call=call)) for name, (call, _, _) in DISAGREEMENTS.items()},
     # They end within seconds, or hang.
@@ -332,6 +366,10 @@ def test_thread_with_a_group_of_its_own_beside_ddp(jobs):
 
 def test_calls_of_two_threads_that_overlap_end_no_healthy_job(jobs):
     assert_right(jobs["overlapping"].result())
+
+
+def test_short_call_that_waits_drives_what_another_thread_has_submitted(jobs):
+    assert_right(jobs["beside a short call"].result())
 
 
 @pytest.mark.parametrize("count", [8, 300_000])
