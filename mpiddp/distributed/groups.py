@@ -60,7 +60,7 @@ class ProcessGroup:
         """The number of them that this rank has begun."""
         self.monitored_reports: dict[int, int] = {}
         """The number of the last one that each group rank has reported to this rank."""
-        self._group_rank_of = {rank: index for index, rank in enumerate(ranks)}
+        self._group_rank_of = dict(zip(ranks, link.world.ranks, strict=False))
 
     def rank(self) -> int:
         """Return this process's rank in the group."""

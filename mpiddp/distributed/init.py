@@ -123,10 +123,8 @@ def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) 
     link, group_monitor = monitor.connect(job, own, timeout_s)
     device_table.learn(link)
     backends.connect(link, backend)
-    ranks = tuple(range(link.size))
-    return register(
-        ProcessGroup(link, group_monitor, "0", "default_pg", ranks, own if comm is None else comm), default=True
-    )
+    ranks, comm = world.ranks[: link.size], own if comm is None else comm
+    return register(ProcessGroup(link, group_monitor, "0", "default_pg", ranks, comm), default=True)
 
 
 def _choose_device(device_id: int | None) -> None:

@@ -81,7 +81,7 @@ def _make(
     link, group_monitor = monitor.connect(job, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
     connect(link, backend)
     # Global ranks are those of the default group, which need not have all ranks of the world.
-    global_rank_of = {rank: index for index, rank in enumerate(parent.link.ranks)}
+    global_rank_of = dict(zip(parent.link.ranks, parent.ranks, strict=True))
     ranks = tuple(global_rank_of[rank] for rank in link.ranks)
     return register(ProcessGroup(link, group_monitor, next_name(), description or "undefined", ranks, comm))
 

@@ -154,7 +154,8 @@ class Link(Channel):
         # Ranks may have made different numbers of groups, so the first member numbers this one, for all.
         made = np.empty((comm.size, 2), np.int64)
         comm.Allgather(np.array([self.world.rank, _created]), made)
-        super().__init__(tuple(made[:, 0].tolist()), comm.rank, comm, self._own(comm.Dup()))
+        ranks = tuple(map(self.world.ranks.__getitem__, made[:, 0].tolist()))
+        super().__init__(ranks, comm.rank, comm, self._own(comm.Dup()))
         self.id = (self.ranks[0] << 40) + int(made[0, 1])
         self.members = Members(self.id, self.ranks, self.world.size, self.timeout_s, self.monitor)
         self.messages = self._own(comm.Dup())

@@ -42,6 +42,11 @@ class World:
         return self.comm.size
 
     @functools.cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks; groups keep these very objects, because ints of their own would take four times the memory."""
+        return tuple(range(self.size))
+
+    @functools.cached_property
     def local_ranks(self) -> tuple[int, ...]:
         """The ranks of this node."""
         mine = self.nodes[self.rank]

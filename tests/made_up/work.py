@@ -1,0 +1,198 @@
+"""The work of one rank in a made-up world: what it does by itself in starting, in making groups and in calls."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import statistics
+import time
+import tracemalloc
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+
+from mpiddp.algorithms import handshake, hierarchical, native
+from mpiddp.algorithms.gpu import hierarchical as gpu_hierarchical
+from mpiddp.algorithms.tags import Tag
+from mpiddp.distributed import monitored, new_groups
+from mpiddp.faults import calls, monitor
+from mpiddp.faults.calls import Calls, make_call
+from mpiddp.faults.liveness import Liveness
+from mpiddp.mpi import world
+from mpiddp.mpi.link import Channel
+from mpiddp.mpi.message import CODES, dtype_code
+from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.mpi.requests import READY, drive
+from mpiddp.mpi.world import Claims
+from mpiddp.shm import segment
+from mpiddp.shm.scratch import Scratch
+
+from . import TIMEOUT_S, Comm, default_group, job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mpiddp.mpi.link import Link
+
+MIB = 1 << 20
+BLOCK_BYTES = 7
+CALLS = 256
+
+
+def kept(call: Callable[[], object]) -> int:
+    """Return the bytes that a call has allocated and, with what it returns, keeps."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        result = call()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] + 0 * id(result)
+    finally:
+        tracemalloc.stop()
+
+
+def connect(size: int, per_node: int) -> Link:
+    """Return the link of a group of all ranks of a made-up world."""
+    comm: Any = Comm(size, size - per_node, per_node)
+    return monitor.connect(job(size, per_node), comm, TIMEOUT_S)[0]
+
+
+def connecting(size: int, per_node: int) -> Callable[[], object]:
+    """Return what makes another link in a world that is there."""
+    there = job(size, per_node)
+    return lambda: monitor.connect(there, Comm(size, size - per_node, per_node), TIMEOUT_S)  # type: ignore[arg-type]
+
+
+def starting(size: int, per_node: int) -> Callable[[], object]:
+    """Return what gathers the world and compares the claims, unpickling all ranks' answers included."""
+    comm: Any = Comm(size, size - per_node, per_node)
+
+    def start() -> object:
+        found = world.gather(comm)
+        world.check_claims(comm, Claims())
+        return found
+
+    return start
+
+
+def meeting(link: Link) -> Callable[[], object]:
+    """Return the handshake of a long all-reduce over several nodes, with all that is read from the ranks' entries."""
+    x, op = np.zeros(1), ReduceOp.SUM
+
+    def meet() -> None:
+        entries = drive(handshake.exchange(link, "all_reduce", x, op))
+        entries.of(link.node_ranks)
+        hierarchical.in_place_everywhere(link, entries.segments)
+
+    return meet
+
+
+def on_devices(link: Link) -> Callable[[], object]:
+    """Return an all-reduce of arrays on devices, without its kernels and messages."""
+    x, op = np.zeros(1), ReduceOp.SUM
+    place = segment.Place(1, 0)
+
+    def reduce() -> None:
+        with (
+            mock.patch.object(gpu_hierarchical.stream, "ready", lambda _: READY),
+            mock.patch.object(gpu_hierarchical.cuda_ipc, "find", lambda _: place),
+            mock.patch.object(gpu_hierarchical, "_where_they_lie", lambda *_: []),
+            mock.patch.object(gpu_hierarchical, "_reduce", lambda *_: iter(())),
+        ):
+            drive(gpu_hierarchical.all_reduce(link, x, op))
+
+    return reduce
+
+
+def gathering(size: int, ahead: int = 0) -> tuple[Comm, Callable[[], bool]]:
+    """Return a communicator, and what receives a block of each rank in it; so many ranks send one more, early."""
+    comm = Comm(size, 0, 1)
+    link = Channel(tuple(range(size)), 0, comm, comm)  # type: ignore[arg-type]
+    block = np.zeros(BLOCK_BYTES, np.uint8)
+    comm.arriving = [(rank, Tag.BLOCK, block) for rank in range(1, size)]
+    comm.arriving += [(rank, Tag.BLOCK, block) for rank in range(1, ahead + 1)]
+    return comm, native._Blocks(link, {rank: block.copy() for rank in range(1, size)}).Test
+
+
+def monitored_barrier(group: Any) -> None:
+    """Run a monitored barrier on rank 0, whose peers have all come."""
+    comm, tag = group.link.messages, group.mailbox.private_tag
+    number, code = np.array([group.monitored_barriers + 1]), dtype_code(np.dtype(np.int64))
+    comm.arriving = [(rank, tag * CODES + code, number) for rank in range(1, group.size())]
+    with mock.patch.object(group.link, "rank", 0):
+        monitored.monitored_barrier()
+
+
+def asking(size: int) -> Callable[[], object]:
+    """Return the questions to all ranks of a group, none of which has left yet when the last one is asked."""
+    comm: Any = Comm(size, 0, 1)
+    request = SimpleNamespace(Test=lambda: False)
+    operation: Any = Operation("all_reduce", SimpleNamespace(number=1))
+    comm.Isend = lambda *_: request
+    return lambda: Liveness(comm, watched=True).ask(operation, range(size))
+
+
+def publishing(ranks: int, last: bool) -> float:
+    """Return the CPU time of publishing and verifying a call on a node, for the last rank that arrives or the first."""
+    memory, call = mmap.mmap(-1, ranks * calls.REGION_BYTES), make_call("all_reduce", count=10)
+
+    def seen_by(rank: int) -> Calls:
+        node = Channel(tuple(range(ranks)), rank, None, None)  # type: ignore[arg-type]
+        return Calls(SimpleNamespace(node=node, one_node=True), memory)  # type: ignore[arg-type]
+
+    mine, others = seen_by(0), [seen_by(rank) for rank in range(1, ranks)]
+    times = []
+    for sequence in range(1, CALLS + 1):
+        took, confirmed = 0.0, False
+        for step in ("others", "publish") if last else ("publish", "others"):
+            if step == "others":
+                for each in others:
+                    each.publish(sequence, call)
+                continue
+            start = time.thread_time()
+            confirmed = mine.publish(sequence, call)
+            took += time.thread_time() - start
+        start = time.thread_time()
+        if not confirmed:
+            mine.verify(sequence)
+        times.append(took + time.thread_time() - start)
+    return statistics.median(times)
+
+
+def crossing(nodes: int, megabytes: int) -> list[int]:
+    """Return the bytes of the messages that a rank sends and receives for a piece of a slice."""
+    comm = Comm(nodes, 0, 1)
+    across = Channel(tuple(range(nodes)), 0, comm, comm)  # type: ignore[arg-type]
+    x = np.zeros(megabytes * MIB // 4, np.float32)
+    steps = hierarchical._cross(across, x, ReduceOp.SUM, lambda start, stop: x[start:stop], lambda *_: None)
+    with contextlib.suppress(StopIteration):
+        next(steps)
+    return comm.posted
+
+
+@contextlib.contextmanager
+def populated() -> Iterator[list[int]]:
+    """Collect the bytes of shared memory that this rank allocates."""
+    found: list[int] = []
+    populate = segment._populate
+
+    def count(memory: mmap.mmap, descriptor: int, start: int, nbytes: int) -> None:
+        found.append(nbytes)
+        populate(memory, descriptor, start, nbytes)
+
+    with mock.patch.object(segment, "_populate", count):
+        yield found
+
+
+def memory_of_a_group(size: int, per_node: int) -> tuple[int, int, int]:
+    """Return the bytes of a new group on this rank: of Python, shared from the start, and of the scratch."""
+    with default_group(size, per_node), populated() as found:
+        groups: list[Any] = []
+        own = kept(lambda: groups.append(new_groups.new_group()))
+        first = sum(found)
+        drive(groups[0].link.resource(Scratch).prepare())
+        return own, first, sum(found) - first
