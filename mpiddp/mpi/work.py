@@ -13,6 +13,7 @@ one order, in whichever order their programs wait. Without it steps overtake eac
 from __future__ import annotations
 
 import inspect
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -132,6 +133,7 @@ class Work:
             for _ in range(_POLLS):  # they cost less than the preparations for a wait
                 if self._finished:
                     break
+                os.sched_yield()
                 poll()
             else:
                 limit_s = self._limit_s if timeout is None else seconds(timeout)
