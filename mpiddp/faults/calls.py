@@ -203,12 +203,11 @@ def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -
 
 
 def compare_records(link: Link, records: Array) -> None:
-    """Raise `MismatchError` if the ranks' records, an array of `RECORD` by group rank, are not all the same call."""
-    fields = records.view("<u8").reshape(len(records), -1)[:, 1:]
-    different = (fields != fields[0]).any(1)
-    if different.any():
-        odd = int(different.argmax())
-        first, other = (Call(*records[rank].tolist()[1:]) for rank in (0, odd))
+    """Raise `MismatchError` if the ranks' records, int64 of shape (ranks, 4), are not all of the same call."""
+    same = records[:, 1:] == records[0, 1:]
+    if not same.all():
+        odd = int(same.all(1).argmin())
+        first, other = (Call(*_PACKED.unpack(records[rank].tobytes())[1:]) for rank in (0, odd))
         raise mismatch(link, link.ranks[0], first.text(), link.ranks[odd], other.text())
 
 
