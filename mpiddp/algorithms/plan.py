@@ -130,7 +130,13 @@ def forget() -> None:
     _overrides()
 
 
-_OPERATIONS = {"all_gather_single": "all_gather", "reduce_scatter_single": "reduce_scatter"}
+_OPERATIONS = {
+    "all_gather_single": "all_gather",
+    "reduce_scatter_single": "reduce_scatter",
+    # A short call may publish its record in the eager buffers alone, where a part of another operation must differ.
+    "inner all_reduce": "all_reduce",
+    "inner reduce_scatter": "reduce_scatter",
+}
 """The table's word for an operation of another name."""
 
 
@@ -218,7 +224,7 @@ def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Step
     """Return the steps of an all-reduce or a reduce-scatter that is a part of another operation."""
     plans = link.resource(Plans)
     key = (name, None, op, x.dtype, x.shape, output.shape, type(x))
-    plan = plans.get(key) or plans.remember(key, make(link, name, None, output, x, op, places=_PLACES[name]))
+    plan = plans.get(key) or plans.remember(key, make(link, f"inner {name}", None, output, x, op, places=_PLACES[name]))
     return plan.steps(link, *((x, op) if name == "all_reduce" else (output, x, op)))
 
 

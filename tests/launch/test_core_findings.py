@@ -201,6 +201,23 @@ DISAGREEMENTS = {
     "mixed": ("dist.reduce(x, 0) if rank else dist.broadcast(x, 0)", "broadcast #1", "reduce #1"),
 }
 
+# Rank 0 shows its part of the coalesced call before rank 1 comes, which does not have to wait.
+PART = (
+    SETUP
+    + """
+dist.init_process_group(timeout=10)
+x = np.ones(4)
+if rank == 0:
+    work = dist.all_reduce_coalesced([x], async_op=True)
+    MPI.COMM_WORLD.Barrier()
+else:
+    MPI.COMM_WORLD.Barrier()
+    dist.all_reduce(x)
+dist.barrier()
+print("went on", flush=True)
+"""
+)
+
 # The ranks have made their world when the group duplicates the communicator it was given.
 STALLED_INIT = (
     SETUP
@@ -326,6 +343,7 @@ JOBS = {
     "beside a short call": Job(BESIDE_A_SHORT_CALL),
     **{f"one group, {count}": Job(ONE_GROUP.format(count=count)) for count in (8, 300_000)},
     **{f"disagree, {name}": Job(DISAGREE.format(call=call)) for name, (call, _, _) in DISAGREEMENTS.items()},
+    "disagree, part": Job(PART),
     # They end within seconds, or hang.
     "stalled init": Job(STALLED_INIT, 15),
     "other comm": Job(OTHER_COMM, 15),
@@ -386,6 +404,12 @@ def test_disagreement_is_found_where_nobody_waits(jobs, name):
     assert "went on" not in job.stdout, job
     assert "disagree: rank" in job.stderr and all(call in job.stderr for call in DISAGREEMENTS[name][1:]), job
     assert "rank 0 calls" in job.stderr and "rank 1 calls" in job.stderr, job
+
+
+def test_part_of_an_operation_is_not_taken_for_a_call(jobs):
+    job = jobs["disagree, part"].result()
+    assert job.rc == 111 and "went on" not in job.stdout, job
+    assert "rank 0 calls all_reduce_coalesced #1" in job.stderr and "rank 1 calls all_reduce #1" in job.stderr, job
 
 
 def test_rank_that_stalls_in_init_ends_the_job(jobs):
