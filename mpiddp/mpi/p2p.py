@@ -247,12 +247,16 @@ class Mailbox(Resource):
                     return status.Get_source()
             self._arrived.append(self._arrival(message))
         receive = Receive(self, fields, x, source, tag, ())
-        arrival = self._take(receive)
-        while arrival is None:
-            self._arrived.append(self._arrival(self._comm.Mprobe(wanted, MPI.ANY_TAG, status)))
+        try:
             arrival = self._take(receive)
-        receive.accept(arrival)
-        receive.wait_matched()
+            while arrival is None:
+                self._arrived.append(self._arrival(self._comm.Mprobe(wanted, MPI.ANY_TAG, status)))
+                arrival = self._take(receive)
+            receive.accept(arrival)
+            receive.wait_matched()
+        except BaseException as error:
+            receive.fail(error)
+            raise
         return receive.sender
 
     def irecv(self, x: Array, source: int, tag: int, fields: Fields, global_ranks: Sequence[int] = ()) -> Receive:

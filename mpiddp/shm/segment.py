@@ -209,6 +209,8 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
                 _populate(memory, descriptor, node.rank * region_bytes, region_bytes)
             except OSError as error:
                 fault = error.errno or errno.EIO
+            except ValueError:  # the file is shorter: the first rank asked for smaller regions
+                fault = errno.EINVAL
         if descriptor >= 0:
             os.close(descriptor)
         worst = np.array([fault])
