@@ -150,7 +150,7 @@ class _Crossing:
         self._requests = self._post(self._rows, [self._part(rank, sums) for rank in range(across.size)])
 
     def _part(self, rank: int, x: Array | None = None) -> Array:
-        """Return what a rank sums of the piece, or of what is laid out like it."""
+        """Return the part of the piece, or of an array laid out like it, that a rank sums."""
         return (self._out if x is None else x)[self._edges[rank] : self._edges[rank + 1]]
 
     def _post(self, incoming: list[Array], outgoing: list[Array]) -> list[MPI.Request]:

@@ -32,7 +32,7 @@ def barrier(link: Channel) -> Steps:
 
 
 def _all(requests: list[MPI.Request]) -> MPI.Request | All:
-    """Return what waits for all of them; most often there is one."""
+    """Return all of them as one; most often there is one."""
     return requests[0] if len(requests) == 1 else All(requests)
 
 
@@ -157,7 +157,7 @@ def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequ
 
 
 def _overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
-    """Tell whether one of ``outputs`` shares memory of the host with one of ``inputs``."""
+    """Return whether one of ``outputs`` shares memory of the host with one of ``inputs``."""
     sides = [(x, side) for side, xs in enumerate((outputs, inputs)) for x in xs if isinstance(x, np.ndarray) and x.size]
     ends = [0, 0]
     for start, size_bytes, side in sorted((address_of(x), x.nbytes, side) for x, side in sides):

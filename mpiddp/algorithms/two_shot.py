@@ -56,7 +56,7 @@ class _Access(NamedTuple):
     peers: PeerAccess | None
     """The arrays of all ranks, where this rank reaches them; None: through the scratch."""
     begun: bool = False
-    """Whether all ranks have put their first chunk into the scratch."""
+    """True if all ranks have put their first chunk into the scratch."""
 
 
 def _meet(

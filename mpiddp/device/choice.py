@@ -79,7 +79,7 @@ def choose(local_rank: int) -> None:
 
 
 def in_use() -> bool:
-    """Tell whether CuPy has been imported in this process and finds a GPU."""
+    """Return whether CuPy has been imported in this process and finds a GPU."""
     return "cupy" in sys.modules and cuda_fault() is None
 
 

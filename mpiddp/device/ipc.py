@@ -88,7 +88,7 @@ def address(x: Array) -> int:
 
 
 def reads_host_memory(device: int) -> bool:
-    """Tell whether kernels of a device may use registered host memory at the host's own addresses."""
+    """Return whether kernels of a device may use registered host memory at the host's own addresses."""
     return bool(_cuda().runtime.deviceGetAttribute(_HOST_POINTERS, device))
 
 

@@ -16,7 +16,7 @@ from mpiddp.typing import Array, DTypeLike
 
 
 def is_device_array(x: object) -> bool:
-    """Tell whether ``x`` is a CuPy array."""
+    """Return whether ``x`` is a CuPy array."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(x, cupy.ndarray)
 

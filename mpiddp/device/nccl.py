@@ -44,7 +44,7 @@ def unique_id() -> Any:
 
 
 def reduces(dtype: np.dtype[Any], name: str) -> bool:
-    """Tell whether NCCL's reduction is that of mpiddp.
+    """Return whether NCCL's reduction is that of mpiddp.
 
     Its MIN and MAX of floating point lose a NaN, and it has no reduction of bits or of booleans.
     """

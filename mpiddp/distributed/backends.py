@@ -104,37 +104,37 @@ def backend_of(link: Link) -> str:
 
 
 def is_mpi_available() -> bool:
-    """Tell whether MPI can be used: always True, or importing mpiddp.distributed would have failed."""
+    """Return whether MPI can be used: always True, or importing mpiddp.distributed would have failed."""
     return True
 
 
 def is_gloo_available() -> bool:
-    """Tell whether Gloo is used: never; the name is an alias of MPI."""
+    """Return whether Gloo is used: never; the name is an alias of MPI."""
     return False
 
 
 def is_nccl_available() -> bool:
-    """Tell whether NCCL can be used for CuPy arrays (``torch.distributed.is_nccl_available``)."""
+    """Return whether NCCL can be used for CuPy arrays (``torch.distributed.is_nccl_available``)."""
     return fault() is None
 
 
 def is_ucc_available() -> bool:
-    """Tell whether UCC is used: never; an MPI library may use it below."""
+    """Return whether UCC is used: never; an MPI library may use it below."""
     return False
 
 
 def is_xccl_available() -> bool:
-    """Tell whether XCCL is used: never."""
+    """Return whether XCCL is used: never."""
     return False
 
 
 def is_torchelastic_launched() -> bool:
-    """Tell whether torchrun has started this process to watch over it: never; MPI's launcher does."""
+    """Return whether torchrun has started this process to watch over it: never; MPI's launcher does."""
     return False
 
 
 def is_backend_available(backend: str) -> bool:
-    """Tell whether a backend can be used (``torch.distributed.is_backend_available``).
+    """Return whether a backend can be used (``torch.distributed.is_backend_available``).
 
     Parameters
     ----------

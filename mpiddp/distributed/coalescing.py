@@ -212,7 +212,7 @@ def all_gather_coalesced(
 
 
 class IllegalWork:
-    """What an asynchronous call returns inside of a coalescing manager: nothing has been submitted yet."""
+    """The return value of an asynchronous call inside of a coalescing manager: nothing was submitted yet."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ValueError(f"Illegal to call {name} on IllegalWork object: wait on the coalescing manager, at its end")

@@ -34,9 +34,9 @@ from mpiddp.typing import Array
 logger = logging.getLogger("mpiddp")
 
 on = False
-"""Whether operations are logged: the one attribute that is looked at when nothing is wanted."""
+"""True if operations are logged: the one attribute that is looked at when nothing is wanted."""
 detail = False
-"""Whether they are compared over the ranks, and buffers watched."""
+"""True if they are compared over the ranks, and buffers watched."""
 
 _PACKAGE = str(Path(__file__).parents[1])
 _TEXT_BYTES = 1024

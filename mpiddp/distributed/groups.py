@@ -121,7 +121,7 @@ def as_rank(value: object) -> int:
 
 
 class GroupMember:
-    """What `new_group` gives to a rank that is not in the group."""
+    """The result of `new_group` on a rank that is not in the group."""
 
     NON_GROUP_MEMBER: Literal[-100] = -100
 
@@ -135,7 +135,7 @@ _default: ProcessGroup | None = None
 _groups: dict[ProcessGroup, None] = {}
 _made = 0
 _missing = NOT_INITIALIZED
-"""What to say where there is no default group."""
+"""The error where there is no default group."""
 
 
 class _WorldType(type):
@@ -178,7 +178,7 @@ def default_group() -> ProcessGroup:
 
 
 def has_default() -> bool:
-    """Tell whether there is a group of all ranks."""
+    """Return whether there is a group of all ranks."""
     return _default is not None
 
 

@@ -28,12 +28,12 @@ _FORKED = (
 
 
 def is_available() -> bool:
-    """Tell whether the package can be used (``torch.distributed.is_available``)."""
+    """Return whether the package can be used (``torch.distributed.is_available``)."""
     return True
 
 
 def is_initialized() -> bool:
-    """Tell whether the default process group has been made (``torch.distributed.is_initialized``)."""
+    """Return whether the default process group has been made (``torch.distributed.is_initialized``)."""
     return groups.has_default()
 
 

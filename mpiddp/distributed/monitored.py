@@ -69,7 +69,7 @@ def _receive(group: ProcessGroup, source: int, message: Array) -> Receive:
 
 
 def _arrived(posted: Work) -> bool:
-    """Tell whether a message is there; raise why none will be."""
+    """Return whether a message is there; raise why none will be."""
     return posted.is_completed() and posted.wait()
 
 

@@ -87,7 +87,7 @@ def _make(
 
 
 def _without_waiting(make: Callable[[], T], what: Operation) -> T:
-    """Return what ``make`` makes by calls that block in MPI, or say that there are too many communicators."""
+    """Return the result of ``make``, which blocks in MPI, or say that there are too many communicators."""
     try:
         return requests.run_in_thread(make, what)
     except MPI.Exception as error:

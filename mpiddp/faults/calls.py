@@ -89,7 +89,7 @@ class Call(NamedTuple):
 
     @property
     def self_comparing(self) -> bool:
-        """Whether the operation compares the calls itself."""
+        """True if the operation compares the calls itself."""
         return bool(self.kind & _SELF_COMPARING)
 
     def marked(self) -> Call:

@@ -51,7 +51,7 @@ class Failures:
         self._groups: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._lock = threading.Lock()
         self.survivable = settings.survives() and "Open MPI" in MPI.Get_library_version()
-        """Whether the other ranks live on when one fails; elsewhere the launcher ends the job."""
+        """True if the other ranks live on when one fails; elsewhere the launcher ends the job."""
 
     def register_comm(self, comm: MPI.Intracomm) -> None:
         """Revoke a communicator that is no part of a group together with the world."""

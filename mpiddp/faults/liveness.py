@@ -40,9 +40,9 @@ class Answer(NamedTuple):
     sequence: int
     """Operations of the group that it has begun."""
     ended: bool
-    """Whether its program has ended, so that it will begin no more."""
+    """True if its program has ended, so that it will begin no more."""
     idle: bool
-    """Whether nothing is pending in it."""
+    """True if nothing is pending in it."""
     doing: str
     """Its current activity, for a person."""
 
@@ -67,7 +67,7 @@ class Liveness:
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self.exited = False
-        """Whether this rank's program has ended."""
+        """True if this rank's program has ended."""
 
     def register(self, link: Link) -> None:
         """Answer questions about a group."""

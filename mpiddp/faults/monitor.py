@@ -41,7 +41,7 @@ class GroupMonitor(Resource):
     def __init__(self, job: Job) -> None:
         self._job = job
         self.survivable = job.failures.survivable
-        """Whether the other ranks live on when one fails."""
+        """True if the other ranks live on when one fails."""
         self._link: Link | None = None
         self._calls: Calls | None = None
         self._eager: EagerBuffers | None = None

@@ -113,7 +113,7 @@ _FAMILIES = {
 
 
 def launcher_fits(library: str, found: settings.Launch | None, world_size: int) -> Support:
-    """Tell whether a launcher belongs to a library.
+    """Return whether a launcher belongs to a library.
 
     Parameters
     ----------

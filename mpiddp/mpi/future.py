@@ -38,7 +38,7 @@ class Future:
         """Waits for what this one waits for, or helps it on."""
 
     def done(self) -> bool:
-        """Tell whether the value, or an error, is there."""
+        """Return whether the value, or an error, is there."""
         if not self._finished:
             poll()
         return self._finished
@@ -173,7 +173,7 @@ class Promised(Future):
         self._wait, self._done, self._subscribe, self._of_operation = wait, done, subscribe, value
 
     def done(self) -> bool:
-        """Tell whether the operation has ended."""
+        """Return whether the operation has ended."""
         if not self._done():
             poll()
         return self._done()

@@ -129,13 +129,13 @@ def never_finalize() -> None:
 
 
 def running() -> bool:
-    """Tell whether MPI can be used now, without starting it."""
+    """Return whether MPI can be used now, without starting it."""
     library: Any = sys.modules.get("mpi4py.MPI")
     return library is not None and library.Is_initialized() and not library.Is_finalized()
 
 
 def finalized() -> bool:
-    """Tell whether MPI has come to its end in this process."""
+    """Return whether MPI has come to its end in this process."""
     library: Any = sys.modules.get("mpi4py.MPI")
     return library is not None and library.Is_finalized()
 

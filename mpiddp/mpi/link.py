@@ -86,7 +86,7 @@ class _Aborted:
 
 
 def aborted(error: DistError) -> Any:
-    """Return what takes the place of a communicator that can no longer be used: every use raises ``error``."""
+    """Return the substitute of a communicator that can no longer be used: every use raises ``error``."""
     return _Aborted(error)
 
 
@@ -128,7 +128,7 @@ class Link(Channel):
         _created += 1
         self.world, self.monitor, self.timeout_s = world, monitor, timeout_s
         self.closed = True
-        """Whether it cannot be used: it has ended, or is not complete yet."""
+        """True if it cannot be used: it has ended, or is not complete yet."""
         self.comms: list[MPI.Comm] = [comm]
         """All communicators that it owns."""
         self._resources: dict[type[Resource], Resource] = {}
@@ -136,7 +136,7 @@ class Link(Channel):
         self.sequence = self.message_count = 0
         """Collective operations, and messages, begun on this rank."""
         self.busy = False
-        """Whether a thread blocks in a collective of the group."""
+        """True if a thread blocks in a collective of the group."""
         self.queue = Queue()
         register(self)
         try:
@@ -165,13 +165,13 @@ class Link(Channel):
         self.node_count = len(ranks_per_node)
         self.one_node = self.node_count == 1
         self.shares_memory = self.node_count < self.size
-        """Whether some node has several of the ranks."""
+        """True if some node has several of the ranks."""
         self.places = min(ranks_per_node.values())
         """Ranks of the node that has the fewest: as many of each node take part in what crosses nodes."""
         self.by_node = np.argsort(self.nodes, kind="stable")
         """Group ranks, those of each node together; nodes in the order of their numbers."""
         self.node_starts = np.flatnonzero(np.diff(np.array(self.nodes)[self.by_node], prepend=-1))
-        """Where each node's ranks begin in ``by_node``."""
+        """Start of each node's ranks in ``by_node``."""
         self.node_ranks = np.flatnonzero(np.array(self.nodes) == self.nodes[self.rank])
         """Group ranks of this rank's node."""
         self.node: Channel = self if self.one_node else self._same_node()

@@ -267,7 +267,7 @@ def movable(x: Array) -> Array:
 
 
 def countable(x: Array) -> bool:
-    """Tell whether MPI can count the elements of ``x``."""
+    """Return whether MPI can count the elements of ``x``."""
     return x.size <= MAX_COUNT
 
 

@@ -16,7 +16,7 @@ class Monitor(Protocol):
 
     @property
     def survivable(self) -> bool:
-        """Whether the other ranks live on when one fails; every wait polls then, since one in MPI would never end."""
+        """True if the other ranks live on when one fails; every wait polls then, since one in MPI would never end."""
 
     def check(self) -> None:
         """Raise if pending operations cannot end: a rank has failed, or ranks call different operations."""
@@ -73,7 +73,7 @@ class Operation(NamedTuple):
     peers: Sequence[int] | None = None
     """World ranks that it waits for; None: all of the group."""
     limited: bool = False
-    """Whether the waiter watches the clock itself and raises when the time is up."""
+    """True if the waiter watches the clock itself and raises when the time is up."""
     number: int = 0
     """Its number among the group's collectives, or among this rank's messages in the group."""
 

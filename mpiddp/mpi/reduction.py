@@ -101,13 +101,13 @@ _COMBINE = {
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Tell whether ``dtype`` is a real floating type of NumPy's own, or bfloat16; not one of 8 bits."""
+    """Return whether ``dtype`` is a real floating type of NumPy's own, or bfloat16; not one of 8 bits."""
     # 2 is a registered dtype's; an unpickled array's float32 has 0 where others have 1.
     return (dtype.kind == "f" and dtype.isbuiltin != 2) or dtype.name == "bfloat16"
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Tell whether ``dtype`` is float16 or bfloat16, which are accumulated in float32."""
+    """Return whether ``dtype`` is float16 or bfloat16, which are accumulated in float32."""
     return dtype.itemsize == 2 and is_floating(dtype)
 
 

@@ -60,7 +60,7 @@ class All:
     __slots__ = ("requests",)
 
     one_by_one = False
-    """Whether a request is tested only when those before it are complete.
+    """True if a request is tested only when those before it are complete.
 
     Open MPI ends the process when a message fails whose request was completed together with one that failed.
     """

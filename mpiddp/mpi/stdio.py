@@ -1,4 +1,4 @@
-"""What this process has printed, and its launcher has still to pass on. Imports the standard library only."""
+"""Printed output that the launcher has still to pass on. Imports the standard library only."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class World:
     nodes: tuple[int, ...]
     """Node of every rank, numbered in the order of their first ranks."""
     thread_multiple: bool
-    """Whether threads of every rank may call MPI at once."""
+    """True if threads of every rank may call MPI at once."""
     running: tuple[int, ...]
     """Ranks whose programs had not ended when this world was made."""
 
@@ -167,7 +167,7 @@ class Claims(NamedTuple):
     rank: int = -1
     world_size: int = -1
     own_comm: bool = False
-    """Whether a communicator was given."""
+    """True if a communicator was given."""
 
 
 def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:

@@ -46,7 +46,7 @@ REGION_BYTES = mmap.PAGESIZE + _BUFFERS * BUFFER_BYTES
 """Memory of each rank, the records included."""
 
 ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-"""Whether this processor shows stores in the program's order."""
+"""True if this processor shows stores in the program's order."""
 
 # The others are near, mostly: a rank looks this often before it waits in earnest, then yields its core after each
 # look, and at last sleeps.
@@ -159,7 +159,7 @@ class EagerBuffers(Resource):
             for records in map(self._records_of, range(_BUFFERS))
         ]
         self._oversubscribed = link.size > settings.available_cores()
-        """Whether the others may need this rank's core in order to arrive."""
+        """True if the others may need this rank's core in order to arrive."""
 
     def _records_of(self, number: int) -> slice:
         start = self._start + number % _BUFFERS * self._size * _RECORD.size

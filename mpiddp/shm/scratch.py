@@ -44,7 +44,7 @@ class Scratch(Resource):
         self._views: dict[tuple[int, int, np.dtype[Any]], list[Array]] = {}
         self._round = 0
         self.ready = False
-        """Whether there is memory."""
+        """True if there is memory."""
         self.fault = ""
         """The reason why there is none; empty before it has been tried."""
 

@@ -17,7 +17,7 @@ class AnyOf:
         self._awaited = awaited
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Tell whether one of them has happened, after a test of each."""
+        """Return whether one of them has happened, after a test of each."""
         return bool(sum([each.Test() for each in self._awaited]))
 
     def Wait(self) -> None:  # noqa: N802

@@ -59,7 +59,7 @@ class Segment:
         return ipc.array(self._starts[rank] + offset, count * dtype.itemsize, self, self.memory.device).view(dtype)
 
     def free(self) -> bool:
-        """Tell whether no array of the program lies in it."""
+        """Return whether no array of the program lies in it."""
         return self._lease is None or self._lease() is None
 
     def lease(self, nbytes: int) -> Array:

@@ -92,7 +92,7 @@ def connect(link: Link, wanted: bool) -> str | None:
 
 
 def connected(link: Link) -> bool:
-    """Tell whether a group has a communicator."""
+    """Return whether a group has a communicator."""
     return link.find(Connection) is not None
 
 
@@ -103,7 +103,7 @@ def _of(link: Link) -> Connection:
 
 
 def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
-    """Tell whether a group's ``operation`` on arrays of devices goes by NCCL."""
+    """Return whether a group's ``operation`` on arrays of devices goes by NCCL."""
     if not connected(link):
         return False
     if operation in ("broadcast", "all_gather"):

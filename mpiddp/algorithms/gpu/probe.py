@@ -110,7 +110,7 @@ def collectives(link: Link) -> Check:
 
 
 def _is_used(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Tell whether MPI's own reduction is used."""
+    """Return whether MPI's own reduction is used."""
     try:
         check(dtype, op)
     except TypeError:

@@ -122,7 +122,7 @@ def _until(limit: float, rows: Plan) -> Plan:
 
 
 def _takes_addresses(operation: str, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
-    """Tell whether MPI itself does ``operation`` on device pointers."""
+    """Return whether MPI itself does ``operation`` on device pointers."""
     if operation in _BY_MESSAGES:
         return addresses.point_to_point.yes
     if operation in _REDUCING and (op is None or mpi_op(dtype, op) is None or settings.deterministic()):
