@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,25 @@ from .errors import translated
 _unfinished: set[Work] = set()
 # C++ may hold only its half of a Work, and asks the other again after its end.
 _finished: deque[Work] = deque(maxlen=1024)
+
+
+class _Driven(Future[Any]):
+    """The future of a Work: whoever waits for it in Python drives MPI. C++ cannot, and is served by `Work`."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def done(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self) -> Any:
+        self._work._wait_quietly()
+        return super().wait()
+
+    def then(self, callback: Callable[[Future[Any]], Any]) -> Future[Any]:
+        self._work._wait_quietly()  # nobody could drive what it returns
+        return super().then(callback)
 
 
 class Work(torch.distributed.Work):
@@ -118,12 +137,12 @@ class Work(torch.distributed.Work):
     def get_future(self) -> Future[Any]:
         """Return a future of the list of tensors that hold the result.
 
-        In a backward it completes when the backward's own work is done, before DistributedDataParallel looks at it;
-        elsewhere it is complete, because nobody who waits for a future of torch's lets MPI make progress.
+        In a backward it completes when the backward's own work is done, before DistributedDataParallel looks at it, or
+        when Python waits for it; elsewhere it is complete, because C++ that waits lets nobody make progress.
         """
         in_backward = torch._C._current_graph_task_id() != -1
         if self._future is None:
-            self._future = Future()
+            self._future = _Driven(self)
             if self._done:
                 _complete(self._future, self.result(), self._error)
             elif self.is_completed():

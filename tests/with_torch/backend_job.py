@@ -7,6 +7,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 import mpiddp
 import mpiddp.torch
@@ -139,6 +141,16 @@ def _train(model: nn.Module, batches: int, rank: int, accumulate: bool = False) 
         optimizer.step()
 
 
+def check_python_comm_hooks(rank: int) -> None:
+    for state, hook in ((None, fp16_compress_hook), (PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)):
+        model = nn.parallel.DistributedDataParallel(_network(rank))
+        model.register_comm_hook(state, hook)
+        _train(model, 4, rank)
+        first = [torch.zeros(300, 144) for _ in range(dist.get_world_size())]
+        dist.all_gather(first, model.module[1].weight.detach())
+        assert all(torch.equal(each, first[0]) for each in first)
+
+
 def check_own_ddp(rank: int, size: int) -> None:
     """mpiddp's DistributedDataParallel does on a torch module what torch's does."""
     theirs = nn.parallel.DistributedDataParallel(_network(rank))
@@ -188,6 +200,7 @@ def main() -> None:
     check_asynchronous(rank, size)
     check_messages(rank, size)
     check_groups(rank, size)
+    check_python_comm_hooks(rank)
     check_own_ddp(rank, size)
     check_errors(rank, size)
     dist.destroy_process_group()
