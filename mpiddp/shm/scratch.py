@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpiddp.errors import DistError
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
@@ -81,6 +82,10 @@ class Scratch(Resource):
         """Unmap the memory, when the last view of it is gone."""
         self.ready = False
         self._regions, self._views = [], {}
+
+    def drop(self, error: DistError) -> None:
+        """Unmap the memory, of which MPI knows nothing."""
+        self.close()
 
 
 Step = Callable[[int, int, list[Array]], None]
