@@ -166,17 +166,23 @@ def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
     getattr(array_namespace(a), _COMBINE[op.name])(a, b, out=out)
 
 
-def scale(x: Array, factor: float, out: Array) -> None:
-    """Multiply ``x`` by a real factor into ``out``, which may be ``x``.
+def _real_parts(x: Array) -> tuple[Array, ...]:
+    """Return real arrays that share the memory of ``x``.
 
-    NumPy would make the factor complex for a complex array, and infinity times the imaginary zero is NaN.
+    A complex array times a real number is not theirs: NumPy makes the number complex, and infinity times its imaginary
+    zero is NaN.
     """
-    multiply = array_namespace(x).multiply
-    if x.dtype.kind == "c":
-        for part, target in ((x.real, out.real), (x.imag, out.imag)):
-            multiply(part, part.dtype.type(factor), out=target)
-    else:
-        multiply(x, x.dtype.type(factor), out=out)
+    if x.dtype.kind != "c":
+        return (x,)
+    if x.flags.c_contiguous:
+        return (x.reshape(-1).view(np.empty(0, x.dtype).real.dtype),)
+    return x.real, x.imag  # CuPy's would be copies; its arrays are contiguous here
+
+
+def scale(x: Array, factor: float, out: Array) -> None:
+    """Multiply ``x`` by a real factor into ``out``, which may be ``x``."""
+    for part, target in zip(_real_parts(x), _real_parts(out), strict=True):
+        array_namespace(x).multiply(part, part.dtype.type(factor), out=target)
 
 
 def premultiply(op: ReduceOp, x: Array) -> None:
@@ -192,5 +198,5 @@ def finish(op: ReduceOp, x: Array, size: int) -> None:
     if size & (size - 1) == 0:  # the same bits, faster
         scale(x, 1 / size, x)
         return
-    for part in (x.real, x.imag) if x.dtype.kind == "c" else (x,):
+    for part in _real_parts(x):
         array_namespace(x).divide(part, part.dtype.type(size), out=part)

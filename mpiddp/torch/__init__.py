@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import torch  # noqa: F401 - before .backend, which torch looks for at the end of its own import and must find whole
+
 from .backend import register
 
 if TYPE_CHECKING:

@@ -43,7 +43,8 @@ def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(script
 
 
 @pytest.mark.once
-def test_import_torch_finds_the_backend_and_starts_no_mpi(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["torch", "mpiddp.torch"])
+def test_import_torch_finds_the_backend_and_starts_no_mpi(first: str, tmp_path: Path) -> None:
     """An installed mpiddp: its entry points, as pip lays them down."""
     project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["project"]
     package = tmp_path / "mpiddp-0.dist-info"
@@ -53,7 +54,7 @@ def test_import_torch_finds_the_backend_and_starts_no_mpi(tmp_path: Path) -> Non
     lines = [line for group, found in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in found.items()))]
     (package / "entry_points.txt").write_text("\n".join(lines))
     code = (
-        "import sys, torch, torch.distributed as dist\n"
+        f"import sys, {first}, torch, torch.distributed as dist\n"
         "assert 'mpi4py.MPI' not in sys.modules and 'mpiddp.parallel' not in sys.modules\n"
         "assert dist.is_backend_available('mpiddp')\n"
         "dist.init_process_group('mpiddp'); dist.all_reduce(x := torch.ones(1)); print('sum', x.item())\n"
