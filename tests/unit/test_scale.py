@@ -25,12 +25,28 @@ def bytecodes(call) -> int:
     """Return how many bytecodes of Python run in a call."""
     count = 0
 
+    def instruction(*_):
+        nonlocal count
+        count += 1
+
     def trace(frame, event, _):
         nonlocal count
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         count += event == "opcode"
         return trace
 
+    if sys.version_info >= (3, 12):  # 3.13.0 reports no opcodes to a trace function that asks for them in the call
+        monitoring = sys.monitoring
+        monitoring.use_tool_id(monitoring.PROFILER_ID, __name__)
+        monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION, instruction)
+        monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION)
+        try:
+            call()
+        finally:
+            monitoring.set_events(monitoring.PROFILER_ID, 0)
+            monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION, None)
+            monitoring.free_tool_id(monitoring.PROFILER_ID)
+        return count
     before = sys.gettrace()
     sys.settrace(trace)
     try:
