@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .distributed import *  # noqa: F403
     from .nn import manual_seed as manual_seed
     from .parallel import *  # noqa: F403
+    from .serialization import load as load
+    from .serialization import save as save
 
 __version__ = "0.1.0"
 
@@ -51,10 +53,12 @@ _NAMES = {
     "bf16_compress_wrapper": "parallel",
     "fp16_compress_hook": "parallel",
     "fp16_compress_wrapper": "parallel",
+    "load": "serialization",
     "manual_seed": "nn",
     "noop_hook": "parallel",
     "post_localSGD_hook": "parallel",
     "powerSGD_hook": "parallel",
+    "save": "serialization",
 }
 
 

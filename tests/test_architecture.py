@@ -16,7 +16,7 @@ from typing import Literal
 import pytest
 
 LAYERS = (
-    ("errors", "settings", "typing", "device"),
+    ("errors", "settings", "typing", "device", "serialization"),
     ("mpi",),
     ("shm",),
     ("faults",),

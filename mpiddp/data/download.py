@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.request import urlopen
+
+from mpiddp.serialization import write_atomically
 
 STALLED_S = 30.0
 """Seconds without a byte after which a place counts as dead."""
@@ -52,27 +52,13 @@ def download(name: str, folder: Path, sources: Sequence[str], sha256: str) -> Pa
             continue
         digest = hashlib.sha256(content).hexdigest()
         if digest == sha256:
-            _write_whole(path, content)
+            write_atomically(path, content)
             return path
         answers.append(f"{source}{name}: it sent {len(content)} bytes of SHA-256 {digest}, not those of the file")
     raise OSError(
         f"cannot fetch {name} ({'; '.join(answers)}). Without a network, fetch it elsewhere and put it into {folder}; "
         f"its SHA-256 is {sha256}"
     )
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write under another name, and rename: nobody sees a part of the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 __all__ = ["download"]

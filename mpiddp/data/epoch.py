@@ -91,22 +91,24 @@ class EpochWalk:
                     f"samples would be another. Make the sampler with {key}={state[key]}, or start a new epoch"
                 )
         self.set_epoch(state["epoch"])
+        self._finished = False
         self.position = self._start = state["position"]
 
     def _begin(self) -> tuple[Array, int]:
         """Return the epoch's order and the position from which to walk it; used up by one iteration."""
-        if self.shuffle and self._finished and self._start == 0 and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"epoch {self.epoch} is iterated a second time, in the same order; call set_epoch(epoch) on the loader "
-                "or its sampler before each epoch",
-                stacklevel=3,
-            )
         self.position, self._start = self._start, 0
         return epoch_order(len(self.dataset), shuffle=self.shuffle, seed=self.seed, epoch=self.epoch), self.position
 
     def _end(self, position: int) -> None:
-        """Note that the epoch has been walked to its end, which is at ``position``."""
+        """Note that the epoch was iterated to its end, at ``position``; warn where this is the second time."""
+        # Only now: a script may look at a first batch before it calls set_epoch.
+        if self.shuffle and self._finished and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"epoch {self.epoch} was iterated a second time, in the same order; call set_epoch(epoch) on the "
+                "loader or its sampler before each epoch",
+                stacklevel=3,
+            )
         self.position = position
         self._finished = True
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from mpiddp.device import is_device_array
 from mpiddp.nn import Module
+from mpiddp.serialization import encode_arrays, on_host, save, write_synced
 from mpiddp.typing import Array
 
-from .files import whole_folder, write_synced, write_whole
+from .files import whole_folder
 from .parts import AwaitedParts, entry, part_name
 
 ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
@@ -131,26 +131,12 @@ def save_model(path: Path, model: Module) -> None:
     model : Module
         The model itself, not its `DistributedDataParallel`.
     """
-    write_whole(path, encode_arrays(model.state_dict()))
-
-
-def encode_arrays(arrays: Mapping[str, Array]) -> bytes:
-    """Return arrays, those of a GPU too, as the content of a safetensors file."""
-    # safetensors writes memory as it lies, also that of an array that is not in C order.
-    ordered = {name: np.array(_on_host(x), order="C", copy=None) for name, x in arrays.items()}
-    encoded: bytes = safetensors.numpy.save(ordered)
-    return encoded
+    save(model.state_dict(), path)
 
 
 def frozen_arrays(arrays: Mapping[str, Array]) -> dict[str, np.ndarray[Any, Any]]:
     """Return copies, on the host, in C order."""
-    return {name: np.array(_on_host(x), order="C") for name, x in arrays.items()}
-
-
-def _on_host(x: Any) -> np.ndarray[Any, Any]:
-    """Return the array itself, or a copy of one on a GPU."""
-    found: np.ndarray[Any, Any] = x.get() if is_device_array(x) else x
-    return found
+    return {name: on_host(x, copy=True) for name, x in arrays.items()}
 
 
 def _json_bytes(values: dict[str, Any]) -> bytes:

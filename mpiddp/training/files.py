@@ -1,37 +1,13 @@
-"""Files and folders that are whole or absent, whatever happens while they are written.
-
-Imports the standard library only.
-"""
+"""Files and folders that are whole or absent, whatever happens while they are written."""
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-WRITER = f"{os.getpid()}-{secrets.token_hex(4)}"
-"""Who writes: a number of the process alone would come again, since containers count from 1."""
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file such that, whatever happens on the way, its name shows the old content or the new, never a part.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written, as on a full disk; nothing of it is left then.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(path)
-    try:
-        write_synced(temporary, content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+from mpiddp.serialization import WRITER, sync_folder, temporary_name
 
 
 @contextmanager
@@ -50,11 +26,11 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True, exist_ok=True)  # others may have put their files there already
         yield temporary
-        _sync_folder(temporary)
+        sync_folder(temporary)
         if folder.exists():
             folder.rename(replaced)
         temporary.rename(folder)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
     finally:
         remove_folders([temporary, replaced])
 
@@ -93,29 +69,3 @@ def is_temporary(path: Path) -> bool:
 def is_left_behind(path: Path) -> bool:
     """Tell whether this is what another writer, which must have died, has left behind."""
     return is_temporary(path) and path.name.rsplit(".", 2)[1] != WRITER
-
-
-def temporary_name(path: Path, writer: str = WRITER, kind: str = "tmp") -> Path:
-    """Return a name beside ``path``, so in the same file system, that no other writer uses."""
-    return path.with_name(f".{path.name}.{writer}.{kind}")
-
-
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a file, and return when it is on the disk."""
-    try:
-        with path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = str(path)  # which that of a full disk does not name
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make names that were created or changed in a folder survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import mpiddp.distributed as dist
+from mpiddp.serialization import WRITER, encode_arrays, temporary_name, write_atomically
 from mpiddp.typing import Array
 
 from . import bits
 from .building import group_options
-from .checkpoint import Checkpoint, encode_arrays, frozen_arrays
+from .checkpoint import Checkpoint, frozen_arrays
 from .config import Config, UsageError
-from .files import WRITER, sweep, temporary_name, write_whole
+from .files import sweep
 from .lock import RunLock
 from .parts import AwaitedParts, write_part
 from .report import say
@@ -96,10 +97,10 @@ class Keeper:
             )
         self._output.mkdir(parents=True, exist_ok=True)
         sweep(self._output)
-        write_whole(self._output / "config.json", self._config.as_json().encode())
+        write_atomically(self._output / "config.json", self._config.as_json().encode())
         commits = {"mpiddp": commit_of(Path(__file__)), "working directory": commit_of(Path.cwd())}
         described = {**surroundings, "commits": commits, "started": datetime.now(UTC).isoformat(timespec="seconds")}
-        write_whole(self._output / "run.json", (json.dumps(described, indent=1) + "\n").encode())
+        write_atomically(self._output / "run.json", (json.dumps(described, indent=1) + "\n").encode())
 
     def step_end(self, trainer: Trainer) -> None:
         """Save after every so many steps."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .files import write_synced, write_whole
+from mpiddp.serialization import write_atomically, write_synced
 
 _LOOK_S = 0.02
 _LIMIT_S = 1800.0
@@ -56,7 +56,7 @@ def write_part(pending: Path, rank: int, content: bytes) -> None:
     """
     pending.mkdir(parents=True, exist_ok=True)
     write_synced(pending / part_name(rank), content)
-    write_whole(pending / _receipt_name(rank), json.dumps(entry(content)).encode())
+    write_atomically(pending / _receipt_name(rank), json.dumps(entry(content)).encode())
 
 
 class AwaitedParts:

@@ -6,8 +6,10 @@ import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from mpiddp.serialization import temporary_name
+
 from .checkpoint import Checkpoint, DamagedError, read_checkpoint, read_score
-from .files import put_back, remove_folders, sweep, temporary_name
+from .files import put_back, remove_folders, sweep
 from .parts import AwaitedParts
 
 _NAME = re.compile(r"step-(\d+)")

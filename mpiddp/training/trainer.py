@@ -9,7 +9,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from mpiddp import nn
 from mpiddp.autograd import Tensor, no_grad
@@ -20,11 +20,11 @@ from mpiddp.optim import Optimizer
 from mpiddp.optim.lr_scheduler import LRScheduler
 from mpiddp.parallel import ZeroRedundancyOptimizer
 from mpiddp.parallel.replicas import broadcast_arrays
+from mpiddp.serialization import flatten, unflatten
 from mpiddp.typing import Array
 
 from .averaging import AveragedModel
 from .metrics import EpochMetrics, Tally, count_correct
-from .state import Stateful, put_together, take_apart
 from .step import Batch, Outcome, Stepper, new_tally
 
 Callback = Callable[["Trainer"], object]
@@ -32,6 +32,16 @@ MOST_SKIPPED = 100
 """Steps in a row that may be left out, where an epoch has more of them."""
 EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
 """When callbacks are called: on every rank, in the order of the lists, with the trainer as the only argument."""
+
+
+class Stateful(Protocol):
+    """What has a state that decides how training goes on: a schedule, a loss scale, a communication hook's memory."""
+
+    def state_dict(self) -> Any:
+        """Return the state: numbers, strings, None and arrays, in dicts and lists."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from such a state."""
 
 
 class Trainer:
@@ -196,7 +206,7 @@ class Trainer:
     def own_arrays(self) -> dict[str, Array]:
         """Return the live arrays that only this rank has: its share of an optimizer's state, and that of `stateful`."""
         found = _by_names(self.optimizer.shard()) if isinstance(self.optimizer, ZeroRedundancyOptimizer) else {}
-        return found | take_apart(self._states(), "stateful")[1]
+        return found | flatten(self._states(), "stateful")[1]
 
     def wants(self, name: str, rank: int, ranks: int) -> bool:
         """Tell whether this rank goes on with an array that ``rank`` of ``ranks`` alone had (see `own_arrays`)."""
@@ -208,7 +218,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return everything else that decides how training goes on, as JSON knows it. Every rank calls it."""
         own: list[Any] = [None] * get_world_size()
-        all_gather_object(own, (nn.random.get_state(), take_apart(self._states(), "stateful")[0]))
+        all_gather_object(own, (nn.random.get_state(), flatten(self._states(), "stateful")[0]))
         random_states, states = (list(each) for each in zip(*own, strict=True))
         return {
             "epoch": self.epoch,
@@ -257,7 +267,7 @@ class Trainer:
         self.running = new_tally()
         self.running.sums[:] = state["running"]
         if (states := state.get("stateful")) is not None:
-            for name, mine in put_together(states[get_rank() % len(states)], arrays).items():
+            for name, mine in unflatten(states[get_rank() % len(states)], arrays).items():
                 if name in self.stateful:
                     self.stateful[name].load_state_dict(mine)
         self.epoch, self.step, self.skipped = state["epoch"], state["step"], state.get("skipped", 0)

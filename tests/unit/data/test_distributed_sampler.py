@@ -135,9 +135,12 @@ def test_warns_once_when_set_epoch_is_forgotten() -> None:
         warnings.simplefilter("error")
         next(iter(sampler))  # a look at the first sample is not an epoch
         list(sampler)
+        next(iter(sampler))  # multigpu_torchrun looks at a batch before it calls set_epoch
         sampler.set_epoch(1)
         list(sampler)
-    with pytest.warns(UserWarning, match=r"epoch 1 is iterated a second time.*set_epoch"):
+        sampler.load_state_dict(sampler.state_dict() | {"position": 2})  # the same epoch again, in the same process
+        list(sampler)
+    with pytest.warns(UserWarning, match=r"epoch 1 was iterated a second time.*set_epoch"):
         list(sampler)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

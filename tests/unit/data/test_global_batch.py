@@ -114,5 +114,5 @@ def test_refuses_batches_that_cannot_be_divided() -> None:
 def test_warns_when_set_epoch_is_forgotten() -> None:
     sampler = GlobalBatchSampler(range(10), 4, 2, 0)
     list(sampler)
-    with pytest.warns(UserWarning, match="epoch 0 is iterated a second time"):
+    with pytest.warns(UserWarning, match="epoch 0 was iterated a second time"):
         list(sampler)

@@ -19,7 +19,7 @@ import pytest
 import safetensors.numpy
 from harness import launcher
 
-from mpiddp import nn
+from mpiddp import nn, serialization
 from mpiddp.training import checkpoint as checkpoint_module
 from mpiddp.training import files
 from mpiddp.training.checkpoint import (
@@ -111,8 +111,7 @@ def test_other_format_says_so(tmp_path):
 
 
 def replace_writing(monkeypatch: pytest.MonkeyPatch, write) -> None:
-    for module in (files, checkpoint_module):
-        monkeypatch.setattr(module, "write_synced", write)
+    monkeypatch.setattr(checkpoint_module, "write_synced", write)
 
 
 class Failing:
@@ -120,7 +119,7 @@ class Failing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
         self.left = nth
-        self.write = files.write_synced
+        self.write = serialization.write_synced
         replace_writing(monkeypatch, self)
 
     def __call__(self, path: Path, content: bytes) -> None:
@@ -165,19 +164,6 @@ def test_really_full_disk(tmp_path):
         assert store.steps() == [1, 3]
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def test_write_whole_replaces_or_leaves(tmp_path, monkeypatch):
-    path = tmp_path / "new" / "f"
-    files.write_whole(path, b"one")
-    files.write_whole(path, b"two")
-    assert path.read_bytes() == b"two"
-    with monkeypatch.context() as patch:
-        Failing(patch, 1)
-        with pytest.raises(OSError, match="No space"):
-            files.write_whole(path, b"three")
-    assert path.read_bytes() == b"two"
-    assert [p.name for p in path.parent.iterdir()] == ["f"]
 
 
 def test_store_keeps_the_last_and_the_best(tmp_path):
@@ -258,7 +244,7 @@ def test_a_failed_write_is_told_by_the_next_save_and_only_once(tmp_path, monkeyp
 
 
 def test_the_step_is_not_stalled_by_the_disk(tmp_path, monkeypatch):
-    write, went_on = files.write_synced, threading.Event()
+    write, went_on = serialization.write_synced, threading.Event()
 
     def write_later(*args):
         assert went_on.wait(20)

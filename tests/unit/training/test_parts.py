@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from harness import launcher
 
+from mpiddp.serialization import encode_arrays, temporary_name
 from mpiddp.training import parts
-from mpiddp.training.checkpoint import MANIFEST, Checkpoint, DamagedError, encode_arrays, read_checkpoint
-from mpiddp.training.files import temporary_name
+from mpiddp.training.checkpoint import MANIFEST, Checkpoint, DamagedError, read_checkpoint
 from mpiddp.training.parts import AwaitedParts, part_name, write_part
 from mpiddp.training.store import CheckpointStore
 

@@ -1,0 +1,266 @@
+"""``save`` and ``load``: the nested state of a training run in one file, arrays as safetensors and the rest as JSON.
+
+Never a pickle: a file from elsewhere is read without running code. `flatten`, `encode_arrays` and the atomic writes are
+the ones of a training run's checkpoints, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from .device import is_device_array
+from .typing import Array
+
+_STATE = "mpiddp.state"
+"""Key of the JSON part among the metadata of a safetensors file."""
+_ARRAY, _PAIRS, _TUPLE = "__array__", "__pairs__", "__tuple__"
+"""Keys of the stand-ins for an array, for a dict whose keys are not all ordinary strings, and for a tuple."""
+_DTYPES = frozenset(
+    "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64".split()  # noqa: SIM905
+)
+WRITER = f"{os.getpid()}-{secrets.token_hex(4)}"
+"""This process in names of temporary files: a process number alone would come again, since containers count from 1."""
+
+
+def save(obj: Any, f: str | Path) -> None:
+    """Save a nested state to one file, which is replaced as a whole or not at all.
+
+    Parameters
+    ----------
+    obj : Any
+        Arrays (NumPy, CuPy, leaf tensors), numbers, strings and None in dicts, lists and tuples, nested at will:
+        ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}``.
+    f : path
+        The file. It is written beside that name and renamed; its folder is made if missing.
+
+    Raises
+    ------
+    TypeError
+        If the state holds anything else; the text names the path inside it.
+    OSError
+        If the file cannot be written, as on a full disk; the old one is still there.
+
+    See Also
+    --------
+    load : Read it.
+
+    Notes
+    -----
+    Not a collective: states are the same on all ranks, so rank 0 saves for all. Arrays are stored in safetensors format
+    under their dotted paths (``optimizer.state.0.momentum_buffer``), readable by ``safetensors.numpy.load_file``.
+
+    Examples
+    --------
+    >>> if dist.get_rank() == 0:  # doctest: +SKIP
+    ...     dist.save({"model": model.state_dict(), "epoch": epoch}, "snapshot.safetensors")
+    >>> dist.barrier()  # doctest: +SKIP
+    >>> snapshot = dist.load("snapshot.safetensors")  # on all ranks  # doctest: +SKIP
+    """
+    tree, arrays = flatten(obj)
+    write_atomically(Path(f), encode_arrays(arrays, {_STATE: json.dumps(tree)}))
+
+
+def load(f: str | Path) -> Any:
+    """Return the state that `save` has written; a safetensors file of other origin gives a dict of its arrays.
+
+    Parameters
+    ----------
+    f : path
+        The file.
+
+    Returns
+    -------
+    Any
+        Arrays are NumPy arrays that may be written to. Other mappings than dict have become dicts, named tuples tuples,
+        NumPy scalars Python numbers.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it is no safetensors file, or is truncated.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save({"w": np.arange(2.0), "betas": (0.9, 0.99), "state": {0: None}}, f"{folder}/s.safetensors")
+    ...     load(f"{folder}/s.safetensors")
+    {'w': array([0., 1.]), 'betas': (0.9, 0.99), 'state': {0: None}}
+    """
+    path = Path(f)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file: mpiddp.save writes one")
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            arrays = {name: np.require(file.get_tensor(name), requirements="W") for name in file.keys()}  # noqa: SIM118
+            tree = (file.metadata() or {}).get(_STATE)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is truncated, or no safetensors file ({error}); save it again") from error
+    return arrays if tree is None else unflatten(json.loads(tree), arrays)
+
+
+def flatten(state: Any, name: str = "") -> tuple[Any, dict[str, Array]]:
+    """Separate a nested state into JSON and arrays.
+
+    Parameters
+    ----------
+    state : Any
+        See `save`.
+    name : str, optional
+        Prefix of the arrays' names.
+
+    Returns
+    -------
+    tree : Any
+        The state, with names in place of arrays.
+    arrays : dict of str to ndarray
+        The arrays themselves, not copied, by their dotted paths.
+
+    Raises
+    ------
+    TypeError
+        If the state holds anything else; the text names its path.
+
+    Examples
+    --------
+    >>> tree, arrays = flatten({"iter": 3, "error": {0: np.zeros(2)}}, "hook")
+    >>> arrays
+    {'hook.error.0': array([0., 0.])}
+    >>> unflatten(tree, arrays)
+    {'iter': 3, 'error': {0: array([0., 0.])}}
+    """
+    arrays: dict[str, Array] = {}
+
+    def visit(value: Any, at: str) -> Any:
+        match value:
+            case None | bool() | int() | float() | str():
+                return value
+            case np.generic() if value.dtype.kind in "biuf" and value.itemsize <= 8:
+                return value.item()
+            case tuple():
+                return {_TUPLE: [visit(each, _join(at, place)) for place, each in enumerate(value)]}
+            case list():
+                return [visit(each, _join(at, place)) for place, each in enumerate(value)]
+            case Mapping() if all(isinstance(key, str) and key not in (_ARRAY, _PAIRS, _TUPLE) for key in value):
+                return {key: visit(each, _join(at, key)) for key, each in value.items()}
+            case Mapping():
+                return {_PAIRS: [[visit(key, at), visit(each, _join(at, key))] for key, each in value.items()]}
+        array, key = _array_of(value, at), at or "array"
+        while key in arrays:  # {"a.b": x, "a": {"b": y}}
+            key += "'"
+        arrays[key] = array
+        return {_ARRAY: key}
+
+    return visit(state, name), arrays
+
+
+def unflatten(tree: Any, arrays: Mapping[str, Array]) -> Any:
+    """Return the state that `flatten` has separated; its arrays are those given, not copies."""
+    match tree:
+        case {"__array__": name}:
+            return arrays[name]
+        case {"__pairs__": pairs}:
+            return {unflatten(key, arrays): unflatten(value, arrays) for key, value in pairs}
+        case {"__tuple__": values}:
+            return tuple(unflatten(value, arrays) for value in values)
+        case dict():
+            return {key: unflatten(value, arrays) for key, value in tree.items()}
+        case list():
+            return [unflatten(value, arrays) for value in tree]
+    return tree
+
+
+def _join(at: str, key: object) -> str:
+    return f"{at}.{key}" if at else str(key)
+
+
+def _array_of(value: Any, at: str) -> Array:
+    """Return the array that a value is or holds, if safetensors has its dtype."""
+    where = at or "the state"
+    try:
+        array = getattr(value, "__mpiddp_array__", value)
+    except ValueError as error:  # a tensor in the middle of a graph
+        raise TypeError(f"{where}: {error}") from error
+    if not isinstance(array, np.ndarray) and not is_device_array(array):
+        raise TypeError(
+            f"{where} is a {type(value).__name__}: expected arrays, numbers, strings and None in dicts, lists and"
+            " tuples; convert it, or leave it out"
+        )
+    if array.dtype.name not in _DTYPES or isinstance(array, np.ma.MaskedArray):
+        kind = "a masked array" if isinstance(array, np.ma.MaskedArray) else "an array"
+        raise TypeError(
+            f"{where} is {kind} of {array.dtype}, which a safetensors file cannot hold; convert it to or view it as"
+            f" one of {', '.join(sorted(_DTYPES))}"
+        )
+    return array  # type: ignore[no-any-return]
+
+
+def encode_arrays(arrays: Mapping[str, Array], metadata: dict[str, str] | None = None) -> bytes:
+    """Return arrays, those of a GPU too, as the content of a safetensors file."""
+    encoded: bytes = safetensors.numpy.save({name: on_host(x) for name, x in arrays.items()}, metadata)
+    return encoded
+
+
+def on_host(x: Any, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    """Return an array on the host, in C order and native byte order; copied where needed, or always."""
+    host = x.get() if is_device_array(x) else x
+    # safetensors writes memory as it lies, also that of an array that is not in C order.
+    return np.array(host, host.dtype.newbyteorder("="), order="C", copy=copy)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that its name shows the old content or the new, never a part, whatever happens meanwhile.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, as on a full disk; nothing of it is left then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(path)
+    try:
+        write_synced(temporary, content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    try:
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)  # the error of a full disk has none
+        raise
+
+
+def temporary_name(path: Path, kind: str = "tmp", writer: str = WRITER) -> Path:
+    """Return a name beside ``path``, so in the same file system, that no other process uses."""
+    return path.with_name(f".{path.name}.{writer}.{kind}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names that were created or changed in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+__all__ = ["load", "save"]
