@@ -13,7 +13,6 @@ from mpiddp.nn import Module, Parameter
 
 from .buffers import BufferCommHookLocation, BufferHook, BufferSync
 from .comm_hooks.contract import CommHook
-from .delayed import DelayedAverage
 from .join import Join, Joinable, JoinHook
 from .naive import current_share, sample_share
 from .outputs import announcing
@@ -55,11 +54,6 @@ class DistributedDataParallel(Module, Joinable):
         Accepted for compatibility; gradients are always views of their bucket: they are born there.
     static_graph : bool, default False
         The same parameters are unused in every iteration: learned in the first.
-    delay_all_reduce_named_params : sequence of (str, Parameter), optional
-        Parameters, under their names in ``module``, that no bucket holds: their gradients are averaged when that of
-        ``param_to_hook_all_reduce`` is final. Other options do not concern them.
-    param_to_hook_all_reduce : Parameter, optional
-        See there.
     mixed_precision
         Not offered; see Raises.
     forward_sync_buffers : bool, optional
@@ -117,8 +111,6 @@ class DistributedDataParallel(Module, Joinable):
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = True,
         static_graph: bool = False,
-        delay_all_reduce_named_params: Sequence[tuple[str, Parameter]] | None = None,
-        param_to_hook_all_reduce: Parameter | None = None,
         mixed_precision: object = None,
         *,
         bucket_cap_mb_list: Sequence[float] | None = None,
@@ -128,10 +120,6 @@ class DistributedDataParallel(Module, Joinable):
     ) -> None:
         super().__init__()
         _check_arguments(module, device_ids, mixed_precision)
-        if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
-            raise ValueError(
-                "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time."
-            )
         group = member(process_group, "DistributedDataParallel")
         if group is None:
             raise ValueError("DistributedDataParallel: this rank is not a member of process_group")
@@ -146,8 +134,7 @@ class DistributedDataParallel(Module, Joinable):
             "forward_sync_buffers": forward_sync_buffers,
             "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
         }
-        delayed = list(delay_all_reduce_named_params or ())
-        self._selection = Selection(module, (name for name, _ in delayed))
+        self._selection = Selection(module)
         named = self._selection.parameters()
         trained = [(name, p) for name, p in named if p.requires_grad]
         _check_trained(module, trained)
@@ -165,18 +152,15 @@ class DistributedDataParallel(Module, Joinable):
             static_graph,
             skip_all_reduce_unused_params,
         )
-        self._delayed: DelayedAverage | None = None
-        if param_to_hook_all_reduce is not None:
-            self._delayed = DelayedAverage([parameter for _, parameter in delayed], param_to_hook_all_reduce, group)
         self.timeline = asked_for(group)
         self._reduce = True
         self._divide_by_all = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.process_group is not default_group() or self._delayed is not None:
+        if self.process_group is not default_group():
             raise RuntimeError(
-                "DDP Pickling/Unpickling are only supported when using DDP with the default process group, and without"
-                " delayed parameters: copy or pickle ddp.module, and wrap the copy on all ranks"
+                "DDP Pickling/Unpickling are only supported when using DDP with the default process group: copy or"
+                " pickle ddp.module, and wrap the copy on all ranks"
             )
         return _wrapped_anew, (self.module, self._options, self.training, self.bucket_order())
 
@@ -407,8 +391,6 @@ class DistributedDataParallel(Module, Joinable):
         """Let go of the model: its backward is a local matter again, and its gradients have no place in buckets."""
         self._reduce = False
         self._reducer.detach()
-        if self._delayed is not None:
-            self._delayed.detach()
 
     def check_replicas(self) -> None:
         """Check that all ranks hold the same bits in every parameter.

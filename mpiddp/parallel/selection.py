@@ -20,13 +20,11 @@ class Selection:
     ----------
     module : Module
         Whose.
-    others : iterable of str
-        Names of more of them to leave alone.
     """
 
-    def __init__(self, module: Module, others: Iterable[str] = ()) -> None:
+    def __init__(self, module: Module) -> None:
         self._module = module
-        self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ())).union(others)
+        self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
     def parameters(self) -> list[tuple[str, Parameter]]:
         """Return the parameters and their names."""

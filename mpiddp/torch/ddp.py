@@ -197,7 +197,6 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             static_graph,
             skip_all_reduce_unused_params,
         )
-        self._delayed = None
         self._reduce = True
         self._divide_by_all = True
 

@@ -105,5 +105,3 @@ def test_wrong_arguments_are_refused(world: World) -> None:
         DDP(mlp(), device_ids=[0, 1])
     with pytest.raises(ValueError, match=r"nn\.MixedPrecision"):
         DDP(mlp(), mixed_precision=object())
-    with pytest.raises(ValueError, match="need to be set at the same time"):
-        DDP(mlp(), delay_all_reduce_named_params=[])

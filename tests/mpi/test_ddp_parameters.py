@@ -1,4 +1,4 @@
-"""Which parameters DistributedDataParallel averages: shared, frozen, unused, delayed and ignored ones."""
+"""Which parameters DistributedDataParallel averages: shared, frozen, unused and ignored ones."""
 
 from __future__ import annotations
 
@@ -177,24 +177,6 @@ def test_a_rank_without_samples_runs_an_empty_batch_where_unused_buckets_stay_he
     assert ddp.module.b.weight.grad is None
     with pytest.raises(RuntimeError, match="a rank without samples does not know"), ddp.weighted(0, 1):
         ddp.skip_forward()
-
-
-def test_delayed_parameters_are_averaged_when_another_ones_gradient_is_there(world: World) -> None:
-    model, alone = Branches(), Branches()
-    late = [("c.weight", model.c.weight), ("c.bias", model.c.bias), ("b.bias", model.b.bias)]
-    model.c.bias.data += world.rank
-    ddp = DDP(model, delay_all_reduce_named_params=late, param_to_hook_all_reduce=model.a.weight)
-    assert_same_bits_everywhere({name: p.data for name, p in model.named_parameters()})
-    assert sum(ddp.bucket_sizes_bytes()) == 4 * (16 + 4 + 16)
-    for _ in range(2):
-        ddp.zero_grad(), alone.zero_grad()
-        for rank in range(world.size):
-            (alone(np.full((2, 4), rank + 1, np.float32), "abc").sum() / world.size).backward()
-        ddp(np.full((2, 4), world.rank + 1, np.float32), "abc").sum().backward()
-        assert_same_bits_everywhere(gradients(ddp.module))
-        assert_close(gradients(ddp.module), gradients(alone))
-    ddp.detach()
-    assert all(p.grad_slot is None and not p.post_accumulate_grad_hooks for p in model.parameters())
 
 
 def test_static_graph_learns_what_is_unused(world: World) -> None:
