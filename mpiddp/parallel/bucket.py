@@ -7,14 +7,43 @@ packed or unpacked, and an optimizer may step over a whole model in a few operat
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
 
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.device.half import assign
 from mpiddp.distributed import ProcessGroup, symmetric_empty
-from mpiddp.nn import Parameter
 from mpiddp.optim.flat import address
 from mpiddp.typing import Array
+
+
+class Handle(Protocol):
+    """A registered hook."""
+
+    def remove(self) -> None:
+        """Take the hook back."""
+
+
+class ParameterLike(Protocol):
+    """A trained parameter: `mpiddp.nn.Parameter`, or that of another library with the same attributes."""
+
+    data: Array
+    grad: Array | None
+    grad_slot: Array | None
+    requires_grad: bool
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The array's dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Any], object]) -> Handle:
+        """Call ``hook(parameter)`` in each backward once ``grad`` is final."""
 
 
 class GradBucket:
@@ -32,7 +61,7 @@ class GradBucket:
         Whether no bucket follows.
     """
 
-    def __init__(self, index: int, parameters: Sequence[Parameter], buffer: Array, is_last: bool) -> None:
+    def __init__(self, index: int, parameters: Sequence[ParameterLike], buffer: Array, is_last: bool) -> None:
         self._index = index
         self._parameters = list(parameters)
         self._buffer = buffer
@@ -53,7 +82,7 @@ class GradBucket:
         """Return the gradients, views of the buffer."""
         return list(self._slots)
 
-    def parameters(self) -> list[Parameter]:
+    def parameters(self) -> list[ParameterLike]:
         """Return the parameters."""
         return list(self._parameters)
 
@@ -67,7 +96,7 @@ class GradBucket:
             assign(self._buffer, buffer.reshape(-1))
 
 
-def _views(flat: Array, parameters: Sequence[Parameter]) -> list[Array]:
+def _views(flat: Array, parameters: Sequence[ParameterLike]) -> list[Array]:
     """Cut ``flat`` into one array for each parameter, of its shape."""
     views, start = [], 0
     for parameter in parameters:
@@ -76,7 +105,7 @@ def _views(flat: Array, parameters: Sequence[Parameter]) -> list[Array]:
     return views
 
 
-def lay_out(buckets: Sequence[Sequence[Parameter]], group: ProcessGroup) -> list[GradBucket]:
+def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> list[GradBucket]:
     """Make the buckets: move the parameters' arrays side by side, and give each a place for its gradient.
 
     Gradients that exist move too. Collective over the group: the gradients' memory is shared by the ranks of a node.
@@ -111,7 +140,7 @@ def lay_out(buckets: Sequence[Sequence[Parameter]], group: ProcessGroup) -> list
     return ordered
 
 
-def _move_together(parameters: Sequence[Parameter], flat: Array) -> None:
+def _move_together(parameters: Sequence[ParameterLike], flat: Array) -> None:
     for parameter, view in zip(parameters, _views(flat, parameters), strict=True):
         view[...] = parameter.data
         parameter.data = view

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp.distributed import ProcessGroup, broadcast
-from mpiddp.nn import Parameter
 from mpiddp.typing import Array
 
-from .bucket import GradBucket, lay_out
+from .bucket import GradBucket, ParameterLike, lay_out
 from .plan import DEFAULT_CAP_BYTES, plan
 
 _logger = logging.getLogger("mpiddp")
@@ -53,7 +52,7 @@ class Layout:
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], group: ProcessGroup, caps_bytes: Sequence[int] | None = None
+        self, parameters: Sequence[ParameterLike], group: ProcessGroup, caps_bytes: Sequence[int] | None = None
     ) -> None:
         self._parameters = parameters
         self._group = group

@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.autograd import RemovableHandle, queue_callback
+from mpiddp.autograd import queue_callback
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, Work, all_reduce
 from mpiddp.mpi.requests import poll
-from mpiddp.nn import Parameter
 from mpiddp.typing import Array
 
-from .bucket import GradBucket
+from .bucket import GradBucket, Handle, ParameterLike
 from .comm_hooks.contract import CommHook, averages, call
 from .layout import Layout
 from .timeline import Timeline
@@ -52,16 +51,19 @@ class Reducer:
         The ones that get none are the same in every backward: learned in the first.
     skip_unused : bool
         With ``find_unused``: those that get none are the same on all ranks, and buckets of nothing else stay here.
+    queue_callback : callable
+        Of the autograd that makes the gradients: calls what it is given when the backward that runs now has ended.
     """
 
     def __init__(
         self,
-        named_parameters: Sequence[tuple[str, Parameter]],
+        named_parameters: Sequence[tuple[str, ParameterLike]],
         group: ProcessGroup,
         caps_bytes: Sequence[int] | None,
         find_unused: bool,
         static_graph: bool,
         skip_unused: bool = False,
+        queue_callback: Callable[[Callable[[], object]], None] = queue_callback,
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [parameter for _, parameter in named_parameters]
@@ -69,6 +71,7 @@ class Reducer:
         self._find_unused = find_unused
         self._static_graph = static_graph
         self._skip_unused = skip_unused and find_unused
+        self._queue_callback = queue_callback
         self._hook: CommHook | None = None
         self._hook_state: Any = None
         self.share: float | None = None
@@ -90,7 +93,7 @@ class Reducer:
         self._average = ReduceOp.PREMUL_SUM(1 / group.size())
         self.layout = Layout(self._parameters, group, caps_bytes)
         """Which bucket holds whose gradient."""
-        self._handles: list[RemovableHandle] = [
+        self._handles: list[Handle] = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
             for index, parameter in enumerate(self._parameters)
         ]
@@ -154,11 +157,7 @@ class Reducer:
             self._running = True
             self._armed = False
             self.times.begin_backward()
-            self._at_end_of_backward(self._finish_backward)
-
-    def _at_end_of_backward(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the backward that runs now has made all gradients."""
-        queue_callback(callback)
+            self._queue_callback(self._finish_backward)
 
     def _reset(self) -> None:
         self._ready_order.clear()
@@ -184,7 +183,7 @@ class Reducer:
         self._wait()
         self._count_backward(self.layout.order)
 
-    def _ready(self, index: int, parameter: Parameter) -> None:
+    def _ready(self, index: int, parameter: ParameterLike) -> None:
         """Take note of a final gradient, and send what is complete."""
         if not self._running:
             if not self._armed:
@@ -198,7 +197,7 @@ class Reducer:
             self._send_complete()
         poll()
 
-    def _keep(self, index: int, parameter: Parameter, slot: Array) -> None:
+    def _keep(self, index: int, parameter: ParameterLike, slot: Array) -> None:
         """Move a gradient that the program put elsewhere into its slot."""
         if slot.dtype != parameter.data.dtype:
             raise RuntimeError(

@@ -9,11 +9,12 @@ import numpy as np
 
 from mpiddp.device import array_namespace, download
 from mpiddp.distributed import MismatchError, ProcessGroup, all_gather_object, broadcast
-from mpiddp.nn import Parameter
 from mpiddp.typing import Array
 
+from .bucket import ParameterLike
 
-def check_same_parameters(named_parameters: Sequence[tuple[str, Parameter]], group: ProcessGroup) -> None:
+
+def check_same_parameters(named_parameters: Sequence[tuple[str, ParameterLike]], group: ProcessGroup) -> None:
     """Raise on every rank, where ranks hold parameters of different names, shapes or dtypes.
 
     Raises

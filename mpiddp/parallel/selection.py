@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from mpiddp.nn import Module, Parameter
 from mpiddp.typing import Array
 
+from .bucket import ParameterLike
 
-def ignore(module: Module, names: Iterable[str]) -> None:
+
+def ignore(module: Any, names: Iterable[str]) -> None:
     """Leave the parameters and buffers with these names out of every later `Selection` of ``module``."""
     module._ddp_params_and_buffers_to_ignore = frozenset(names)
 
@@ -20,19 +22,31 @@ class Selection:
     ----------
     module : Module
         Whose.
+    ignored : iterable of str, optional
+        Names of those to leave alone, in place of those named by `ignore`.
     """
 
-    def __init__(self, module: Module) -> None:
-        self._module = module
-        self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    def __init__(self, module: Any, ignored: Iterable[str] | None = None) -> None:
+        if ignored is None:
+            ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        self._module, self._ignored = module, frozenset(ignored)
 
-    def parameters(self) -> list[tuple[str, Parameter]]:
+    def _parameter(self, name: str, parameter: Any) -> ParameterLike:
+        found: ParameterLike = parameter
+        return found
+
+    def _buffer(self, buffer: Any) -> Array:
+        found: Array = buffer
+        return found
+
+    def parameters(self) -> list[tuple[str, ParameterLike]]:
         """Return the parameters and their names."""
-        return [(name, each) for name, each in self._module.named_parameters() if name not in self._ignored]
+        named = self._module.named_parameters()
+        return [(name, self._parameter(name, each)) for name, each in named if name not in self._ignored]
 
     def buffers(self) -> dict[str, Array]:
         """Return the buffers by their names."""
-        return {name: buffer for name, buffer in self._module.named_buffers() if name not in self._ignored}
+        return {name: self._buffer(each) for name, each in self._module.named_buffers() if name not in self._ignored}
 
     def arrays(self) -> list[Array]:
         """Return the arrays of the parameters, then the buffers."""
