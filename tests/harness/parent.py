@@ -8,12 +8,12 @@ and ``--junitxml`` work as ever. This process never imports MPI, nor a module of
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,12 +22,15 @@ import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from harness import launcher
+from harness.summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from _pytest._io import TerminalWriter
 
+CORE, REST = (1, 2, 3, 4), (2, 3)
+"""Numbers of ranks: of a test that is marked as core, and of another one, beside those that it is marked with."""
 LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
 """The ranks' own limit for a test; they end themselves with stacks, so this process waits a little longer."""
 PATIENCE_S = max(LIMIT_S, 60.0) + 30
@@ -59,6 +62,7 @@ class Job:
         arguments += [part for setting in option.override_ini or () for part in ("-o", setting)]
         arguments += ["-s"] if option.capture == "no" else []
         arguments += ["--collect-only", "-q"] if run is None else []
+        arguments += ["--long"] * option.long
         interpreter = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
         self.program = launcher.Program(
             [mpiexec, "-n", str(ranks), *interpreter, "-m", "pytest", *arguments, *files],
@@ -111,12 +115,9 @@ class Runner:
         self._jobs = 0
         self._job_failed = False
         self._hopeless = ""
-        self.outcomes: Counter[str] = Counter()
-        self.seconds = 0.0
 
     def run(self, item: MpiItem) -> list[pytest.TestReport]:
         """Return the reports of ``item``, starting a job when none runs."""
-        began = time.monotonic()
         reports = self._wait_for(item)
         self._job_failed |= any(report.failed for report in reports)
         del self._pending[item.origin]
@@ -126,10 +127,16 @@ class Runner:
             report.nodeid = item.nodeid
             path, line, domain = report.location
             report.location = path, line, domain.replace(item.origin_name, item.name, 1)
-            outcome = self._config.hook.pytest_report_teststatus(report=report, config=self._config)[0]
-            self.outcomes.update([outcome] if outcome else [])
-        self.seconds += time.monotonic() - began
         return reports
+
+    def start(self) -> None:
+        """Start a job for the items that have not been run, unless one runs."""
+        if self._job is None and self._pending:
+            files = list(dict.fromkeys(origin.partition("::")[0] for origin in self._pending))
+            self._job = Job(self._config, self.ranks, files, list(self._pending))
+            self._events = self._job.events()
+            self._jobs += 1
+            self._running, self._job_failed = None, False
 
     def close(self) -> None:
         """End the job."""
@@ -141,12 +148,7 @@ class Runner:
         """Return the ranks' reports of ``item``, or one that says why there are none."""
         if self._hopeless:
             return [_failure(item, self._hopeless)]
-        if self._job is None:
-            files = list(dict.fromkeys(origin.partition("::")[0] for origin in self._pending))
-            self._job = Job(self._config, self.ranks, files, list(self._pending))
-            self._events = self._job.events()
-            self._jobs += 1
-            self._running, self._job_failed = None, False
+        self.start()
         for event in self._events:
             match event:
                 case {"started": origin}:
@@ -292,7 +294,7 @@ def _nodes(
             continue
         nodes += [
             MpiItem.from_parent(parent, name=f"{name}[np={ranks}]", ranks=ranks, test=test)
-            for ranks in parent.config.stash[_KEY].ranks
+            for ranks in parent.config.stash[_KEY].numbers(test)
         ]
     nodes += [MpiNode.from_parent(parent, name=name, children=below) for name, below in classes.items()]
     return nodes
@@ -315,14 +317,20 @@ class Parent:
         self._folder = config.rootpath / "tests" / "mpi"
         self._collected: Collected | None = None
         self._runners: dict[int, Runner] = {}
+        given = config.getoption("ranks")
         try:
-            self.ranks = sorted({int(number) for number in config.getoption("ranks").split(",")})
-            if self.ranks[0] < 1:
+            self._given = sorted({int(number) for number in given.split(",")}) if given else []
+            if given and self._given[0] < 1:
                 raise ValueError
         except ValueError:
-            raise pytest.UsageError(
-                f"--ranks takes numbers of ranks, like 2,3; got {config.getoption('ranks')!r}"
-            ) from None
+            raise pytest.UsageError(f"--ranks takes numbers of ranks, like 2,3; got {given!r}") from None
+
+    def numbers(self, test: dict[str, Any]) -> list[int]:
+        """Return the numbers of ranks that a test is run on."""
+        if self._given:
+            return self._given
+        core = "core" in test["marks"] or self._config.option.long
+        return sorted({*(CORE if core else REST), *test["ranks"]})
 
     def collected(self) -> Collected:
         """Return what there is in tests/mpi, found by one rank, once."""
@@ -353,18 +361,16 @@ class Parent:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        # Stable: the order of the tests within a number of ranks is the ranks' own.
-        items.sort(key=lambda item: item.ranks if isinstance(item, MpiItem) else 0)
+        # Stable: within a part the order is the tests' own. Those that start launchers take the longest, and come last.
+        items.sort(key=lambda item: item.ranks if isinstance(item, MpiItem) else 0 if _is_plain(item) else math.inf)
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         if not isinstance(item, MpiItem):
+            if _is_plain(item) and self._config.option.capture != "no":
+                # A rank needs one core, and this process another.
+                self._runner(1, item.session).start()
             return None
-        runner = self._runners.get(item.ranks)
-        if runner is None:
-            self._close()
-            ours = [other for other in item.session.items if isinstance(other, MpiItem) and other.ranks == item.ranks]
-            runner = self._runners[item.ranks] = Runner(self._config, item.ranks, ours)
-            self._say(f"mpiexec -n {item.ranks}: {len(ours)} tests")
+        runner = self._runner(item.ranks, item.session)
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in runner.run(item):
             item.ihook.pytest_runtest_logreport(report=report)
@@ -372,33 +378,22 @@ class Parent:
         return True
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self._close()
-        if self._all_skipped():
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if not self._runners:
-            return
-        terminalreporter.section("MPI tests")
-        for ranks, runner in self._runners.items():
-            counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(runner.outcomes.items()))
-            terminalreporter.write_line(f"{ranks} rank{'s' * (ranks > 1)}: {counts} in {runner.seconds:.1f} s")
-        if self._all_skipped():
-            terminalreporter.write_line("ERROR: all MPI tests were skipped", red=True)
-
-    def _all_skipped(self) -> bool:
-        return bool(self._runners) and all(set(runner.outcomes) <= {"skipped"} for runner in self._runners.values())
-
-    def _say(self, text: str) -> None:
-        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None and reporter.verbosity >= 0:
-            reporter.ensure_newline()
-            reporter.write_line(text)
-
-    def _close(self) -> None:
+    def pytest_sessionfinish(self) -> None:
         for runner in self._runners.values():
             runner.close()
+
+    def _runner(self, ranks: int, session: pytest.Session) -> Runner:
+        """Return the runner of a number of ranks; that of another number has come to its end."""
+        if ranks not in self._runners:
+            self.pytest_sessionfinish()
+            items = [item for item in session.items if isinstance(item, MpiItem) and item.ranks == ranks]
+            self._runners[ranks] = Runner(self._config, ranks, items)
+        return self._runners[ranks]
+
+
+def _is_plain(item: pytest.Item) -> bool:
+    """Tell whether a test starts no launcher."""
+    return "tests/unit" in item.nodeid
 
 
 _KEY: pytest.StashKey[Parent] = pytest.StashKey()
@@ -407,7 +402,7 @@ _KEY: pytest.StashKey[Parent] = pytest.StashKey()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --ranks."""
     parser.addoption(
-        "--ranks", default="1,2,3,4", metavar="N,...", help="numbers of ranks for tests/mpi (default: 1,2,3,4)"
+        "--ranks", metavar="N,...", help="numbers of ranks for tests/mpi (default: 2,3; what touches MPI 1,2,3,4)"
     )
 
 
@@ -415,5 +410,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Take over tests/mpi."""
     parent = config.stash[_KEY] = Parent(config)
     config.pluginmanager.register(parent, "mpi-parent")
+    config.pluginmanager.register(Summary(config), "parts")
     # As Ctrl-C: pytest then ends in order, and no launcher is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -202,6 +202,7 @@ class Ranks:
                     "nodeid": item.nodeid,
                     "location": item.location,
                     "marks": sorted({mark.name for mark in item.iter_markers()}),
+                    "ranks": sorted({number for mark in item.iter_markers("ranks") for number in mark.args}),
                 }
                 for item in items
             ]

@@ -24,7 +24,7 @@ def suite(tmp_path):
     shutil.copytree(HERE / "harness", tmp_path / "tests" / "harness", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(HERE / "conftest.py", tmp_path / "tests")
     (tmp_path / "tests" / "mpi").mkdir()
-    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\naddopts = "-ra"\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
 
     def run(tests: str, *args: str, ranks: int | None = None, env: dict[str, str | None] | None = None):
         (tmp_path / "tests" / "mpi" / "test_sample.py").write_text(HEADER + tests)
@@ -35,12 +35,51 @@ def suite(tmp_path):
     return run
 
 
-def test_passes_on_every_number_of_ranks(suite):
-    done = suite("def test_sum(): assert world.allreduce(1) == world.size\n", "-v")
+TIERS = """
+def sum_is_right(): assert world.allreduce(1) == world.size
+
+@pytest.mark.core
+def test_core(): sum_is_right()
+
+@pytest.mark.ranks(4)
+def test_rest(): sum_is_right()
+
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_thinned(n):
+    if world.size == 2: pytest.skip("needs three")
+"""
+
+
+def passed(done):
+    return sorted(re.findall(r"::(\S+) PASSED", done.stdout))
+
+
+def test_tiers(suite):
+    everyday = [f"test_core[np={n}]" for n in (1, 2, 3, 4)] + [f"test_rest[np={n}]" for n in (2, 3, 4)]
+    everyday += ["test_thinned[1][np=3]"]
+    done = suite(TIERS, "-v")
     assert done.rc == 0, done
-    for ranks in (1, 2, 3, 4):
-        assert re.search(rf"::test_sum\[np={ranks}\] PASSED", done.stdout), done
-    assert "4 passed" in done.stdout.splitlines()[-1]
+    assert passed(done) == everyday, done
+    assert "8 passed, 1 skipped, 2 deselected" in done.stdout.splitlines()[-1], done
+    done = suite(TIERS, "--long", "-v")
+    assert done.rc == 0, done
+    assert passed(done) == sorted(
+        {*everyday, "test_rest[np=1]"} | {f"test_thinned[{i}][np={n}]" for i in (1, 2) for n in (1, 3, 4)}
+    ), done
+    done = suite(TIERS, "--ranks", "2,1", "-v")
+    assert done.rc == 0, done
+    assert passed(done) == [f"test_{name}[np={n}]" for name in ("core", "rest") for n in (1, 2)] + [
+        "test_thinned[1][np=1]"
+    ], done
+
+
+def test_what_is_printed(suite):
+    done = suite(TIERS)
+    assert done.rc == 0, done
+    for line in ("1 rank: 1 passed", "2 ranks: 2 passed, 1 skipped", "3 ranks: 3 passed", "4 ranks: 2 passed"):
+        assert re.search(rf"^{line} in \d+ s$", done.stdout, re.M), done
+    assert "skipped 1: run on other numbers of ranks" in done.stdout, done
+    assert "test_sample" not in done.stdout, "dots, and no names of files or skipped tests"
 
 
 def test_one_failing_rank_fails_the_test_and_the_next_is_run(suite):

@@ -1,0 +1,98 @@
+"""What pytest prints of a run: a line for each part of the suite, and one for each reason of skipped tests.
+
+A part is a folder, or a number of ranks; ``-v`` and ``-rs`` show each test as ever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+
+import pytest
+
+_ON_RANKS = re.compile(r"\[np=(\d+)\]$")
+MPI = re.compile(r"\d+ ranks?$")
+
+
+def part_of(nodeid: str) -> str:
+    """Return ``3 ranks`` for a test of tests/mpi, and the folder of another one."""
+    found = _ON_RANKS.search(nodeid)
+    if found:
+        return f"{found[1]} rank{'s' * (found[1] != '1')}"
+    folders = nodeid.partition("::")[0].split("/")[:-1]
+    return "/".join(folders[:2]) or "."
+
+
+def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+class Summary:
+    """The hooks; see the module."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._sizes: Counter[str] = Counter()
+        self._part = ""
+        self._outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+        self._seconds: Counter[str] = Counter()
+        self._skipped: dict[str, str] = {}
+        self._passed: set[str] = set()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._sizes.update(part_of(item.nodeid) for item in session.items)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._skipped[report.nodeid] = _reason(report)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        part = part_of(nodeid)
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if part == self._part or reporter is None or reporter.verbosity < 0:
+            return
+        # Dots without the names of files.
+        reporter.showfspath = reporter.verbosity > 0
+        if self._part:
+            reporter.write_line("")
+        self._part = part
+        reporter.write_line(f"{part}: {self._sizes[part]} tests")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        part, origin = part_of(report.nodeid), _ON_RANKS.sub("", report.nodeid)
+        self._seconds[part] += report.duration
+        outcome = self._config.hook.pytest_report_teststatus(report=report, config=self._config)[0]
+        if outcome:
+            self._outcomes[part][outcome] += 1
+        if outcome == "passed":
+            self._passed.add(origin)
+        elif outcome == "skipped":
+            self._skipped[report.nodeid] = _reason(report)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._all_skipped():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("parts")
+        for part, outcomes in self._outcomes.items():
+            counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+            terminalreporter.write_line(f"{part}: {counts} in {self._seconds[part]:.0f} s")
+        for reason, count in self._reasons().most_common():
+            terminalreporter.write_line(f"skipped {count}: {reason}")
+        if self._all_skipped():
+            terminalreporter.write_line("ERROR: all MPI tests were skipped", red=True)
+
+    def _reasons(self) -> Counter[str]:
+        """Return how many tests were skipped for each reason; one that ran on other ranks lacks nothing."""
+        return Counter(
+            "run on other numbers of ranks" if _ON_RANKS.sub("", nodeid) in self._passed else reason
+            for nodeid, reason in self._skipped.items()
+        )
+
+    def _all_skipped(self) -> bool:
+        parts = [outcomes for part, outcomes in self._outcomes.items() if MPI.match(part)]
+        return bool(parts) and all(set(outcomes) <= {"skipped"} for outcomes in parts)
