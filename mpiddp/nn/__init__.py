@@ -6,7 +6,7 @@ Imports ``autograd`` and what is below it, and knows nothing of MPI: gradients l
 from . import functional, init, random, utils
 from .activation import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from .attention import MultiheadAttention
-from .container import Flatten, Identity, ModuleDict, ModuleList, Sequential
+from .container import Identity, ModuleDict, ModuleList, Sequential
 from .conv import Conv2d
 from .dropout import Dropout, Dropout2d
 from .embedding import Embedding
@@ -18,6 +18,7 @@ from .parameter import Parameter
 from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from .precision import GradScaler, MixedPrecision
 from .random import manual_seed
+from .shaping import Flatten
 
 __all__ = [
     "GELU",

@@ -1,12 +1,10 @@
-"""Modules that hold modules, and the two that only pass on. Imports ``module``."""
+"""Modules that hold modules, and one that only passes on. Imports ``module``."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-
-from mpiddp.autograd import Tensor
 
 from .module import Module
 
@@ -153,29 +151,6 @@ class ModuleDict(Module):
         """Add modules; one whose name is there takes the place of that one."""
         for key, module in dict(modules).items():
             self[key] = module
-
-
-class Flatten(Module):
-    """The axes from ``start_dim`` to ``end_dim`` made one.
-
-    Parameters
-    ----------
-    start_dim, end_dim : int, default 1 and -1
-        The first axis and the last; by default all but the batch's.
-    """
-
-    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
-        super().__init__()
-        self.start_dim, self.end_dim = start_dim, end_dim
-
-    def forward(self, input: Any) -> Tensor:
-        """Return the flattened input."""
-        tensor = input if isinstance(input, Tensor) else Tensor(input)
-        return tensor.flatten(self.start_dim, self.end_dim)
-
-    def extra_repr(self) -> str:
-        """Return the axes."""
-        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
 
 
 class Identity(Module):

@@ -1,19 +1,207 @@
-"""The convolution layer. Imports ``functional``, ``init``, ``module`` and ``parameter``."""
+"""Convolution: function, layer, and the matrices that make it a matrix product."""
+# ruff: noqa: D102 (forward and backward are Function's)
+# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from mpiddp.autograd import Tensor
-from mpiddp.typing import DTypeLike
+from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.half import product, total
+from mpiddp.device import array_namespace, is_device_array
+from mpiddp.typing import Array, DTypeLike
 
-from . import functional as F  # noqa: N812 (its customary name)
 from . import init
-from .functional.window import Pair, pair
+from .linear import check_dtypes
 from .module import Module
 from .parameter import Parameter
+from .window import Pair, Window, batch_first, batch_last, pair
+
+_CACHE_BYTES = 512 << 10
+"""What stays in a core's cache from the copy that makes a block to the product that reads it."""
+_UNPACKED = 10**6
+"""OpenBLAS does without packing its operands for products of up to so many multiplications (its ``SMALL_MATRIX_OPT``),
+which takes half the time where matrices are as thin as with few channels."""
+_LEAST_COLUMNS = 128
+"""Matrices narrower than this are too many for too little."""
+
+
+class Columns:
+    """What the kernel sees from each of its places, a block of rows of the output at a time.
+
+    A pixel of the output has a column, of the C kh kw pixels of the image that it is computed from. All columns are
+    kh kw times the image, to be written to memory and read again; a block of them is made, used and forgotten in the
+    cache. A block is a stack of matrices (..., G, K, P) for G groups of channels, P columns of K = C kh kw / G pixels
+    each. On a device one block with one matrix a group is best.
+
+    Parameters
+    ----------
+    window : Window
+        The kernel, and where it goes.
+    image : array
+        The padded image (C, H, W, N), or one like it.
+    groups : int
+        G.
+    channels : int
+        Of the output: what a column is multiplied with.
+    """
+
+    def __init__(self, window: Window, image: Array, groups: int, channels: int) -> None:
+        self.window, self.groups = window, groups
+        (height, width), (c, _, _, n) = window.output, image.shape
+        self._size = c * math.prod(window.kernel) // groups  # K
+        self._parts = 0  # of a row, with a matrix each; 0: one matrix for all rows of a block
+        self._rows = height
+        if is_device_array(image) or image.dtype.itemsize < 4:  # half precision is rounded once
+            return
+        row = max(width * n, 1)
+        row_bytes = self._size * groups * row * image.dtype.itemsize
+        self._rows = max(1, -(-_LEAST_COLUMNS // row), _CACHE_BYTES // row_bytes)
+        for parts in range(1, row // _LEAST_COLUMNS + 1):
+            if width % parts == 0 and self._size * (channels // groups) * (row // parts) <= _UNPACKED:
+                self._parts = parts
+                break
+
+    def blocks(self) -> Iterator[slice]:
+        """Yield the rows of the output that each block is for."""
+        height = self.window.output[0]
+        for first in range(0, height, self._rows):
+            yield slice(first, min(first + self._rows, height))
+
+    def gather(self, image: Array, rows: slice) -> Array:
+        """Return a block of a padded image (C, H, W, N)."""
+        seen = self._stacked(self.window.seen(image)[:, :, :, rows])
+        block = array_namespace(image).ascontiguousarray(seen)
+        return block.reshape(*block.shape[:2], self.groups, self._size, -1)  # type: ignore[no-any-return]
+
+    def matrices(self, output: Array, rows: slice) -> Array:
+        """Return ``rows`` of an output (O, H', W', N) as a stack (..., G, O / G, P) like that of the block."""
+        stacked = self._stacked(output[:, rows])
+        return stacked.reshape(*stacked.shape[:2], self.groups, len(output) // self.groups, -1)
+
+    def _stacked(self, x: Array) -> Array:
+        """Return a view of (..., rows, W', N), in front of it what has matrices of its own: rows, and parts of rows."""
+        *others, rows, width, n = x.shape
+        stack, parts = (rows, self._parts) if self._parts else (1, 1)
+        cut = x.reshape(*others, stack, rows // stack, parts, width // parts, n)
+        first, k = range(len(others)), len(others)
+        return cut.transpose(k, k + 2, *first, k + 1, k + 3, k + 4)
+
+
+class Conv2dFunction(Function):
+    """Correlation of images (N, C, H, W) with kernels (O, C / G, kh, kw) in G groups, as products of matrices."""
+
+    def forward(self, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
+        xp = array_namespace(x)
+        self.image = xp.ascontiguousarray(window.pad(batch_last(x)))  # (C, H, W, N)
+        self.weight = weight
+        self.columns = columns = Columns(window, self.image, groups, len(weight))
+        matrix = weight.reshape(groups, len(weight) // groups, -1)  # (G, O / G, K)
+        y = xp.empty((len(weight), *window.output, len(x)), dtype=x.dtype)
+        for rows in columns.blocks():
+            product(matrix, columns.gather(self.image, rows), out=columns.matrices(y, rows))
+        if bias is not None:
+            y += bias.reshape(-1, 1, 1, 1)
+        return batch_first(y)
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        grad = batch_last(grad)  # (O, H', W', N)
+        return (
+            self._for_image(grad) if self.needs(0) else None,
+            self._for_weight(grad) if self.needs(1) else None,
+            total(grad.reshape(len(grad), -1), axis=1, out=self.out(2)) if self.needs(2) else None,
+        )
+
+    def _for_image(self, grad: Array) -> Array:
+        """Return the gradient of the input: what each position of the kernel takes back to the pixels that it saw."""
+        xp, window, groups = array_namespace(grad), self.columns.window, self.columns.groups
+        n, c = grad.shape[3], len(self.image)
+        flat = grad.reshape(groups, len(grad) // groups, -1)  # (G, O / G, P)
+        kernels = self.weight.reshape(*flat.shape[:2], -1, *window.kernel)
+        by_position = xp.ascontiguousarray(kernels.transpose(3, 4, 0, 2, 1))  # (kh, kw, G, C / G, O / G)
+        # On a device one launch makes all products; here each is added while it is in the cache.
+        spread = product(by_position, flat) if is_device_array(flat) else None
+        image = xp.zeros(self.image.shape, dtype=grad.dtype)
+        for i, j, seen in window.offsets():
+            back = product(by_position[i, j], flat) if spread is None else spread[i, j]
+            image[seen] += back.reshape(c, *window.output, n)
+        return batch_first(window.crop(image))
+
+    def _for_weight(self, grad: Array) -> Array:
+        """Return the gradient of the kernels, where it is wanted."""
+        columns = self.columns
+        # A matrix product likes the longer side in front; what turns it round in the end is small.
+        matrix = sum(  # (G, K, O / G)
+            product(columns.gather(self.image, rows), columns.matrices(grad, rows).swapaxes(-1, -2)).sum(axis=(0, 1))
+            for rows in columns.blocks()
+        )
+        kernels = self.out(1)
+        if kernels is None:
+            kernels = array_namespace(grad).empty(self.weight.shape, dtype=grad.dtype)
+        matrix = matrix.swapaxes(1, 2)
+        kernels.reshape(matrix.shape)[...] = matrix
+        return kernels
+
+
+def conv2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Correlate images with kernels.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Shape (N, C, H, W), or (C, H, W).
+    weight : array or Tensor
+        Shape (O, C / groups, kh, kw).
+    bias : array or Tensor, optional
+        Shape (O).
+    stride, padding, dilation : int or pair of int
+        Step of the kernel, zeros around the image, distance between the kernel's pixels.
+    groups : int, default 1
+        Channels are split into this many independent groups.
+
+    Returns
+    -------
+    Tensor
+        Shape (N, O, H', W'), in memory (O, H', W', N).
+
+    Raises
+    ------
+    RuntimeError
+        Shapes do not fit, or dtypes differ.
+
+    References
+    ----------
+    torch.nn.functional.conv2d.
+    """
+    if input.ndim == 3:
+        batch = input.reshape((1, *input.shape))
+        y = conv2d(batch, weight, bias, stride, padding, dilation, groups)
+        return y.reshape(y.shape[1:])
+    if input.ndim != 4:
+        raise RuntimeError(
+            f"Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: {list(input.shape)}"
+        )
+    c = input.shape[1]
+    if c != weight.shape[1] * groups or weight.shape[0] % groups:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(input.shape)} to have "
+            f"{weight.shape[1] * groups} channels, but got {c} channels instead"
+        )
+    check_dtypes("conv2d", input, weight)
+    window = Window(input.shape[2:], weight.shape[2:], pair(stride), pair(padding), pair(dilation))
+    return Conv2dFunction.apply(input, weight, bias, window, groups)
 
 
 class Conv2d(Module):
@@ -64,7 +252,7 @@ class Conv2d(Module):
 
     def forward(self, input: Any) -> Tensor:
         """Return the correlation of ``input``."""
-        return F.conv2d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        return conv2d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
     def extra_repr(self) -> str:
         """Return the sizes, and what is not at its default."""

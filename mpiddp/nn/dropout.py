@@ -1,13 +1,77 @@
-"""Dropout layers. Imports ``functional`` and ``module``."""
+"""Dropout, functions and layers. Imports ``autograd``, ``module`` and ``random``."""
+# ruff: noqa: D102 (forward and backward are Function's)
+# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
 from typing import Any
 
-from mpiddp.autograd import Tensor
+from mpiddp.autograd import Function, Tensor
+from mpiddp.typing import Array
 
-from . import functional as F  # noqa: N812 (its customary name)
 from .module import Module
+from .random import keep_mask
+
+
+class DropoutFunction(Function):
+    """The values times 0 or 1 / (1 - p); the last ``shared`` axes have one factor for all."""
+
+    def forward(self, x: Array, p: float, shared: int) -> Any:
+        index: Any = (..., *(slice(1),) * shared)
+        self.mask = keep_mask(x[index], p)
+        return x * self.mask
+
+    def backward(self, grad: Array) -> Any:
+        return grad * self.mask
+
+
+def _dropped(input: Any, p: float, training: bool, shared: int) -> Tensor:
+    """Drop in training; else return the input as it is."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if training:
+        return DropoutFunction.apply(input, p, shared)
+    return input if isinstance(input, Tensor) else Tensor(input)
+
+
+def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
+    """Return the input with each value set to 0 with probability ``p`` and the others scaled by 1 / (1 - p).
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Floats of any shape.
+    p : float, default 0.5
+        From 0 to 1.
+    training : bool, default True
+        False returns the input as it is.
+
+    Raises
+    ------
+    ValueError
+        If ``p`` is not from 0 to 1.
+    """
+    return _dropped(input, p, training, shared=0)
+
+
+def dropout2d(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
+    """Return images with whole channels set to 0 with probability ``p`` and the others scaled by 1 / (1 - p).
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Shape (N, C, H, W) or (C, H, W).
+    p, training
+        As :func:`dropout` takes them.
+
+    Raises
+    ------
+    ValueError
+        If ``p`` is not from 0 to 1, or the input has another number of axes.
+    """
+    if input.ndim not in (3, 4):
+        raise ValueError(f"dropout2d needs images of shape (N, C, H, W) or (C, H, W), got {input.ndim} axes")
+    return _dropped(input, p, training, shared=2)
 
 
 class Dropout(Module):
@@ -32,7 +96,7 @@ class Dropout(Module):
 
     def forward(self, input: Any) -> Tensor:
         """Return what is left."""
-        return F.dropout(input, self.p, self.training)
+        return dropout(input, self.p, self.training)
 
     def extra_repr(self) -> str:
         """Return the probability."""
@@ -50,4 +114,4 @@ class Dropout2d(Dropout):
 
     def forward(self, input: Any) -> Tensor:
         """Return what is left."""
-        return F.dropout2d(input, self.p, self.training)
+        return dropout2d(input, self.p, self.training)

@@ -1,18 +1,103 @@
-"""The affine layer. Imports ``functional``, ``init``, ``module`` and ``parameter``."""
+"""The affine map: function and layer. Imports ``autograd``, ``init``, ``module`` and ``parameter``."""
+# ruff: noqa: D102 (forward and backward are Function's)
+# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from mpiddp.autograd import Tensor
-from mpiddp.typing import DTypeLike
+from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.half import product
+from mpiddp.device import array_namespace
+from mpiddp.typing import Array, DTypeLike
 
-from . import functional as F  # noqa: N812 (its customary name)
 from . import init
 from .module import Module
 from .parameter import Parameter
+
+
+class LinearFunction(Function):
+    """``x @ weight.T + bias`` for x of shape (..., in), weight (out, in), bias (out) or None.
+
+    For x of shape (N, in) the output is stored with the batch innermost, as the transposed of (out, N): that product is
+    a fifth faster with OpenBLAS, and convolutions keep their images like this too. Gradients have the layout of x.
+    """
+
+    def forward(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        self.shape, self.weight = x.shape, weight
+        if x.ndim == 2:
+            self.rows = x
+            y = product(weight, x.T)  # (out, N)
+            if bias is not None:
+                y += bias[:, None]
+            return y.T
+        self.rows = x.reshape(-1, x.shape[-1])  # (N, in)
+        y = product(self.rows, weight.T)
+        if bias is not None:
+            y += bias
+        return y.reshape(*x.shape[:-1], len(weight))
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        weight, x = self.weight, self.rows
+        rows = grad if grad.ndim == 2 else grad.reshape(-1, grad.shape[-1])  # (N, out)
+        for_x = None
+        if self.needs(0):
+            for_x = product(rows, weight) if x.flags.c_contiguous else product(weight.T, rows.T).T
+            for_x = for_x.reshape(self.shape)
+        return (
+            for_x,
+            product(rows.T, x, out=self.out(1)) if self.needs(1) else None,
+            self._for_bias(rows) if self.needs(2) else None,
+        )
+
+    def _for_bias(self, rows: Array) -> Array:
+        """Return the sum over rows, as a product: a quarter of the time of a reduction along an outer axis."""
+        ones = array_namespace(rows).ones(len(rows), dtype=rows.dtype)
+        return product(ones, rows, out=self.out(2))
+
+
+def check_dtypes(name: str, input: Any, weight: Any) -> None:
+    """Refuse an input of another dtype than the weights: NumPy would go on in the larger one, through all layers."""
+    if input.dtype != weight.dtype:
+        raise RuntimeError(
+            f"{name} needs input and weight of one dtype, got {input.dtype} and {weight.dtype}: convert the input"
+            f", x.astype({str(weight.dtype)!r}), or the model, by its to()"
+        )
+
+
+def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
+    """Return ``input @ weight.T + bias``.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Shape (..., in).
+    weight : array or Tensor
+        Shape (out, in).
+    bias : array or Tensor, optional
+        Shape (out).
+
+    Returns
+    -------
+    Tensor
+        Shape (..., out).
+
+    Raises
+    ------
+    RuntimeError
+        Lengths do not fit, or dtypes differ.
+    """
+    if input.shape[-1] != weight.shape[1]:
+        rows = math.prod(input.shape[:-1])
+        raise RuntimeError(
+            f"mat1 and mat2 shapes cannot be multiplied ({rows}x{input.shape[-1]} and {weight.shape[1]}x"
+            f"{weight.shape[0]})"
+        )
+    check_dtypes("linear", input, weight)
+    return LinearFunction.apply(input, weight, bias)
 
 
 class Linear(Module):
@@ -43,7 +128,7 @@ class Linear(Module):
 
     def forward(self, input: Any) -> Tensor:
         """Return the map of ``input`` (..., in_features)."""
-        return F.linear(input, self.weight, self.bias)
+        return linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """Return the sizes."""

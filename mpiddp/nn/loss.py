@@ -1,14 +1,294 @@
-"""Loss layers. Imports ``functional`` and ``module``."""
+"""Losses, functions and layers. Imports ``autograd``, ``activation`` and ``module``."""
+# ruff: noqa: D102 (forward and backward are Function's)
+# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
+import math
+import warnings
+from collections.abc import Callable
 from typing import Any
 
-from mpiddp.autograd import Tensor
+import numpy as np
+
+from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.half import is_half
+from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
-from . import functional as F  # noqa: N812 (its customary name)
+from .activation import log_softmax, logsigmoid
 from .module import Module
+
+
+def _check_reduction(reduction: str) -> None:
+    """Refuse what torch refuses."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"{reduction} is not a valid value for reduction; expected 'mean', 'sum' or 'none'")
+
+
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    """Return the mean or the sum of losses, or all of them."""
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+
+def _plain(operand: Any) -> Any:
+    """Return a tensor's array, and anything else as it is."""
+    return operand.data if isinstance(operand, Tensor) else operand
+
+
+def _like(operand: Any, input: Any) -> Any:
+    """Return what is given besides scores with their dtype: float64, which NumPy makes, would go on into the loss."""
+    return None if operand is None else array_namespace(_plain(input)).asarray(_plain(operand), dtype=input.dtype)
+
+
+def _in_single(loss: Callable[..., Tensor], input: Any, *others: Any) -> Tensor:
+    """Return a loss of half precision, rounded once: sums overflow in float16, and so do the numbers of targets."""
+    tensor = input if isinstance(input, Tensor) else Tensor(input)
+    return loss(tensor.to(np.float32), *others).to(input.dtype)
+
+
+class NLLLossFunction(Function):
+    """Minus the log-probability of the target class, weighted, summed over samples and divided."""
+
+    def forward(self, x: Array, target: Array, weight: Array | None, ignore_index: int, reduction: str) -> Any:
+        xp = array_namespace(x)
+        self.shape = x.shape  # (N, C, ...)
+        classes = x.shape[1]
+        ignored = target == ignore_index
+        safe = target
+        wrong: Array | None = None
+        self.factors: Any = -1  # of each sample's log-probability; (N, ...) or one number
+        count: Any = target.size
+        # On a device nobody looks at the values, for that is to wait for them.
+        on_device = is_device_array(target)
+        if on_device or ignored.any():
+            safe = xp.where(ignored, 0, target)
+            count = count - ignored.sum()
+        if on_device:
+            wrong = (safe < 0) | (safe >= classes)
+            safe = xp.where(wrong, 0, safe)
+        elif safe.size and (safe.min() < 0 or safe.max() >= classes):
+            first = safe[(safe < 0) | (safe >= classes)].ravel()[0]
+            raise IndexError(f"Target {first} is out of bounds.")
+        if weight is not None:
+            self.factors = -xp.where(ignored, 0, weight[safe])
+            count = -self.factors.sum()
+        elif safe is not target:
+            self.factors = xp.where(ignored, x.dtype.type(0), x.dtype.type(-1))
+        if wrong is not None:
+            self.factors = xp.where(wrong, x.dtype.type(math.nan), self.factors)
+        n, *others = xp.ix_(*map(xp.arange, safe.shape))
+        self.index = n, safe, *others
+        losses = x[self.index] * self.factors
+        if reduction == "none":
+            return losses
+        if reduction == "mean":
+            count = xp.asarray(count, dtype=x.dtype)
+            # The mean of no sample at all is NaN, as torch's, and no reason for a warning.
+            with np.errstate(divide="ignore", invalid="ignore"):
+                self.factors = self.factors / count
+                return losses.sum() / count
+        return losses.sum()
+
+    def backward(self, grad: Array) -> Array:
+        result: Array = array_namespace(grad).zeros(self.shape, dtype=grad.dtype)
+        result[self.index] = grad * self.factors
+        return result
+
+
+def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    """Return the negative log-likelihood of classes.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Log-probabilities (N, C), (N, C, ...) or (C).
+    target : array or Tensor
+        Integer classes (N), (N, ...) or ().
+    weight : array, optional
+        Factor of each class, (C).
+    ignore_index : int, default -100
+        Targets of this value count for nothing.
+    reduction : {'mean', 'sum', 'none'}
+        'mean' divides by the sum of the targets' weights.
+
+    Raises
+    ------
+    IndexError
+        A target is no class. On a GPU, where looking would be waiting, the loss is NaN instead.
+    ValueError
+        Shapes do not fit.
+    """
+    _check_reduction(reduction)
+    if is_half(_plain(input)):
+        return _in_single(nll_loss, input, target, weight, ignore_index, reduction)
+    labels = array_namespace(_plain(input)).asarray(_plain(target))
+    if input.ndim == 1:
+        loss = nll_loss(input.reshape((1, *input.shape)), labels.reshape(1), weight, ignore_index, reduction)
+        return loss.reshape(()) if isinstance(loss, Tensor) else loss
+    if input.ndim < 1 or labels.shape != (input.shape[0], *input.shape[2:]):
+        raise ValueError(
+            f"Expected input batch_size ({input.shape[0] if input.ndim else 0}) to match target batch_size "
+            f"({labels.shape[0] if labels.ndim else 0}): input has shape {input.shape}, target {labels.shape}"
+        )
+    if labels.dtype.kind not in "iu":
+        raise TypeError(f"expected integer classes as target, got {labels.dtype}")
+    return NLLLossFunction.apply(input, labels, _like(weight, input), ignore_index, reduction)
+
+
+def cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Return the cross entropy of classes with the softmax of ``input``.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Unnormalised scores (N, C), (N, C, ...) or (C).
+    target : array or Tensor
+        Integer classes as for :func:`nll_loss`, or probabilities of the shape of ``input``.
+    weight, ignore_index, reduction
+        As for :func:`nll_loss`.
+    label_smoothing : float, default 0
+        Share of the target that is spread evenly over all classes.
+
+    Raises
+    ------
+    IndexError
+        A target is no class, as for :func:`nll_loss`.
+    ValueError
+        Shapes do not fit.
+    """
+    _check_reduction(reduction)
+    if not 0 <= label_smoothing <= 1:
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
+    if is_half(_plain(input)):
+        return _in_single(cross_entropy, input, target, weight, ignore_index, reduction, label_smoothing)
+    axis = 0 if input.ndim == 1 else 1
+    scores = log_softmax(input, axis)
+    wanted = _plain(target)
+    kind = getattr(getattr(wanted, "dtype", None), "kind", "i")
+    factors = _like(weight, input)
+    if factors is not None:
+        factors = factors.reshape(-1, *(1,) * (input.ndim - axis - 1))  # along the class axis
+    if kind == "f":
+        if wanted.shape != input.shape:
+            raise ValueError(
+                f"expected integer classes, or probabilities of shape {input.shape}, as target; got {wanted.dtype}"
+                f" {wanted.shape}"
+            )
+        spread = _like(wanted, input) * (1 - label_smoothing) + label_smoothing / input.shape[axis]
+        losses = -(scores * (spread if factors is None else spread * factors)).sum(axis)
+        return _reduced(losses, reduction)
+    loss = nll_loss(scores, wanted, weight, ignore_index, reduction)
+    if label_smoothing == 0:
+        return loss
+    labels = array_namespace(scores.data).asarray(wanted)
+    counted = (labels != ignore_index).astype(scores.dtype)
+    smooth = -(scores if factors is None else scores * factors).sum(axis) * counted
+    if reduction == "sum":
+        smooth = smooth.sum()
+    elif reduction == "mean":
+        per_label = counted
+        if factors is not None:
+            per_label = counted * factors.ravel()[array_namespace(labels).where(counted > 0, labels, 0)]
+        smooth = smooth.sum() / per_label.sum()
+    return loss * (1 - label_smoothing) + smooth * (label_smoothing / input.shape[axis])
+
+
+def _difference(input: Any, target: Any) -> Tensor:
+    """Return ``input - target``, with a warning where shapes are not the same: (N, 1) less (N) is (N, N)."""
+    difference: Tensor = (input if isinstance(input, Tensor) else Tensor(input)) - target
+    shapes = tuple(input.shape), tuple(getattr(target, "shape", ()))
+    if shapes[0] != shapes[1]:
+        warnings.warn(
+            f"Using a target size ({shapes[1]}) that is different to the input size ({shapes[0]}). This will likely"
+            " lead to incorrect results due to broadcasting. Please ensure they have the same size.",
+            stacklevel=3,
+        )
+    return difference
+
+
+def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """Return the squared differences, their mean or their sum.
+
+    Parameters
+    ----------
+    input, target : array or Tensor
+        Of one shape; of shapes that NumPy broadcasts, with a warning.
+    reduction : {'mean', 'sum', 'none'}
+        What becomes of the differences.
+    """
+    _check_reduction(reduction)
+    difference = _difference(input, target)
+    return _reduced(difference * difference, reduction)
+
+
+def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """Return the absolute differences, their mean or their sum; parameters as :func:`mse_loss`'s."""
+    _check_reduction(reduction)
+    return _reduced(_difference(input, target).abs(), reduction)
+
+
+def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """Return differences, squared where they are small, absolute where they are large; their mean or their sum.
+
+    Parameters
+    ----------
+    input, target, reduction
+        As :func:`mse_loss` takes them.
+    beta : float, default 1
+        Where one becomes the other: ``d * d / (2 beta)`` below it, ``d - beta / 2`` above; 0 is :func:`l1_loss`.
+
+    Raises
+    ------
+    RuntimeError
+        If ``beta`` is negative.
+    """
+    _check_reduction(reduction)
+    if beta < 0:
+        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
+    distance = _difference(input, target).abs()
+    small = distance.clamp(max=beta)
+    losses = distance - small + small * small / (2 * beta) if beta else distance
+    return _reduced(losses, reduction)
+
+
+def binary_cross_entropy_with_logits(
+    input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
+) -> Tensor:
+    """Return the cross entropy of two classes, of which ``sigmoid(input)`` is the probability of the second.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Scores of any shape.
+    target : array or Tensor
+        Of the same shape: 0, 1 or probabilities between, as floats.
+    weight : array, optional
+        Factor of each element; broadcasts.
+    reduction : {'mean', 'sum', 'none'}
+        What becomes of the losses.
+    pos_weight : array, optional
+        Factor of the targets that are 1; broadcasts.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ.
+    """
+    _check_reduction(reduction)
+    if target.shape != input.shape:
+        raise ValueError(f"Target size ({target.shape}) must be the same as input size ({input.shape})")
+    logarithm = logsigmoid(input)  # of the second class's probability; that of the first is smaller by input
+    positive = target if pos_weight is None else _like(pos_weight, input) * target
+    losses = (1 - target) * (input - logarithm) - positive * logarithm
+    return _reduced(losses if weight is None else losses * _like(weight, input), reduction)
 
 
 class NLLLoss(Module):
@@ -31,7 +311,7 @@ class NLLLoss(Module):
 
     def forward(self, input: Any, target: Any) -> Tensor:
         """Return the loss of log-probabilities (N, C, ...) for integer classes (N, ...)."""
-        return F.nll_loss(input, target, self.weight, self.ignore_index, self.reduction)
+        return nll_loss(input, target, self.weight, self.ignore_index, self.reduction)
 
 
 class CrossEntropyLoss(NLLLoss):
@@ -57,7 +337,7 @@ class CrossEntropyLoss(NLLLoss):
 
     def forward(self, input: Any, target: Any) -> Tensor:
         """Return the loss of scores (N, C, ...) for integer classes (N, ...), or probabilities (N, C, ...)."""
-        return F.cross_entropy(input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing)
+        return cross_entropy(input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing)
 
 
 class _OfValues(Module):
@@ -79,7 +359,7 @@ class MSELoss(_OfValues):
 
     def forward(self, input: Any, target: Any) -> Tensor:
         """Return the loss of values and targets of one shape."""
-        return F.mse_loss(input, target, self.reduction)
+        return mse_loss(input, target, self.reduction)
 
 
 class L1Loss(_OfValues):
@@ -93,7 +373,7 @@ class L1Loss(_OfValues):
 
     def forward(self, input: Any, target: Any) -> Tensor:
         """Return the loss of values and targets of one shape."""
-        return F.l1_loss(input, target, self.reduction)
+        return l1_loss(input, target, self.reduction)
 
 
 class SmoothL1Loss(_OfValues):
@@ -113,7 +393,7 @@ class SmoothL1Loss(_OfValues):
 
     def forward(self, input: Any, target: Any) -> Tensor:
         """Return the loss of values and targets of one shape."""
-        return F.smooth_l1_loss(input, target, self.reduction, self.beta)
+        return smooth_l1_loss(input, target, self.reduction, self.beta)
 
 
 class BCEWithLogitsLoss(_OfValues):
@@ -136,4 +416,4 @@ class BCEWithLogitsLoss(_OfValues):
 
     def forward(self, input: Any, target: Any) -> Tensor:
         """Return the loss of scores, and targets from 0 to 1 of the same shape."""
-        return F.binary_cross_entropy_with_logits(input, target, self.weight, self.reduction, self.pos_weight)
+        return binary_cross_entropy_with_logits(input, target, self.weight, self.reduction, self.pos_weight)

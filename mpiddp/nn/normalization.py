@@ -1,19 +1,234 @@
-"""Normalisation layers. Imports ``functional``, ``init``, ``module`` and ``parameter``."""
+"""Batch, group and layer normalisation, functions and layers."""
+# ruff: noqa: D102 (forward and backward are Function's)
+# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from mpiddp.autograd import Tensor
-from mpiddp.device import is_device_array
+from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.function import unbroadcast
+from mpiddp.autograd.half import widened
+from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array, DTypeLike
 
-from . import functional as F  # noqa: N812 (its customary name)
 from .module import Module
 from .parameter import Parameter
+
+
+class NormalizeFunction(Function):
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` with mean and variance of ``x`` itself over ``axes``.
+
+    ``weight`` and ``bias``, or None, broadcast to ``x``. Mean and variance (divided by the number of elements), with
+    the axes kept, are appended to ``statistics``.
+    """
+
+    def forward(
+        self,
+        x: Array,
+        weight: Array | None,
+        bias: Array | None,
+        axes: tuple[int, ...],
+        eps: float,
+        statistics: list[Array],
+    ) -> Array:
+        xp = array_namespace(x)
+        self.axes, self.weight = axes, weight
+        self.bias_shape = None if bias is None else bias.shape
+        dtype, x = x.dtype, widened(x)
+        mean = x.mean(axis=axes, keepdims=True)
+        centred = x - mean
+        variance = xp.mean(centred * centred, axis=axes, keepdims=True)
+        self.inverse = 1 / xp.sqrt(variance + x.dtype.type(eps))
+        centred *= self.inverse
+        self.normal = centred
+        statistics += [mean, variance]
+        return rounded(affine(centred, weight, bias), dtype, weight)
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        xp, normal, weight, grad = array_namespace(grad), self.normal, self.weight, widened(grad)
+        for_x = for_weight = for_bias = None
+        if self.needs(1) and weight is not None:
+            for_weight = unbroadcast(grad * normal, weight.shape)
+        if self.needs(2) and self.bias_shape is not None:
+            for_bias = unbroadcast(grad, self.bias_shape)
+        if self.needs(0):
+            inner = grad if weight is None else grad * weight
+            for_x = inner - inner.mean(axis=self.axes, keepdims=True)
+            for_x -= normal * xp.mean(inner * normal, axis=self.axes, keepdims=True)
+            for_x *= self.inverse
+        return for_x, for_weight, for_bias
+
+
+class NormalizeWithFunction(Function):
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` with given statistics."""
+
+    def forward(
+        self, x: Array, weight: Array | None, bias: Array | None, mean: Array, variance: Array, eps: float
+    ) -> Array:
+        self.inverse = 1 / array_namespace(x).sqrt(variance + variance.dtype.type(eps))
+        self.weight = weight
+        self.bias_shape = None if bias is None else bias.shape
+        self.normal = (x - mean) * self.inverse
+        return affine(self.normal, weight, bias)
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        weight = self.weight
+        return (
+            grad * (self.inverse if weight is None else weight * self.inverse) if self.needs(0) else None,
+            unbroadcast(grad * self.normal, weight.shape) if self.needs(1) and weight is not None else None,
+            unbroadcast(grad, self.bias_shape) if self.needs(2) and self.bias_shape is not None else None,
+        )
+
+
+def affine(normal: Array, weight: Array | None, bias: Array | None) -> Array:
+    """Return ``normal * weight + bias``, in a new array."""
+    result = normal.copy(order="K") if weight is None else normal * weight
+    if bias is not None:
+        result += bias
+    return result
+
+
+def rounded(result: Array, dtype: DTypeLike, weight: Array | None) -> Array:
+    """Return what was computed in float32 in the dtype of the input, unless the weights are wider."""
+    return result if weight is not None and weight.dtype != dtype else result.astype(dtype, copy=False)
+
+
+def along_channels(value: Any, ndim: int) -> Any:
+    """Return a vector with one element a channel, (C), so that it broadcasts to (N, C, ...)."""
+    if value is None:
+        return None
+    return value.reshape((1, value.shape[0], *(1,) * (ndim - 2)))
+
+
+def batch_norm(
+    input: Any,
+    running_mean: Array | None,
+    running_var: Array | None,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalise each channel of (N, C, ...).
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Shape (N, C) or (N, C, ...).
+    running_mean, running_var : array or None
+        Shape (C). Used in evaluation; in training moved, in place, towards the batch's mean and unbiased variance.
+    weight, bias : array or Tensor, optional
+        Shape (C).
+    training : bool, default False
+        Use the batch's own statistics.
+    momentum : float, default 0.1
+        Share of the batch in the running statistics.
+    eps : float, default 1e-5
+        Added to the variance.
+
+    Raises
+    ------
+    ValueError
+        Training with one value a channel.
+
+    References
+    ----------
+    S. Ioffe and C. Szegedy, Batch normalization, ICML 2015.
+    """
+    scale, shift = along_channels(weight, input.ndim), along_channels(bias, input.ndim)
+    if not training:
+        if running_mean is None or running_var is None:
+            raise RuntimeError("Expected running_mean and running_var to be defined when training=False")
+        mean, variance = along_channels(running_mean, input.ndim), along_channels(running_var, input.ndim)
+        return NormalizeWithFunction.apply(input, scale, shift, mean, variance, eps)
+    axes = (0, *range(2, input.ndim))
+    count = math.prod(input.shape[axis] for axis in axes)
+    if count <= 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(input.shape)}")
+    statistics: list[Array] = []
+    output = NormalizeFunction.apply(input, scale, shift, axes, eps, statistics)
+    if running_mean is not None:
+        blend(running_mean, statistics[0].reshape(-1), momentum)
+    if running_var is not None:
+        blend(running_var, statistics[1].reshape(-1) * (count / (count - 1)), momentum)
+    return output
+
+
+def blend(running: Array, new: Array, momentum: float) -> None:
+    """Move ``running``, in place, towards ``new`` by the share ``momentum``."""
+    running *= 1 - momentum
+    running += new * momentum
+
+
+def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """Normalise each sample over groups of channels.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Shape (N, C, ...).
+    num_groups : int
+        Groups, of C / num_groups channels each.
+    weight, bias : array or Tensor, optional
+        Shape (C).
+    eps : float, default 1e-5
+        Added to the variance.
+
+    Raises
+    ------
+    RuntimeError
+        If there are no such groups.
+
+    References
+    ----------
+    Y. Wu and K. He, Group normalization, ECCV 2018.
+    """
+    n, channels, *lengths = input.shape
+    if channels % num_groups:
+        raise RuntimeError(
+            "Expected number of channels in input to be divisible by num_groups, but got input of shape"
+            f" {list(input.shape)} and num_groups={num_groups}"
+        )
+    grouped = input.reshape(n, num_groups, channels // num_groups * math.prod(lengths))
+    output: Tensor = NormalizeFunction.apply(grouped, None, None, (2,), eps, []).reshape(input.shape)
+    if weight is not None:
+        output = output * along_channels(weight, input.ndim)
+    return output if bias is None else output + along_channels(bias, input.ndim)
+
+
+def layer_norm(
+    input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Tensor:
+    """Normalise over the last axes.
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Shape (..., *normalized_shape).
+    normalized_shape : sequence of int
+        Lengths of the axes to normalise over.
+    weight, bias : array or Tensor, optional
+        Of shape ``normalized_shape``.
+    eps : float, default 1e-5
+        Added to the variance.
+
+    References
+    ----------
+    J. L. Ba et al., Layer normalization, arXiv:1607.06450.
+    """
+    shape = tuple(normalized_shape)
+    if tuple(input.shape[-len(shape) :]) != shape:
+        raise RuntimeError(
+            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but "
+            f"got input of size {list(input.shape)}"
+        )
+    return NormalizeFunction.apply(input, weight, bias, tuple(range(-len(shape), 0)), eps, [])
 
 
 class BatchNorm(Module):
@@ -81,7 +296,7 @@ class BatchNorm(Module):
 
     def normalize(self, input: Any, training: bool, momentum: float) -> Tensor:
         """Return the input normalised with the batch's statistics, which move the running ones, or with those."""
-        return F.batch_norm(
+        return batch_norm(
             input, self.running_mean, self.running_var, self.weight, self.bias, training, momentum, self.eps
         )
 
@@ -144,7 +359,7 @@ class LayerNorm(Module):
 
     def forward(self, input: Any) -> Tensor:
         """Return the normalised input."""
-        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         """Return the options."""
@@ -189,7 +404,7 @@ class GroupNorm(Module):
 
     def forward(self, input: Any) -> Tensor:
         """Return the normalised input (N, C, ...)."""
-        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         """Return the options."""

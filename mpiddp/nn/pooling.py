@@ -1,14 +1,159 @@
-"""Pooling layers. Imports ``functional`` and ``module``."""
+"""Pooling over windows of images, functions and layers. Imports ``autograd``, ``module`` and ``window``."""
+# ruff: noqa: D102 (forward and backward are Function's)
+# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from mpiddp.autograd import Tensor
+import numpy as np
 
-from . import functional as F  # noqa: N812 (its customary name)
-from .functional.window import Pair
+from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.half import widened
+from mpiddp.device import array_namespace
+from mpiddp.typing import Array
+
 from .module import Module
+from .window import Pair, Window, batch_first, batch_last, pair
+
+
+class MaxPool2dFunction(Function):
+    """The largest value in each window; of equal ones the first gets the gradient, as torch's.
+
+    What is kept for backward is the number of the winner's position in each window, not the image.
+    """
+
+    def forward(self, x: Array, window: Window) -> Array:
+        xp = array_namespace(x)
+        image = window.pad(batch_last(x), -math.inf)  # (C, H, W, N)
+        views = [image[seen] for _, _, seen in window.offsets()]
+        result = views[0].copy(order="K") if len(views) == 1 else xp.maximum(views[0], views[-1])
+        for view in views[1:-1]:
+            xp.maximum(result, view, out=result)
+        if self.needs(0):
+            self.window, self.padded = window, image.shape
+            free = xp.ones_like(result, dtype=bool)  # windows whose winner is yet to be found
+            self.winner = xp.zeros_like(result, dtype=np.min_scalar_type(len(views) - 1))
+            for view in views[:-1]:  # where it is none of these it is the last
+                free &= view != result
+                self.winner += free
+        return batch_first(result)
+
+    def backward(self, grad: Array) -> Array:
+        xp = array_namespace(grad)
+        window, grad = self.window, batch_last(grad)
+        image = (xp.empty if window.covers else xp.zeros)(self.padded, dtype=grad.dtype)
+        for position, (_, _, seen) in enumerate(window.offsets()):
+            here = self.winner == position
+            if window.overlaps:
+                image[seen] += grad * here
+            else:
+                xp.multiply(grad, here, out=image[seen])
+        return batch_first(window.crop(image))
+
+
+class AvgPool2dFunction(Function):
+    """The mean of each window, zeros of the margin included."""
+
+    def forward(self, x: Array, window: Window) -> Array:
+        image = widened(window.pad(batch_last(x)))
+        self.window, self.padded = window, image.shape
+        first, *others = [image[seen] for _, _, seen in window.offsets()]
+        result = first.copy(order="K")
+        for view in others:
+            result += view
+        result *= result.dtype.type(1 / (len(others) + 1))
+        return batch_first(result.astype(x.dtype, copy=False))
+
+    def backward(self, grad: Array) -> Array:
+        window, grad = self.window, widened(grad)
+        total = array_namespace(grad).zeros(self.padded, dtype=grad.dtype)
+        share = batch_last(grad) * grad.dtype.type(1 / math.prod(window.kernel))
+        for _, _, seen in window.offsets():
+            total[seen] += share
+        return batch_first(window.crop(total))
+
+
+class AdaptiveAvgPool2dFunction(Function):
+    """Means over a given number of windows that cover the image and may share a row or column."""
+
+    def forward(self, x: Array, output: tuple[int, int]) -> Array:
+        xp = array_namespace(x)
+        self.shape = x.shape
+        self.bins = [
+            [slice(i * length // n, -(-(i + 1) * length // n)) for i in range(n)]
+            for length, n in zip(x.shape[-2:], output, strict=True)
+        ]
+        result = xp.empty((*x.shape[:-2], *output), dtype=x.dtype)
+        for i, rows in enumerate(self.bins[0]):
+            for j, columns in enumerate(self.bins[1]):
+                result[..., i, j] = widened(x[..., rows, columns]).mean(axis=(-2, -1))
+        return result
+
+    def backward(self, grad: Array) -> Array:
+        grad = widened(grad)
+        total: Array = array_namespace(grad).zeros(self.shape, dtype=grad.dtype)
+        for i, rows in enumerate(self.bins[0]):
+            for j, columns in enumerate(self.bins[1]):
+                count = (rows.stop - rows.start) * (columns.stop - columns.start)
+                total[..., rows, columns] += (grad[..., i, j] / count)[..., None, None]
+        return total
+
+
+def _window(input: Any, kernel_size: Pair, stride: Pair | None, padding: Pair) -> Window:
+    """Return the window of a pooling operation, whose stride is its size by default."""
+    kernel, margin = pair(kernel_size), pair(padding)
+    if 2 * margin[0] > kernel[0] or 2 * margin[1] > kernel[1]:
+        raise RuntimeError(
+            f"pad should be at most half of effective kernel size, but got pad={max(margin)}, kernel_size={min(kernel)}"
+        )
+    step = kernel if stride is None else pair(stride)
+    return Window(tuple(input.shape[-2:]), kernel, step, margin, (1, 1))
+
+
+def _pooled(function: type[Function], input: Any, window: Window) -> Tensor:
+    """Apply a pooling operation to (N, C, H, W), or to a single image (C, H, W)."""
+    if input.ndim == 3:
+        output = function.apply(input.reshape((1, *input.shape)), window)
+        return output.reshape(output.shape[1:])
+    if input.ndim != 4:
+        raise RuntimeError(f"Expected 3D or 4D (batch mode) tensor for input of pooling, but got: {list(input.shape)}")
+    return function.apply(input, window)
+
+
+def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
+    """Return the largest value of each window of images (..., H, W).
+
+    Parameters
+    ----------
+    input : array or Tensor
+        Shape (N, C, H, W) or (C, H, W), in any memory order, which the output has too.
+    kernel_size : int or pair of int
+        The window.
+    stride : int or pair of int, optional
+        Its step; by default its size.
+    padding : int or pair of int, default 0
+        Margin that never wins; at most half of the window.
+
+    Returns
+    -------
+    Tensor
+        Shape (..., H', W').
+    """
+    return _pooled(MaxPool2dFunction, input, _window(input, kernel_size, stride, padding))
+
+
+def avg_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
+    """Return the mean of each window of images (..., H, W); parameters as :func:`max_pool2d`'s, zeros in the margin."""
+    return _pooled(AvgPool2dFunction, input, _window(input, kernel_size, stride, padding))
+
+
+def adaptive_avg_pool2d(input: Any, output_size: int | tuple[int | None, int | None]) -> Tensor:
+    """Return means of images (..., H, W) over ``output_size`` windows that cover them; None keeps a length."""
+    wanted = (output_size, output_size) if isinstance(output_size, int) else output_size
+    output = tuple(n if m is None else m for n, m in zip(input.shape[-2:], wanted, strict=True))
+    return AdaptiveAvgPool2dFunction.apply(input, output)
 
 
 class _Pool2d(Module):
@@ -29,7 +174,7 @@ class MaxPool2d(_Pool2d):
 
     def forward(self, input: Any) -> Tensor:
         """Return the pooled images."""
-        return F.max_pool2d(input, self.kernel_size, self.stride, self.padding)
+        return max_pool2d(input, self.kernel_size, self.stride, self.padding)
 
 
 class AvgPool2d(_Pool2d):
@@ -37,7 +182,7 @@ class AvgPool2d(_Pool2d):
 
     def forward(self, input: Any) -> Tensor:
         """Return the pooled images."""
-        return F.avg_pool2d(input, self.kernel_size, self.stride, self.padding)
+        return avg_pool2d(input, self.kernel_size, self.stride, self.padding)
 
 
 class AdaptiveAvgPool2d(Module):
@@ -55,7 +200,7 @@ class AdaptiveAvgPool2d(Module):
 
     def forward(self, input: Any) -> Tensor:
         """Return the pooled images."""
-        return F.adaptive_avg_pool2d(input, self.output_size)
+        return adaptive_avg_pool2d(input, self.output_size)
 
     def extra_repr(self) -> str:
         """Return the output's size."""

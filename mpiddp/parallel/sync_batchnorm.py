@@ -14,8 +14,7 @@ from mpiddp.device import array_namespace, download
 from mpiddp.distributed import ProcessGroup, all_gather_single, all_reduce, is_initialized
 from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Module
-from mpiddp.nn.functional.normalization import affine, along_channels, blend, rounded
-from mpiddp.nn.normalization import BatchNorm
+from mpiddp.nn.normalization import BatchNorm, affine, along_channels, blend, rounded
 from mpiddp.typing import Array, DTypeLike
 
 from .naive import current_share

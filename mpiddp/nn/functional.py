@@ -1,14 +1,15 @@
 """Functions that models are written in, with torch's names and argument order, on tensors and plain arrays alike.
 
-Imports ``autograd`` and ``nn.random``; one noun a file.
+Each lies beside its layer, in the module of its family.
 """
 
-from .activation import leaky_relu, log_softmax, logsigmoid, relu, sigmoid, silu, softmax, tanh
+from mpiddp.autograd import cat, stack
+
+from .activation import gelu, leaky_relu, log_softmax, logsigmoid, relu, sigmoid, silu, softmax, tanh
 from .attention import scaled_dot_product_attention
 from .conv import conv2d
 from .dropout import dropout, dropout2d
 from .embedding import embedding
-from .gelu import gelu
 from .linear import linear
 from .loss import (
     binary_cross_entropy_with_logits,
@@ -20,7 +21,7 @@ from .loss import (
 )
 from .normalization import batch_norm, group_norm, layer_norm
 from .pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
-from .shaping import cat, pad, stack
+from .shaping import pad
 
 __all__ = [
     "adaptive_avg_pool2d",

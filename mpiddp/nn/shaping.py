@@ -1,4 +1,4 @@
-"""Joining and padding. Imports ``autograd``."""
+"""Padding and flattening. Imports ``autograd`` and ``module``."""
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpiddp.autograd import Tensor, cat, stack
+from mpiddp.autograd import Tensor
 from mpiddp.autograd.shaping import Pad
+
+from .module import Module
 
 
 def pad(input: Any, pad: Sequence[int], value: float = 0.0) -> Tensor:
@@ -32,4 +34,24 @@ def pad(input: Any, pad: Sequence[int], value: float = 0.0) -> Tensor:
     return Pad.apply(input, tuple(widths), value)
 
 
-__all__ = ["cat", "pad", "stack"]
+class Flatten(Module):
+    """The axes from ``start_dim`` to ``end_dim`` made one.
+
+    Parameters
+    ----------
+    start_dim, end_dim : int, default 1 and -1
+        The first axis and the last; by default all but the batch's.
+    """
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim, self.end_dim = start_dim, end_dim
+
+    def forward(self, input: Any) -> Tensor:
+        """Return the flattened input."""
+        tensor = input if isinstance(input, Tensor) else Tensor(input)
+        return tensor.flatten(self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        """Return the axes."""
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
