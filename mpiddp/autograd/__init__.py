@@ -5,10 +5,8 @@ communication layer is a leaf's ``grad_slot``: an array in which its gradient is
 """
 
 from .engine import queue_callback
-from .function import Function
+from .function import Function, RemovableHandle, enable_grad, is_grad_enabled, no_grad
 from .gradcheck import gradcheck
-from .hooks import RemovableHandle
-from .mode import enable_grad, is_grad_enabled, no_grad
 from .several import cat, maximum, minimum, stack, where
 from .tensor import Tensor
 

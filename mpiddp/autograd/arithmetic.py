@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.device import array_namespace
-from mpiddp.device.half import converted
+from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device.half import assign, converted, is_half, sum_dtype, widened
 from mpiddp.typing import Array
 
 from .function import Function, shape_of, unbroadcast
@@ -266,3 +266,69 @@ class Cast(Function):
 
     def backward(self, grad: Array) -> Array:
         return converted(grad, self.dtype)
+
+
+def product(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return ``a @ b``.
+
+    Parameters
+    ----------
+    a, b : array
+        As ``numpy.matmul`` takes them.
+    out : array, optional
+        Where to put the result.
+
+    Notes
+    -----
+    NumPy's own product of float16 arrays is a plain loop, and that of bfloat16 arrays is a float32. On a device half
+    types are multiplied as they are, but for stacks of bfloat16 matrices, for which CuPy 14 has no kernel.
+    """
+    xp = array_namespace(a)
+    if not (is_half(a) or is_half(b)) or (is_device_array(a) and not _is_of_bfloat16_stacks(a, b)):
+        return xp.matmul(a, b, out=out)  # type: ignore[no-any-return]
+    wide = xp.matmul(widened(a), widened(b))
+    if out is None:
+        return converted(wide, a.dtype) if a.dtype == b.dtype else wide
+    assign(out, wide)
+    return out
+
+
+def _is_of_bfloat16_stacks(a: Array, b: Array) -> bool:
+    return max(a.ndim, b.ndim) > 2 and "V" in (a.dtype.kind, b.dtype.kind)
+
+
+def total(a: Array, axis: int, out: Array | None = None) -> Array:
+    """Return the sum of ``a`` along an axis; of half precision it is a float32."""
+    return array_namespace(a).add.reduce(a, axis=axis, dtype=sum_dtype(a), out=out)  # type: ignore[no-any-return]
+
+
+class MatMul(Function):
+    """``a @ b`` with NumPy's rules: the last two axes are matrices, those before broadcast, a vector is one line."""
+
+    def forward(self, a: Array, b: Array) -> Array:
+        self.a, self.b = a, b
+        return product(a, b)
+
+    def backward(self, grad: Array) -> tuple[Array | None, Array | None]:
+        a, b = self.a, self.b
+        if a.ndim == 2 and b.ndim == 2:
+            return (
+                product(grad, b.T, out=self.out(0)) if self.needs(0) else None,
+                product(a.T, grad, out=self.out(1)) if self.needs(1) else None,
+            )
+        left = a[None, :] if a.ndim == 1 else a  # (..., n, k)
+        right = b[:, None] if b.ndim == 1 else b  # (..., k, m)
+        if b.ndim == 1:
+            grad = grad[..., None]
+        if a.ndim == 1:
+            grad = grad[..., None, :]
+        for_a = for_b = None
+        if self.needs(0):
+            for_a = unbroadcast(product(grad, right.swapaxes(-1, -2)), left.shape).reshape(a.shape)
+        if self.needs(1):
+            if right.ndim == 2:
+                # One matrix under a stack: the sum over the stack is part of the product.
+                for_b = product(left.reshape(-1, left.shape[-1]).T, grad.reshape(-1, grad.shape[-1])).reshape(b.shape)
+            else:
+                for_b = unbroadcast(product(left.swapaxes(-1, -2), grad), right.shape).reshape(b.shape)
+        return for_a, for_b

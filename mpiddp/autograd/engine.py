@@ -18,10 +18,7 @@ from mpiddp.device.half import converted
 from mpiddp.device.place import returning, stand_at
 from mpiddp.typing import Array
 
-from .function import Function
-from .hooks import Hooks
-from .mode import no_grad
-from .variable import Variable
+from .function import Function, Hooks, Variable, no_grad
 
 _FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "

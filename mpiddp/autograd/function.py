@@ -1,25 +1,151 @@
-"""The tape's node: an operation that remembers what its backward needs.
+"""The tape: variables, operations that remember what their backward needs, and the switch of recording.
 
-Imports ``half``, ``mode`` and ``variable``. A node points at the nodes (or leaves) that its inputs came from; there is
-no tape object: the chain of nodes behind a loss is the tape.
+There is no tape object: a node points at the nodes (or leaves) that its inputs came from; the chain of nodes behind a
+loss is the tape.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import threading
 from collections.abc import Callable
-from typing import Any, ClassVar
+from types import TracebackType
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from mpiddp.device import array_namespace
+from mpiddp.device.half import sum_dtype
 from mpiddp.typing import Array, Shape
 
-from .half import sum_dtype
-from .hooks import Hooks
-from .mode import mode
-from .variable import Variable
-
+_Callable = TypeVar("_Callable", bound=Callable[..., Any])
 _sequence = itertools.count()
+
+
+Hooks = dict[int, Callable[..., Any]]
+"""Hooks in the order of their registration, by an id that is never used twice."""
+
+_ids = itertools.count()
+
+
+class RemovableHandle:
+    """What registering a hook returns; usable as a context manager that removes the hook at its end."""
+
+    def __init__(self, hooks: Hooks, hook: Callable[..., Any]) -> None:
+        self._hooks = hooks
+        self._id = next(_ids)
+        hooks[self._id] = hook
+
+    def remove(self) -> None:
+        """Take the hook off; doing it twice does no harm."""
+        self._hooks.pop(self._id, None)
+
+    def __enter__(self) -> RemovableHandle:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+
+class _Mode(threading.local):
+    """The switch; every thread starts with recording on."""
+
+    enabled = True
+
+
+mode = _Mode()
+
+
+class _SetGradEnabled:
+    """Context manager and decorator that sets the switch and puts it back."""
+
+    value: bool
+
+    def __init__(self) -> None:
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(mode.enabled)
+        mode.enabled = self.value
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        mode.enabled = self._before.pop()
+
+    def __call__(self, function: _Callable) -> _Callable:
+        """Wrap ``function`` so that its body runs under the switch."""
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with type(self)():
+                return function(*args, **kwargs)
+
+        return wrapped  # type: ignore[return-value]
+
+
+class no_grad(_SetGradEnabled):  # noqa: N801 (torch's name)
+    """Record nothing in this block, or in this function, of this thread.
+
+    Examples
+    --------
+    >>> from mpiddp.autograd import Tensor, no_grad
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> with no_grad():
+    ...     y = x * 2
+    >>> y.requires_grad
+    False
+    """
+
+    value = False
+
+
+class enable_grad(_SetGradEnabled):  # noqa: N801 (torch's name)
+    """Record again inside of a :class:`no_grad` block."""
+
+    value = True
+
+
+def is_grad_enabled() -> bool:
+    """Tell whether operations of this thread are recorded."""
+    return mode.enabled
+
+
+def as_array(data: Any) -> Array:
+    """Return ``data`` as an array; Python floats become float32, the default dtype."""
+    array = array_namespace(data).asarray(data)
+    if array.dtype == "float64" and not hasattr(data, "dtype"):
+        array = array.astype("float32")
+    return array  # type: ignore[no-any-return]
+
+
+def is_differentiable(array: Array) -> bool:
+    """Tell whether an array of this dtype can have a gradient (bfloat16, NumPy's kind ``V``, can)."""
+    return array.dtype.kind in "fcV"
+
+
+class Variable:
+    """An array with a place on the tape.
+
+    A variable without ``grad_fn`` is a leaf. The class attributes are the state of most variables; an instance holds
+    only what differs, which makes an operation's output cheap.
+    """
+
+    data: Array
+    """The array; assignable. The tape keeps arrays, not copies: do not write to one between forward and backward."""
+    grad: Array | None = None
+    """A leaf's gradient: None, or an array of the shape and dtype of ``data`` in C order."""
+    requires_grad: bool = False
+    """Whether gradients flow to this variable."""
+    grad_slot: Array | None = None
+    """A leaf's place for its gradient: the first accumulation writes here and makes it ``grad``."""
+    grad_fn: Any = None
+    """The node of the tape whose output this is (a :class:`Function`), None for a leaf."""
+    grad_hooks: Hooks | None = None
+    """A leaf's hooks that see, and may replace, a backward's gradient before it is accumulated."""
+    post_accumulate_grad_hooks: Hooks | None = None
+    """A leaf's hooks that run once ``grad`` is final."""
 
 
 class Function:

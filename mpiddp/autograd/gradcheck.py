@@ -9,7 +9,7 @@ import numpy as np
 
 from mpiddp.device import array_namespace
 
-from .mode import no_grad
+from .function import no_grad
 from .tensor import Tensor
 
 

@@ -12,10 +12,10 @@ import math
 from typing import Any
 
 from mpiddp.device import array_namespace
+from mpiddp.device.half import is_half, sum_dtype, widened
 from mpiddp.typing import Array, Shape
 
 from .function import Function
-from .half import is_half, sum_dtype, widened
 
 Dim = int | tuple[int, ...] | list[int] | None
 

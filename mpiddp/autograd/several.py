@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import arithmetic, shaping
+from .function import as_array
 from .tensor import Tensor
-from .variable import as_array
 
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from mpiddp.device import array_namespace
+from mpiddp.device.half import widened
 from mpiddp.typing import Array, Shape
 
 from .function import Function, unbroadcast
-from .half import widened
 
 
 class Copy(Function):

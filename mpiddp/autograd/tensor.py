@@ -20,12 +20,10 @@ from mpiddp.errors import ArrayError
 from mpiddp.typing import Array, DTypeLike, Shape
 
 from . import arithmetic, reduction, shaping
+from .arithmetic import MatMul
 from .engine import run_backward
-from .function import Function
-from .hooks import RemovableHandle
-from .matmul import MatMul
+from .function import Function, RemovableHandle, Variable, as_array, is_differentiable
 from .reduction import Dim
-from .variable import Variable, as_array, is_differentiable
 
 Operand = Any
 """A tensor, an array or a number."""

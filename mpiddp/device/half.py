@@ -1,4 +1,4 @@
-"""Fast conversions between float32 and float16 on the host.
+"""Half precision: float16 and bfloat16 (of ml_dtypes, kind ``V``), and fast conversions on the host.
 
 NumPy converts one number at a time and raises a floating-point flag for each that is below float16's normal range, as
 gradients are: 98 ns for a gradient of 1e-5 on one EPYC core, 3 ns here; back 12 ns, and 1.3 ns here. The bits are the
@@ -106,3 +106,18 @@ def _narrow(source: Array, target: Array) -> None:
         np.bitwise_and(sign, -0x8000, out=sign)
         np.bitwise_or(total, sign, out=total)
         result[chunk] = total
+
+
+def is_half(x: Array) -> bool:
+    """Tell whether an array is float16 or bfloat16."""
+    return x.dtype.itemsize == 2 and x.dtype.kind in "fV"
+
+
+def widened(x: Array) -> Array:
+    """Return an array of half precision as float32, and any other as it is."""
+    return converted(x, np.float32) if is_half(x) else x
+
+
+def sum_dtype(x: Array) -> type | None:
+    """Return the dtype to add up in, None for NumPy's own: float16 overflows, and bfloat16 stops growing at 256."""
+    return np.float32 if is_half(x) else None

@@ -13,8 +13,8 @@ import numpy as np
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.arithmetic import Sigmoid as SigmoidFunction
 from mpiddp.autograd.arithmetic import Tanh as TanhFunction
-from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace
+from mpiddp.device.half import widened
 from mpiddp.typing import Array
 
 from .module import Module

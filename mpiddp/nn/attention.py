@@ -11,8 +11,8 @@ import numpy as np
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.function import unbroadcast
-from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace
+from mpiddp.device.half import widened
 from mpiddp.typing import Array, DTypeLike
 
 from . import init

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.autograd.half import product, total
+from mpiddp.autograd.arithmetic import product, total
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array, DTypeLike
 
@@ -76,7 +76,7 @@ class Columns:
         """Return a block of a padded image (C, H, W, N)."""
         seen = self._stacked(self.window.seen(image)[:, :, :, rows])
         block = array_namespace(image).ascontiguousarray(seen)
-        return block.reshape(*block.shape[:2], self.groups, self._size, -1)  # type: ignore[no-any-return]
+        return block.reshape(*block.shape[:2], self.groups, self._size, -1)
 
     def matrices(self, output: Array, rows: slice) -> Array:
         """Return ``rows`` of an output (O, H', W', N) as a stack (..., G, O / G, P) like that of the block."""

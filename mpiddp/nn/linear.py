@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.autograd.half import product
+from mpiddp.autograd.arithmetic import product
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, DTypeLike
 

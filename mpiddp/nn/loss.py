@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.autograd.half import is_half
 from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device.half import is_half
 from mpiddp.typing import Array
 
 from .activation import log_softmax, logsigmoid

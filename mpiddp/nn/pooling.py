@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace
+from mpiddp.device.half import widened
 from mpiddp.typing import Array
 
 from .module import Module

@@ -9,8 +9,8 @@ import numpy as np
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.function import unbroadcast
-from mpiddp.autograd.half import widened
 from mpiddp.device import array_namespace, download
+from mpiddp.device.half import widened
 from mpiddp.distributed import ProcessGroup, all_gather_single, all_reduce, is_initialized
 from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Module

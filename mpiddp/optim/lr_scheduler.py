@@ -1,0 +1,500 @@
+"""Learning-rate schedules, in torch's words.
+
+Every schedule here is a closed formula of the number of steps made, so it can be resumed or asked about any step;
+torch's recursions give the same values up to rounding. Imports ``optimizer``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from .optimizer import Group, Optimizer
+
+__all__ = [
+    "CosineAnnealingLR",
+    "ExponentialLR",
+    "LRScheduler",
+    "LambdaLR",
+    "LinearLR",
+    "MultiStepLR",
+    "OneCycleLR",
+    "SequentialLR",
+    "StepLR",
+]
+
+
+class LRScheduler(ABC):
+    """What all schedules share.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Its groups' ``lr`` is set, at once and by every :meth:`step`. The rate that a group has when it meets its first
+        schedule is kept as ``initial_lr``.
+    last_epoch : int, default -1
+        The step at which to go on, for a schedule of which no state was saved.
+
+    Attributes
+    ----------
+    last_epoch : int
+        Number of steps made. A step may be an epoch or a batch.
+    base_lrs : list of float
+        ``initial_lr`` of each group.
+
+    Raises
+    ------
+    TypeError
+        If ``optimizer`` is none.
+    KeyError
+        If ``last_epoch`` is given and a group has no ``initial_lr``.
+    """
+
+    def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
+        for i, group in enumerate(optimizer.param_groups):
+            if last_epoch == -1:
+                group.setdefault("initial_lr", group["lr"])
+            elif "initial_lr" not in group:
+                raise KeyError(
+                    f"param 'initial_lr' is not specified in param_groups[{i}] when resuming with last_epoch="
+                    f"{last_epoch}; load the optimizer's state before making the schedule"
+                )
+        self.optimizer = optimizer
+        self.base_lrs: list[float] = [float(group["initial_lr"]) for group in optimizer.param_groups]
+        self.last_epoch = last_epoch + 1
+        self._apply()
+
+    @abstractmethod
+    def lr_at(self, step: int, base_lr: float, index: int) -> float:
+        """Return the learning rate after ``step`` steps of group ``index``, whose initial rate is ``base_lr``."""
+
+    def get_lr(self) -> list[float]:
+        """Return the learning rate that the schedule has now, for each group."""
+        return [self.lr_at(self.last_epoch, base_lr, i) for i, base_lr in enumerate(self.base_lrs)]
+
+    def get_last_lr(self) -> list[float]:
+        """Return the learning rate that was set last, for each group."""
+        return self._last_lr
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go one step on, or to a given one; to be called after the optimizer's step.
+
+        Parameters
+        ----------
+        epoch : int, optional
+            The number of steps made, for a schedule that goes on in the middle; by default one more than before.
+        """
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        self._apply()
+
+    def _apply(self) -> None:
+        """Set the groups' learning rates."""
+        groups = len(self.optimizer.param_groups)
+        if groups != len(self.base_lrs):
+            raise ValueError(
+                f"the schedule was made for {len(self.base_lrs)} parameter groups, and its optimizer has {groups} now:"
+                " add groups first, then make the schedule"
+            )
+        self._last_lr = self.get_lr()
+        for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the optimizer and functions: plain numbers and lists."""
+        return {
+            key: value for key, value in self.__dict__.items() if key != "optimizer" and not _holds_functions(value)
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state of a schedule of the same kind. The rates are the optimizer's to restore."""
+        self.__dict__.update(state_dict)
+
+
+def _holds_functions(value: object) -> bool:
+    """Tell whether ``value`` is a function or a list of them, which are not saved."""
+    return any(map(callable, value)) if isinstance(value, list) else callable(value)
+
+
+class LambdaLR(LRScheduler):
+    """The initial rate times a function of the step.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        What to schedule.
+    lr_lambda : callable or list of callable
+        Function of the step, or one for each group. Not saved by :meth:`state_dict`.
+    last_epoch : int, default -1
+        The step at which to go on.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
+        last_epoch: int = -1,
+    ) -> None:
+        groups = len(optimizer.param_groups)
+        self.lr_lambdas = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
+        if len(self.lr_lambdas) != groups:
+            raise ValueError(f"Expected {groups} lr_lambdas, but got {len(self.lr_lambdas)}")
+        super().__init__(optimizer, last_epoch)
+
+    def lr_at(self, step: int, base_lr: float, index: int) -> float:
+        """Return the initial rate times the function's value."""
+        return base_lr * self.lr_lambdas[index](step)
+
+
+class StepLR(LRScheduler):
+    """The rate times ``gamma`` every ``step_size`` steps.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        What to schedule.
+    step_size : int
+        Steps between two changes.
+    gamma : float, default 0.1
+        Factor of each change.
+    last_epoch : int, default -1
+        The step at which to go on.
+    """
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
+        self.step_size = step_size
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def lr_at(self, step: int, base_lr: float, index: int) -> float:
+        """Return the initial rate times ``gamma`` to the power of the number of changes."""
+        return float(base_lr * self.gamma ** (step // self.step_size))
+
+
+class MultiStepLR(LRScheduler):
+    """The rate times ``gamma`` at each of ``milestones``.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        What to schedule.
+    milestones : iterable of int
+        Steps at which the rate changes; one that is given twice counts twice.
+    gamma : float, default 0.1
+        Factor of each change.
+    last_epoch : int, default -1
+        The step at which to go on.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
+    ) -> None:
+        self.milestones = sorted(milestones)
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def lr_at(self, step: int, base_lr: float, index: int) -> float:
+        """Return the initial rate times ``gamma`` to the power of the number of milestones passed."""
+        return float(base_lr * self.gamma ** bisect_right(self.milestones, step))
+
+
+class ExponentialLR(LRScheduler):
+    """The rate times ``gamma`` at every step.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        What to schedule.
+    gamma : float
+        Factor of each step.
+    last_epoch : int, default -1
+        The step at which to go on.
+    """
+
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def lr_at(self, step: int, base_lr: float, index: int) -> float:
+        """Return the initial rate times ``gamma`` to the power of the step."""
+        return float(base_lr * self.gamma**step)
+
+
+class LinearLR(LRScheduler):
+    """The rate times a factor that goes from ``start_factor`` to ``end_factor`` in ``total_iters`` steps: a warm-up.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        What to schedule.
+    start_factor : float, default 1/3
+        Factor of the first step, in (0, 1].
+    end_factor : float, default 1.0
+        Factor from step ``total_iters`` on, in [0, 1].
+    total_iters : int, default 5
+        Number of steps of the way.
+    last_epoch : int, default -1
+        The step at which to go on.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
+    ) -> None:
+        if not 0 < start_factor <= 1:
+            raise ValueError(
+                f"Starting multiplicative factor expected to be greater than 0 and less or equal to 1, got "
+                f"{start_factor}"
+            )
+        if not 0 <= end_factor <= 1:
+            raise ValueError(f"Ending multiplicative factor expected to be between 0 and 1, got {end_factor}")
+        self.start_factor = start_factor
+        self.end_factor = end_factor
+        self.total_iters = total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def lr_at(self, step: int, base_lr: float, index: int) -> float:
+        """Return the initial rate times the factor."""
+        way = min(step, self.total_iters) / self.total_iters
+        return base_lr * (self.start_factor + (self.end_factor - self.start_factor) * way)
+
+
+class CosineAnnealingLR(LRScheduler):
+    """Half a cosine from the initial rate to ``eta_min`` in ``T_max`` steps, and back in as many more.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        What to schedule.
+    T_max : int
+        Steps to the minimum.
+    eta_min : float, default 0.0
+        The rate there.
+    last_epoch : int, default -1
+        The step at which to go on.
+
+    References
+    ----------
+    Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts" (2017).
+    """
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+        self.T_max = T_max
+        self.eta_min = eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def lr_at(self, step: int, base_lr: float, index: int) -> float:
+        """Return the rate on the cosine."""
+        return self.eta_min + (base_lr - self.eta_min) * (1 + math.cos(math.pi * step / self.T_max)) / 2
+
+
+class OneCycleLR(LRScheduler):
+    """Up to a large rate and down to a tiny one in ``total_steps`` steps, momentum the other way round.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        What to schedule.
+    max_lr : float or list of float
+        The largest rate, or one for each group.
+    total_steps : int, optional
+        Number of steps; or give ``epochs`` and ``steps_per_epoch``.
+    epochs, steps_per_epoch : int, optional
+        Their product is the number of steps.
+    pct_start : float, default 0.3
+        Share of the steps that go up, 0 to 1.
+    anneal_strategy : {"cos", "linear"}, default "cos"
+        Shape of the way.
+    cycle_momentum : bool, default True
+        Change momentum (of Adam: its first beta), too.
+    base_momentum, max_momentum : float, default 0.85 and 0.95
+        Momentum at the largest rate, and at both ends.
+    div_factor : float, default 25.0
+        The first rate is ``max_lr / div_factor``.
+    final_div_factor : float, default 1e4
+        The last rate is the first divided by this.
+    three_phase : bool, default False
+        Go down to the first rate as fast as up, and only then to the last.
+    last_epoch : int, default -1
+        The step at which to go on.
+
+    References
+    ----------
+    Smith and Topin, "Super-convergence: very fast training of neural networks using large learning rates" (2017).
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float | Sequence[float],
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float = 0.85,
+        max_momentum: float = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+    ) -> None:
+        if total_steps is None and (epochs is None or steps_per_epoch is None):
+            raise ValueError("You must define either total_steps OR (epochs AND steps_per_epoch)")
+        self.total_steps = (epochs or 0) * (steps_per_epoch or 0) if total_steps is None else total_steps
+        if self.total_steps <= 0:
+            raise ValueError(f"Expected positive integer total_steps, but got {self.total_steps}")
+        if not 0 <= pct_start <= 1:
+            raise ValueError(f"Expected float between 0 and 1 pct_start, but got {pct_start}")
+        if anneal_strategy not in ("cos", "linear"):
+            raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")
+        self.anneal_strategy = anneal_strategy
+        groups = optimizer.param_groups
+        self.max_lrs = list(max_lr) if isinstance(max_lr, Sequence) else [max_lr] * len(groups)
+        if len(self.max_lrs) != len(groups):
+            raise ValueError(f"max_lr must have the same length as optimizer.param_groups: {len(groups)}")
+        self.cycle_momentum = cycle_momentum
+        if cycle_momentum and not {"momentum", "betas"} & optimizer.defaults.keys():
+            raise ValueError("optimizer must support momentum or beta1 with `cycle_momentum` option enabled")
+        self.final_div_factor = final_div_factor
+        self.momentum_bounds = [max_momentum, base_momentum]
+        # Corners of the way: their steps, rates (0 the first, 1 the largest, 2 the last) and momenta (1 the smallest).
+        top = pct_start * self.total_steps - 1
+        end = float(self.total_steps - 1)
+        if three_phase:
+            self.corners = [(0.0, 0, 0), (top, 1, 1), (2 * top, 0, 0), (end, 2, 0)]
+        else:
+            self.corners = [(0.0, 0, 0), (top, 1, 1), (end, 2, 0)]
+        if last_epoch == -1:
+            for group, largest in zip(groups, self.max_lrs, strict=True):
+                group["initial_lr"] = largest / div_factor
+        super().__init__(optimizer, last_epoch)
+
+    def lr_at(self, step: int, base_lr: float, index: int) -> float:
+        """Return the rate on the way."""
+        rates = base_lr, self.max_lrs[index], base_lr / self.final_div_factor
+        (_, left, _), (_, right, _), way = self._leg(step)
+        return self._between(rates[left], rates[right], way)
+
+    def _apply(self) -> None:
+        """Set the groups' learning rates and momenta."""
+        super()._apply()
+        if self.cycle_momentum:
+            (_, _, left), (_, _, right), way = self._leg(self.last_epoch)
+            momentum = self._between(self.momentum_bounds[left], self.momentum_bounds[right], way)
+            for group in self.optimizer.param_groups:
+                _set_momentum(group, momentum)
+
+    def _leg(self, step: int) -> tuple[tuple[float, int, int], tuple[float, int, int], float]:
+        """Return the corners between which ``step`` lies, and how far along it is, 0 to 1."""
+        if step > self.total_steps:
+            raise ValueError(f"Tried to step {step} times. The specified number of total steps is {self.total_steps}")
+        i = next((i for i, corner in enumerate(self.corners[1:-1], 1) if step <= corner[0]), len(self.corners) - 1)
+        left, right = self.corners[i - 1], self.corners[i]
+        return left, right, (step - left[0]) / (right[0] - left[0])
+
+    def _between(self, start: float, end: float, way: float) -> float:
+        """Return the value after ``way`` of the way from ``start`` to ``end``."""
+        if self.anneal_strategy == "linear":
+            return (end - start) * way + start
+        return end + (start - end) / 2 * (math.cos(math.pi * way) + 1)
+
+
+def _set_momentum(group: Group, momentum: float) -> None:
+    """Set what plays the part of momentum in a group."""
+    if "betas" in group:
+        group["betas"] = (momentum, *group["betas"][1:])
+    else:
+        group["momentum"] = momentum
+
+
+class SequentialLR(LRScheduler):
+    """One schedule after another, such as a warm-up and then a cosine.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        What to schedule.
+    schedulers : sequence of LRScheduler
+        Of the same optimizer. Each counts its steps from where it takes over.
+    milestones : sequence of int
+        Steps at which the second and the further ones take over.
+    last_epoch : int, default -1
+        The step at which to go on.
+
+    Raises
+    ------
+    ValueError
+        If the numbers do not fit, or a schedule is of another optimizer.
+
+    Examples
+    --------
+    >>> from mpiddp.optim import SGD, lr_scheduler
+    >>> from types import SimpleNamespace
+    >>> sgd = SGD([SimpleNamespace(data=None, grad=None)], lr=1.0)
+    >>> warm_up = lr_scheduler.LinearLR(sgd, start_factor=0.5, total_iters=2)
+    >>> cosine = lr_scheduler.CosineAnnealingLR(sgd, T_max=4)
+    >>> schedule = lr_scheduler.SequentialLR(sgd, [warm_up, cosine], milestones=[2])
+    >>> for _ in range(5):
+    ...     print(f"{sgd.param_groups[0]['lr']:.2f}")
+    ...     schedule.step()
+    0.50
+    0.75
+    1.00
+    0.85
+    0.50
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedulers: Sequence[LRScheduler],
+        milestones: Sequence[int],
+        last_epoch: int = -1,
+    ) -> None:
+        if len(milestones) != len(schedulers) - 1:
+            raise ValueError(
+                "Sequential Schedulers expects number of schedulers provided to be one more than the number of "
+                f"milestone points, but got {len(schedulers)} schedulers and {len(milestones)} milestones"
+            )
+        for i, scheduler in enumerate(schedulers):
+            if scheduler.optimizer is not optimizer:
+                raise ValueError(
+                    f"SequentialLR expects all schedulers to belong to the same optimizer, but the one at index {i}, "
+                    f"{type(scheduler).__name__}, has another"
+                )
+        self._schedulers = list(schedulers)
+        self._milestones = list(milestones)
+        super().__init__(optimizer, last_epoch)
+
+    def lr_at(self, step: int, base_lr: float, index: int) -> float:
+        """Return the rate of the schedule whose turn it is."""
+        i = bisect_right(self._milestones, step)
+        return self._schedulers[i].lr_at(step - (self._milestones[i - 1] if i else 0), base_lr, index)
+
+    def _apply(self) -> None:
+        """Let the schedule whose turn it is set what it sets."""
+        i = bisect_right(self._milestones, self.last_epoch)
+        current = self._schedulers[i]
+        current.last_epoch = self.last_epoch - (self._milestones[i - 1] if i else 0)
+        current._apply()
+        self._last_lr = current.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state with that of each schedule."""
+        return {**super().state_dict(), "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state, each schedule its own."""
+        for scheduler, state in zip(self._schedulers, state_dict["_schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "_schedulers"})
