@@ -8,7 +8,8 @@ The memory is an anonymous file (memfd) that the first rank of the node makes an
 Where that is not allowed, a file in ``/dev/shm`` is unlinked as soon as all have opened it. Every rank populates its
 own region, and all agree before any of them is touched: a write to a missing page would end the process. A mapping
 lives as long as the ``mmap`` at the root of the arrays' base chain: NumPy shortens those chains, so an array's own end
-says nothing about the views of it.
+says nothing about the views of it. A view that another library made, a tensor's array, keeps the mapping without naming
+it, and is found by its address.
 """
 
 from __future__ import annotations
@@ -97,10 +98,15 @@ def find(x: Array) -> Place:
     base: Any = x.base
     while type(base) in (np.ndarray, memoryview):  # the second is of np.frombuffer
         base = base.obj if type(base) is memoryview else base.base
-    if type(base) is not mmap.mmap:
-        return NOWHERE
-    found = _of_mapping.get(base)
-    return NOWHERE if found is None else found.place(x)
+    if type(base) is mmap.mmap:
+        found = _of_mapping.get(base)
+        return NOWHERE if found is None else found.place(x)
+    if base is not None:
+        for found in tuple(_of_mapping.values()):
+            place = found.place(x)
+            if place.segment:
+                return place
+    return NOWHERE
 
 
 def segment(number: int) -> Segment:

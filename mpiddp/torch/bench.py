@@ -8,6 +8,7 @@ sees the same batches.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.futures import Future
 
 from mpiddp import distributed as mpiddp
 
@@ -35,15 +37,26 @@ def _mlp() -> nn.Module:
 _NETWORKS: dict[str, Callable[[], nn.Module]] = {"mlp": _mlp, "net": _tutorial_net}
 
 
-def _step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+def _step(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, after_backward: Callable[[], Any] | None = None
+) -> Callable[[], None]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
 
     def step() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
+        if after_backward is not None:
+            after_backward()
         optimizer.step()
 
     return step
+
+
+def _send_nothing(_: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    """Leave each bucket as it is (a communication hook), for the cost of everything else."""
+    future: Future[torch.Tensor] = Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 def _in_turns(ways: dict[str, Callable[[], object]], rounds: int, calls: int) -> dict[str, float]:
@@ -87,22 +100,30 @@ def _all_reduces(gloo: Any, rounds: int) -> None:
         _report(f"all_reduce, {size_bytes} bytes", _in_turns(ways, rounds, 100 if size_bytes == 8 else 3), "gloo")
 
 
-def _steps(gloo: Any, name: str, batch: int, rounds: int) -> None:
+def _steps(gloo: Any, name: str, batch: int, rounds: int, parts: bool) -> None:
     images, labels = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
 
     def model() -> nn.Module:
         torch.manual_seed(0)
         return _NETWORKS[name]()
 
+    torchs = functools.partial(nn.parallel.DistributedDataParallel, gradient_as_bucket_view=True)
     wrapped: dict[str, nn.Module] = {
         "step alone": model(),
-        "torch DDP on gloo": nn.parallel.DistributedDataParallel(
-            model(), process_group=gloo, gradient_as_bucket_view=True
-        ),
-        "torch DDP on mpiddp": nn.parallel.DistributedDataParallel(model(), gradient_as_bucket_view=True),
+        "torch DDP on gloo": torchs(model(), process_group=gloo),
+        "torch DDP on mpiddp": torchs(model()),
         "mpiddp's DDP": DistributedDataParallel(model()),
     }
+    if parts:
+        wrapped["torch DDP, nothing sent"] = torchs(model())
+        wrapped["torch DDP, nothing sent"].register_comm_hook(None, _send_nothing)  # type: ignore[operator]
     ways: dict[str, Callable[[], object]] = {each: _step(one, images, labels) for each, one in wrapped.items()}
+    if parts:
+        count = sum(each.numel() for each in model().parameters())
+        shared, ordinary = symmetric_empty(count).zero_(), torch.zeros(count)
+        ways["step, barrier"] = _step(model(), images, labels, dist.barrier)
+        ways["step, all_reduce"] = _step(model(), images, labels, lambda: dist.all_reduce(ordinary))
+        ways["step, symmetric all_reduce"] = _step(model(), images, labels, lambda: dist.all_reduce(shared))
     found = _in_turns(ways, rounds, 5)
     _report(f"step of {name}, {batch} images a rank", found, "torch DDP on gloo")
     cost = found["torch DDP on gloo"] - found["step alone"]
@@ -116,6 +137,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument(
+        "--parts", action="store_true", help="also what a step's parts cost: waiting, copying, reducing"
+    )
     parser.add_argument("--only", choices=["all_reduce", *_NETWORKS], action="append")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -125,7 +149,7 @@ def main() -> None:
         if name == "all_reduce":
             _all_reduces(gloo, options.rounds)
         else:
-            _steps(gloo, name, options.batch, options.rounds)
+            _steps(gloo, name, options.batch, options.rounds, options.parts)
     dist.destroy_process_group()
 
 

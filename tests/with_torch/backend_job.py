@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 import mpiddp
 import mpiddp.torch
+from mpiddp.shm.segment import find
 
 DTYPES = (torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -47,6 +48,8 @@ def check_zero_copy() -> None:
     assert part.data_ptr() == before
     assert whole.sum() == 990 + 10 * dist.get_world_size()
     shared = mpiddp.torch.symmetric_empty((4, 100), torch.float64)
+    assert dist.get_world_size() == 1 or find(shared[2:].numpy()).segment
+    assert not find(whole.numpy()).segment
     shared.fill_(1)
     dist.all_reduce(shared)
     assert shared.shape == (4, 100) and (shared == dist.get_world_size()).all()
