@@ -116,7 +116,7 @@ def _steps(gloo: Any, name: str, batch: int, rounds: int, parts: bool) -> None:
     }
     if parts:
         wrapped["torch DDP, nothing sent"] = torchs(model())
-        wrapped["torch DDP, nothing sent"].register_comm_hook(None, _send_nothing)  # type: ignore[operator]
+        wrapped["torch DDP, nothing sent"].register_comm_hook(None, _send_nothing)
     ways: dict[str, Callable[[], object]] = {each: _step(one, images, labels) for each, one in wrapped.items()}
     if parts:
         count = sum(each.numel() for each in model().parameters())
