@@ -4,20 +4,29 @@ Samplers know how many ranks there are and which this one is, and nothing here c
 import ``distributed`` and what is below it, and knows nothing of ``nn``.
 """
 
-from .collate import default_collate
-from .dataset import ArrayDataset, BatchDataset, Dataset, Subset, random_split
-from .distributed_sampler import DistributedSampler
-from .global_batch import BatchShare, GlobalBatchSampler
-from .labelled import labelled, open_labelled
+from .builtin import ByteWindows, digits, mnist, synthetic, text
+from .dataset import (
+    ArrayDataset,
+    BatchDataset,
+    DataPartitioner,
+    Dataset,
+    Partition,
+    Subset,
+    default_collate,
+    random_split,
+)
+from .files import labelled, open_labelled
 from .loader import DataLoader
-from .mnist_idx import mnist
 from .node import shared_on_node
-from .partition import DataPartitioner, Partition
 from .permutation import randperm
-from .prototypes import synthetic
-from .sampler import BatchSampler, RandomSampler, SequentialSampler
-from .text import ByteWindows, text
-from .uci_digits import digits
+from .samplers import (
+    BatchSampler,
+    BatchShare,
+    DistributedSampler,
+    GlobalBatchSampler,
+    RandomSampler,
+    SequentialSampler,
+)
 
 __all__ = [
     "ArrayDataset",

@@ -1,22 +1,80 @@
-"""What a data set is, and the two that wrap others: arrays, and a part of a data set.
+"""Data sets: the protocol, arrays, parts of a data set, and the collation of samples into batches.
 
-A data set has a length and gives the sample at an index. One that can give many samples at once, as arrays with a
-leading batch dimension, says so by a method ``batch``; :class:`~mpiddp.data.DataLoader` then neither loops over samples
-nor stacks them. Imports NumPy and the layers below ``data``.
+A data set has a length and gives the sample at an index. One that has a method ``batch`` gives many samples at once,
+as arrays with a leading batch dimension; :class:`~mpiddp.data.DataLoader` then neither loops nor stacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
-from .collate import default_collate
 from .permutation import randperm
+
+
+def default_collate(samples: list[Any]) -> Any:
+    """Make one batch of a list of samples of the same structure.
+
+    Parameters
+    ----------
+    samples : list
+        At least one sample. Arrays, numbers, strings and bytes, or tuples, named tuples, lists and mappings of them,
+        nested at will.
+
+    Returns
+    -------
+    Any
+        The structure of one sample with arrays of shape (n, ...) for arrays, arrays of shape (n,) for numbers (int64,
+        float64, bool, or the type of a NumPy scalar) and lists for strings and bytes. Unlike torch's, it keeps a tuple
+        a tuple.
+
+    Raises
+    ------
+    ValueError
+        If there is no sample, or samples differ in length or shape.
+    TypeError
+        If a sample is of a type that makes no batch.
+
+    Examples
+    --------
+    >>> default_collate([(np.zeros(3), 1), (np.ones(3), 0)])
+    (array([[0., 0., 0.],
+           [1., 1., 1.]]), array([1, 0]))
+    """
+    if not samples:
+        raise ValueError("default_collate needs at least one sample, got an empty list")
+    first = samples[0]
+    if isinstance(first, np.ndarray) or is_device_array(first):
+        shapes = {sample.shape for sample in samples}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"default_collate needs arrays of one shape, got {sorted(shapes)}; pad them, or pass a collate_fn"
+            )
+        return array_namespace(first).stack(samples)
+    if isinstance(first, (bool, int, float, complex, np.generic)):
+        return np.asarray(samples)
+    if isinstance(first, (str, bytes)):
+        return samples
+    if isinstance(first, Mapping):
+        return {key: default_collate([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, (tuple, list)):
+        if len({len(sample) for sample in samples}) > 1:
+            raise ValueError("default_collate needs samples of equal length; pass a collate_fn for ragged ones")
+        fields = [default_collate(list(field)) for field in zip(*samples, strict=True)]
+        if hasattr(first, "_fields"):
+            return type(first)(*fields)
+        return tuple(fields) if isinstance(first, tuple) else fields
+    raise TypeError(
+        f"default_collate makes batches of arrays, numbers, strings, tuples, lists and mappings, not of "
+        f"{type(first).__name__}; pass a collate_fn"
+    )
 
 
 @runtime_checkable
@@ -186,4 +244,82 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
     return [Subset(dataset, order[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-__all__ = ["ArrayDataset", "BatchDataset", "Dataset", "Subset", "fetch", "random_split", "targets_of"]
+class Partition(Subset):
+    """One part of a partitioned data set: a data set itself, with whole batches where the original has them."""
+
+
+class DataPartitioner:
+    """Cut a data set into random parts of given relative sizes.
+
+    Parameters
+    ----------
+    data : Dataset
+        What to partition.
+    sizes : sequence of float, default (0.7, 0.2, 0.1)
+        Fraction of each part; part ``i`` has ``int(sizes[i] * len(data))`` samples. The sum may be below 1.
+    seed : int, default 1234
+        Seed of the shuffle. All ranks need the same.
+
+    Raises
+    ------
+    ValueError
+        If a size is negative or the sizes add up to more than 1.
+
+    Notes
+    -----
+    The order is that of ``random.Random(seed).shuffle``, so parts are those of the tutorial, index for index.
+
+    References
+    ----------
+    https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
+
+    Examples
+    --------
+    >>> parts = DataPartitioner(list("abcdefghij"), [0.5, 0.5])
+    >>> len(parts.use(0)), sorted([*parts.use(0), *parts.use(1)]) == list("abcdefghij")
+    (5, True)
+    """
+
+    def __init__(self, data: Dataset, sizes: Sequence[float] = (0.7, 0.2, 0.1), seed: int = 1234) -> None:
+        sizes = list(sizes)
+        # Rounding: [1 / 49] * 49 adds up to slightly more than one.
+        if not sizes or min(sizes) < 0 or sum(sizes) > 1 + 1e-9:
+            raise ValueError(
+                f"DataPartitioner needs sizes that are fractions, none negative, of sum at most 1; got {sizes} of sum "
+                f"{sum(sizes):g}. For equal parts pass [1 / n] * n"
+            )
+        self.data = data
+        indexes = list(range(len(data)))
+        random.Random(seed).shuffle(indexes)
+        lengths = [int(size * len(data)) for size in sizes]
+        self.partitions = [
+            indexes[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True)
+        ]
+
+    def use(self, partition: int) -> Partition:
+        """Return part ``partition``, 0 up to the number of sizes.
+
+        Raises
+        ------
+        IndexError
+            If there is no such part.
+        """
+        if not 0 <= partition < len(self.partitions):
+            raise IndexError(
+                f"DataPartitioner has parts 0 to {len(self.partitions) - 1}, got {partition}; give one size per rank"
+            )
+        return Partition(self.data, self.partitions[partition])
+
+
+__all__ = [
+    "ArrayDataset",
+    "BatchDataset",
+    "DataPartitioner",
+    "Dataset",
+    "Partition",
+    "Subset",
+    "default_collate",
+    "fetch",
+    "random_split",
+    "targets_of",
+]

@@ -1,7 +1,8 @@
-"""``DataLoader``: from a data set and a sampler to batches, fetched ahead by threads where wanted.
+"""``DataLoader``: batches of a data set in the order of a sampler, fetched ahead by threads, copied to the GPU ahead.
 
 Workers are threads, not processes: NumPy and file reads release the GIL, and a process forked after ``MPI_Init`` is
-not safe.
+not safe. They only write to pinned memory; the consumer's thread, whose device and stream are the current ones, queues
+all work of the device.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mpiddp.device import empty, pinned, stream
+from mpiddp.device.copies import up
+from mpiddp.device.stream import Mark
 from mpiddp.typing import Array
 
-from . import upload
 from .dataset import Dataset, fetch
-from .global_batch import BatchShare
-from .sampler import BatchSampler, RandomSampler, SequentialSampler
+from .samplers import BatchSampler, BatchShare, RandomSampler, SequentialSampler
 
 Indices = Sequence[int] | Array
 
@@ -186,7 +188,7 @@ class DataLoader:
     def _fetch(self, indices: Indices) -> Any:
         """Fetch one batch, in a worker where there are some."""
         batch = fetch(self.dataset, indices, self.collate_fn)
-        return upload.pin(batch) if self.device == "cuda" else batch
+        return pin(batch) if self.device == "cuda" else batch
 
     def _fetched(self) -> _Batches:
         """Make each batch when it is asked for."""
@@ -213,7 +215,7 @@ class DataLoader:
 
 def _uploaded(batches: _Batches) -> _Batches:
     """Send each batch to the device while the one before it is used."""
-    waiting: deque[tuple[_Ticket, upload.Sent]] = deque()
+    waiting: deque[tuple[_Ticket, Sent]] = deque()
     fault: Exception | None = None
     try:
         while True:
@@ -224,19 +226,96 @@ def _uploaded(batches: _Batches) -> _Batches:
             except Exception as error:
                 fault = error  # raised in the place of its batch, behind those that are on their way
                 break
-            waiting.append((ticket, upload.send(batch)))
+            waiting.append((ticket, send(batch)))
             if len(waiting) > 1:
                 done, sent = waiting.popleft()
-                yield done, upload.receive(sent)
+                yield done, receive(sent)
         while waiting:
             done, sent = waiting.popleft()
-            yield done, upload.receive(sent)
+            yield done, receive(sent)
         if fault is not None:
             raise fault
     finally:
         batches.close()
         for _, sent in waiting:
-            upload.receive(sent)  # or its memory would be used again while it is still copied to
+            receive(sent)  # or its memory would be used again while it is still copied to
+
+
+class Pinned:
+    """A copy of a host array in pinned memory.
+
+    Attributes
+    ----------
+    host : ndarray
+        The copy, in ``memory``.
+    memory : ndarray
+        Bytes, of `pinned.take`.
+    """
+
+    def __init__(self, x: Array, memory: Array) -> None:
+        self.memory = memory
+        self.host: Array = memory[: x.nbytes].view(x.dtype).reshape(x.shape)
+        self.host[...] = x
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A batch on its way: with arrays on the device, one of them (None where there is none), and when all are there."""
+
+    batch: Any
+    one: Array | None
+    there: Mark | None
+
+
+def pin(batch: Any) -> Any:
+    """Return a batch with its arrays of numbers as `Pinned`; everything else stays. For any thread."""
+    return map_nested(_pinned, np.ndarray, batch)
+
+
+def _pinned(x: Array) -> Any:
+    return Pinned(x, pinned.take(x.nbytes)) if x.dtype.kind in "biufc" or x.dtype.name == "bfloat16" else x
+
+
+def send(batch: Any) -> Sent:
+    """Begin to copy a batch that `pin` has made."""
+    targets: list[Array] = []
+    sources: list[Pinned] = []
+
+    def begin(x: Pinned) -> Array:
+        target = empty(x.host.shape, x.host.dtype)
+        # Until now this memory may have been a batch on which the consumer's stream still works.
+        up(target, x.host, stream.after("upload", target))
+        targets.append(target)
+        sources.append(x)
+        return target
+
+    sending = map_nested(begin, Pinned, batch)
+    if not targets:
+        return Sent(sending, None, None)
+    there = stream.mark(stream.side("upload", targets[-1]))
+    for x in sources:
+        pinned.give_when(there, x.memory)
+    return Sent(sending, targets[-1], there)
+
+
+def receive(sent: Sent) -> Any:
+    """Return a batch; what the consumer's stream does from now on waits for it, the host does not."""
+    if sent.one is not None and sent.there is not None:
+        stream.hold(sent.one, sent.there)
+    return sent.batch
+
+
+def map_nested(function: Callable[[Any], Any], kind: type, batch: Any) -> Any:
+    """Return a batch, nested as it may be, with ``function`` of everything that is of a kind."""
+    if isinstance(batch, kind):
+        return function(batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_nested(function, kind, each) for each in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(map_nested(function, kind, each) for each in batch)
+    if isinstance(batch, dict):
+        return {key: map_nested(function, kind, each) for key, each in batch.items()}
+    return batch
 
 
 __all__ = ["DataLoader"]

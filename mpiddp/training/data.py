@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import mpiddp.distributed as dist
-from mpiddp.data import ArrayDataset, Dataset, digits, mnist, shared_on_node, synthetic
-from mpiddp.data.labelled import labelled, open_labelled
-from mpiddp.data.mnist_idx import download_mnist
-from mpiddp.data.text import map_text, split_text
+from mpiddp.data import ArrayDataset, Dataset, digits, labelled, mnist, open_labelled, shared_on_node, synthetic
+from mpiddp.data.builtin import download_mnist, map_text, split_text
 from mpiddp.errors import MismatchError
 
 from .callables import call

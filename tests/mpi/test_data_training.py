@@ -22,10 +22,9 @@ from mpiddp.data import (
     DataLoader,
     DistributedSampler,
     GlobalBatchSampler,
+    builtin,
     digits,
-    download,
     mnist,
-    mnist_idx,
     synthetic,
 )
 from mpiddp.data.dataset import fetch
@@ -165,11 +164,11 @@ def served(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         if server is not None:
             write_mnist(tmp_path, train=23, test=7, packed=True)
         address, sums = everybodys((server.address(), digests(tmp_path)) if server is not None else None)[0]
-        monkeypatch.setattr(mnist_idx, "SHA256", sums)
+        monkeypatch.setattr(builtin, "SHA256", sums)
 
         def use(way: str) -> list[str]:
             dist.barrier()
-            monkeypatch.setattr(mnist_idx, "SOURCES", (address.replace("good", way),))
+            monkeypatch.setattr(builtin, "SOURCES", (address.replace("good", way),))
             return server.asked if server is not None else []
 
         yield use
@@ -197,7 +196,7 @@ def test_mnist_is_fetched_once_a_node(world: Any, folder: Path, served: Any, way
 def test_failed_fetch_is_told_on_every_rank(
     world: Any, folder: Path, served: Any, monkeypatch: pytest.MonkeyPatch, way: str, text: str
 ) -> None:
-    monkeypatch.setattr(download, "STALLED_S", 0.3)
+    monkeypatch.setattr(builtin, "STALLED_S", 0.3)
     served(way)
     with pytest.raises(UsageError, match=text) as caught:
         load_data(Config(data="mnist", data_dir=folder / "here", download=True))

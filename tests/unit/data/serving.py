@@ -8,7 +8,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from mpiddp.data import mnist_idx
+from mpiddp.data import builtin
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -61,5 +61,5 @@ class Server(ThreadingHTTPServer):
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return what `mnist_idx.SHA256` would be if these were MNIST's files."""
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in mnist_idx.SHA256}
+    """Return what `builtin.SHA256` would be if these were MNIST's files."""
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in builtin.SHA256}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.data import download, mnist, mnist_idx
-from mpiddp.data.download import download as fetch_file
+from mpiddp.data import builtin, mnist
+from mpiddp.data.builtin import fetch_file
 
 from .serving import Server, digests
 from .test_sets import write_mnist
@@ -50,7 +50,7 @@ def test_fetched_once(tmp_path: Path, server: Server, way: str) -> None:
 def test_failure_says_which_file_from_where_and_what_to_do(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, way: str, text: str
 ) -> None:
-    monkeypatch.setattr(download, "STALLED_S", 0.3)
+    monkeypatch.setattr(builtin, "STALLED_S", 0.3)
     folder = tmp_path / "folder"
     nobody = "http://127.0.0.1:9/"
     with pytest.raises(OSError, match="cannot fetch file ") as caught:
@@ -81,8 +81,8 @@ def test_nothing_is_left_of_a_write_that_fails(tmp_path: Path, server: Server, m
 
 def served_mnist(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mnist(server.folder, packed=True)
-    monkeypatch.setattr(mnist_idx, "SHA256", digests(server.folder))
-    monkeypatch.setattr(mnist_idx, "SOURCES", (server.address(),))
+    monkeypatch.setattr(builtin, "SHA256", digests(server.folder))
+    monkeypatch.setattr(builtin, "SOURCES", (server.address(),))
 
 
 def test_mnist_fetches_what_is_missing(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpiddp.data.idx import read_idx
-from mpiddp.data.labelled import NAMES, as_inputs, labelled, open_labelled
-from mpiddp.data.mapped import npz_names, open_npy, open_npz
-from mpiddp.data.text import ByteWindows, split_text, text
+from mpiddp.data.builtin import ByteWindows, split_text, text
+from mpiddp.data.files import NAMES, as_inputs, labelled, npz_names, open_labelled, open_npy, open_npz, read_idx
 
 from .test_sets import idx
 

@@ -7,23 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpiddp.data import digits, mnist, synthetic, uci_digits
-from mpiddp.data.idx import read_idx
+from mpiddp.data import builtin, digits, mnist, synthetic
+from mpiddp.data.files import read_idx
 
 
 def test_digits_file_is_scikit_learns_copy() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     bunch = datasets.load_digits()
-    images, labels = uci_digits.raw_digits()
+    images, labels = builtin.raw_digits()
     assert np.array_equal(images, bunch.images) and np.array_equal(labels, bunch.target)
 
 
 def test_digits_file() -> None:
-    images, labels = uci_digits.raw_digits()
+    images, labels = builtin.raw_digits()
     assert images.shape == (1797, 8, 8) and images.dtype == np.uint8 and images.max() == 16
     # From the data set's description at UCI.
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    path = Path(uci_digits.__file__).with_name("digits.npz")
+    path = Path(builtin.__file__).with_name("digits.npz")
     assert path.stat().st_size < 50_000
     with np.load(path, allow_pickle=False) as content:
         text = str(content["README"])
@@ -37,7 +37,7 @@ def test_digits() -> None:
     assert x.dtype == np.float32 and y.dtype == np.int64 and y.shape == (1437,) and x.flags.c_contiguous
     both = np.concatenate([x, x_test]).astype(np.float64)
     assert abs(both.mean()) < 0.002 and abs(both.std() - 1) < 0.002
-    assert len(np.unique(both.reshape(1797, -1), axis=0)) == len(np.unique(uci_digits.raw_digits()[0], axis=0))
+    assert len(np.unique(both.reshape(1797, -1), axis=0)) == len(np.unique(builtin.raw_digits()[0], axis=0))
     assert np.bincount(y_test, minlength=10).min() > 20
     again, _ = digits().arrays
     assert np.array_equal(x, again)
@@ -47,10 +47,10 @@ def test_digits() -> None:
 
 def test_digits_as_scanned() -> None:
     x, y = digits(size=8).arrays
-    images, labels = uci_digits.raw_digits()
-    scanned = np.rint((x[:, 0].astype(np.float64) * uci_digits.STD + uci_digits.MEAN) * 16)
+    images, labels = builtin.raw_digits()
+    scanned = np.rint((x[:, 0].astype(np.float64) * builtin.DIGITS_STD + builtin.DIGITS_MEAN) * 16)
     assert sorted(map(bytes, scanned.astype(np.uint8))) == sorted(
-        map(bytes, images[np.isin(np.arange(1797), uci_digits.randperm(1797, 0)[:1437])])
+        map(bytes, images[np.isin(np.arange(1797), builtin.randperm(1797, 0)[:1437])])
     )
     assert len(y) < len(labels)
 
@@ -58,7 +58,7 @@ def test_digits_as_scanned() -> None:
 @pytest.mark.parametrize(("source", "target"), [(8, 28), (8, 8), (8, 32), (5, 13), (3, 1), (1, 4)])
 def test_bilinear_equals_torch(source: int, target: int) -> None:
     torch = pytest.importorskip("torch")
-    weights = uci_digits.bilinear_weights(source, target)
+    weights = builtin.bilinear_weights(source, target)
     assert np.allclose(weights.sum(axis=1), 1)
     image = np.random.default_rng(0).standard_normal((source, source))
     theirs = torch.nn.functional.interpolate(

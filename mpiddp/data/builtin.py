@@ -1,0 +1,392 @@
+"""Built-in data sets: UCI's digits (in the package), MNIST, synthetic images, and the bytes of a text.
+
+``digits.npz`` is the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI
+Machine Learning Repository, https://doi.org/10.24432/C50P49), licensed under Creative Commons Attribution 4.0
+International (CC BY 4.0), in the order of the copy in scikit-learn (``sklearn.datasets.load_digits``). The file's entry
+``README`` says the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+
+from mpiddp.serialization import write_atomically
+from mpiddp.typing import Array, Shape
+
+from .dataset import ArrayDataset
+from .files import read_idx
+from .permutation import randperm
+
+TRAIN_SAMPLES = 1437
+"""Four fifths of the images; 360 remain for the test."""
+DIGITS_MEAN = 0.305
+"""Mean of all pixels of all images, scaled to 28 x 28 and to 0..1."""
+DIGITS_STD = 0.325
+"""Their standard deviation."""
+
+
+def bilinear_weights(source: int, target: int) -> Array:
+    """Return the matrix, float64 (target, source), that resamples ``source`` pixels to ``target`` linearly.
+
+    Pixels are areas: centre ``i`` of the target lies at ``(i + 0.5) * source / target - 0.5`` of the source, and
+    beyond the outermost centres the outermost pixel goes on (torch: ``align_corners=False``).
+    """
+    centre = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
+    weights: Array = np.maximum(0, 1 - np.abs(centre[:, None] - np.arange(source)))
+    return weights
+
+
+def raw_digits() -> tuple[Array, Array]:
+    """Return the images as scanned, uint8 (1797, 8, 8) of 0 to 16, and their labels, uint8 (1797,)."""
+    with (resources.files(__package__) / "digits.npz").open("rb") as file, np.load(file) as content:
+        return content["images"], content["labels"]
+
+
+def digits(train: bool = True, *, size: int = 28, seed: int = 0) -> ArrayDataset:
+    """Return the digits, normalised and scaled so that a network for MNIST takes them.
+
+    Parameters
+    ----------
+    train : bool, default True
+        The 1,437 images for training, or the 360 for the test.
+    size : int, default 28
+        Height and width of an image in pixels; 8 is as scanned.
+    seed : int, default 0
+        Seed of the split; training and test are disjoint for the same seed.
+
+    Returns
+    -------
+    ArrayDataset
+        Images, float32 (n, 1, size, size), of about zero mean and unit variance, and labels, int64 (n,).
+
+    Examples
+    --------
+    >>> images, labels = digits(train=False).arrays
+    >>> images.shape, labels.shape
+    ((360, 1, 28, 28), (360,))
+    """
+    pixels, labels = raw_digits()
+    order = randperm(len(labels), seed)
+    chosen = order[:TRAIN_SAMPLES] if train else order[TRAIN_SAMPLES:]
+    weights = bilinear_weights(pixels.shape[-1], size)
+    images = weights @ (pixels[chosen] / 16) @ weights.T
+    return ArrayDataset(
+        ((images - DIGITS_MEAN) / DIGITS_STD).astype(np.float32)[:, None], labels[chosen].astype(np.int64)
+    )
+
+
+MNIST_MEAN = 0.1307
+"""Mean of all pixels of the training images, scaled to 0..1."""
+MNIST_STD = 0.3081
+"""Their standard deviation."""
+
+SOURCES = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+SHA256 = {
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+
+
+def find_idx(data_dir: Path, name: str) -> Path:
+    """Return where file ``name`` (as in :data:`SHA256`) lies below ``data_dir``, gzipped or not.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is in none of the places; the text names them and the cure.
+    """
+    folders = [data_dir, data_dir / "MNIST" / "raw"]
+    plain = name.removesuffix(".gz")
+    for folder in folders:
+        for candidate in (folder / plain, folder / name):
+            if candidate.is_file():
+                return candidate
+    raise FileNotFoundError(
+        f"{plain} (or {name}) is neither in {folders[0]} nor in {folders[1]}; put MNIST's four IDX files there, or "
+        "pass download=True"
+    )
+
+
+def download_mnist(data_dir: Path) -> None:
+    """Fetch those of the four files, 11 MB together, into ``data_dir`` that are not there yet; checks their SHA-256.
+
+    Raises
+    ------
+    OSError
+        If that is not possible; the text says which file, from where, and what to do without a network.
+    """
+    for name, digest in SHA256.items():
+        try:
+            find_idx(data_dir, name)
+        except FileNotFoundError:
+            fetch_file(name, data_dir, SOURCES, digest)
+
+
+def mnist(data_dir: str | Path, train: bool = True, *, download: bool = False) -> ArrayDataset:
+    """Return MNIST's 60,000 training or 10,000 test images.
+
+    Parameters
+    ----------
+    data_dir : path
+        Folder of the four IDX files, gzipped or not; torchvision's ``MNIST/raw`` in it is looked into, too.
+    train : bool, default True
+        The training images, or those for the test.
+    download : bool, default False
+        Fetch files that are missing. Several ranks may do so at once; `shared_on_node` lets one a node do it.
+
+    Returns
+    -------
+    ArrayDataset
+        Images, float32 (n, 1, 28, 28), of about zero mean and unit variance, and labels, int64 (n,).
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing; the text names it and the cure.
+    OSError
+        If one cannot be fetched.
+    ValueError
+        If a file is damaged, or images and labels do not belong together.
+    """
+    folder = Path(data_dir)
+    part = "train" if train else "t10k"
+    if download:
+        download_mnist(folder)
+    images_path = find_idx(folder, f"{part}-images-idx3-ubyte.gz")
+    labels_path = find_idx(folder, f"{part}-labels-idx1-ubyte.gz")
+    images, labels = read_idx(images_path), read_idx(labels_path)
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"{images_path} should hold images (n, 28, 28) and {labels_path} their labels (n,), got shapes "
+            f"{images.shape} and {labels.shape}"
+        )
+    pixels = np.array(images, np.float32)[:, None]
+    pixels /= 255
+    pixels -= MNIST_MEAN
+    pixels /= MNIST_STD
+    return ArrayDataset(pixels, np.array(labels, np.int64))
+
+
+STALLED_S = 30.0
+"""Seconds without a byte after which a place counts as dead."""
+
+
+def fetch_file(name: str, folder: Path, sources: Sequence[str], sha256: str) -> Path:
+    """Fetch a file unless it is there, and check what came; it is small enough for memory.
+
+    Parameters
+    ----------
+    name : str
+        Of the file, there and here.
+    folder : Path
+        Where to put it; made if missing.
+    sources : sequence of str
+        Addresses that ``name`` is appended to, tried in turn.
+    sha256 : str
+        Digest of the right content, in hexadecimal.
+
+    Returns
+    -------
+    Path
+        Of the file. It appears under its name when it is whole, so that several may fetch into one folder at once.
+
+    Raises
+    ------
+    OSError
+        If no place gives the right content, or the folder cannot be written to. The text says which file, what each
+        place has answered, and what to do without a network.
+    """
+    path = folder / name
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+        return path
+    answers = []
+    for source in sources:
+        try:
+            with urlopen(source + name, timeout=STALLED_S) as reply:
+                content: bytes = reply.read()
+        except (OSError, http.client.HTTPException) as error:
+            answers.append(f"{source}{name}: {error}")
+            continue
+        digest = hashlib.sha256(content).hexdigest()
+        if digest == sha256:
+            write_atomically(path, content)
+            return path
+        answers.append(f"{source}{name}: it sent {len(content)} bytes of SHA-256 {digest}, not those of the file")
+    raise OSError(
+        f"cannot fetch {name} ({'; '.join(answers)}). Without a network, fetch it elsewhere and put it into {folder}; "
+        f"its SHA-256 is {sha256}"
+    )
+
+
+def synthetic(
+    n: int = 1024,
+    shape: Shape = (1, 28, 28),
+    classes: int = 10,
+    seed: int = 0,
+    *,
+    train: bool = True,
+    noise: float = 1.0,
+) -> ArrayDataset:
+    """Return noisy copies of one random prototype per class.
+
+    Parameters
+    ----------
+    n : int, default 1024
+        Number of samples. Classes take turns, so they differ in number by one at most.
+    shape : tuple of int, default (1, 28, 28)
+        Shape of a sample.
+    classes : int, default 10
+        Number of classes.
+    seed : int, default 0
+        The same seed gives the same data on every rank and machine.
+    train : bool, default True
+        False gives other samples of the same classes, for the test.
+    noise : float, default 1.0
+        Standard deviation of the noise; that of the prototypes is 1.
+
+    Returns
+    -------
+    ArrayDataset
+        Samples, float32 (n, *shape), and labels, int64 (n,).
+
+    Raises
+    ------
+    ValueError
+        If there is no class, or ``n`` is negative.
+
+    Examples
+    --------
+    >>> x, y = synthetic(5, shape=(3,), classes=2).arrays
+    >>> x.shape, y
+    ((5, 3), array([0, 1, 0, 1, 0]))
+    """
+    if classes < 1 or n < 0:
+        raise ValueError(f"synthetic needs at least one class and no negative n, got classes={classes} and n={n}")
+    prototypes = np.random.default_rng([seed, 0]).standard_normal((classes, *shape), dtype=np.float32)
+    labels = np.arange(n) % classes
+    samples = np.random.default_rng([seed, 1 if train else 2]).standard_normal((n, *shape), dtype=np.float32)
+    samples *= np.float32(noise)
+    samples += prototypes[labels]
+    return ArrayDataset(samples, labels)
+
+
+VALIDATION_SHARE = 0.1
+"""Of the text, at its end."""
+
+
+class ByteWindows:
+    """Windows of a text that lie one behind the other; the target of each byte is the next one.
+
+    A data set that gives whole batches. A sample is a pair (inputs, targets) of int64 (window,), where ``targets`` is
+    ``inputs`` one byte later.
+
+    Parameters
+    ----------
+    tokens : ndarray
+        uint8 (n,), such as a mapped file. What is left over behind the last whole window is not used.
+    window : int
+        Bytes a window.
+
+    Raises
+    ------
+    ValueError
+        If there is not one window, or ``tokens`` has more than one axis.
+
+    Examples
+    --------
+    >>> data = ByteWindows(np.frombuffer(b"to be or", np.uint8), window=3)
+    >>> len(data), bytes(data[1][0].tolist()), bytes(data[1][1].tolist())
+    (2, b'be ', b'e o')
+    """
+
+    def __init__(self, tokens: Array, window: int) -> None:
+        if tokens.ndim != 1 or window < 1 or len(tokens) <= window:
+            raise ValueError(
+                f"ByteWindows needs tokens (n,) and a window with 1 <= window < n, got shape {tokens.shape} and "
+                f"window={window}"
+            )
+        self.tokens = tokens
+        self.window = window
+        # (windows, window + 1): a view, in which the last byte of a window is the first of the next one.
+        self._rows = np.lib.stride_tricks.sliding_window_view(tokens, window + 1)[::window]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> tuple[Array, Array]:
+        """Return the window at an integer, or those at a slice, a list or an array of integers."""
+        rows = self._rows[index].astype(np.int64)
+        return np.ascontiguousarray(rows[..., :-1]), np.ascontiguousarray(rows[..., 1:])
+
+    def batch(self, indices: Array) -> tuple[Array, Array]:
+        """Return inputs and targets of windows, int64 (len(indices), window) each."""
+        return self[indices]
+
+
+def map_text(path: str | Path) -> Array:
+    """Map the bytes of a file, uint8 (n,).
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it is empty.
+    """
+    path = Path(path)
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty: there is no text in it to learn from")
+    return np.memmap(path, np.uint8, "r")
+
+
+def split_text(tokens: Array, window: int) -> tuple[ByteWindows, ByteWindows]:
+    """Return all but the last tenth of a text for training, and that tenth for validation.
+
+    Raises
+    ------
+    ValueError
+        If either has not one window; the text says how many bytes it takes.
+    """
+    cut = len(tokens) - round(VALIDATION_SHARE * len(tokens))
+    if min(cut, len(tokens) - cut) <= window:
+        raise ValueError(
+            f"a text of {len(tokens):,} bytes is too short for windows of {window}: its last tenth, for validation, "
+            f"has to be longer than one, so take {10 * (window + 1):,} bytes or more, or a shorter window"
+        )
+    return ByteWindows(tokens[:cut], window), ByteWindows(tokens[cut:], window)
+
+
+def text(path: str | Path, window: int = 64) -> tuple[ByteWindows, ByteWindows]:
+    """Return the bytes of a file as training and validation data; the file is mapped, and read as it is used.
+
+    Parameters
+    ----------
+    path : path
+        Any file.
+    window : int, default 64
+        Bytes a sample.
+
+    Returns
+    -------
+    tuple of ByteWindows
+        All but the last tenth, and that tenth.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If there is no such file, or it is too short.
+    """
+    return split_text(map_text(path), window)
+
+
+__all__ = ["ByteWindows", "digits", "mnist", "synthetic", "text"]

@@ -1,0 +1,289 @@
+"""Arrays in files (npy, npz, IDX), mapped where stored uncompressed, and labelled samples made of them.
+
+All ranks of a node that map a file share its pages.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from mpiddp.typing import Array
+
+from .dataset import ArrayDataset, Subset, random_split
+
+IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+def read_idx(path: Path) -> Array:
+    """Return the array of an IDX file.
+
+    Parameters
+    ----------
+    path : Path
+        The file. Gzip is told by its first bytes, not by its name.
+
+    Returns
+    -------
+    ndarray
+        Of the file's shape and type, in native byte order. Bytes that are not gzipped are mapped (``numpy.memmap``),
+        so that only what is used is read; everything else is a copy.
+
+    Raises
+    ------
+    ValueError
+        If the file is no IDX file, or is longer or shorter than its header says.
+
+    References
+    ----------
+    http://yann.lecun.com/exdb/mnist/, "The IDX file format": two zero bytes, a type, the number of dimensions, their
+    sizes as big-endian uint32, then the elements in C order.
+    """
+    content: Array = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+    packed = content[:2].tobytes() == b"\x1f\x8b"
+    if packed:
+        try:
+            content = np.frombuffer(gzip.decompress(content.data), np.uint8)
+        except (OSError, EOFError) as error:
+            raise ValueError(f"{path} is a truncated or damaged gzip file ({error}); fetch it again") from error
+    head = content[:4].tobytes()
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_DTYPES:
+        raise ValueError(
+            f"{path} is no IDX file: it starts with {head.hex(' ') or 'nothing'}, expected 00 00, a type of "
+            f"{', '.join(f'{code:02x}' for code in IDX_DTYPES)}, and the number of dimensions; fetch it again"
+        )
+    dtype, dimensions = np.dtype(IDX_DTYPES[head[2]]), head[3]
+    start = 4 + 4 * dimensions
+    shape = tuple(content[4 : min(start, len(content) // 4 * 4)].view(">u4").tolist())
+    expected = start + math.prod(shape) * dtype.itemsize
+    if len(shape) < dimensions or len(content) != expected:
+        raise ValueError(
+            f"{path} holds {len(content)} bytes, its header speaks of {expected} (shape {shape}, {dtype.name}); "
+            "it is truncated or damaged, fetch it again"
+        )
+    if dtype.itemsize == 1 and not packed:
+        return np.memmap(path, dtype, "r", start, shape)
+    return np.array(content[start:].view(dtype).reshape(shape), dtype.newbyteorder("="))
+
+
+_LOCAL_HEADER = struct.Struct("<26xHH")
+"""Of a member of a zip file: the lengths of its name and of what else stands before its bytes."""
+_DAMAGED = (ValueError, SyntaxError, tokenize.TokenError)
+"""What NumPy raises for the header of an array that is none: it is a Python expression."""
+
+
+def open_npy(path: Path) -> Array:
+    """Map the array of a ``.npy`` file.
+
+    Returns
+    -------
+    memmap
+        Read-only, of the file's shape, dtype and order.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it is something else, damaged, or holds Python objects, which are never unpickled; the text names it.
+    """
+    with path.open("rb") as file:
+        return _map_array(path, file, str(path))
+
+
+def open_npz(path: Path, names: Iterable[str]) -> list[Array]:
+    """Return arrays of a ``.npz`` file: those that ``numpy.savez`` has stored as they are mapped, others read.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    names : iterable of str
+        Which arrays (see `npz_names`).
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    KeyError
+        If it has no array of a name.
+    ValueError
+        If it is something else, damaged, or holds Python objects; the text names it.
+    """
+    arrays = []
+    with _zip(path) as archive, path.open("rb") as file:
+        for name in names:
+            member, label = archive.getinfo(f"{name}.npy"), f"{path}, array {name!r},"
+            if member.compress_type == zipfile.ZIP_STORED:
+                file.seek(member.header_offset)
+                head = file.read(_LOCAL_HEADER.size)
+                if len(head) < _LOCAL_HEADER.size:
+                    raise ValueError(f"{label} is cut off; write or fetch the file again")
+                start = file.seek(sum(_LOCAL_HEADER.unpack(head)), 1)
+                mapped = _map_array(path, file, label)
+                if file.tell() + mapped.nbytes != start + member.file_size:
+                    raise ValueError(f"{label} is damaged: its header does not fit its size; write or fetch it again")
+                arrays.append(mapped)
+                continue
+            try:
+                with archive.open(member) as packed:
+                    arrays.append(np.lib.format.read_array(packed, allow_pickle=False))
+            except (*_DAMAGED, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                raise ValueError(f"{label} cannot be read ({error}); write or fetch the file again") from error
+    return arrays
+
+
+def npz_names(path: Path) -> list[str]:
+    """Return the names of the arrays in a ``.npz`` file.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If there is no such file, or it is something else.
+    """
+    with _zip(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+
+
+def _zip(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is no .npz file, or is truncated ({error}); numpy.savez writes one") from error
+
+
+def _map_array(path: Path, file: IO[bytes], label: str) -> Array:
+    """Map the array whose ``.npy`` header ``file`` stands at."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if dtype.hasobject:
+            raise ValueError(f"it holds Python objects ({dtype}), which would have to be unpickled")
+        mapped: Array = np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+    except _DAMAGED as error:
+        raise ValueError(f"{label} cannot be mapped ({error}); numpy.save and numpy.savez write such files") from error
+    return mapped
+
+
+TEST_SHARE = 0.1
+"""Of the samples, where the files do not say which are for the test."""
+
+NAMES = (
+    ("x_train", "y_train", "x_test", "y_test"),
+    ("train_images", "train_labels", "test_images", "test_labels"),
+    ("x", "y"),
+    ("images", "labels"),
+    ("arr_0", "arr_1"),
+)
+"""What the arrays may be called where they have names: samples and labels, for training and for the test."""
+
+
+def open_labelled(kind: str, places: Sequence[str | Path]) -> list[Array]:
+    """Open samples and labels, and those for the test where there are some.
+
+    Parameters
+    ----------
+    kind : {"npy", "npz", "idx"}
+        The format of the files.
+    places : sequence of path
+        For "npz" one file, and for "npy" possibly one folder, whose arrays have one of the `NAMES`. Else 2 or 4 files:
+        samples, labels, and those for the test.
+
+    Returns
+    -------
+    list of ndarray
+        2 or 4 arrays. Samples are as in the file, and mapped where they are not compressed; labels are int64 (n,).
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing.
+    ValueError
+        If one is damaged, names or number of files are none of these, or labels are none or do not fit the samples.
+    """
+    paths = [Path(place) for place in places]
+    if kind == "npz" and len(paths) == 1:
+        arrays = open_npz(paths[0], _known_names(npz_names(paths[0]), str(paths[0])))
+    elif kind == "npy" and len(paths) == 1 and paths[0].is_dir():
+        found = {path.stem: path for path in sorted(paths[0].glob("*.npy"))}
+        arrays = [open_npy(found[name]) for name in _known_names(found, str(paths[0]))]
+    elif kind in ("npy", "idx") and len(paths) in (2, 4):
+        arrays = [open_npy(path) if kind == "npy" else read_idx(path) for path in paths]
+    else:
+        wanted = {"npz": "one file", "npy": "one folder, or 2 or 4 files", "idx": "2 or 4 files"}[kind]
+        raise ValueError(f"{kind} data is {wanted} (samples, labels, and those for the test), got {len(paths)}")
+    return [_checked(x, arrays[i - 1], places) if i % 2 else x for i, x in enumerate(arrays)]
+
+
+def _known_names(names: Mapping[str, Path] | Sequence[str], label: str) -> Sequence[str]:
+    """Return the first of `NAMES` that are all there."""
+    for known in NAMES:
+        if set(known) <= set(names):
+            return known
+    wanted = " or ".join(", ".join(known) for known in NAMES)
+    raise ValueError(f"{label} has arrays {', '.join(names) or 'of no name'}; expected {wanted}")
+
+
+def _checked(labels: Array, samples: Array, places: Sequence[str | Path]) -> Array:
+    """Return labels as int64 (n,)."""
+    fits = samples.ndim > 1 and labels.shape in ((len(samples),), (len(samples), 1))
+    if not fits or labels.dtype.kind not in "iub":
+        raise ValueError(
+            f"{', '.join(map(str, places))}: expected samples (n, ...) and integer labels (n,), got {samples.dtype} "
+            f"{samples.shape} and {labels.dtype} {labels.shape}"
+        )
+    if samples.dtype.kind not in "iufb":
+        raise ValueError(f"{', '.join(map(str, places))}: expected samples of real numbers, got {samples.dtype}")
+    return np.array(labels, np.int64).reshape(-1)
+
+
+def as_inputs(samples: Array) -> Array:
+    """Return a batch as float32; bytes become 0 to 1, and images (n, height, width) get an axis for their channel."""
+    scaled = samples.astype(np.float32)
+    if samples.dtype == np.uint8:
+        scaled /= 255
+    return scaled[:, None] if scaled.ndim == 3 else scaled
+
+
+def labelled(arrays: Sequence[Array], seed: int = 0) -> tuple[ArrayDataset | Subset, ArrayDataset | Subset]:
+    """Return training and test data of 2 or 4 arrays, as `open_labelled` gives them.
+
+    Parameters
+    ----------
+    arrays : sequence of ndarray
+        Samples and labels, and those for the test. Without these a tenth of the samples, chosen at random, is kept for
+        the test.
+    seed : int, default 0
+        Of that choice.
+
+    Returns
+    -------
+    tuple
+        Two data sets, whose samples pass through `as_inputs` batch by batch; the arrays stay as they are.
+
+    Raises
+    ------
+    ValueError
+        If there are not enough samples for both.
+    """
+    train = ArrayDataset(*arrays[:2], transform=as_inputs)
+    if len(arrays) == 4:
+        return train, ArrayDataset(*arrays[2:], transform=as_inputs)
+    if len(train) < 2:
+        raise ValueError(f"at least 2 samples are needed, one to train on and one for the test; there are {len(train)}")
+    tests = max(round(TEST_SHARE * len(train)), 1)
+    kept, test = random_split(train, [len(train) - tests, tests], seed)
+    return kept, test
+
+
+__all__ = ["labelled", "npz_names", "open_labelled", "open_npy", "open_npz", "read_idx"]

@@ -1,0 +1,482 @@
+"""Samplers: of one process, and those that share the order of an epoch among ranks. None of them communicates."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from mpiddp.distributed import get_rank, get_world_size
+from mpiddp.typing import Array
+
+from .permutation import epoch_order
+
+
+def checked_batch_size(batch_size: object) -> int:
+    """Return ``batch_size`` as an int if it is a positive integer.
+
+    Raises
+    ------
+    TypeError
+        If it is no integer. For a float the text names the integer to use: ``128 / float(size)`` is how the tutorial
+        computes it, which Python 3 and every sampler refuse.
+    ValueError
+        If it is below 1.
+    """
+    if isinstance(batch_size, (float, np.floating)):
+        raise TypeError(
+            f"batch_size should be an integer, got the float {batch_size:g}; pass {max(int(batch_size), 1)} "
+            "(divide with // instead of /)"
+        )
+    if isinstance(batch_size, bool):
+        raise TypeError(f"batch_size should be an integer, got {batch_size!r}")
+    try:
+        size = operator.index(batch_size)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"batch_size should be an integer, got {type(batch_size).__name__}") from None
+    if size < 1:
+        raise ValueError(f"batch_size should be a positive integer value, but got batch_size={size}")
+    return size
+
+
+class SequentialSampler:
+    """Visit the samples in the order in which they come.
+
+    Parameters
+    ----------
+    data_source : Sized
+        Only its length counts.
+    """
+
+    def __init__(self, data_source: Sized) -> None:
+        self.data_source = data_source
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.data_source)))
+
+
+class RandomSampler:
+    """Visit the samples in a random order, a new one in each iteration.
+
+    Parameters
+    ----------
+    data_source : Sized
+        Only its length counts.
+    replacement : bool, default False
+        Draw each sample independently of the others.
+    num_samples : int, optional
+        How many to draw; default: all. More than there are, without replacement, begins further permutations.
+    generator : numpy.random.Generator or int, optional
+        Where randomness comes from, or its seed. Default: fresh entropy, so that every process and every run has
+        another order.
+
+    Raises
+    ------
+    ValueError
+        If ``num_samples`` is not positive.
+    """
+
+    def __init__(
+        self,
+        data_source: Sized,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: np.random.Generator | int | None = None,
+    ) -> None:
+        if num_samples is not None and num_samples <= 0:
+            raise ValueError(f"num_samples should be a positive integer value, but got num_samples={num_samples}")
+        self.data_source = data_source
+        self.replacement = replacement
+        self.generator = np.random.default_rng(generator)
+        self._num_samples = num_samples
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples one iteration draws."""
+        return len(self.data_source) if self._num_samples is None else self._num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        n, left = len(self.data_source), self.num_samples
+        if self.replacement and left:
+            yield from self.generator.integers(n, size=left).tolist()
+            return
+        while n and left:
+            drawn = self.generator.permutation(n)[:left].tolist()
+            left -= len(drawn)
+            yield from drawn
+
+
+class BatchSampler:
+    """Group the indices that a sampler gives into lists of equal length.
+
+    Parameters
+    ----------
+    sampler : iterable of int
+        Anything that gives indices and has a length.
+    batch_size : int
+        Indices a list.
+    drop_last : bool
+        Leave out the last list if it is shorter.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``batch_size`` is not a positive integer.
+
+    Notes
+    -----
+    ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of the sampler. A state taken between batches has
+    the position behind the last full batch.
+
+    Examples
+    --------
+    >>> list(BatchSampler(SequentialSampler(range(7)), batch_size=3, drop_last=False))
+    [[0, 1, 2], [3, 4, 5], [6]]
+    """
+
+    def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool) -> None:
+        self.sampler = sampler
+        self.batch_size = checked_batch_size(batch_size)
+        self.drop_last = drop_last
+
+    def __len__(self) -> int:
+        n = len(self.sampler)  # type: ignore[arg-type]
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for index in self.sampler:
+            batch.append(index)
+            if len(batch) == self.batch_size:
+                yield batch
+                batch = []
+        if batch and not self.drop_last:
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch on to a sampler that wants it."""
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampler's state; empty where it has none."""
+        return self.sampler.state_dict() if hasattr(self.sampler, "state_dict") else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the sampler the state that it, or one like it, had."""
+        if hasattr(self.sampler, "load_state_dict"):
+            self.sampler.load_state_dict(state)
+
+
+class EpochSampler:
+    """The order of an epoch, and how far all ranks together have come in it.
+
+    Parameters
+    ----------
+    dataset : Sized
+        Only its length counts.
+    num_replicas, rank : int, optional
+        How many ranks share the order, and which of them this is. Default: the world, and this process in it.
+    shuffle : bool
+        Visit the samples in the order of :func:`~mpiddp.data.randperm` with ``seed + epoch``, or as they come.
+    seed : int
+        The same on every rank.
+
+    Attributes
+    ----------
+    epoch : int
+        Set by :meth:`set_epoch`.
+    position : int
+        How many samples of the epoch's order all ranks together have been given.
+    """
+
+    def __init__(self, dataset: Sized, num_replicas: int | None, rank: int | None, shuffle: bool, seed: int) -> None:
+        self.dataset = dataset
+        self.num_replicas = get_world_size() if num_replicas is None else num_replicas
+        self.rank = get_rank() if rank is None else rank
+        if not 0 <= self.rank < self.num_replicas:
+            raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {self.num_replicas - 1}]")
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.position = 0
+        self._start = 0
+        self._finished = False
+        self._warned = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, and with it the order, of the next iteration; the same epoch on every rank.
+
+        Choosing the epoch that :meth:`load_state_dict` has restored keeps the position in it.
+        """
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.position = self._start = 0
+            self._finished = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return epoch and position, and what makes the order, as plain numbers.
+
+        The position counts the samples of all ranks, so that any number of ranks can go on from it. Rank 0 is never
+        behind another rank: save its state.
+        """
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "length": len(self.dataset),
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration go on where ``state`` was taken, on any number of ranks.
+
+        Raises
+        ------
+        ValueError
+            If the data set's length, seed or shuffle differ: then the order does, and samples would be repeated.
+        """
+        for key, mine in self.state_dict().items():
+            if key not in ("epoch", "position") and state[key] != mine:
+                raise ValueError(
+                    f"the state was saved with {key}={state[key]}, this sampler has {key}={mine}; the order of "
+                    f"samples would be another. Make the sampler with {key}={state[key]}, or start a new epoch"
+                )
+        self.set_epoch(state["epoch"])
+        self._finished = False
+        self.position = self._start = state["position"]
+
+    def _begin(self) -> tuple[Array, int]:
+        """Return the epoch's order and the position from which to walk it; used up by one iteration."""
+        self.position, self._start = self._start, 0
+        return epoch_order(len(self.dataset), shuffle=self.shuffle, seed=self.seed, epoch=self.epoch), self.position
+
+    def _end(self, position: int) -> None:
+        """Note that the epoch was iterated to its end, at ``position``; warn where this is the second time."""
+        # Only now: a script may look at a first batch before it calls set_epoch.
+        if self.shuffle and self._finished and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"epoch {self.epoch} was iterated a second time, in the same order; call set_epoch(epoch) on the "
+                "loader or its sampler before each epoch",
+                stacklevel=3,
+            )
+        self.position = position
+        self._finished = True
+
+
+class DistributedSampler(EpochSampler):
+    """Give rank ``r`` of ``N`` every N-th sample of the epoch's order, from ``r`` on.
+
+    The order, the padding and the arithmetic are torch's to the letter.
+
+    Parameters
+    ----------
+    dataset : Sized
+        The data set to sample from.
+    num_replicas, rank : int, optional
+        Number of ranks, and this one. Default: the world's, so the process group has to be initialised.
+    shuffle : bool, default True
+        Another order in each epoch; needs :meth:`set_epoch`.
+    seed : int, default 0
+        The same on every rank.
+    drop_last : bool, default False
+        Drop up to ``N - 1`` samples at the end of the order, so that all ranks have equally many.
+    mode : {"pad", "exact"}, default "pad"
+        What to do where the length is no multiple of ``N`` and nothing is dropped. "pad" (torch) repeats samples from
+        the start of the order, so that all ranks have equally many. "exact" repeats and drops nothing: lengths of
+        ranks differ by up to one. Right for an evaluation that counts every sample once; training then needs
+        :meth:`DistributedDataParallel.join <mpiddp.DistributedDataParallel.join>` or a
+        :class:`~mpiddp.data.GlobalBatchSampler`.
+
+    Raises
+    ------
+    ValueError
+        If ``rank`` is not one of ``num_replicas``, ``mode`` is unknown, or it is "exact" with ``drop_last``.
+
+    Notes
+    -----
+    :meth:`state_dict` holds the position in the order, in samples of all ranks; after :meth:`load_state_dict` the
+    rest of the epoch is shared anew among the ranks that there are then. ``len`` is always that of a whole epoch.
+
+    Warns once when an epoch is iterated to its end twice with ``shuffle``: the call of ``set_epoch`` was forgotten.
+
+    References
+    ----------
+    ``torch.utils.data.distributed.DistributedSampler``
+
+    Examples
+    --------
+    >>> [list(DistributedSampler(range(10), 3, rank, shuffle=False)) for rank in range(3)]
+    [[0, 3, 6, 9], [1, 4, 7, 0], [2, 5, 8, 1]]
+    >>> [list(DistributedSampler(range(10), 3, rank, shuffle=False, mode="exact")) for rank in range(3)]
+    [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        mode: Literal["pad", "exact"] = "pad",
+    ) -> None:
+        super().__init__(dataset, num_replicas, rank, shuffle, seed)
+        if mode not in ("pad", "exact"):
+            raise ValueError(f"DistributedSampler knows the modes 'pad' and 'exact', got {mode!r}")
+        if drop_last and mode == "exact":
+            raise ValueError("mode='exact' drops nothing: leave out drop_last=True, or use mode='pad'")
+        self.drop_last = drop_last
+        self.mode = mode
+        self.total_size = self._total(len(dataset))
+        self.num_samples = len(range(self.rank, self.total_size, self.num_replicas))
+
+    def _total(self, n: int) -> int:
+        """Return how many samples all ranks together take where ``n`` are left."""
+        if self.mode == "exact":
+            return n
+        return (n if self.drop_last else n + self.num_replicas - 1) // self.num_replicas * self.num_replicas
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        order, start = self._begin()
+        n = len(order)
+        stop = start + self._total(max(n - start, 0))
+        mine: Array = np.take(order, np.arange(start + self.rank, stop, self.num_replicas), mode="wrap") if n else order
+        for index in mine.tolist():
+            # Never beyond the data set: a position in the padding would mean nothing to another number of ranks.
+            self.position = min(self.position + self.num_replicas, n)
+            yield index
+        self._end(min(stop, n))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShare:
+    """How large a batch is, on this rank and on all.
+
+    Attributes
+    ----------
+    index : int
+        Number of the batch in its epoch, from 0.
+    samples : int
+        How many of its samples this rank has; may be 0.
+    global_samples : int
+        How many samples all ranks together have. Every rank knows it without asking the others.
+    """
+
+    index: int
+    samples: int
+    global_samples: int
+
+
+class GlobalBatchSampler(EpochSampler):
+    """Divide batches of ``batch_size`` samples among the ranks.
+
+    Batch ``k`` is samples ``k B`` to ``(k + 1) B`` of the epoch's order; rank ``r`` takes every N-th of them from
+    ``r`` on. Pass it to :class:`~mpiddp.data.DataLoader` as ``batch_sampler``.
+
+    Parameters
+    ----------
+    dataset : Sized
+        The data set to sample from.
+    batch_size : int
+        ``B``, samples a step over all ranks together; at least the number of ranks.
+    num_replicas, rank : int, optional
+        Number of ranks, and this one. Default: the world's, so the process group has to be initialised.
+    shuffle : bool, default True
+        Another order in each epoch; needs :meth:`set_epoch`.
+    seed : int, default 0
+        The same on every rank.
+    drop_last : bool, default False
+        Leave out the last batch if it is not full.
+
+    Attributes
+    ----------
+    current : BatchShare or None
+        Size of the batch given last. A loader with workers is ahead of its consumer: ask
+        :attr:`DataLoader.current <mpiddp.data.DataLoader.current>` there.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``batch_size`` is not an integer of at least the number of ranks, or ``rank`` is not a rank.
+
+    Notes
+    -----
+    Ranks differ by up to one sample in every batch if ``B`` is no multiple of ``N``, so the mean of their gradients
+    is right only if each is weighted by its number of samples: ``current.samples`` and ``current.global_samples``.
+
+    A last batch may have fewer samples than there are ranks. All ranks still get it, or the step's collectives would
+    not meet; a rank that has none of its samples gets the batch's first one as a stand-in, with ``current.samples``
+    0. Its gradient then has the weight 0, and no model ever sees an empty batch, whose mean loss would be NaN. What
+    is counted over an epoch has to be weighted by ``current.samples`` as well.
+
+    :meth:`state_dict` holds the position in the order. After :meth:`load_state_dict` the batches go on from there,
+    with any number of ranks and any batch size, and every sample is seen once. ``len`` is always that of a whole epoch.
+
+    Examples
+    --------
+    >>> [[i.tolist() for i in GlobalBatchSampler(range(7), 4, 2, rank, shuffle=False)] for rank in range(2)]
+    [[[0, 2], [4, 6]], [[1, 3], [5]]]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(dataset, num_replicas, rank, shuffle, seed)
+        self.batch_size = checked_batch_size(batch_size)
+        if self.batch_size < self.num_replicas:
+            raise ValueError(
+                f"batch_size is that of all ranks together: {self.batch_size} samples cannot be divided among "
+                f"{self.num_replicas} ranks; use {self.num_replicas} or more, or fewer ranks"
+            )
+        self.drop_last = drop_last
+        self.current: BatchShare | None = None
+
+    def __len__(self) -> int:
+        n = len(self.dataset)
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    def __iter__(self) -> Iterator[Array]:
+        order, start = self._begin()
+        for begin in range(start, len(order), self.batch_size):
+            batch = order[begin : begin + self.batch_size]
+            if self.drop_last and len(batch) < self.batch_size:
+                break
+            mine = batch[self.rank :: self.num_replicas]
+            self.position = begin + len(batch)
+            self.current = BatchShare(begin // self.batch_size, len(mine), len(batch))
+            yield mine if len(mine) else batch[:1]
+        self._end(self.position)
+
+
+__all__ = [
+    "BatchSampler",
+    "BatchShare",
+    "DistributedSampler",
+    "GlobalBatchSampler",
+    "RandomSampler",
+    "SequentialSampler",
+]
