@@ -6,7 +6,6 @@ Start reading at `naive`. May import everything up to ``nn`` and ``optim``.
 from .bucket import GradBucket
 from .buffers import BufferCommHookLocation
 from .comm_hooks import (
-    PostLocalSGDState,
     PowerSGDState,
     allreduce_hook,
     batched_powerSGD_hook,
@@ -15,17 +14,18 @@ from .comm_hooks import (
     fp16_compress_hook,
     fp16_compress_wrapper,
     noop_hook,
-    post_localSGD_hook,
     powerSGD_hook,
 )
 from .data_parallel import DataParallel
 from .ddp import DistributedDataParallel
 from .join import Join, Joinable, JoinHook
-from .model_averaging import (
+from .local_sgd import (
     HierarchicalModelAverager,
     ModelAverager,
     PeriodicModelAverager,
     PostLocalSGDOptimizer,
+    PostLocalSGDState,
+    post_localSGD_hook,
 )
 from .naive import average_gradients
 from .sync_batchnorm import SyncBatchNorm

@@ -12,11 +12,9 @@ from .default import (
     fp16_compress_wrapper,
     noop_hook,
 )
-from .post_local_sgd import PostLocalSGDState, post_localSGD_hook
 from .powersgd import PowerSGDState, batched_powerSGD_hook, powerSGD_hook
 
 __all__ = [
-    "PostLocalSGDState",
     "PowerSGDState",
     "allreduce_hook",
     "batched_powerSGD_hook",
@@ -25,6 +23,5 @@ __all__ = [
     "fp16_compress_hook",
     "fp16_compress_wrapper",
     "noop_hook",
-    "post_localSGD_hook",
     "powerSGD_hook",
 ]
