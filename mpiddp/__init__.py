@@ -31,6 +31,7 @@ _NAMES = {
     "BufferCommHookLocation": "parallel",
     "DataParallel": "parallel",
     "DataPartitioner": "data",
+    "DiLoCo": "parallel",
     "DistributedDataParallel": "parallel",
     "DistributedSampler": "data",
     "GradBucket": "parallel",

@@ -20,6 +20,7 @@ from .data_parallel import DataParallel
 from .ddp import DistributedDataParallel
 from .join import Join, Joinable, JoinHook
 from .local_sgd import (
+    DiLoCo,
     HierarchicalModelAverager,
     ModelAverager,
     PeriodicModelAverager,
@@ -35,6 +36,7 @@ from .zero import ZeroRedundancyOptimizer
 __all__ = [
     "BufferCommHookLocation",
     "DataParallel",
+    "DiLoCo",
     "DistributedDataParallel",
     "GradBucket",
     "HierarchicalModelAverager",

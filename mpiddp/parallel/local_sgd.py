@@ -1,4 +1,10 @@
-"""Averaging models now and then instead of gradients always: post-local SGD and hierarchical SGD."""
+"""Local SGD: ranks train on their own for many steps and combine their models now and then.
+
+A *model averager* is called after each step: `PeriodicModelAverager` and `HierarchicalModelAverager` average
+parameters, `DiLoCo` makes a step of an outer optimizer on the averaged difference of H local steps.
+`PostLocalSGDOptimizer` calls it at the end of ``step``. `post_localSGD_hook` ends the averaging of gradients by
+`DistributedDataParallel`.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +18,18 @@ from mpiddp.device import array_namespace
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, all_reduce, new_subgroups
 from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Parameter
-from mpiddp.optim import Optimizer
+from mpiddp.optim import SGD, Optimizer
 from mpiddp.typing import Array
 
 from .bucket import GradBucket
 from .comm_hooks.default import allreduce_hook, completed, group_of
+from .replicas import broadcast_arrays
+
+Parameters = Iterable[Parameter] | Iterable[dict[str, Any]]
+"""Parameters, or an optimizer's parameter groups."""
 
 
-def parameters_of(params: Iterable[Parameter] | Iterable[dict[str, Any]]) -> list[Parameter]:
+def parameters_of(params: Parameters) -> list[Parameter]:
     """Return parameters from a list of them, or of an optimizer's groups."""
     found: list[Parameter] = []
     for each in params:
@@ -29,20 +39,35 @@ def parameters_of(params: Iterable[Parameter] | Iterable[dict[str, Any]]) -> lis
 
 def average_parameters(params: Iterable[Parameter], process_group: GroupLike = None) -> None:
     """Replace parameters by their averages over a group's ranks, in one message for each dtype."""
-    by_dtype: dict[Any, list[Array]] = {}
-    for parameter in params:
-        by_dtype.setdefault(parameter.dtype, []).append(parameter.data)
-    for arrays in by_dtype.values():
+    for arrays in _by_dtype(params):
         packed = array_namespace(arrays[0]).concatenate([x.reshape(-1) for x in arrays])
         all_reduce(packed, ReduceOp.AVG, process_group)
-        start = 0
-        for x in arrays:
-            x[...] = packed[start : start + x.size].reshape(x.shape)
-            start += x.size
+        _unpack(packed, arrays)
+
+
+def _by_dtype(params: Iterable[Parameter]) -> list[list[Array]]:
+    """Return the parameters' arrays, those of a dtype together."""
+    found: dict[Any, list[Array]] = {}
+    for parameter in params:
+        found.setdefault(parameter.dtype, []).append(parameter.data)
+    return list(found.values())
+
+
+def _unpack(packed: Array, arrays: Iterable[Array]) -> None:
+    start = 0
+    for x in arrays:
+        x[...] = packed[start : start + x.size].reshape(x.shape)
+        start += x.size
+
+
+def _check(name: str, value: int, least: int) -> int:
+    if value < least:
+        raise ValueError(f"Arg ``{name}`` must be a {'positive value' if least else 'non-negative number'}.")
+    return value
 
 
 class ModelAverager(ABC):
-    """Something that averages a model's parameters when it is time.
+    """Combines the ranks' models in some of the steps.
 
     Parameters
     ----------
@@ -60,25 +85,27 @@ class ModelAverager(ABC):
         self.step = 0
 
     @abstractmethod
-    def average_parameters(self, params: Iterable[Parameter] | Iterable[dict[str, Any]]) -> None:
-        """Average if it is time, and count the step; ``params`` are parameters or an optimizer's groups."""
+    def average_parameters(self, params: Parameters) -> None:
+        """Count a step and average the parameters if it is time; ``params`` may be an optimizer's groups."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps and, where there is one, the state of the outer optimizer."""
+        return {"step": self.step}
 
-def _check_warmup(warmup_steps: int) -> int:
-    if warmup_steps < 0:
-        raise ValueError("Arg ``warmup_steps`` must be a non-negative number.")
-    return warmup_steps
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        self.step = state_dict["step"]
 
 
 class PeriodicModelAverager(ModelAverager):
-    """Averages parameters in every ``period``-th step after a warm-up.
+    """Averages the parameters in every ``period``-th step after a warm-up.
 
     Parameters
     ----------
     period : int
         Steps from one averaging to the next.
     warmup_steps : int, default 0
-        Steps without; gradients are averaged in them.
+        Steps before the first averaging, in which gradients are averaged instead.
     process_group : ProcessGroup, optional
         The ranks; all by default.
 
@@ -89,9 +116,8 @@ class PeriodicModelAverager(ModelAverager):
 
     def __init__(self, period: int, warmup_steps: int = 0, process_group: GroupLike = None) -> None:
         super().__init__(process_group)
-        self.warmup_steps = _check_warmup(warmup_steps)
-        if period < 1:
-            raise ValueError("Arg ``period`` must be a positive value.")
+        self.warmup_steps = _check("warmup_steps", warmup_steps, 0)
+        self.period = _check("period", period, 1)
         if period == 1:
             warnings.warn(
                 "When period is 1, no need to use model averaging because the communication cost of all-reducing"
@@ -99,9 +125,8 @@ class PeriodicModelAverager(ModelAverager):
                 " backward pass. Therefore, only DistributedDataParallel should be used for this case.",
                 stacklevel=2,
             )
-        self.period = period
 
-    def average_parameters(self, params: Iterable[Parameter] | Iterable[dict[str, Any]]) -> None:
+    def average_parameters(self, params: Parameters) -> None:
         """Average if it is time, and count the step."""
         if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0:
             average_parameters(parameters_of(params), self.process_group)
@@ -109,15 +134,15 @@ class PeriodicModelAverager(ModelAverager):
 
 
 class HierarchicalModelAverager(ModelAverager):
-    """Averages parameters often in small groups and rarely in large ones.
+    """Averages the parameters often in small groups and rarely in large ones.
 
     Parameters
     ----------
     period_group_size_dict : dict of int to int
         Period and size of the groups that average with it; both ascending, the last size that of the whole group, each
-        a divisor of it. Where several periods are due, the largest group averages.
+        a divisor of it. If several periods are due, the largest group averages.
     warmup_steps : int, default 0
-        Steps without.
+        Steps before the first averaging.
     process_group : ProcessGroup, optional
         The ranks; all by default. Making the small groups is collective over all ranks.
 
@@ -137,7 +162,7 @@ class HierarchicalModelAverager(ModelAverager):
         process_group: GroupLike = None,
     ) -> None:
         super().__init__(process_group)
-        self.warmup_steps = _check_warmup(warmup_steps)
+        self.warmup_steps = _check("warmup_steps", warmup_steps, 0)
         if not period_group_size_dict:
             raise ValueError("Arg ``period_group_size_dict`` must not be empty.")
         periods, sizes = list(period_group_size_dict), list(period_group_size_dict.values())
@@ -160,12 +185,170 @@ class HierarchicalModelAverager(ModelAverager):
             for period, size in period_group_size_dict.items()
         }
 
-    def average_parameters(self, params: Iterable[Parameter] | Iterable[dict[str, Any]]) -> None:
+    def average_parameters(self, params: Parameters) -> None:
         """Average in the largest group for which it is time, and count the step."""
         due = [group for period, group in self.period_process_group_dict.items() if self.step % period == 0]
         if self.step >= self.warmup_steps and due:
             average_parameters(parameters_of(params), due[-1])
         self.step += 1
+
+
+class DiLoCo(ModelAverager):
+    """Distributed Low-Communication training: an outer optimizer's step every H local steps.
+
+    Each rank makes ``period`` steps of its own (inner) optimizer from the global parameters. The mean over ranks of
+    (global - local) parameters is the outer gradient; Nesterov SGD applies it to the global parameters, and all ranks
+    continue from the result.
+
+    Parameters
+    ----------
+    params : iterable of Parameter or of dict
+        The model's parameters, or an optimizer's groups. Their values become those of the first rank; collective.
+    period : int
+        H: local steps from one outer step to the next.
+    fragments : int, default 1
+        Parts of the model, of about equal size, that are synchronised in turn, ``period / fragments`` steps apart, each
+        once a period: the same bytes in smaller messages (Streaming DiLoCo).
+    lr, momentum : float, default 0.7 and 0.9
+        Of the outer Nesterov SGD. ``lr=1, momentum=0`` averages parameters.
+    warmup_steps : int, default 0
+        Steps before the first period, in which gradients are averaged instead: the parameters must be equal on all
+        ranks at their end.
+    process_group : ProcessGroup, optional
+        The ranks; all by default.
+
+    Attributes
+    ----------
+    outer_optimizer : SGD
+        Its ``param_groups`` may be changed, by a scheduler for example, on all ranks alike.
+
+    Raises
+    ------
+    ValueError
+        If ``fragments`` exceeds ``period`` or the number of parameters; in `average_parameters`, for other parameters.
+
+    Notes
+    -----
+    Sends each parameter once a period, 1 / H of what `DistributedDataParallel` sends. Memory: the global parameters and
+    their momentum, each as large as the model. Optimizer state and buffers such as running statistics stay local.
+
+    References
+    ----------
+    A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv 2311.08105.
+    A. Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512.
+
+    Examples
+    --------
+    >>> averager = dist.DiLoCo(model.parameters(), period=50, fragments=4)  # doctest: +SKIP
+    >>> optimizer = dist.PostLocalSGDOptimizer(optim.AdamW(model.parameters()), averager)  # doctest: +SKIP
+    >>> loss_fn(model(x), y).backward()  # the model itself, not DistributedDataParallel  # doctest: +SKIP
+    >>> optimizer.step()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        period: int,
+        fragments: int = 1,
+        *,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        warmup_steps: int = 0,
+        process_group: GroupLike = None,
+    ) -> None:
+        super().__init__(process_group)
+        self.period, self.warmup_steps = _check("period", period, 1), _check("warmup_steps", warmup_steps, 0)
+        self._parameters = parameters_of(params)
+        most = min(period, len(self._parameters))
+        if not 1 <= fragments <= most:
+            raise ValueError(
+                f"DiLoCo: fragments has to be between 1 and {most}, at most one a step of the period ({period}) and at"
+                f" most one a parameter ({len(self._parameters)}), got {fragments}"
+            )
+        broadcast_arrays([parameter.data for parameter in self._parameters], self.process_group)
+        self._fragments = [_Fragment(each) for each in _split(self._parameters, fragments)]
+        outer = [parameter for fragment in self._fragments for parameter in fragment.outer]
+        self.outer_optimizer = SGD(outer, lr=lr, momentum=momentum, nesterov=momentum > 0)
+
+    def average_parameters(self, params: Parameters) -> None:
+        """Count a step and make the outer step of the fragment that is due; ``params`` are those of the constructor."""
+        if list(map(id, parameters_of(params))) != list(map(id, self._parameters)):
+            raise ValueError("DiLoCo averages the parameters that it was made with, in their order; make another one")
+        self.step += 1
+        local = self.step - self.warmup_steps
+        if local == 0:
+            for fragment in self._fragments:
+                fragment.copy_local()
+        elif local > 0:
+            count = len(self._fragments)
+            for index, fragment in enumerate(self._fragments, 1):
+                if local % self.period == index * self.period // count % self.period:
+                    self._synchronize(fragment)
+
+    def synchronize(self) -> None:
+        """Make the outer step of all fragments that had none in this step: before an evaluation, on all ranks."""
+        for fragment in self._fragments:
+            if fragment.synchronized_at != self.step:
+                self._synchronize(fragment)
+
+    def _synchronize(self, fragment: _Fragment) -> None:
+        fragment.synchronize(self.outer_optimizer, self.process_group)
+        fragment.synchronized_at = self.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps, the global parameters (live arrays) and the outer optimizer's state."""
+        outer = [parameter.data for fragment in self._fragments for parameter in fragment.outer]
+        return {"step": self.step, "outer": outer, "outer_optimizer": self.outer_optimizer.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict` with the same parameters and fragments; arrays are copied."""
+        self.step = state_dict["step"]
+        outer = [parameter for fragment in self._fragments for parameter in fragment.outer]
+        for parameter, saved in zip(outer, state_dict["outer"], strict=True):
+            parameter.data[...] = saved
+        self.outer_optimizer.load_state_dict(state_dict["outer_optimizer"])
+
+
+class _Fragment:
+    """Parameters that are synchronised together; the global ones are flat arrays, one for each dtype."""
+
+    def __init__(self, parameters: list[Parameter]) -> None:
+        self._parameters = parameters
+        self.synchronized_at = 0
+        self.outer = [Parameter(_packed(arrays)) for arrays in _by_dtype(parameters)]
+
+    def copy_local(self) -> None:
+        for outer, arrays in zip(self.outer, _by_dtype(self._parameters), strict=True):
+            outer.data[...] = _packed(arrays)
+
+    def synchronize(self, optimizer: Optimizer, group: ProcessGroup) -> None:
+        local = _by_dtype(self._parameters)
+        for outer, arrays in zip(self.outer, local, strict=True):
+            outer.grad = outer.data - _packed(arrays)
+            all_reduce(outer.grad, ReduceOp.AVG, group)
+        optimizer.step()  # of these parameters: the others have no gradient
+        for outer, arrays in zip(self.outer, local, strict=True):
+            _unpack(outer.data, arrays)
+            outer.grad = None
+
+
+def _packed(arrays: list[Array]) -> Array:
+    packed: Array = array_namespace(arrays[0]).concatenate([x.reshape(-1) for x in arrays])
+    return packed
+
+
+def _split(parameters: list[Parameter], count: int) -> list[list[Parameter]]:
+    """Cut parameters into ``count`` runs of about equal size, none of them empty."""
+    runs: list[list[Parameter]] = [[]]
+    total, done = sum(parameter.data.nbytes for parameter in parameters), 0
+    for index, parameter in enumerate(parameters):
+        missing, left = count - len(runs), len(parameters) - index
+        full = done * count >= total * len(runs)
+        if runs[-1] and missing and (full or missing == left):
+            runs.append([])
+        runs[-1].append(parameter)
+        done += parameter.data.nbytes
+    return runs
 
 
 class PostLocalSGDState:
@@ -174,9 +357,9 @@ class PostLocalSGDState:
     Parameters
     ----------
     process_group : ProcessGroup, optional
-        Who averages gradients at first; all ranks by default.
+        Averages gradients at first; all ranks by default.
     subgroup : ProcessGroup, optional
-        Who averages them later; by default the ranks of this node, and making that group is collective over all ranks.
+        Averages them later; by default the ranks of this node, and making that group is collective over all ranks.
     start_localSGD_iter : int
         The first iteration that averages in the subgroup.
     post_local_gradient_allreduce : bool, default True
@@ -206,7 +389,7 @@ class PostLocalSGDState:
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
     """Average a bucket over all ranks, and from iteration ``start_localSGD_iter`` on over those of the subgroup.
 
-    Goes with `PostLocalSGDOptimizer`, which averages the models of all ranks now and then.
+    Used with a model averager whose ``warmup_steps`` is ``start_localSGD_iter``.
 
     References
     ----------
@@ -223,18 +406,14 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future: 
 
 
 class PostLocalSGDOptimizer:
-    """An optimizer whose steps end with a model averager's.
+    """An optimizer whose steps end with those of a model averager.
 
     Parameters
     ----------
     optim : Optimizer
         The optimizer of this rank.
     averager : ModelAverager
-        Averages the parameters when it is time.
-
-    Notes
-    -----
-    Goes with `post_localSGD_hook`, which stops averaging gradients over all ranks when the averager begins.
+        Combines the ranks' parameters when it is time.
 
     References
     ----------
@@ -269,15 +448,17 @@ class PostLocalSGDOptimizer:
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state and the averager's count, ``step``."""
-        return self.optim.state_dict() | {"step": self.averager.step}
+        """Return the optimizer's state and the averager's, such as ``step``."""
+        return self.optim.state_dict() | self.averager.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` has returned; without ``step`` the averager starts anew, with a warning."""
-        self.optim.load_state_dict({name: value for name, value in state_dict.items() if name != "step"})
-        if "step" not in state_dict:
-            warnings.warn(
-                "Loaded state dict does not contain a step counter for an averager. Setting step counter to 0.",
-                stacklevel=2,
-            )
-        self.averager.step = state_dict.get("step", 0)
+        """Continue from a `state_dict`; without ``step`` the averager starts anew, with a warning."""
+        self.optim.load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        if "step" in state_dict:
+            self.averager.load_state_dict(state_dict)
+            return
+        warnings.warn(
+            "Loaded state dict does not contain a step counter for an averager. Setting step counter to 0.",
+            stacklevel=2,
+        )
+        self.averager.step = 0

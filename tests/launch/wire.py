@@ -1,6 +1,6 @@
 """What a rank does to measure the network between hosts; see measure_hosts, which starts it. Rank 0 prints JSON.
 
-``wire.py all_reduce BYTES ROUNDS`` or ``wire.py train``.
+``wire.py all_reduce BYTES ROUNDS``, ``wire.py train`` or ``wire.py local``.
 """
 
 from __future__ import annotations
@@ -101,9 +101,49 @@ def train(rounds: int = 3) -> dict[str, Any]:
     }
 
 
+def local(epochs: int = 8, period: int = 8) -> dict[str, Any]:
+    """Return bytes that a host sends a step, step time (s) and test loss, of DDP and of ways to send less.
+
+    All see the same samples. The parameters that the test sees are averages over the ranks.
+    """
+    found = {}
+    for name in ("DDP", "PowerSGD rank 4", "periodic averaging", "DiLoCo", "DiLoCo, 3 fragments"):
+        state: Any = None
+        hook: Any = None
+        if "SGD" in name:
+            hook, state = powerSGD_hook, PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        elif name != "DDP":
+            hook, state = dist.post_localSGD_hook, dist.PostLocalSGDState(None, dist.group.WORLD, 0, False)
+        each = trainer(25, hook, state)
+        params = each.optimizer.param_groups
+        averager: dist.ModelAverager | None = None
+        if "DiLoCo" in name:
+            averager = dist.DiLoCo(params, period, fragments=3 if "fragments" in name else 1)
+        elif "periodic" in name:
+            averager = dist.PeriodicModelAverager(period, warmup_steps=period - 1)
+        if averager is not None:
+            each.callbacks["step_end"].append(lambda _, a=averager, p=params: a.average_parameters(p))
+        each.fit(1)  # connections, buckets
+        dist.barrier()
+        before, begun = sent_bytes(), time.perf_counter()
+        each.fit(epochs)
+        dist.barrier()
+        steps = (epochs - 1) * SAMPLES // BATCH
+        took, sent = most(time.perf_counter() - begun) / steps, most(sent_bytes() - before) / steps
+        if isinstance(averager, dist.DiLoCo):
+            averager.synchronize()
+        test = synthetic(SAMPLES, seed=0, noise=2.0, train=False)
+        tally = each.evaluate(DataLoader(test, batch_size=BATCH))
+        found[name] = {"bytes": sent, "s": took, "loss": tally.mean("loss"), "accuracy": tally.mean("correct")}
+    return found
+
+
 if __name__ == "__main__":
     dist.init_process_group()
-    found = train() if sys.argv[1] == "train" else all_reduce(int(sys.argv[2]), int(sys.argv[3]))
+    if sys.argv[1] == "all_reduce":
+        found = all_reduce(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        found = train() if sys.argv[1] == "train" else local()
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()
