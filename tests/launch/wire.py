@@ -29,6 +29,8 @@ from mpiddp.training.trainer import Trainer
 CONTENDERS = ("hierarchical", "ring", "native")
 BUCKETS_MB = (0.25, 1, 4, 25)
 SAMPLES, BATCH, HIDDEN = 2048, 256, 1024
+NOISE = 8.0
+"""Of the samples whose test loss is compared: enough for some errors."""
 
 
 def sent_bytes() -> int:
@@ -70,13 +72,13 @@ def all_reduce(size_bytes: int, rounds: int) -> dict[str, Any]:
     return {name: {"s": statistics.median(times[name]), "bytes": sent[name]} for name in CONTENDERS}
 
 
-def trainer(bucket_mb: float, hook: Any = None, state: Any = None) -> Trainer:
+def trainer(bucket_mb: float, hook: Any = None, state: Any = None, noise: float = 2.0) -> Trainer:
     """Return a trainer of a perceptron with 1.9 million parameters (7.5 MB), whose buckets a hook may reduce."""
     manual_seed(0)
     model = DistributedDataParallel(MLP(dropout=0.0, hidden=HIDDEN), bucket_cap_mb=bucket_mb)
     if hook is not None:
         model.register_comm_hook(state, hook)
-    data = synthetic(SAMPLES, seed=0, noise=2.0)
+    data = synthetic(SAMPLES, seed=0, noise=noise)
     loader = DataLoader(data, batch_sampler=GlobalBatchSampler(data, BATCH, seed=0))
     return Trainer(model, SGD(model.module.parameters(), lr=0.01, momentum=0.9), functional.nll_loss, loader)
 
@@ -114,7 +116,7 @@ def local(epochs: int = 8, period: int = 8) -> dict[str, Any]:
             hook, state = powerSGD_hook, PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
         elif name != "DDP":
             hook, state = dist.post_localSGD_hook, dist.PostLocalSGDState(None, dist.group.WORLD, 0, False)
-        each = trainer(25, hook, state)
+        each = trainer(25, hook, state, NOISE)
         params = each.optimizer.param_groups
         averager: dist.ModelAverager | None = None
         if "DiLoCo" in name:
@@ -132,7 +134,7 @@ def local(epochs: int = 8, period: int = 8) -> dict[str, Any]:
         took, sent = most(time.perf_counter() - begun) / steps, most(sent_bytes() - before) / steps
         if isinstance(averager, dist.DiLoCo):
             averager.synchronize()
-        test = synthetic(SAMPLES, seed=0, noise=2.0, train=False)
+        test = synthetic(SAMPLES, seed=0, noise=NOISE, train=False)
         tally = each.evaluate(DataLoader(test, batch_size=BATCH))
         found[name] = {"bytes": sent, "s": took, "loss": tally.mean("loss"), "accuracy": tally.mean("correct")}
     return found
