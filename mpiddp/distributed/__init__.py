@@ -45,6 +45,7 @@ from .collectives import (
     reduce_scatter_tensor,
     scatter,
 )
+from .device_mesh import DeviceMesh, init_device_mesh
 from .groups import (
     GroupMember,
     ProcessGroup,
@@ -84,6 +85,7 @@ __all__ = [
     "SHRINK_DEFAULT",
     "ArrayError",
     "Backend",
+    "DeviceMesh",
     "DistBackendError",
     "DistError",
     "DistTimeoutError",
@@ -126,6 +128,7 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "group",
+    "init_device_mesh",
     "init_process_group",
     "irecv",
     "is_available",

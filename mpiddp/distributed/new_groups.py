@@ -98,7 +98,23 @@ def _without_waiting(make: Callable[[], T], what: Operation) -> T:
         ) from error
 
 
-def _split(
+def _together(parent: ProcessGroup, make: Callable[[], T], what: str) -> T:
+    """Return the result of ``make``, in which all ranks of ``parent`` block in MPI, as a numbered call of the group."""
+    link = parent.link
+    expect_own_thread(link.busy, parent)
+    link.sequence = sequence = link.sequence + 1
+    parent.monitor.publish(sequence, _NEW_GROUP)
+    made = _without_waiting(make, Operation(what, link.members, number=sequence))
+    parent.monitor.verify(sequence)
+    return made
+
+
+def agree(parent: ProcessGroup, what: str, value: object) -> None:
+    """Raise `MismatchError` on every rank of ``parent`` if they give values that print differently."""
+    _together(parent, lambda: _agree(parent.link, what, value), what)
+
+
+def split(
     parent: ProcessGroup,
     parts: Sequence[Sequence[int]],
     what: str,
@@ -117,12 +133,7 @@ def _split(
         comm = parent.link.now.Split(color, key)
         return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout, description, backend)
 
-    link = parent.link
-    expect_own_thread(link.busy, parent)
-    link.sequence = sequence = link.sequence + 1
-    parent.monitor.publish(sequence, _NEW_GROUP)
-    made = _without_waiting(make, Operation(what, link.members, number=sequence))
-    parent.monitor.verify(sequence)
+    made = _together(parent, make, what)
     return mine, made
 
 
@@ -175,7 +186,7 @@ def new_group(
     if sort_ranks:
         chosen.sort()
     if not use_local_synchronization:
-        _, made = _split(parent, [chosen], "new_group", timeout, group_desc, kind)
+        _, made = split(parent, [chosen], "new_group", timeout, group_desc, kind)
         return GroupMember.NON_GROUP_MEMBER if made is None else made
     seconds(timeout)
     if parent.rank() not in chosen:
@@ -253,7 +264,7 @@ def _all_parts(
     backend: str,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
     """Split ``parent`` and return this rank's group and the list of all."""
-    mine, made = _split(parent, parts, what, timeout, description, backend)
+    mine, made = split(parent, parts, what, timeout, description, backend)
     return made, [made if index == mine else GroupMember.NON_GROUP_MEMBER for index in range(len(parts))]
 
 
@@ -347,4 +358,4 @@ def split_group(
     flat = [rank for part in parts for rank in part]
     if len(set(flat)) != len(flat):
         raise ValueError(f"the split groups must share no rank, got {parts}")
-    return _split(parent, parts, "split_group", timeout, group_desc, kind)[1]
+    return split(parent, parts, "split_group", timeout, group_desc, kind)[1]

@@ -1,6 +1,7 @@
 """Modules, layers and losses under torch's names, on the tape of :mod:`mpiddp.autograd`.
 
-Imports ``autograd`` and what is below it, and knows nothing of MPI: gradients leave through ``grad_slot`` and hooks.
+Imports ``autograd`` and what is below it. Only `collectives` knows MPI: gradients leave through ``grad_slot`` and
+hooks.
 """
 
 from . import functional, init, random, utils

@@ -7,6 +7,19 @@ from mpiddp.autograd import cat, stack
 
 from .activation import gelu, leaky_relu, log_softmax, logsigmoid, relu, sigmoid, silu, softmax, tanh
 from .attention import scaled_dot_product_attention
+from .collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    all_to_all_single,
+    broadcast,
+    gather,
+    recv,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send,
+)
 from .conv import conv2d
 from .dropout import dropout, dropout2d
 from .embedding import embedding
@@ -25,15 +38,21 @@ from .shaping import pad
 
 __all__ = [
     "adaptive_avg_pool2d",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
     "avg_pool2d",
     "batch_norm",
     "binary_cross_entropy_with_logits",
+    "broadcast",
     "cat",
     "conv2d",
     "cross_entropy",
     "dropout",
     "dropout2d",
     "embedding",
+    "gather",
     "gelu",
     "group_norm",
     "l1_loss",
@@ -46,8 +65,13 @@ __all__ = [
     "mse_loss",
     "nll_loss",
     "pad",
+    "recv",
+    "reduce",
+    "reduce_scatter",
     "relu",
     "scaled_dot_product_attention",
+    "scatter",
+    "send",
     "sigmoid",
     "silu",
     "smooth_l1_loss",

@@ -1,0 +1,383 @@
+"""Device meshes: the ranks as an array of several dimensions, with a process group for each row along each of them.
+
+A layout says which dimensions of the root mesh each dimension of a mesh consists of: that of a root mesh of three
+dimensions is ``((0,), (1,), (2,))``, that of a slice of it ``((0,), (2,))``, that of the flattened slice ``((0, 2),)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .backends import backend_of
+from .groups import ProcessGroup, default_group, get_rank, has_default
+from .init import init_process_group
+from .new_groups import agree, checked_ranks, split
+
+Layout: TypeAlias = tuple[tuple[int, ...], ...]
+Names: TypeAlias = tuple[str, ...]
+
+
+def _checked_type(device_type: object) -> str:
+    if device_type not in ("cpu", "cuda"):
+        raise RuntimeError(
+            f'device_type must be "cpu" or "cuda", without a number, got {device_type!r}: an array says itself where it'
+            " lies"
+        )
+    return str(device_type)
+
+
+def _checked_names(names: Sequence[str] | None, ndim: int) -> Names | None:
+    if names is None:
+        return None
+    found = (names,) if isinstance(names, str) else tuple(names)
+    if len(set(found)) != len(found):
+        raise RuntimeError(f"Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names {found}")
+    if len(found) != ndim:
+        raise RuntimeError(
+            "mesh_shape and mesh_dim_names should have same length! Found len(mesh_dim_names):"
+            f" {len(found)} and len(mesh_shape): {ndim}."
+        )
+    return found
+
+
+class DeviceMesh:
+    """The ranks as an array of several dimensions (``torch.distributed.device_mesh.DeviceMesh``).
+
+    Along each dimension, the ranks that differ in that coordinate alone form a process group. All ranks of the default
+    group make the mesh, with the same arguments, whether they are in it or not; `init_process_group` is called where it
+    has not been. Slices need no communication.
+
+    Parameters
+    ----------
+    device_type : str
+        ``"cpu"`` or ``"cuda"``, as in torch; changes nothing, because arrays say where they lie.
+    mesh : array_like of int
+        Global ranks, of any shape of at least one dimension; each at most once.
+    mesh_dim_names : sequence of str, optional
+        A name for each dimension.
+
+    Attributes
+    ----------
+    device_type : str
+        As given.
+    mesh : ndarray of int
+        Global ranks; of a slice, those of the slice that this rank is in.
+    mesh_dim_names : tuple of str or None
+        The names of the dimensions.
+
+    Raises
+    ------
+    RuntimeError
+        If the names do not fit, or the mesh has more ranks than the default group.
+    ValueError
+        If a rank does not exist, or appears twice.
+    MismatchError
+        On every rank, if ranks gave different meshes.
+
+    Notes
+    -----
+    The rank in the group of a dimension is the coordinate; in torch it follows the order of the global ranks.
+
+    Examples
+    --------
+    >>> mesh = dist.init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))  # doctest: +SKIP
+    >>> dist.all_reduce(gradient, group=mesh.get_group("dp"))  # doctest: +SKIP
+    """
+
+    device_type: str
+    mesh: np.ndarray[Any, np.dtype[np.int64]]
+    mesh_dim_names: Names | None
+    _groups: list[ProcessGroup]
+    """This rank's groups along the dimensions; empty on a rank that is not in the mesh."""
+
+    def __init__(self, device_type: str, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None) -> None:
+        ranks, names = self._check(device_type, mesh, mesh_dim_names)
+        self._be_root(device_type, ranks, names)
+        agree(default_group(), "init_device_mesh", (ranks.tolist(), names))
+        made = [self._make_group(axes, str(dim)) for dim, axes in enumerate(self._layout)]
+        self._groups = [found for found in made if found is not None]
+
+    @staticmethod
+    def _check(device_type: str, mesh: Any, names: Sequence[str] | None) -> tuple[np.ndarray[Any, Any], Names | None]:
+        _checked_type(device_type)
+        ranks = np.array(mesh)
+        if ranks.dtype.kind not in "iu" or ranks.ndim == 0 or ranks.size == 0:
+            raise TypeError(f"a mesh is an array of ranks of at least one dimension, got {mesh!r}")
+        found = _checked_names(names, ranks.ndim)
+        if not has_default():
+            init_process_group()
+        size = default_group().size()
+        if ranks.size > size:
+            raise RuntimeError(
+                f"Mesh should not be bigger than default world size {size}, but found {ranks.size} ranks!"
+            )
+        checked_ranks(ranks.reshape(-1).tolist(), size)
+        return ranks.astype(np.int64), found
+
+    def _be_root(self, device_type: str, ranks: np.ndarray[Any, Any], names: Names | None) -> None:
+        self.device_type, self.mesh, self.mesh_dim_names = device_type, ranks, names
+        self._root = self
+        self._layout: Layout = tuple((axis,) for axis in range(ranks.ndim))
+        self._groups = []
+        self._flattened: dict[str, DeviceMesh] = {}
+
+    def _rows(self, layout: Layout) -> np.ndarray[Any, Any]:
+        """Return all meshes that a layout cuts the root mesh into, of shape (n, *shape)."""
+        ranks = self._root.mesh
+        used = [axis for axes in layout for axis in axes]
+        rest = [axis for axis in range(ranks.ndim) if axis not in used]
+        shape = tuple(math.prod(ranks.shape[axis] for axis in axes) for axes in layout)
+        return ranks.transpose(rest + used).reshape(-1, *shape)
+
+    def _make_group(self, axes: tuple[int, ...], name: str) -> ProcessGroup | None:
+        """Make the groups along one dimension; return this rank's."""
+        names = self._root.mesh_dim_names
+        parts = self._rows((axes,)).tolist()
+        parent = default_group()
+        if parts == [list(range(parent.size()))]:
+            return parent
+        described = "_".join(names[axis] for axis in axes) if names else f"dim_{name}"
+        return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", backend_of(parent.link))[1]
+
+    def _part(self, layout: Layout, names: Names, groups: list[ProcessGroup]) -> DeviceMesh:
+        """Return a mesh of the ranks of this rank's slice; on a rank outside of the root mesh, of the first slice."""
+        rows = self._rows(layout)
+        mine = np.argwhere(rows == get_rank())
+        part = DeviceMesh.__new__(DeviceMesh)
+        part.device_type, part.mesh, part.mesh_dim_names = self.device_type, rows[mine[0][0] if len(mine) else 0], names
+        part._root, part._layout, part._groups = self._root, layout, groups
+        return part
+
+    @classmethod
+    def from_group(
+        cls,
+        group: ProcessGroup | Sequence[ProcessGroup],
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+    ) -> DeviceMesh:
+        """Return a mesh of groups that exist, without communication.
+
+        Parameters
+        ----------
+        group : ProcessGroup or sequence of ProcessGroup
+            One for each dimension: that of this rank along it.
+        device_type : str
+            ``"cpu"`` or ``"cuda"``.
+        mesh : array_like of int, optional
+            Global ranks; needed where there are several groups.
+        mesh_dim_names : sequence of str, optional
+            A name for each dimension; needed where there are several groups.
+
+        Raises
+        ------
+        ValueError
+            If something is missing, or the mesh has other ranks along a dimension than the group.
+        """
+        groups = [group] if isinstance(group, ProcessGroup) else list(group)
+        if not groups:
+            raise ValueError("Expects at least one ProcessGroup to be passed")
+        if len(groups) > 1 and mesh is None:
+            raise ValueError("Must pass mesh if passing multiple ProcessGroups")
+        if len(groups) > 1 and mesh_dim_names is None:
+            raise ValueError("Must pass mesh_dim_names if passing multiple ProcessGroups")
+        ranks, names = cls._check(device_type, groups[0].ranks if mesh is None else mesh, mesh_dim_names)
+        if ranks.ndim != len(groups):
+            raise ValueError(
+                f"Expects mesh with ndim equal to number of ProcessGroups but got mesh {ranks.tolist()} and"
+                f" {len(groups)} ProcessGroups"
+            )
+        made = cls.__new__(cls)
+        made._be_root(device_type, ranks, names)
+        for axes, each in zip(made._layout, groups, strict=True):
+            if not any(tuple(row) == each.ranks for row in made._rows((axes,)).tolist()):
+                raise ValueError(
+                    f"Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {list(each.ranks)} as dimension"
+                    f" {axes[0]}"
+                )
+        made._groups = groups
+        return made
+
+    def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
+        """Return the mesh of some dimensions that this rank is in: ``mesh["dp"]``, ``mesh["dp", "tp"]``.
+
+        Parameters
+        ----------
+        mesh_dim_names : str or tuple of str
+            Dimensions, in the order of those of the result; or the name of a flattened mesh.
+
+        Raises
+        ------
+        RuntimeError
+            If the dimensions have no names.
+        KeyError
+            If there is no such dimension.
+        """
+        if not self.mesh_dim_names:
+            raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        if names == self.mesh_dim_names:
+            return self
+        if len(names) == 1 and names[0] in self._root._flattened:
+            return self._root._flattened[names[0]]
+        if not names or len(set(names)) != len(names) or not set(names) <= set(self.mesh_dim_names):
+            valid = [*self.mesh_dim_names, *self._root._flattened]
+            raise KeyError(f"Invalid mesh_dim_names {names} specified. Valid mesh_dim_names are {valid}.")
+        dims = [self.mesh_dim_names.index(name) for name in names]
+        groups = [self._groups[dim] for dim in dims] if self._groups else []
+        return self._part(tuple(self._layout[dim] for dim in dims), names, groups)
+
+    def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
+        """Return a mesh of one dimension with the ranks of this one; all ranks of the default group call.
+
+        Parameters
+        ----------
+        mesh_dim_name : str, optional
+            Its name, by which the root mesh knows it from then on; the names joined by ``_`` by default.
+
+        Raises
+        ------
+        RuntimeError
+            If the dimensions have no names.
+        ValueError
+            If the name is that of another mesh.
+        """
+        if not self.mesh_dim_names:
+            raise RuntimeError("Cannot flatten a DeviceMesh without mesh_dim_names!")
+        name = mesh_dim_name or "_".join(self.mesh_dim_names)
+        if self.mesh_dim_names == (name,):
+            return self
+        root, layout = self._root, (tuple(axis for axes in self._layout for axis in axes),)
+        known = root._flattened.get(name)
+        if name in (root.mesh_dim_names or ()) or (known is not None and known._layout != layout):
+            raise ValueError(f"{name} already exists for submesh of the {root}. Please specify another valid name.")
+        if known is None:
+            group = self._make_group(layout[0], name)
+            known = root._flattened[name] = self._part(layout, (name,), [] if group is None else [group])
+        return known
+
+    def _dim(self, mesh_dim: int | str | None) -> int:
+        if mesh_dim is None:
+            if self.ndim > 1:
+                raise RuntimeError(
+                    f"Found the DeviceMesh have {self.ndim} dimensions. Optional kwarg `mesh_dim` needs to be specified"
+                    " when device_mesh.ndim > 1."
+                )
+            return 0
+        if isinstance(mesh_dim, str):
+            if mesh_dim not in (self.mesh_dim_names or ()):
+                raise KeyError(
+                    f"Mesh dimension '{mesh_dim}' does not exist. Available mesh dimensions are:"
+                    f" mesh_dim_names={self.mesh_dim_names}"
+                )
+            return (self.mesh_dim_names or ()).index(mesh_dim)
+        if not -self.ndim <= mesh_dim < self.ndim:
+            raise IndexError(f"a mesh of {self.ndim} dimensions has no dimension {mesh_dim}")
+        return mesh_dim % self.ndim
+
+    def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
+        """Return this rank's group along a dimension.
+
+        Parameters
+        ----------
+        mesh_dim : int or str, optional
+            The dimension, by number or name, or the name of a flattened mesh; may be left out where there is one.
+
+        Raises
+        ------
+        RuntimeError
+            If it is left out where there are several, or this rank is not in the mesh.
+        KeyError, IndexError
+            If there is no such dimension.
+        """
+        if isinstance(mesh_dim, str) and mesh_dim in self._root._flattened:
+            return self._root._flattened[mesh_dim].get_group()
+        dim = self._dim(mesh_dim)
+        if not self._groups:
+            raise RuntimeError(f"rank {get_rank()} is not in {self}: it has no group there")
+        return self._groups[dim]
+
+    def get_all_groups(self) -> list[ProcessGroup]:
+        """Return this rank's groups, one for each dimension."""
+        return [self.get_group(dim) for dim in range(self.ndim)]
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        """Return the number of ranks, in all or along a dimension."""
+        return int(self.mesh.size if mesh_dim is None else self.mesh.shape[self._dim(mesh_dim)])
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.mesh.ndim
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of ranks along each dimension."""
+        return tuple(self.mesh.shape)
+
+    def get_rank(self) -> int:
+        """Return this process's global rank."""
+        return get_rank()
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """Return this process's rank along a dimension; parameters and errors are those of `get_group`."""
+        return self.get_group(mesh_dim).rank()
+
+    def get_coordinate(self) -> tuple[int, ...] | None:
+        """Return this rank's place in the mesh, None on a rank that is not in it."""
+        places = np.argwhere(self.mesh == get_rank())
+        return tuple(places[0].tolist()) if len(places) else None
+
+    def __repr__(self) -> str:
+        lengths = ", ".join(f"{name}={n}" for name, n in zip(self.mesh_dim_names or (), self.shape, strict=False))
+        shape = f"({lengths})" if lengths else repr(self.shape)
+        return f"DeviceMesh({shape}, {self.device_type!r}, {self.mesh.tolist()})"
+
+
+def init_device_mesh(
+    device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
+) -> DeviceMesh:
+    """Arrange all ranks in a mesh, in row-major order (``torch.distributed.device_mesh.init_device_mesh``).
+
+    Parameters
+    ----------
+    device_type : str
+        ``"cpu"`` or ``"cuda"``, as in torch; changes nothing, because arrays say where they lie.
+    mesh_shape : sequence of int
+        Ranks along each dimension; their product is the number of all ranks. For a mesh of some of them,
+        ``DeviceMesh("cpu", [[0, 1], [2, 3]])``.
+    mesh_dim_names : sequence of str, optional
+        A name for each dimension.
+
+    Returns
+    -------
+    DeviceMesh
+        The mesh; all ranks call.
+
+    Raises
+    ------
+    RuntimeError
+        If the shape does not have as many places as there are ranks (torch takes a smaller one too), or the names do
+        not fit.
+
+    Examples
+    --------
+    >>> mesh = dist.init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))  # doctest: +SKIP
+    >>> mesh["tp"].get_local_rank()  # doctest: +SKIP
+    """
+    shape = tuple(int(n) for n in mesh_shape)
+    _checked_names(mesh_dim_names, len(shape))
+    if not has_default():
+        init_process_group()
+    size = default_group().size()
+    if not shape or min(shape) < 1 or math.prod(shape) != size:
+        raise RuntimeError(
+            f"mesh_shape {shape} has {math.prod(shape)} places, expected one for each of the {size} ranks of the"
+            " default group; DeviceMesh(device_type, ranks) makes a mesh of some of them"
+        )
+    return DeviceMesh(device_type, np.arange(size).reshape(shape), mesh_dim_names=mesh_dim_names)

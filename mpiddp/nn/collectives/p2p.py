@@ -1,0 +1,121 @@
+"""Messages from rank to rank: send and recv."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpiddp.autograd import Function
+from mpiddp.device import array_namespace
+from mpiddp.distributed import p2p
+from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
+from mpiddp.errors import ArrayError
+from mpiddp.mpi.message import as_array
+from mpiddp.typing import Array, ArrayLike
+
+from .recorded import NEEDED, contiguous, own_flags, recording
+
+
+class _Send(Function):
+    def forward(self, recorded: Array | None, x: Any, dst: int, group: ProcessGroup, tag: int) -> Array:
+        x = contiguous(x, "send")
+        self.shape, self.dst, self.group, self.tag = x.shape, dst, group, tag
+        p2p.send(np.array([recorded is not None, x.size]), dst, group, tag)
+        p2p.send(x, dst, group, tag)
+        zero: Array = array_namespace(x).zeros((), x.dtype)
+        return zero
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        y = array_namespace(grad).empty(self.shape, grad.dtype)
+        p2p.recv(y, self.dst, self.group, self.tag)
+        return None, y
+
+
+class _Recv(Function):
+    def forward(self, recorded: Array | None, output: Array, src: int, group: ProcessGroup, tag: int) -> Array:
+        self.src, self.group, self.tag = src, group, tag
+        return output
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        p2p.send(contiguous(grad, "send"), self.src, self.group, self.tag)
+        return (None,)
+
+
+def send(tensor: Any, dst: int, group: GroupLike = None, tag: int = 0) -> Any:
+    """Send a tensor to a rank that calls this module's `recv`, and get its gradient from there in backward.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of any shape and dtype.
+    dst : int
+        The receiver.
+    group
+        See `mpiddp.nn.collectives`.
+    tag : int, default 0
+        What the receiver must name too.
+
+    Returns
+    -------
+    Tensor
+        A zero without dimensions that stands for the message: add it to the loss, so that backward comes here and waits
+        for the gradient.
+
+    Notes
+    -----
+    Backward waits for its messages in the reverse order of forward: an order of blocking sends and receives that works
+    forward works backward. Torch has no such function.
+
+    Examples
+    --------
+    >>> if rank == 0:  # doctest: +SKIP
+    ...     loss = nn.functional.send(hidden, dst=1)
+    ... else:
+    ...     loss = criterion(nn.functional.recv(np.empty((8, 16), np.float32), src=0), target)
+    >>> loss.backward()  # doctest: +SKIP
+    """
+    found = member(group, "send")
+    if found is None:
+        return None
+    return _Send.apply(recording(own_flags((tensor,)) & NEEDED, "send"), tensor, dst, found, tag)
+
+
+def recv(tensor: ArrayLike, src: int | None = None, group: GroupLike = None, tag: int = 0) -> Any:
+    """Receive a tensor that a rank sends by this module's `send`, and send its gradient back in backward.
+
+    Parameters
+    ----------
+    tensor : array
+        Receives the message, of whose size and dtype it is.
+    src : int, optional
+        The sender; any rank by default.
+    group
+        See `mpiddp.nn.collectives`.
+    tag : int, default 0
+        That of the message.
+
+    Returns
+    -------
+    Tensor
+        On the memory of ``tensor``; requires a gradient if what was sent does.
+
+    Raises
+    ------
+    ArrayError
+        If the message has another size or dtype.
+    RuntimeError
+        If the sender waits for a gradient, and this rank does not record the call (no_grad).
+    """
+    found = member(group, "recv")
+    if found is None:
+        return None
+    output = as_array(tensor, "recv")
+    header = np.empty(2, np.int64)
+    sender = p2p.recv(header, src, found, tag)
+    p2p.recv(output, sender, found, tag)
+    needed, size = header.tolist()
+    if size != output.size:
+        raise ArrayError(f"recv: rank {sender} sends {size} elements, `tensor` has shape {output.shape}")
+    recorded = recording(needed | own_flags(()), "recv")
+    return _Recv.apply(recorded, output, sender, found, tag)

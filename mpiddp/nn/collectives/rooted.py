@@ -1,0 +1,176 @@
+"""Collectives from or to one rank: broadcast, reduce, gather, scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpiddp.autograd import Function
+from mpiddp.device import array_namespace
+from mpiddp.distributed import ReduceOp, collectives
+from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
+from mpiddp.mpi.reduction import finish, premultiply
+from mpiddp.typing import Array
+
+from .recorded import Several, contiguous, copied, empty_like, one_for_each, record, rows
+
+
+class _Broadcast(Function):
+    def forward(self, recorded: Array | None, x: Any, src: int, group: ProcessGroup) -> Array:
+        self.src, self.group = src, group
+        y = copied(x, "broadcast")
+        collectives.broadcast(y, src, group)
+        return y
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        y = copied(grad, "reduce")
+        collectives.reduce(y, self.src, ReduceOp.SUM, self.group)
+        if self.group.rank() != self.group.group_rank(self.src):
+            y[...] = 0
+        return None, y
+
+
+class _Reduce(Function):
+    def forward(self, recorded: Array | None, x: Any, dst: int, op: ReduceOp, group: ProcessGroup) -> Array:
+        self.dst, self.op, self.group = dst, op, group
+        y = copied(x, "reduce")
+        collectives.reduce(y, dst, op, group)
+        if group.rank() != group.group_rank(dst):
+            y[...] = 0
+        return y
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        y = copied(grad, "broadcast")
+        collectives.broadcast(y, self.dst, self.group)
+        finish(self.op, y, self.group.size())
+        premultiply(self.op, y)
+        return None, y
+
+
+class _Gather(Several):
+    def run(self, outputs: list[Array], x: Any, dst: int, group: ProcessGroup) -> None:
+        self.dst, self.group = dst, group
+        x = contiguous(x, "gather")
+        root = group.rank() == group.group_rank(dst)
+        stacked = empty_like(x, group.size()) if root else array_namespace(x).zeros((group.size(), *x.shape), x.dtype)
+        outputs += rows(stacked)
+        collectives.gather(x, outputs if root else None, dst, group)
+
+    def adjoint(self, grads: list[Array]) -> tuple[Array | None, ...]:
+        y = empty_like(grads[0])
+        root = self.group.rank() == self.group.group_rank(self.dst)
+        given = [contiguous(grad, "scatter") for grad in grads] if root else None
+        collectives.scatter(y, given, self.dst, self.group)
+        return (y,)
+
+
+class _Scatter(Function):
+    def forward(self, recorded: Array | None, src: int, group: ProcessGroup, *inputs: Any) -> Array:
+        self.src, self.group = src, group
+        given = [contiguous(x, "scatter", f"tensors[{place}]") for place, x in enumerate(inputs)]
+        self.shapes = [x.shape for x in given]
+        y = empty_like(given[group.rank()])
+        collectives.scatter(y, given if group.rank() == group.group_rank(src) else None, src, group)
+        return y
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        ys = [array_namespace(grad).zeros(shape, grad.dtype) for shape in self.shapes]
+        root = self.group.rank() == self.group.group_rank(self.src)
+        collectives.gather(contiguous(grad, "gather"), ys if root else None, self.src, self.group)
+        return (None, None, None, *ys)
+
+
+def broadcast(tensor: Any, src: int, group: GroupLike = None) -> Any:
+    """Return the tensor of rank ``src``, on every rank (``torch.distributed.nn.functional.broadcast``).
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of equal shape and dtype on all ranks; its values count on rank ``src`` only.
+    src : int
+        The rank that sends.
+    group
+        See `mpiddp.nn.collectives`.
+
+    Returns
+    -------
+    Tensor
+        The gradient of rank ``src``'s input is the sum of those of all ranks' outputs; that of others is zero.
+    """
+    found = member(group, "broadcast")
+    if found is None:
+        return None
+    return _Broadcast.apply(record(found, "broadcast", tensor), tensor, src, found)
+
+
+def reduce(tensor: Any, dst: int, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
+    """Return the reduction of all ranks' tensors on rank ``dst`` (``torch.distributed.nn.functional.reduce``).
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of equal shape and dtype on all ranks.
+    dst : int
+        The rank that gets the result.
+    op : ReduceOp, default ``ReduceOp.SUM``
+        The reduction; SUM, AVG and PREMUL_SUM have a gradient.
+    group
+        See `mpiddp.nn.collectives`.
+
+    Returns
+    -------
+    Tensor
+        Zeros on the other ranks, where torch has partial sums. The gradient of each rank's input is that of rank
+        ``dst``'s output, times what ``op`` multiplies the sum with (torch leaves that out).
+    """
+    found = member(group, "reduce")
+    if found is None:
+        return None
+    return _Reduce.apply(record(found, "reduce", tensor, op=op), tensor, dst, op, found)
+
+
+def gather(tensor: Any, dst: int = 0, group: GroupLike = None) -> Any:
+    """Return the tensors of all ranks on rank ``dst`` (``torch.distributed.nn.functional.gather``).
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of equal shape and dtype on all ranks.
+    dst : int, default 0
+        The rank that gathers.
+    group
+        See `mpiddp.nn.collectives`.
+
+    Returns
+    -------
+    tuple of Tensor
+        One for each rank; zeros on the other ranks. The gradient of rank r's input is that of rank ``dst``'s output r.
+    """
+    found = member(group, "gather")
+    if found is None:
+        return None
+    return _Gather.outputs(record(found, "gather", tensor), [], tensor, dst, found)
+
+
+def scatter(tensors: Sequence[Any], src: int = 0, group: GroupLike = None) -> Any:
+    """Return ``tensors[r]`` of rank ``src`` on rank r (``torch.distributed.nn.functional.scatter``).
+
+    Parameters
+    ----------
+    tensors : list of Tensor
+        One for each rank; on ranks other than ``src`` their shapes and dtypes count, not their values.
+    src : int, default 0
+        The rank that sends.
+    group
+        See `mpiddp.nn.collectives`.
+
+    Returns
+    -------
+    Tensor
+        The gradient of rank ``src``'s ``tensors[r]`` is that of rank r's output; that of others' is zero.
+    """
+    found = member(group, "scatter")
+    if found is None:
+        return None
+    inputs = one_for_each(tensors, found, "scatter", "tensors")
+    return _Scatter.apply(record(found, "scatter", *inputs), src, found, *inputs)

@@ -1,0 +1,238 @@
+"""Collectives in which all ranks are alike: all_reduce, all_gather, reduce_scatter, all_to_all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpiddp.autograd import Function
+from mpiddp.device import array_namespace
+from mpiddp.distributed import ReduceOp, collectives
+from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
+from mpiddp.mpi.message import as_array, as_arrays
+from mpiddp.mpi.reduction import finish, premultiply
+from mpiddp.typing import Array, ArrayLike
+
+from .recorded import Several, contiguous, copied, empty_like, one_for_each, record, rows
+
+
+class _AllReduce(Function):
+    def forward(self, recorded: Array | None, x: Any, op: ReduceOp, group: ProcessGroup) -> Array:
+        self.op, self.group = op, group
+        y = copied(x, "all_reduce")
+        collectives.all_reduce(y, op, group)
+        return y
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        y = copied(grad, "all_reduce")
+        collectives.all_reduce(y, ReduceOp.AVG if self.op is ReduceOp.AVG else ReduceOp.SUM, self.group)
+        premultiply(self.op, y)
+        return None, y
+
+
+class _AllGather(Several):
+    def run(self, outputs: list[Array], x: Any, group: ProcessGroup) -> None:
+        self.group = group
+        x = contiguous(x, "all_gather")
+        stacked = empty_like(x, group.size())
+        collectives.all_gather_single(stacked, x, group)
+        outputs += rows(stacked)
+
+    def adjoint(self, grads: list[Array]) -> tuple[Array | None, ...]:
+        y = empty_like(grads[0])
+        collectives.reduce_scatter_single(y, array_namespace(y).stack(grads), ReduceOp.SUM, self.group)
+        return (y,)
+
+
+class _ReduceScatter(Function):
+    def forward(self, recorded: Array | None, output: Array, op: ReduceOp, group: ProcessGroup, *inputs: Any) -> Array:
+        self.op, self.group = op, group
+        given = [contiguous(x, "reduce_scatter", f"input_list[{place}]") for place, x in enumerate(inputs)]
+        collectives.reduce_scatter(output, given, op, group)
+        return output
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        y = empty_like(grad, self.group.size())
+        collectives.all_gather_single(y, contiguous(grad, "all_gather"), self.group)
+        finish(self.op, y, self.group.size())
+        premultiply(self.op, y)
+        return (None, None, None, None, *rows(y))
+
+
+class _AllToAll(Several):
+    def run(self, outputs: list[Array], group: ProcessGroup, *inputs: Any) -> None:
+        self.group = group
+        given = [contiguous(x, "all_to_all", f"input_tensor_list[{place}]") for place, x in enumerate(inputs)]
+        self.given = [x.shape for x in given]
+        collectives.all_to_all(outputs, given, group)
+
+    def adjoint(self, grads: list[Array]) -> tuple[Array | None, ...]:
+        ys = [array_namespace(grads[0]).empty(shape, grads[0].dtype) for shape in self.given]
+        collectives.all_to_all(ys, [contiguous(grad, "all_to_all") for grad in grads], self.group)
+        return (None, *ys)
+
+
+class _AllToAllSingle(Function):
+    def forward(
+        self,
+        recorded: Array | None,
+        output: Array,
+        x: Any,
+        received: Sequence[int] | None,
+        sent: Sequence[int] | None,
+        group: ProcessGroup,
+    ) -> Array:
+        x = contiguous(x, "all_to_all_single", "input")
+        self.shape, self.received, self.sent, self.group = x.shape, received, sent, group
+        collectives.all_to_all_single(output, x, received, sent, group)
+        return output
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        y = array_namespace(grad).empty(self.shape, grad.dtype)
+        grad = contiguous(grad, "all_to_all_single")
+        collectives.all_to_all_single(y, grad, self.sent, self.received, self.group)
+        return None, None, y
+
+
+def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
+    """Return the reduction of all ranks' tensors, on every rank (``torch.distributed.nn.functional.all_reduce``).
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of equal shape and dtype on all ranks.
+    op : ReduceOp, default ``ReduceOp.SUM``
+        The reduction; SUM, AVG and PREMUL_SUM have a gradient.
+    group
+        See `mpiddp.nn.collectives`.
+
+    Returns
+    -------
+    Tensor
+        Its gradient is that of all ranks' outputs, reduced with the same ``op``.
+
+    Examples
+    --------
+    >>> y = nn.functional.all_reduce(x @ weight)  # doctest: +SKIP
+    """
+    found = member(group, "all_reduce")
+    if found is None:
+        return None
+    return _AllReduce.apply(record(found, "all_reduce", tensor, op=op), tensor, op, found)
+
+
+def all_gather(tensor: Any, group: GroupLike = None) -> Any:
+    """Return the tensors of all ranks, on every rank (``torch.distributed.nn.functional.all_gather``).
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of equal shape and dtype on all ranks.
+    group
+        See `mpiddp.nn.collectives`.
+
+    Returns
+    -------
+    tuple of Tensor
+        One for each rank. The gradient of rank r's input is the sum of the gradients of all ranks' output r.
+    """
+    found = member(group, "all_gather")
+    if found is None:
+        return None
+    return _AllGather.outputs(record(found, "all_gather", tensor), [], tensor, found)
+
+
+def reduce_scatter(
+    output: ArrayLike, input_list: Sequence[Any], op: ReduceOp = ReduceOp.SUM, group: GroupLike = None
+) -> Any:
+    """Return the reduction of all ranks' ``input_list[r]`` on rank r.
+
+    Follows ``torch.distributed.nn.functional.reduce_scatter``.
+
+    Parameters
+    ----------
+    output : array
+        Receives the result; of equal shape and dtype on all ranks.
+    input_list : list of Tensor
+        One for each rank, like ``output``.
+    op : ReduceOp, default ``ReduceOp.SUM``
+        The reduction; SUM, AVG and PREMUL_SUM have a gradient.
+    group
+        See `mpiddp.nn.collectives`.
+
+    Returns
+    -------
+    Tensor
+        On the memory of ``output``. The gradient of ``input_list[r]`` is that of rank r's result, times what ``op``
+        multiplies the sum with (torch leaves that out).
+    """
+    found = member(group, "reduce_scatter")
+    if found is None:
+        return None
+    result = as_array(output, "reduce_scatter", name="output")
+    inputs = one_for_each(input_list, found, "reduce_scatter", "input_list")
+    return _ReduceScatter.apply(record(found, "reduce_scatter", *inputs, op=op), result, op, found, *inputs)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[ArrayLike], input_tensor_list: Sequence[Any], group: GroupLike = None
+) -> Any:
+    """Return what each rank has for this one: rank s's output r is rank r's ``input_tensor_list[s]``.
+
+    Follows ``torch.distributed.nn.functional.all_to_all``.
+
+    Parameters
+    ----------
+    output_tensor_list : list of arrays
+        Receive the results; each of the shape of its input.
+    input_tensor_list : list of Tensor
+        One for each rank; shapes may differ.
+    group
+        See `mpiddp.nn.collectives`.
+
+    Returns
+    -------
+    tuple of Tensor
+        On the memory of ``output_tensor_list``. Gradients go the same way back.
+    """
+    found = member(group, "all_to_all")
+    if found is None:
+        return None
+    outputs = as_arrays(output_tensor_list, "all_to_all", found.size(), name="output_tensor_list")
+    inputs = one_for_each(input_tensor_list, found, "all_to_all", "input_tensor_list")
+    return _AllToAll.outputs(record(found, "all_to_all", *inputs), outputs, found, *inputs)
+
+
+def all_to_all_single(
+    output: ArrayLike,
+    input: Any,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: GroupLike = None,
+) -> Any:
+    """Cut a tensor into blocks along its first dimension, send block r to rank r, and join the incoming ones.
+
+    Follows ``torch.distributed.nn.functional.all_to_all_single``.
+
+    Parameters
+    ----------
+    output : array
+        Receives the blocks, that of rank r at r.
+    input : Tensor
+        The outgoing blocks.
+    output_split_sizes, input_split_sizes : sequence of int, optional
+        Rows from and to each rank; equal blocks by default.
+    group
+        See `mpiddp.nn.collectives`.
+
+    Returns
+    -------
+    Tensor
+        On the memory of ``output``. Gradients go the same way back.
+    """
+    found = member(group, "all_to_all_single")
+    if found is None:
+        return None
+    result = as_array(output, "all_to_all_single", name="output")
+    recorded = record(found, "all_to_all_single", input)
+    return _AllToAllSingle.apply(recorded, result, input, output_split_sizes or None, input_split_sizes or None, found)
