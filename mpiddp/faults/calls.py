@@ -16,6 +16,7 @@ then all ranks raise the same error, and the group goes on.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import struct
 import time
@@ -29,7 +30,7 @@ from mpiddp.errors import MismatchError
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.message import code_name, dtype_code, dtype_layout
 from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp
-from mpiddp.shm.eager import ORDERED
+from mpiddp.shm.eager import ORDERED, EagerBuffers
 from mpiddp.typing import Array
 
 ANY_COUNT = -1
@@ -336,6 +337,17 @@ class Calls(Resource):
         """Unmap the memory, at once and not when garbage is collected."""
         self._unconfirmed.clear()
         del self._memory, self._table
+
+
+def last_call(link: Link) -> str:
+    """Return the last call of this rank in a group as a person would name it, or "" where its record is gone."""
+    sequence, published, buffers = link.sequence, link.find(Calls), link.find(EagerBuffers)
+    records: list[Sequence[int]] = []
+    with contextlib.suppress(AttributeError):  # the group is being destroyed
+        records += [] if published is None else published.recent().tolist()
+        records += [] if buffers is None else [own[1:] for own, *_ in buffers.calls()]
+    found = [Call(*fields).text(sequence) for number, *fields in records if number == sequence > 0]
+    return found[0] if found else ""
 
 
 def first_difference(link: Link, recent: Array) -> MismatchError:

@@ -8,11 +8,13 @@ decides that a rank is missing, and a rank that has merely finished early harms 
 
 from __future__ import annotations
 
+import json
 import struct
 import sys
 import sysconfig
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -25,13 +27,41 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation, waiting
 
+from .calls import last_call
+
 _QUESTION, _ANSWER = 1, 2
-_GROUP, _HEAD = struct.Struct("<q"), struct.Struct("<qq??")
+_ASKED, _HEAD = struct.Struct("<q?"), struct.Struct("<qq??")
 SILENCE_S = 3.0
 """A rank that has not answered for so long is silent: watchdogs look twice a second."""
-_STATE_BYTES = 300
+_TEXT_CHARACTERS = 300
+_STACKS_CHARACTERS = 8000
 _MAX_NAMED = 8
 _MAX_RETIRED = 1000
+
+
+class State(NamedTuple):
+    """The current activity of a rank."""
+
+    at: str = ""
+    """The line of its own code, as in "train.py:120 in backward"."""
+    operation: str = ""
+    """The operation in which it waits, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
+    waits: tuple[int, int] = (0, 0)
+    """The group's number and the operation's number in it, of a collective in which it waits."""
+    waits_for: tuple[int, ...] = ()
+    """World ranks that a message waits for."""
+    idle_s: float = 0.0
+    """Seconds since it began its last operation of the group that was asked about."""
+    last: str = ""
+    """That operation, as far as it is known."""
+    stacks: str = ""
+    """Where all its threads are, if that was asked."""
+
+    def text(self) -> str:
+        """Return the state as a part of a sentence."""
+        if self.operation:
+            return f"it waits in {self.operation}"
+        return f"its program is at {self.at}" if self.at else "its program is running"
 
 
 class Answer(NamedTuple):
@@ -43,8 +73,15 @@ class Answer(NamedTuple):
     """True if its program has ended, so that it will begin no more."""
     idle: bool
     """True if nothing is pending in it."""
-    doing: str
-    """Its current activity, for a person."""
+    state: State
+
+    def text(self) -> str:
+        """Return its current activity as a part of a sentence."""
+        return "its program has ended" if self.ended else self.state.text()
+
+    def waits_in(self, operation: Operation) -> bool:
+        """Return whether it waits in this collective."""
+        return self.state.waits == (operation.members.number, operation.number)
 
 
 class Liveness:
@@ -66,16 +103,20 @@ class Liveness:
         self._sent: list[tuple[MPI.Request, bytes]] = []
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
+        self._progress: dict[int, tuple[int, float]] = {}
+        """By group: operations begun, and when that was last seen to change."""
         self.exited = False
         """True if this rank's program has ended."""
 
     def register(self, link: Link) -> None:
         """Answer questions about a group."""
         self._links[link.id] = link
+        self._progress[link.id] = link.sequence, time.monotonic()
 
     def retire(self, link: Link) -> None:
         """Remember a destroyed group for a while, because peers may still be in its last operation."""
         self._links.pop(link.id, None)
+        self._progress.pop(link.id, None)
         self._retired.append((link.id, link.sequence))
 
     def sequence(self, group: int) -> int:
@@ -93,6 +134,10 @@ class Liveness:
 
     def progress(self) -> None:
         """Answer the questions, and keep the answers, that have arrived."""
+        now = time.monotonic()
+        for group, link in tuple(self._links.items()):
+            if self._progress.get(group, (-1, now))[0] != link.sequence:
+                self._progress[group] = link.sequence, now
         with self._lock:
             self._forget_sent()
             status = MPI.Status()
@@ -101,27 +146,46 @@ class Liveness:
                 message = bytearray(status.Get_count(MPI.BYTE))
                 self._comm.Recv([message, MPI.BYTE], source, tag)
                 if tag == _QUESTION:
-                    self._send(source, _ANSWER, self._answer(*_GROUP.unpack(message)))
+                    self._send(source, _ANSWER, self._answer(*_ASKED.unpack(message)))
                 else:
                     group, sequence, ended, idle = _HEAD.unpack_from(message)
-                    doing = message[_HEAD.size :].decode(errors="replace")
-                    self._answers[source, group] = Answer(sequence, ended, idle, doing)
+                    at, operation, waits, waits_for, *rest = json.loads(message[_HEAD.size :])
+                    state = State(at, operation, tuple(waits), tuple(waits_for), *rest)
+                    self._answers[source, group] = Answer(sequence, ended, idle, state)
 
-    def _answer(self, group: int) -> bytes:
+    def _answer(self, group: int, stacks: bool) -> bytes:
+        found = self.own_answer(group, stacks)
+        head = _HEAD.pack(group, found.sequence, found.ended, found.idle)
+        return head + json.dumps(found.state).encode()
+
+    def own_answer(self, group: int, stacks: bool = False) -> Answer:
+        """Return the state of this rank; ``stacks``: with those of its threads."""
         ended = self.exited or _left_to_threads()
-        head = _HEAD.pack(group, self.sequence(group), ended, requests.pending == 0)
-        return head + ("its program has ended" if ended else _doing()).encode()[:_STATE_BYTES]
+        state = State() if ended else _state(stacks)
+        link, (_, since) = self._links.get(group), self._progress.get(group, (0, time.monotonic()))
+        if link is not None:
+            state = state._replace(idle_s=time.monotonic() - since, last=last_call(link)[:_TEXT_CHARACTERS])
+        return Answer(self.sequence(group), ended, requests.pending == 0, state)
 
-    def ask(self, operation: Operation, ranks: Sequence[int]) -> None:
-        """Ask ``ranks`` how far they have come in the group of ``operation``."""
-        group = operation.members.number
+    def ask(self, group: int, ranks: Sequence[int], stacks: bool = False) -> None:
+        """Ask ``ranks`` how far they have come in a group; ``stacks``: and where all their threads are."""
         with self._lock:
             self._forget_sent()
             for rank in ranks:
                 self._answers.pop((rank, group), None)
-                self._send(rank, _QUESTION, _GROUP.pack(group))
+                self._send(rank, _QUESTION, _ASKED.pack(group, stacks))
 
-    def _awaited(self, operation: Operation) -> list[int]:
+    def inquire(self, group: int, ranks: Sequence[int], stacks: bool = False) -> dict[int, Answer]:
+        """Ask ``ranks``, wait for their answers, and return those that have come within `SILENCE_S` seconds."""
+        self.ask(group, ranks, stacks)
+        deadline = time.monotonic() + SILENCE_S
+        while time.monotonic() < deadline and not all((rank, group) in self._answers for rank in ranks):
+            self.progress()
+            time.sleep(0.01)
+        return {rank: self._answers[rank, group] for rank in ranks if (rank, group) in self._answers}
+
+    def awaited(self, operation: Operation) -> list[int]:
+        """Return the other ranks that an operation waits for."""
         ranks = operation.members.ranks if operation.peers is None else operation.peers
         return [rank for rank in ranks if rank != self._comm.rank]
 
@@ -131,7 +195,7 @@ class Liveness:
         If a rank is missing for good, then a waiter has a neighbour that is: going back from the missing rank, the
         first one that still runs comes to the operation, or ends too. So a wait costs a message a rank.
         """
-        awaited = self._awaited(operation)
+        awaited = self.awaited(operation)
         if operation.peers is not None or not awaited:
             return awaited
         ranks = operation.members.ranks
@@ -144,7 +208,7 @@ class Liveness:
         (a receive from any source) can end until all of them have gone.
         """
         gone = []
-        for rank in self._awaited(operation):
+        for rank in self.awaited(operation):
             answer = self._answers.get((rank, operation.members.number))
             if answer is None or not answer.ended:
                 continue
@@ -156,15 +220,11 @@ class Liveness:
 
     def explain(self, operation: Operation) -> str:
         """Ask all ranks, and return a sentence about the missing ones."""
-        awaited, group = self._awaited(operation), operation.members.number
-        self.ask(operation, awaited)
-        deadline = time.monotonic() + SILENCE_S
-        while time.monotonic() < deadline and not all((rank, group) in self._answers for rank in awaited):
-            self.progress()
-            time.sleep(0.01)
+        awaited = self.awaited(operation)
+        answers = self.inquire(operation.members.number, awaited)
         found, missing = {}, {}
         for rank in awaited:
-            answer = self._answers.get((rank, group))
+            answer = answers.get(rank)
             if answer is None:
                 missing[rank] = "does not answer " + (
                     "(dead, stopped, or its node is out of reach)"
@@ -172,9 +232,9 @@ class Liveness:
                     else "(no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE)"
                 )
             elif operation.peers is None and answer.sequence < operation.number:
-                missing[rank] = f"has begun {answer.sequence} operations of this group; {answer.doing}"
+                missing[rank] = f"has begun {answer.sequence} operations of this group; {answer.text()}"
             else:
-                found[rank] = f"answers: {answer.doing}"
+                found[rank] = f"answers: {answer.text()}"
         if missing:
             return _listed(missing)
         if operation.peers is not None:
@@ -191,9 +251,9 @@ _PACKAGE = str(Path(__file__).parents[1])
 _OTHERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
-def _stack(thread: threading.Thread) -> list[FrameType]:
+def _frames(thread: int) -> list[FrameType]:
     """Return the frames of a thread, innermost first."""
-    frame = sys._current_frames().get(thread.ident or 0)
+    frame = sys._current_frames().get(thread)
     frames = []
     while frame is not None:
         frames.append(frame)
@@ -206,23 +266,47 @@ def _left_to_threads() -> bool:
 
     The interpreter waits for them before it calls the functions registered with atexit, which may still communicate.
     """
-    codes = (frame.f_code for frame in _stack(threading.main_thread()))
+    codes = (frame.f_code for frame in _frames(threading.main_thread().ident or 0))
     if not any(code.co_name == "_shutdown" and code.co_filename == threading.__file__ for code in codes):
         return False
     workers = [thread for thread in threading.enumerate() if not thread.daemon]
-    return not any(frame.f_code.co_filename.startswith(_PACKAGE) for each in workers for frame in _stack(each))
+    return not any(frame.f_code.co_filename.startswith(_PACKAGE) for each in workers for frame in _frames(each.ident or 0))
 
 
-def _doing() -> str:
-    """Return the operation in which the program waits, or the line of its own code that it runs."""
+def _state(stacks: bool) -> State:
+    """Return the operation in which the program waits, and the line of its own code that it runs."""
     main = threading.main_thread()
     operations = dict(waiting)
-    operation = operations.pop(main.ident or 0, None) or next(iter(operations.values()), None)
-    if operation is not None:
-        return f"it waits in {operation}"
-    frames = _stack(main)
+    thread = main.ident or 0
+    if thread not in operations and operations:
+        thread = next(iter(operations))
+    operation = operations.get(thread)
+    state = State(at=_own_line(thread), stacks=_stacks() if stacks else "")
+    if operation is None:
+        return state
+    if operation.peers is not None:
+        return state._replace(operation=str(operation)[:_TEXT_CHARACTERS], waits_for=tuple(operation.peers))
+    waits = operation.members.number, operation.number
+    return state._replace(operation=str(operation)[:_TEXT_CHARACTERS], waits=waits)
+
+
+def _own_line(thread: int) -> str:
+    """Return the innermost line of a thread that is of the program's own code, else the innermost one."""
+    frames = _frames(thread)
     own = [frame for frame in frames if not frame.f_code.co_filename.startswith((_PACKAGE, "<frozen", *_OTHERS))]
     if not frames:
-        return "its program is running"
+        return ""
     at = (own or frames)[0]
-    return f"its program is at {Path(at.f_code.co_filename).name}:{at.f_lineno} in {at.f_code.co_name}"
+    return f"{Path(at.f_code.co_filename).name}:{at.f_lineno} in {at.f_code.co_name}"[:_TEXT_CHARACTERS]
+
+
+def _stacks() -> str:
+    """Return where all threads of this process are, but for the watchdog's."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    texts = [
+        f"thread {names.get(each, 'of a library')}:\n" + "".join(traceback.format_stack(frame))
+        for each, frame in frames.items()
+    ]
+    return "".join(texts)[-_STACKS_CHARACTERS:]

@@ -159,7 +159,7 @@ class Watchdog:
             self._abort(functools.partial(self._timeout, thread, operation), EXIT_TIMEOUT)
         # The first question leaves before patience ends, so that its answer is there when it is wanted.
         if waited_s > PATIENCE_S - 3 * LOOK_S and now - wait.asked > PATIENCE_S:
-            self._liveness.ask(operation, self._liveness.first_asked(operation))
+            self._liveness.ask(operation.members.number, self._liveness.first_asked(operation))
             wait.asked = now
 
     def _desertion(self, thread: int, operation: Operation) -> str:

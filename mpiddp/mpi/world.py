@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import os
 import socket
 import sys
 import warnings
@@ -24,6 +25,8 @@ class World:
     """A duplicate of MPI.COMM_WORLD, or of its surviving ranks."""
     hosts: tuple[str, ...]
     """Host name of every rank."""
+    pids: tuple[int, ...]
+    """Process of every rank, on its host."""
     nodes: tuple[int, ...]
     """Node of every rank, numbered in the order of their first ranks."""
     thread_multiple: bool
@@ -45,6 +48,11 @@ class World:
     def ranks(self) -> tuple[int, ...]:
         """All ranks; groups keep these very objects, because ints of their own would take four times the memory."""
         return tuple(range(self.size))
+
+    @property
+    def job(self) -> str:
+        """Name of the job on this machine, the same on all ranks: the host and the process of rank 0."""
+        return f"{self.hosts[0]}.{self.pids[0]}"
 
     @functools.cached_property
     def local_ranks(self) -> tuple[int, ...]:
@@ -80,6 +88,7 @@ class _Place(NamedTuple):
     """Its rank in MPI.COMM_WORLD."""
     ended: bool
     host: str
+    pid: int
     boot: str
     cores: int
     threads: int | None
@@ -103,6 +112,7 @@ def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
         started_as=MPI.COMM_WORLD.rank,
         ended=ended,
         host=socket.gethostname(),
+        pid=os.getpid(),
         boot=boot.read_text() if boot.exists() else "",
         cores=settings.core_mask(),
         threads=settings.blas_threads(),
@@ -121,6 +131,7 @@ def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
     return World(
         comm=comm,
         hosts=tuple(place.host for place in places),
+        pids=tuple(place.pid for place in places),
         nodes=tuple(number[node] for node in nodes),
         thread_multiple=all(place.thread_multiple for place in places),
         running=tuple(rank for rank, place in enumerate(places) if not place.ended),

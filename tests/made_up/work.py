@@ -131,9 +131,8 @@ def asking(size: int) -> Callable[[], object]:
     """Return the questions to all ranks of a group, none of which has left yet when the last one is asked."""
     comm: Any = Comm(size, 0, 1)
     request = SimpleNamespace(Test=lambda: False)
-    operation: Any = Operation("all_reduce", SimpleNamespace(number=1))
     comm.Isend = lambda *_: request
-    return lambda: Liveness(comm, watched=True).ask(operation, range(size))
+    return lambda: Liveness(comm, watched=True).ask(1, range(size))
 
 
 def publishing(ranks: int, last: bool) -> float:

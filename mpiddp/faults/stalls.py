@@ -1,0 +1,191 @@
+"""Reports of stalls: the ranks that keep an operation from ending, grouped by what they do.
+
+A watchdog warns of an operation that has waited for ``MPIDDP_WARN_AFTER`` seconds, and again at doubling distances. One
+rank prints, for all that wait: every waiter asks the rank before it in the group, and only one whose predecessor does
+not wait asks all. The smaller the part of the ranks, the earlier its line, because a bug mostly sits on few; equal
+states are one line, so that the report of ten thousand ranks has ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.world import World
+
+from .liveness import Answer, Liveness
+
+_MAX_ROWS = 5
+_MAX_RANGES = 6
+_MAX_PLACES = 3
+
+
+def warning(liveness: Liveness, world: World, operation: Operation, at: str, waited_s: float, next_s: float) -> str:
+    """Return the warning of an operation that makes no progress; empty where another rank prints it.
+
+    Parameters
+    ----------
+    liveness : Liveness
+        Through which the other ranks are asked.
+    world : World
+        The running world.
+    operation : Operation
+        The operation in which this rank waits.
+    at : str
+        The line of the program that waits.
+    waited_s, next_s : float
+        Seconds that it has waited, and until the next warning.
+    """
+    group, ranks = operation.members.number, operation.members.ranks
+    index = ranks.index(world.rank)
+    if operation.peers is None and index > 0:
+        before = liveness.inquire(group, ranks[index - 1 : index]).get(ranks[index - 1])
+        if before is not None and before.waits_in(operation):
+            return ""
+    awaited = liveness.awaited(operation)
+    answers = liveness.inquire(group, awaited)
+    if operation.peers is None:
+        waits = [rank == world.rank or (rank in answers and answers[rank].waits_in(operation)) for rank in ranks]
+        if any(waits[each] and not waits[each - 1] for each in range(index)):
+            return ""
+    elif all(rank in answers and _leaves_to(answers[rank], rank, world.rank) for rank in awaited):
+        return ""
+    title = f"mpiddp: {_duration(waited_s)} without progress.  {operation}"
+    limit = operation.members.timeout_s
+    end = (
+        f"  next warning in {_duration(next_s)}, error at {_duration(limit)}."
+        " Stacks of all ranks: python -m mpiddp where"
+    )
+    return "\n".join([title, *_rows(world, operation, at, awaited, answers), end])
+
+
+def _leaves_to(answer: Answer, peer: int, rank: int) -> bool:
+    """Return whether the warning about a message is the peer's, which waits too."""
+    return bool(answer.state.operation) and (rank not in answer.state.waits_for or peer < rank)
+
+
+class _Row(NamedTuple):
+    """Ranks in one state."""
+
+    ranks: list[int]
+    at: str
+    detail: str
+
+
+def _rows(world: World, operation: Operation, at: str, awaited: Sequence[int], answers: dict[int, Answer]) -> list[str]:
+    missing: dict[tuple[object, ...], list[int]] = {}
+    waiting: dict[str, list[int]] = {at: [world.rank]}
+    begun: dict[str, list[int]] = {}
+    for rank in awaited:
+        answer = answers.get(rank)
+        if answer is not None and operation.peers is None and answer.waits_in(operation):
+            waiting.setdefault(answer.state.at, []).append(rank)
+        elif answer is not None and operation.peers is None and answer.sequence >= operation.number:
+            begun.setdefault("its end" if answer.ended else answer.state.at, []).append(rank)
+        else:
+            state = None if answer is None else (answer.ended, answer.state.at, answer.state.operation)
+            missing.setdefault((state,), []).append(rank)
+    rows = []
+    for ranks in missing.values():
+        rows.append(_Row(ranks, *_doing([answers.get(rank) for rank in ranks])))
+    rows.sort(key=lambda row: (len(row.ranks), row.ranks[0]))
+    count = sum(len(row.ranks) for row in rows)
+    lines = []
+    if rows:
+        lines.append(f"  {_number(count)} {'is' if count == 1 else 'are'} NOT in it:")
+        lines += [f"    {_who(world, row.ranks):<30}  {row.at:<30}  {row.detail}".rstrip() for row in rows[:_MAX_ROWS]]
+        if len(rows) > _MAX_ROWS:
+            rest = sum(len(row.ranks) for row in rows[_MAX_ROWS:])
+            lines.append(f"    and {_number(rest)} in {len(rows) - _MAX_ROWS} other states")
+    else:
+        lines.append("  all ranks are in it: the network may be down, or one of them waits elsewhere")
+    if begun:
+        lines.append(f"  {_number(sum(map(len, begun.values())))} began it and went on: {_places(begun)}")
+    here = sum(map(len, waiting.values()))
+    lines.append(f"  {_number(here)} {'waits' if here == 1 else 'wait'} in it at {_places(waiting)}")
+    return lines
+
+
+def _doing(answers: Sequence[Answer | None]) -> tuple[str, str]:
+    """Return the line of ranks in one state, and the rest of it."""
+    first = answers[0]
+    if first is None:
+        return "", "no answer: dead, stopped, or out of reach"
+    if first.ended:
+        return "", "the program has ended"
+    if first.state.operation:
+        return first.state.at, f"in {first.state.operation}"
+    idle_s = max(answer.state.idle_s for answer in answers if answer is not None)
+    last = f" ({first.state.last})" if first.state.last else ""
+    what = f"its last call{last}" if first.sequence else "the group was made, no call yet"
+    return first.state.at, f"{_duration(idle_s)} since {what}"
+
+
+def _who(world: World, ranks: Sequence[int]) -> str:
+    hosts = sorted({world.hosts[rank] for rank in ranks})
+    where = f"node {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} nodes"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} ({where}, pid {world.pids[ranks[0]]})"
+    return f"ranks {ranges(ranks)} ({where})"
+
+
+def _places(ranks_by_line: dict[str, list[int]]) -> str:
+    found = sorted(ranks_by_line.items(), key=lambda item: (len(item[1]), item[1]))
+    named = [f"{at or 'an unknown line'} ({ranges(ranks)})" for at, ranks in found[:_MAX_PLACES]]
+    if len(found) > _MAX_PLACES:
+        named.append(f"and {len(found) - _MAX_PLACES} other lines")
+    return "; ".join(named)
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Return ranks as ranges, as in "0-16, 18, 40-511"; of many ranges, the first ones.
+
+    Examples
+    --------
+    >>> ranges([3, 1, 2, 7])
+    '1-3, 7'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    named = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs[:_MAX_RANGES]]
+    more = sum(last - first + 1 for first, last in runs[_MAX_RANGES:])
+    return ", ".join(named) + (f" and {more} more" if more else "")
+
+
+def _number(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def survey(liveness: Liveness, world: World, group: int) -> str:
+    """Return the states and the stacks of all ranks of the world, equal ones together."""
+    others = [rank for rank in world.ranks if rank != world.rank]
+    answers = liveness.inquire(group, others, stacks=True) | {world.rank: liveness.own_answer(group, stacks=True)}
+    lines = [f"mpiddp: job {world.job}, {_number(world.size)}"]
+    for of_rank in (_by_state, _stacks_of):
+        found: dict[str, list[int]] = {}
+        for rank in world.ranks:
+            found.setdefault(of_rank(answers.get(rank)), []).append(rank)
+        for text, ranks in sorted(found.items(), key=lambda item: (len(item[1]), item[1])):
+            if text:
+                lines += [f"  {_who(world, ranks)}: {text}"]
+    return "\n".join(lines)
+
+
+def _by_state(answer: Answer | None) -> str:
+    if answer is None:
+        return "no answer: dead, stopped, or out of reach"
+    at = f" at {answer.state.at}" if answer.state.operation else ""
+    return answer.text() + at
+
+
+def _stacks_of(answer: Answer | None) -> str:
+    return "" if answer is None or not answer.state.stacks else f"stacks\n{answer.state.stacks.rstrip()}"
