@@ -16,6 +16,7 @@ from mpiddp.training.config import UsageError
 from mpiddp.training.options import flag
 from mpiddp.training.threads import resumed_threads
 
+from .faults import doorbell
 from .mpi.lazy import running
 
 # Before MPI runs, a rank that ends with an error may end the others: rank 0 gets so long to come and say it.
@@ -69,6 +70,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="try in a job of 2 ranks, which may crash, whether MPI takes addresses of GPU memory, and remember it",
     )
     info.set_defaults(run=run_info)
+    where = commands.add_parser(
+        "where",
+        help="print what all ranks of a running job do",
+        description="Print the state and the stacks of all ranks of a job that has a rank on this machine.",
+    )
+    where.add_argument("job", nargs="?", help="the job, as this command lists it when there are several")
+    where.set_defaults(run=run_where)
     bench.add_parser(commands)
     return parser
 
@@ -91,6 +99,27 @@ def run_info(arguments: argparse.Namespace) -> int:
     environment = mpiddp.training.environment
     code: int = environment.run(mpiddp.__version__, as_json=arguments.json, probe_gpu=arguments.probe_gpu)
     return code
+
+
+def run_where(arguments: argparse.Namespace) -> int:
+    """Print what the ranks of a running job do."""
+    found = doorbell.addresses()
+    jobs = sorted({each.job for each in found})
+    if arguments.job is not None and arguments.job not in jobs:
+        raise UsageError(
+            f"no job {arguments.job} of yours has a rank on this machine; there are: {', '.join(jobs) or 'none'}"
+        )
+    if not jobs:
+        raise UsageError("no job of yours has a rank on this machine; run this on one of the job's nodes")
+    if arguments.job is None and len(jobs) > 1:
+        raise UsageError(f"several jobs have ranks on this machine: name one of {', '.join(jobs)}")
+    job = arguments.job or jobs[0]
+    for address in found:
+        text = doorbell.ring(address) if address.job == job else ""
+        if text:
+            print(text)
+            return 0
+    raise UsageError(f"no rank of job {job} on this machine answers: they may be stopped, or use MPI without threads")
 
 
 def _limit_threads(before: int | None = None) -> None:

@@ -241,6 +241,18 @@ def default_timeout_s() -> float:
     return seconds
 
 
+def warn_after_s() -> float:
+    """Return ``MPIDDP_WARN_AFTER`` in seconds: how long an operation waits before the first warning; 0: no warnings."""
+    text = os.environ.get("MPIDDP_WARN_AFTER", "60")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise ValueError(f"MPIDDP_WARN_AFTER must be a number of seconds, or 0 for no warnings; got {text!r}")
+    return seconds
+
+
 def debug_level() -> str:
     """Return ``MPIDDP_DEBUG``: OFF, INFO (log every operation) or DETAIL (compare every operation over the group)."""
     level = os.environ.get("MPIDDP_DEBUG", "OFF").upper()

@@ -126,7 +126,7 @@ class OneShot:
         elif awaited is None:
             self._monitor.publish_unawaited(sequence, self._call)
 
-    def _wait(self, label: str, output: Array, happened: Callable[[], bool], published: bool) -> None:
+    def _wait(self, label: str, output: Array | None, happened: Callable[[], bool], published: bool) -> None:
         """Wait for long: publish the call for the other ranks and the watchdog, and compare calls meanwhile."""
         link, monitor = self._link, self._monitor
         operation = Operation(label, link.members, output, None, True, link.sequence)

@@ -211,7 +211,7 @@ NOTHING: Array = np.empty(0, np.uint8)
 
 
 def barrier(link: Link) -> Plan:
-    """Return the plan of a barrier, whose argument is `NOTHING`."""
+    """Return the plan of a barrier, whose argument is None."""
     if link.find(EagerBuffers) is not None:
         call = make_call("barrier")
         shots = OneShot(link, "barrier", call, NOTHING, NOTHING)

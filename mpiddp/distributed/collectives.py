@@ -71,7 +71,7 @@ def barrier(
     if found is None:
         return None
     plan = found.plans.get(_BARRIER) or found.plans.remember(_BARRIER, debug.traced(planning.barrier(found.link)))
-    return dispatch(found, plan, (planning.NOTHING,), (), async_op, seconds(timeout))
+    return dispatch(found, plan, (None,), (), async_op, seconds(timeout))
 
 
 def broadcast(

@@ -270,7 +270,9 @@ def _left_to_threads() -> bool:
     if not any(code.co_name == "_shutdown" and code.co_filename == threading.__file__ for code in codes):
         return False
     workers = [thread for thread in threading.enumerate() if not thread.daemon]
-    return not any(frame.f_code.co_filename.startswith(_PACKAGE) for each in workers for frame in _frames(each.ident or 0))
+    return not any(
+        frame.f_code.co_filename.startswith(_PACKAGE) for each in workers for frame in _frames(each.ident or 0)
+    )
 
 
 def _state(stacks: bool) -> State:

@@ -255,7 +255,7 @@ def _begin(job: Job) -> Job:
     _shutdown.job, _shutdown.stop = job, lambda: None
     why = why_unwatched(job)
     if job.world.size > 1 and not why:
-        _shutdown.stop = Watchdog(job.liveness, job.failures, shutdown.abort).stop
+        _shutdown.stop = Watchdog(job.liveness, job.world, job.failures, shutdown.abort).stop
     elif why and job.world.rank == 0:
         warnings.warn(f"no watchdog runs: {why}; a hang inside of MPI is not noticed", stacklevel=4)
     return job

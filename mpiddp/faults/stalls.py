@@ -47,7 +47,7 @@ def warning(liveness: Liveness, world: World, operation: Operation, at: str, wai
     answers = liveness.inquire(group, awaited)
     if operation.peers is None:
         waits = [rank == world.rank or (rank in answers and answers[rank].waits_in(operation)) for rank in ranks]
-        if any(waits[each] and not waits[each - 1] for each in range(index)):
+        if any(waits[:index]):
             return ""
     elif all(rank in answers and _leaves_to(answers[rank], rank, world.rank) for rank in awaited):
         return ""
@@ -74,7 +74,7 @@ class _Row(NamedTuple):
 
 
 def _rows(world: World, operation: Operation, at: str, awaited: Sequence[int], answers: dict[int, Answer]) -> list[str]:
-    missing: dict[tuple[object, ...], list[int]] = {}
+    missing: dict[tuple[object, ...] | None, list[int]] = {}
     waiting: dict[str, list[int]] = {at: [world.rank]}
     begun: dict[str, list[int]] = {}
     for rank in awaited:
@@ -85,21 +85,21 @@ def _rows(world: World, operation: Operation, at: str, awaited: Sequence[int], a
             begun.setdefault("its end" if answer.ended else answer.state.at, []).append(rank)
         else:
             state = None if answer is None else (answer.ended, answer.state.at, answer.state.operation)
-            missing.setdefault((state,), []).append(rank)
-    rows = []
-    for ranks in missing.values():
-        rows.append(_Row(ranks, *_doing([answers.get(rank) for rank in ranks])))
+            missing.setdefault(state, []).append(rank)
+    rows = [_Row(ranks, *_doing([answers.get(rank) for rank in ranks])) for ranks in missing.values()]
     rows.sort(key=lambda row: (len(row.ranks), row.ranks[0]))
-    count = sum(len(row.ranks) for row in rows)
     lines = []
-    if rows:
-        lines.append(f"  {_number(count)} {'is' if count == 1 else 'are'} NOT in it:")
-        lines += [f"    {_who(world, row.ranks):<30}  {row.at:<30}  {row.detail}".rstrip() for row in rows[:_MAX_ROWS]]
-        if len(rows) > _MAX_ROWS:
-            rest = sum(len(row.ranks) for row in rows[_MAX_ROWS:])
-            lines.append(f"    and {_number(rest)} in {len(rows) - _MAX_ROWS} other states")
-    else:
+    if not rows:
         lines.append("  all ranks are in it: the network may be down, or one of them waits elsewhere")
+    elif operation.peers is not None:
+        lines.append("  it waits for:")
+    else:
+        count = sum(len(row.ranks) for row in rows)
+        lines.append(f"  {_number(count)} {'is' if count == 1 else 'are'} NOT in it:")
+    lines += [f"    {_who(world, row.ranks):<30}  {row.at:<30}  {row.detail}".rstrip() for row in rows[:_MAX_ROWS]]
+    if len(rows) > _MAX_ROWS:
+        rest = sum(len(row.ranks) for row in rows[_MAX_ROWS:])
+        lines.append(f"    and {_number(rest)} in {len(rows) - _MAX_ROWS} other states")
     if begun:
         lines.append(f"  {_number(sum(map(len, begun.values())))} began it and went on: {_places(begun)}")
     here = sum(map(len, waiting.values()))

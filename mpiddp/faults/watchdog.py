@@ -1,8 +1,9 @@
 """The watchdog: a thread that ends the job when this process waits in vain, and says why.
 
 It looks twice a second, answers the questions of other ranks, and recognises by its number an operation in which the
-process still waits: the program pays nothing for being watched, and no array lives longer for it. It also sees a Ctrl-C
-that Python cannot, because the main thread waits in MPI. It needs MPI_THREAD_MULTIPLE; without, nobody watches, and
+process still waits: the program pays nothing for being watched, and no array lives longer for it. It warns of a wait
+without progress, and prints what all ranks do on SIGUSR2 and for ``python -m mpiddp where``. It also sees a Ctrl-C that
+Python cannot, because the main thread waits in MPI. It needs MPI_THREAD_MULTIPLE; without, nobody watches, and
 `monitor` warns of that.
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,11 +24,15 @@ import warnings
 from collections.abc import Callable
 from typing import Protocol
 
+from mpiddp import settings
 from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation, waiting
+from mpiddp.mpi.world import World
 
+from . import stalls
+from .doorbell import Doorbell
 from .failures import Failures
 from .liveness import Liveness
 
@@ -47,10 +54,16 @@ class Abort(Protocol):
 
 
 class _Wait:
-    """The operation in which a thread was last seen, since when, and when others were asked about it."""
+    """The operation in which a thread was last seen, since when, and what was done about it."""
 
-    def __init__(self, operation: Operation, now: float) -> None:
-        self.identity, self.since, self.asked = operation.identity, now, 0.0
+    def __init__(self, operation: Operation, now: float, warn_after_s: float) -> None:
+        self.identity, self.since = operation.identity, now
+        self.asked = 0.0
+        """When other ranks were asked about it."""
+        self.distance_s = warn_after_s
+        """Seconds between the last warning and the next one."""
+        self.warn_s = warn_after_s or math.inf
+        """Seconds of waiting at the next warning."""
 
 
 class Watchdog:
@@ -60,14 +73,18 @@ class Watchdog:
     ----------
     liveness : Liveness
         Through which the other ranks are asked.
+    world : World
+        The running world.
     failures : Failures
         The failed ranks: after one, this watchdog's world is over.
     abort : callable
         Ends the job: takes the text to print, or a function that returns it, and the exit code.
     """
 
-    def __init__(self, liveness: Liveness, failures: Failures, abort: Abort) -> None:
+    def __init__(self, liveness: Liveness, world: World, failures: Failures, abort: Abort) -> None:
         self._liveness = liveness
+        self._world = world
+        self._warn_after_s = settings.warn_after_s()
         self._failures = failures
         self._abort = abort
         self._waits: dict[int, _Wait] = {}
@@ -80,8 +97,11 @@ class Watchdog:
             others = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             if others != -1:
                 signal.set_wakeup_fd(others)  # an event loop needs it
+            if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+                signal.signal(signal.SIGUSR2, lambda *_: None)  # heard through the pipe
             # The pipe is the parent's: a signal for a forked child is none for this process.
             os.register_at_fork(after_in_child=self._let_go)
+        self._doorbell = Doorbell(world.job, world.rank)
         self._thread = threading.Thread(target=self._watch, name="mpiddp-watchdog", daemon=True)
         self._thread.start()
 
@@ -92,6 +112,7 @@ class Watchdog:
         self._thread.join()
         for end in (self._signals, self._writer):
             os.close(end)
+        self._doorbell.close()
 
     def _let_go(self) -> None:
         """Hear of no more signals."""
@@ -101,13 +122,18 @@ class Watchdog:
                 signal.set_wakeup_fd(heard)
 
     def _watch(self) -> None:
+        heard: list[int | socket.socket] = [self._signals, *self._doorbell.sockets]
         while True:
-            ready, _, _ = select.select([self._signals], [], [], LOOK_S)
-            numbers = os.read(self._signals, 64) if ready else b""
+            ready, _, _ = select.select(heard, [], [], LOOK_S)
+            numbers = os.read(self._signals, 64) if self._signals in ready else b""
             if _STOP in numbers:
                 return
             try:
                 self._liveness.progress()
+                if signal.SIGUSR2 in numbers:
+                    _print(self._survey())
+                if any(each in ready for each in self._doorbell.sockets):
+                    self._doorbell.answer(self._survey)
                 self._look(signal.SIGINT in numbers)
             except MPI.Exception as error:
                 if self._failures.happened():
@@ -133,7 +159,7 @@ class Watchdog:
         for thread, operation in operations.items():
             wait = self._waits.get(thread)
             if wait is None or wait.identity != operation.identity:
-                self._waits[thread] = _Wait(operation, now)
+                self._waits[thread] = _Wait(operation, now, self._warn_after_s)
             else:
                 self._judge(thread, operation, wait, now)
         if requests.pending and any(not operation.limited for operation in operations.values()):
@@ -162,6 +188,19 @@ class Watchdog:
             self._liveness.ask(operation.members.number, self._liveness.first_asked(operation))
             wait.asked = now
 
+        if waited_s > wait.warn_s:
+            wait.distance_s *= 2
+            wait.warn_s = waited_s + wait.distance_s
+            at = self._liveness.own_answer(operation.members.number).state.at
+            text = stalls.warning(self._liveness, self._world, operation, at, waited_s, wait.distance_s)
+            if text and still():
+                _print(text)
+
+    def _survey(self) -> str:
+        """Return the states and stacks of all ranks."""
+        found = [operation.members.number for operation in waiting.values()]
+        return stalls.survey(self._liveness, self._world, found[0] if found else 0)
+
     def _desertion(self, thread: int, operation: Operation) -> str:
         self._liveness.explain(operation)  # asks all of them
         gone = self._liveness.exited_ranks(operation)
@@ -183,6 +222,14 @@ class Watchdog:
 
 def _python_handles_interrupts() -> bool:
     return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _print(text: str) -> None:
+    """Print a text of several lines on stderr, in one piece."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or a broken pipe
+        stream = sys.__stderr__ or sys.stderr
+        stream.write(text + "\n")
+        stream.flush()
 
 
 def _stack(thread: int) -> str:

@@ -24,7 +24,6 @@ from mpiddp.faults.liveness import Liveness
 from mpiddp.mpi import world
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import CODES, dtype_code
-from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import READY, drive
 from mpiddp.mpi.world import Claims

@@ -1,0 +1,132 @@
+"""A warning before the timeout, and `python -m mpiddp where`: the ranks that keep an operation from ending, by name."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from functools import partial
+
+import pytest
+from harness.launcher import Completed, python, side_by_side, start
+
+PROGRAM = """
+import os, signal, sys, time
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group()
+rank, x, long = dist.get_rank(), np.ones(4), np.ones(200_000)
+dist.all_reduce(x)
+
+def save():
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not os.path.exists(sys.argv[1]):
+        sum(range(1000))
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+sys.stdout.write(f"pid of {rank}: {os.getpid()}.\\n")
+sys.stdout.flush()
+"""
+# What rank 1 does, and in what the others wait.
+BODIES = {
+    "blocked in MPI": ("save()", "dist.all_reduce(long)", "all_reduce #2 of float64 (200000,)"),
+    "spinning": ("save()", "dist.all_reduce(x)", "all_reduce #2 of float64 (4,)"),
+    "polling": ("save()", "dist.all_reduce(long, async_op=True).wait()", "all_reduce #2 of float64 (200000,)"),
+    "in a barrier": ("save()", "dist.barrier()", "barrier #2 in"),
+}
+PATIENCE = {"MPIDDP_WARN_AFTER": "1.5"}
+
+
+def warned(tmp_path, name) -> Completed:
+    """Run a job until it has warned twice, then let rank 1 come."""
+    missing, call, _ = BODIES[name]
+    release = tmp_path / f"release {name}"
+    with start(3, f"{PROGRAM}\nif rank == 1:\n    {missing}\n{call}\n", str(release), env=PATIENCE) as job:
+        job.wait_for(" without progress", 60)
+        job.wait_for("next warning in 6 s", 60)
+        release.touch()
+        return job.wait(60)
+
+
+def stopped(tmp_path) -> Completed:
+    """Run a job whose rank 1 is stopped by a signal, and continue it after a warning."""
+    with start(3, PROGRAM + "if rank == 1:\n    stop()\ndist.all_reduce(x)\n", "unused", env=PATIENCE) as job:
+        job.wait_for(" without progress", 60)
+        job.wait_for("next warning", 60)
+        os.kill(_pid(job, 1), signal.SIGCONT)
+        return job.wait(60)
+
+
+def asked(tmp_path) -> tuple[Completed, Completed, Completed]:
+    """Ask a job of which rank 1 is in its own code, by the command and by a signal; without warnings."""
+    release, quiet = tmp_path / "release", {"MPIDDP_WARN_AFTER": "0"}
+    body = "if rank == 1:\n    save()\ndist.all_reduce(long)\n"
+    with start(3, PROGRAM + body, str(release), env=quiet) as job:
+        for rank in range(3):
+            job.wait_for(f"pid of {rank}: ")
+        time.sleep(1)
+        name = f"{os.uname().nodename}.{_pid(job, 0)}"
+        answer = python(None, "-m", "mpiddp", "where", name)
+        os.kill(_pid(job, 2), signal.SIGUSR2)
+        job.wait_for(f"mpiddp: job {name}, 3 ranks")
+        job.wait_for("thread MainThread")
+        release.touch()
+        ended = job.wait(60)
+    return answer, ended, python(None, "-m", "mpiddp", "where", name)
+
+
+def _pid(job, rank: int) -> int:
+    found = re.search(rf"pid of {rank}: (\d+)\.", "".join(job.output))
+    assert found, job.output
+    return int(found[1])
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """Run everything side by side, and return the futures by name."""
+    tmp_path = tmp_path_factory.mktemp("stalls")
+    calls = {name: partial(warned, tmp_path, name) for name in BODIES}
+    with side_by_side(calls | {"stopped": partial(stopped, tmp_path), "asked": partial(asked, tmp_path)}) as futures:
+        yield futures
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_rank_in_its_own_code_is_named_with_its_line(jobs, name) -> None:
+    job, (_, _, operation) = jobs[name].result(), BODIES[name]
+    assert job.rc == 0, job
+    reports = [part for part in job.stderr.split("mpiddp: ") if " without progress" in part]
+    assert 2 <= len(reports) <= 4, job
+    for report in reports:
+        assert operation in report and "in the group of all 3 ranks" in report, job
+        assert "  1 rank is NOT in it:\n    rank 1 (node " in report, job
+        assert " in save  " in report and "since its last call (all_reduce #1 of 4 float64 elements with SUM)" in report
+        assert re.search(r"2 ranks wait in it at \S+:\d+ in <module> \(0, 2\)", report), job
+        assert "error at 30 min. Stacks of all ranks: python -m mpiddp where" in report, job
+    assert "next warning in 3 s" in reports[0] and "next warning in 6 s" in reports[1], job
+
+
+def test_a_stopped_rank_does_not_answer(jobs) -> None:
+    job = jobs["stopped"].result()
+    assert job.rc == 0, job
+    assert re.search(r"rank 1 \(node \S+, pid \d+\) +no answer: dead, stopped, or out of reach", job.stderr), job
+
+
+def test_where_and_the_signal_print_all_ranks_and_their_stacks(jobs) -> None:
+    answer, job, after = jobs["asked"].result()
+    assert answer.rc == 0 and job.rc == 0, (answer, job)
+    for text in (answer.stdout, job.stderr):
+        assert "3 ranks\n" in text, text
+        assert re.search(r"rank 1 \(node \S+, pid \d+\): its program is at \S+:\d+ in save", text), text
+        assert "ranks 0, 2 (node " in text and "it waits in all_reduce #2 of float64 (200000,)" in text, text
+        assert ", in save\n" in text and ", in all_reduce\n" in text, text
+    assert "without progress" not in job.stderr, job
+    assert after.rc != 0 and "no job" in after.stderr, after
+
+
+def test_nonsense_is_refused() -> None:
+    job = python("from mpiddp import settings; settings.warn_after_s()", env={"MPIDDP_WARN_AFTER": "soon"})
+    assert "MPIDDP_WARN_AFTER must be a number of seconds, or 0 for no warnings; got 'soon'" in job.stderr, job
