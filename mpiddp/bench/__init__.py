@@ -1,7 +1,7 @@
-"""Benchmarks: what mpiddp's operations cost, beside plain MPI, one copy of the bytes, and Gloo.
+"""Benchmarks: the cost of mpiddp's operations, beside plain MPI, one copy of the bytes, and Gloo.
 
-``python -m mpiddp bench`` and ``plot``. May import everything; imported by nobody but the command line, which reads
-`cli` and `sizes` before NumPy may be imported. It is the one package that may compare with torch.
+``python -m mpiddp bench`` and ``plot``; one module a command. The command line reads `cli` before NumPy is imported.
+This package may compare with torch.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ from types import ModuleType
 
 
 def load(name: str) -> ModuleType:
-    """Import a module when it is wanted: a part of this package, or a library that only one part needs."""
+    """Import a module on first use: a command of this package, or an optional library."""
     return importlib.import_module(name)

@@ -1,6 +1,6 @@
 """The options of ``python -m mpiddp bench`` and ``plot``. Imports the standard library only, until a command runs.
 
-A benchmark is a module with a function ``run(arguments)`` that returns the exit code, and a row of `COMMANDS`.
+A benchmark is a module with ``run(arguments)``, which returns the exit code, and a row of `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from mpiddp import bench, settings
 from mpiddp.training.config import UsageError
 
-from . import sizes
+from .results import parse_size, size_range
 
 OPERATIONS = (
     *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"),
     *("gather", "scatter", "all_to_all", "send_recv", "barrier"),
 )
-"""What `sweep` measures, by the names of ``mpiddp.distributed``."""
+"""The operations of `sweep`, by their names in ``mpiddp.distributed``."""
 
 REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 DTYPES = (
@@ -32,7 +32,7 @@ _EXAMPLE = "mpirun -np 4 python -m mpiddp bench"
 
 
 class Command(NamedTuple):
-    """A benchmark: its name, the module that runs it, what it says of itself, and its options."""
+    """A benchmark: its name, its module, its line in the list, and its options."""
 
     name: str
     module: str
@@ -43,7 +43,7 @@ class Command(NamedTuple):
 def size(text: str) -> int:
     """Read a size for argparse."""
     try:
-        return sizes.parse(text)
+        return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -56,9 +56,9 @@ def positive(text: str) -> int:
 
 
 def natural(text: str) -> int:
-    """Read an integer from zero on for argparse."""
+    """Read an integer of at least 0 for argparse."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected an integer from 0 on, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
     return int(text)
 
 
@@ -69,7 +69,7 @@ def seconds(text: str) -> float:
     except ValueError:
         found = math.nan
     if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"expected seconds, more than none, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text!r}")
     return found
 
 
@@ -79,7 +79,11 @@ def _range(text: str) -> list[int]:
     low, high = positive(first), positive(last or first)
     if low > high:
         raise argparse.ArgumentTypeError(f"expected FIRST:LAST with FIRST at most LAST, got {text!r}")
-    return sizes.sweep(low, high, 2)
+    return size_range(low, high, 2)
+
+
+def _rounds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
 
 
 def _json(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +128,8 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         help=", ".join(OPERATIONS),
     )
     _sweep(parser, "8", "64M", 8)
-    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
-    parser.add_argument("--no-gloo", dest="gloo", action="store_false", help="leave Gloo out, which needs torch")
+    _rounds(parser)
+    parser.add_argument("--no-gloo", dest="gloo", action="store_false", help="without Gloo, which needs torch")
     _json(parser)
 
 
@@ -134,7 +138,7 @@ def _overlap(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--buckets", type=positive, default=16, metavar="N", help="1 to so many buckets, doubling (16)")
     parser.add_argument("--layers", type=positive, default=64, metavar="N", help="pieces of the computation (64)")
     parser.add_argument("--compute", type=seconds, metavar="SECONDS", help="of computation (as long as communication)")
-    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
+    _rounds(parser)
     parser.add_argument("--no-symmetric", dest="symmetric", action="store_false", help="buckets in ordinary memory")
     _json(parser)
 
@@ -143,7 +147,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-b", "--begin", type=size, default=size("1K"), metavar="SIZE", help="smallest (1K)")
     parser.add_argument("-e", "--end", type=size, default=size("16M"), metavar="SIZE", help="largest (16M)")
     parser.add_argument("-f", "--factor", type=float, default=4, help="from one size to the next (4)")
-    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
+    _rounds(parser)
 
 
 def _model(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +161,7 @@ def _model(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="files of `bench all_reduce --algorithm A --json FILE`; without one, ring and tree are measured now",
+        help="files of `bench all_reduce --algorithm ring --json FILE`; without one, it is measured now",
     )
     parser.add_argument("--across", type=Path, nargs="+", metavar="FILE", help="the same, measured across nodes")
     _json(parser)
@@ -166,8 +170,8 @@ def _model(parser: argparse.ArgumentParser) -> None:
 def _ddp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, default=64, metavar="N", help="samples a rank (64)")
     parser.add_argument("-n", "--iterations", type=positive, default=10, metavar="N", help="steps of a turn (10)")
-    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
-    parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
+    _rounds(parser)
+    parser.add_argument("--no-torch", dest="torch", action="store_false", help="without torch")
     _json(parser)
 
 
@@ -175,7 +179,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strong-batch", type=positive, default=256, metavar="N", help="samples of all ranks (256)")
     parser.add_argument("--weak-batch", type=positive, default=64, metavar="N", help="samples of each rank (64)")
     parser.add_argument("-n", "--iterations", type=positive, default=5, metavar="N", help="steps of a turn (5)")
-    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
+    _rounds(parser)
     _json(parser)
 
 
@@ -185,7 +189,7 @@ def _plot(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="what a benchmark's --json wrote; or folders of `train --output`, which are compared",
+        help="files of a benchmark's --json; or folders of `train --output`, to compare",
     )
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("plot.png"), metavar="PICTURE", help="a .png or .svg (plot.png)"
@@ -193,12 +197,12 @@ def _plot(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = (
-    Command("compare", "compare", "mpiddp, plain mpi4py, one copy of the bytes and Gloo, taking turns", _compare),
-    Command("overlap", "overlap", "how much of the communication hides behind computation", _overlap),
-    Command("ddp", "ddp", "training steps, alone, with averaged gradients, and torch's on Gloo", _ddp),
-    Command("train", "train", "how the main job scales from 1 rank to all, strongly and weakly", _train),
-    Command("tune", "tune", "compare the algorithms with the built-in table, and print what to set", _tune),
-    Command("model", "predict", "what all-reduce would cost on more ranks than there are here", _model),
+    Command("compare", "compare", "mpiddp, plain mpi4py, one copy of the bytes and Gloo, in turns", _compare),
+    Command("overlap", "overlap", "the share of communication that hides behind computation", _overlap),
+    Command("ddp", "ddp", "training steps: alone, with averaged gradients, and torch's on Gloo", _ddp),
+    Command("train", "train", "strong and weak scaling of the main job from 1 rank to all", _train),
+    Command("tune", "tune", "the MPIDDP_ALGORITHM that is faster than the built-in table", _tune),
+    Command("model", "model", "a prediction of all-reduce on more ranks", _model),
 )
 
 
@@ -207,8 +211,8 @@ def add_parser(commands: Any) -> None:
 
     Parameters
     ----------
-    commands : the object that ``ArgumentParser.add_subparsers`` returns
-        Where to add them.
+    commands : result of ``ArgumentParser.add_subparsers``
+        The list to add to.
     """
     parser = commands.add_parser(
         "bench",
@@ -230,19 +234,19 @@ def add_parser(commands: Any) -> None:
         found.set_defaults(run=_run, module=command.module)
     plot = commands.add_parser(
         "plot",
-        help="draw what benchmarks and training runs have left",
-        description="Draw latency and bus bandwidth against size, or how training scales, from files that benchmarks"
-        " wrote with --json; or loss, accuracy and throughput from folders of training runs.",
+        help="draw results of benchmarks and training runs",
+        description="Draw latency and bus bandwidth against size, or the scaling of training, from benchmarks' --json"
+        " files; or loss, accuracy and throughput from folders of training runs.",
     )
     _plot(plot)
     plot.set_defaults(run=_run, module="plot")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Run the module that a command names, with the ranks of a node sharing its cores."""
+    """Run a command's module; the ranks of a node share its cores."""
     if hasattr(arguments, "factor"):
         try:
-            arguments.sizes = sizes.sweep(arguments.begin, arguments.end, arguments.factor)
+            arguments.sizes = size_range(arguments.begin, arguments.end, arguments.factor)
         except ValueError as error:
             raise UsageError(str(error)) from None
     settings.limit_blas_threads()

@@ -1,26 +1,31 @@
-"""``bench compare``: mpiddp beside plain mpi4py, one copy of the bytes, and Gloo, in one run.
+r"""``bench compare``: mpiddp beside plain mpi4py, one copy of the bytes, and Gloo, in one run.
 
-All work on the same arrays in the same processes and take turns, round after round, so that whatever else the machine
-does meets all of them alike. A ratio is the median of the rounds' ratios.
+All contenders run in the same processes on arrays that are written anew before each call, and take turns. A ratio is
+the median of the rounds' ratios.
+
+mpi4py's column is MPI's default algorithm. MPICH's shared-memory all-reduce (release_gather) is refused to programs
+that ask for THREAD_MULTIPLE, as mpi4py and mpiddp do; a job of its own shows it, without mpiddp's watchdog::
+
+    MPI4PY_RC_THREAD_LEVEL=serialized MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM=release_gather \
+        mpirun -np 2 python -m mpiddp bench compare all_reduce
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mpiddp.mpi.reduction import check
-from mpiddp.training.config import UsageError
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.reduction import mpi_op
 
-from . import load, results, sizes
-from .buffers import REDUCING, Buffers, bus_factor
-from .contenders import Contender, Memcpy, Mpi4py, Mpiddp, reduce_op
-from .job import Job, dtype, header, job, ordinary, symmetric
-from .results import Point, Series
-from .timing import Times
+from . import load, results
+from .job import Job, dtype, header, job, symmetric
+from .operations import REDUCING, Buffers, Mpiddp, bus_factor, check_reduction, reduce_op
+from .results import Point, Series, format_size
+from .timing import Call, Times, Way
 
 _ROUND_S = 0.02
 _FEWEST = 3
@@ -32,7 +37,101 @@ RATIOS = (
     ("gloo", "mpiddp"),
     ("gloo", SYMMETRIC),
 )
-"""Which times are divided by which: above 1, the second is faster."""
+"""Pairs whose times are divided: above 1, the second is faster."""
+
+
+class Contender(Protocol):
+    """A library that does the operations."""
+
+    name: str
+
+    def prepare(self, b: Buffers) -> Call | None:
+        """Return the operation on these arrays as a call; None if the library does not offer it."""
+
+    def algorithm(self, b: Buffers) -> str:
+        """Return the algorithm's name, or nothing if it is unknown."""
+
+
+class Mpi4py:
+    """The MPI library's blocking calls by mpi4py, as a program without mpiddp writes them.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        A communicator of its own.
+    """
+
+    name = "mpi4py"
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+
+    def algorithm(self, b: Buffers) -> str:
+        """Return nothing: the library does not say."""
+        return ""
+
+    def prepare(self, b: Buffers) -> Call | None:
+        """Return the operation on these arrays as a call; None if MPI does not define it."""
+        comm, x, output, root = self._comm, b.x, b.output, b.root
+        op = mpi_op(b.dtype, reduce_op(b.op))
+        if op is None or b.dtype.kind not in "biufc":
+            return None
+        share = b.dtype.type(1 / b.size) if b.op == "avg" else None
+
+        def reduce_with(call: Call) -> Call:
+            """Divide the sum, for an average."""
+            return call if share is None else lambda: (call(), np.multiply(output, share, out=output))
+
+        here = b.rank == root
+        calls: dict[str, Call] = {
+            "all_reduce": reduce_with(lambda: comm.Allreduce(MPI.IN_PLACE, x, op)),
+            "broadcast": lambda: comm.Bcast(x, root),
+            "reduce": lambda: comm.Reduce(MPI.IN_PLACE if here else x, x if here else None, op, root),
+            "all_gather": lambda: comm.Allgather(x, output),
+            "reduce_scatter": reduce_with(lambda: comm.Reduce_scatter_block(x, output, op)),
+            "gather": lambda: comm.Gather(x, output if here else None, root),
+            "scatter": lambda: comm.Scatter(x if here else None, output, root),
+            "all_to_all": lambda: comm.Alltoall(x, output),
+            "send_recv": lambda: comm.Sendrecv(x, (b.rank + 1) % b.size, recvbuf=output, source=(b.rank - 1) % b.size),
+            "barrier": comm.Barrier,
+        }
+        if b.operation == "reduce" and here:
+            return reduce_with(calls["reduce"])
+        return calls[b.operation]
+
+
+class Memcpy:
+    """One copy of S bytes from the operation's array to another, by all ranks at once.
+
+    The bound that memory sets. The barrier at its end counts: ranks that share a core copy one after the other.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        A communicator of its own.
+    """
+
+    name = "memcpy"
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+
+    def algorithm(self, b: Buffers) -> str:
+        """Return nothing."""
+        return ""
+
+    def prepare(self, b: Buffers) -> Call | None:
+        """Return the copy as a call; None for an operation without arrays."""
+        if not b.total_bytes:
+            return None
+        source = max(b.x, b.output, key=lambda array: array.nbytes)
+        target = np.ones_like(source)
+
+        def copy() -> None:
+            np.copyto(target, source)
+            self._comm.Barrier()
+
+        return copy
 
 
 class Measured(NamedTuple):
@@ -45,11 +144,7 @@ class Measured(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     """Compare, print, and return the exit code: 1 if a result was wrong."""
     kind, operation = dtype(arguments.dtype), arguments.operation
-    if operation in REDUCING:
-        try:
-            check(kind, reduce_op(arguments.op))
-        except TypeError as error:
-            raise UsageError(f"--op {arguments.op} --dtype {arguments.dtype}: {error}") from None
+    check_reduction(operation, arguments.op, kind)
     with job() as here:
         environment = here.environment()
         here.say(header(environment))
@@ -69,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _gloo(here: Job) -> Any:
-    """Return Gloo, or say why it is left out."""
+    """Return Gloo; None, and a line, if it is not there."""
     fault = None
     try:
         module = load("mpiddp.bench.gloo")
@@ -83,7 +178,7 @@ def _gloo(here: Job) -> Any:
 
 
 def _compare(here: Job, found: list[Contender], arguments: argparse.Namespace, kind: np.dtype[Any]) -> list[Series]:
-    """Measure all contenders at all sizes and print a line for each size."""
+    """Measure all contenders and print a line for each size."""
     operation = arguments.operation
     swept = [0] if operation == "barrier" else arguments.sizes
     shared = symmetric(max(swept) + here.size * kind.itemsize)
@@ -103,11 +198,12 @@ def _compare(here: Job, found: list[Contender], arguments: argparse.Namespace, k
     names = list(series)
     ratios = [pair for pair in RATIOS if set(pair) <= set(names)]
     redop = f" {op}" * (operation in REDUCING)
-    here.say(f"# {operation}{redop} of {arguments.dtype}; median time of the slowest rank in us, then ratios of times")
+    here.say(f"# {operation}{redop} of {arguments.dtype}, written anew before each call; median time of the slowest")
+    here.say("# rank in us, then ratios of times")
     here.say(_line("size", names, [f"{slow}/{fast}" for slow, fast in ratios], "algorithm"))
     last = -1
     for size in swept:
-        plain = Buffers(operation, here.rank, here.size, size, kind, arguments.op, ordinary)
+        plain = Buffers(operation, here.rank, here.size, size, kind, arguments.op)
         if plain.total_bytes == last:
             continue
         last = plain.total_bytes
@@ -117,7 +213,7 @@ def _compare(here: Job, found: list[Contender], arguments: argparse.Namespace, k
             series[name].points.append(each.point)
         times = [f"{measured[name].point.median_s * 1e6:.1f}" if name in measured else "-" for name in names]
         quotients = [_ratio(measured, *pair) for pair in ratios]
-        here.say(_line(sizes.text(last), times, quotients, measured["mpiddp"].point.algorithm))
+        here.say(_line(format_size(last), times, quotients, measured["mpiddp"].point.algorithm))
     return [each for each in series.values() if each.points]
 
 
@@ -131,7 +227,7 @@ def _line(size: str, times: list[str], ratios: list[str], algorithm: str) -> str
 
 
 def _ratio(measured: dict[str, Measured], slow: str, fast: str) -> str:
-    """Return how many times as long one takes as another."""
+    """Return the time of one divided by that of the other."""
     if slow not in measured or fast not in measured:
         return "-"
     pairs = zip(measured[slow].rounds, measured[fast].rounds, strict=True)
@@ -139,28 +235,27 @@ def _ratio(measured: dict[str, Measured], slow: str, fast: str) -> str:
 
 
 def _measure(here: Job, entered: list[tuple[Contender, Buffers]], arguments: argparse.Namespace) -> dict[str, Measured]:
-    """Let all take turns at one size, then check what each of them gives."""
-    calls = []
+    """Let all contenders take turns at one size, then check their results."""
+    ways: dict[str, Way] = {}
     for contender, buffers in entered:
-        buffers.rest()
+        buffers.reset()
         call = contender.prepare(buffers)
         if call is not None:
-            count = arguments.iterations or here.clock.enough(call, arguments.warmup, _ROUND_S, _FEWEST)
-            calls.append((contender, buffers, call, count))
-    seconds: dict[str, list[list[float]]] = {contender.name: [] for contender, *_ in calls}
-    for _ in range(arguments.rounds):
-        for contender, _, call, count in calls:
-            call()  # brings its code and data back into the cache
-            seconds[contender.name].append(here.clock.each(call, count))
+            count = arguments.iterations or here.clock.enough(call, arguments.warmup, buffers.reset, _ROUND_S, _FEWEST)
+            ways[contender.name] = Way(call, count, buffers.reset)
+    took = here.clock.take_turns(ways, arguments.rounds)
     found = {}
-    for contender, buffers, call, _ in calls:
+    for contender, buffers in entered:
+        if contender.name not in ways:
+            continue
         wrong = None
         if contender.name != "memcpy":
             buffers.fill()
-            call()
+            ways[contender.name].call()
             wrong = here.sum(buffers.count_wrong(spoils_inputs=contender.name == "gloo"))
-        rounds = [statistics.median(each) for each in seconds[contender.name]]
-        times = Times.of([second for each in seconds[contender.name] for second in each])
+        seconds = took[contender.name]
+        rounds = [statistics.median(each) for each in seconds]
+        times = Times.of([second for each in seconds for second in each])
         point = Point(
             buffers.total_bytes,
             buffers.count,

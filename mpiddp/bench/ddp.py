@@ -1,11 +1,10 @@
-"""``bench ddp``: training steps under DistributedDataParallel, beside the same steps alone and torch's DDP on Gloo.
+"""``bench ddp``: training steps under DistributedDataParallel, alone, and under torch's DDP on Gloo, in turns.
 
-All contenders train the same networks on batches of the same size by SGD with momentum, and take turns in one run, so
-that a ratio compares what the machine gave to both at the same time.
+The same networks on batches of the same size, by SGD with momentum. Every step computes new gradients.
 
 alone     the step with gradients that stay on the rank (``no_sync``)
 ddp       the step with gradients averaged over all ranks
-exposed   the part of it in which backward had nothing to do but wait
+exposed   the time of it in which backward only waits
 torch     torch's DistributedDataParallel on Gloo
 """
 
@@ -26,6 +25,7 @@ from mpiddp.training.models import MLP, Net
 
 from . import load, results
 from .job import Job, header, job
+from .timing import Way
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "net": Net,
@@ -45,14 +45,14 @@ class Batch(NamedTuple):
 
 
 class Ours:
-    """Steps of mpiddp on one network.
+    """Training steps of mpiddp.
 
     Parameters
     ----------
     network : str
-        Its name.
+        One of `NETWORKS`.
     batch : Batch
-        What every step trains on.
+        The batch of every step.
     process_group : ProcessGroup, optional
         The ranks; all by default.
     """
@@ -64,13 +64,13 @@ class Ours:
         self._batch = batch
 
     def step(self) -> None:
-        """Train on the batch, together."""
+        """Make a step with averaged gradients."""
         self._optimizer.zero_grad()
         F.nll_loss(self.model(self._batch.images), self._batch.labels).backward()
         self._optimizer.step()
 
     def alone(self) -> None:
-        """Train on the batch without the others."""
+        """Make a step with this rank's gradients."""
         with self.model.no_sync():
             self.step()
 
@@ -101,16 +101,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _torch(here: Job) -> Any:
-    """Return torch's side, or say why it is left out."""
+    """Return torch's side; None, and a line, if it is not there."""
     fault = None
     try:
-        module = load("mpiddp.bench.ddp_torch")
+        module = load("mpiddp.bench.gloo")
     except ImportError as error:
         fault = str(error)
     if here.sum(fault is not None):
         here.say(f"# torch is left out: {fault}; pip install torch")
         return None
-    return module.Torch(here)
+    return module.Gloo(here)
 
 
 def _measure(here: Job, network: str, arguments: argparse.Namespace, theirs: Any) -> dict[str, float]:
@@ -119,20 +119,23 @@ def _measure(here: Job, network: str, arguments: argparse.Namespace, theirs: Any
     images = rng.standard_normal((arguments.batch, 1, 28, 28)).astype(np.float32)
     batch = Batch(images, rng.integers(0, 10, arguments.batch))
     ours = Ours(network, batch)
-    ways: dict[str, Callable[[], object]] = {"alone": ours.alone, "ddp": ours.step}
+    exposed: list[float] = []
+
+    def step() -> None:
+        waited_s = ours.model.exposed_s
+        ours.step()
+        exposed.append(ours.model.exposed_s - waited_s)
+
+    calls: dict[str, Callable[[], object]] = {"alone": ours.alone, "ddp": step}
     if theirs is not None:
-        ways["torch"] = theirs.step(network, batch)
-    took: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
-        here.clock.each(way, 3)
-    exposed = []
-    for _ in range(arguments.rounds):
-        for name, way in ways.items():
-            waited_s = ours.model.exposed_s
-            took[name] += here.clock.each(way, arguments.iterations)
-            if name == "ddp":
-                exposed.append((ours.model.exposed_s - waited_s) / arguments.iterations)
-    row = {name: statistics.median(seconds) for name, seconds in took.items()}
+        calls["torch"] = theirs.train_step(network, batch)
+    for call in calls.values():
+        here.clock.each(call, 3)
+    exposed.clear()
+    took = here.clock.take_turns(
+        {name: Way(call, arguments.iterations) for name, call in calls.items()}, arguments.rounds
+    )
+    row = {name: statistics.median(second for turn in turns for second in turn) for name, turns in took.items()}
     row["exposed"] = statistics.median(exposed)
     for ratio in _ADDED:
         one, _, other = ratio.partition("/")

@@ -1,7 +1,7 @@
-"""Gloo, by way of torch.distributed, as a contender: in the same processes, on the same arrays.
+"""Gloo, by way of torch.distributed: in the same processes, on the same arrays, and under torch's DDP.
 
-The one module that imports torch; `compare` loads it where torch is installed. MPI says who is which rank and at which
-address they meet.
+The one module here that imports torch; `compare` and `ddp` load it if torch is installed. MPI tells the ranks their
+numbers and the address of their meeting.
 """
 
 from __future__ import annotations
@@ -9,26 +9,64 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as td
+from torch import nn
 from torch._C._distributed_c10d import TCPStore
+from torch.nn import functional as F  # noqa: N812 (its customary name)
+from torch.nn.parallel import DistributedDataParallel
 
-from .buffers import Buffers
-from .contenders import Call
 from .job import Job
+from .operations import Buffers
+from .timing import Call
 
 _TIMEOUT = datetime.timedelta(seconds=60)
 
 
+class Net(nn.Module):
+    """The network of ``mpiddp.training.models.Net``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 10, 5), nn.Conv2d(10, 20, 5)
+        self.conv2_drop = nn.Dropout2d()
+        self.fc1, self.fc2 = nn.Linear(320, 50), nn.Linear(50, 10)
+
+    def forward(self, x: Any) -> Any:
+        """Return log-probabilities."""
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
+        x = F.relu(self.fc1(x.view(-1, 320)))
+        return F.log_softmax(self.fc2(F.dropout(x, training=self.training)), dim=1)
+
+
+def _mlp(hidden: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, hidden),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(hidden, 10),
+        nn.LogSoftmax(dim=1),
+    )
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"net": Net, "mlp": lambda: _mlp(256), "mlp-wide": lambda: _mlp(2048)}
+
+
 class Gloo:
-    """``torch.distributed`` with the backend "gloo", beginning with its process group.
+    """``torch.distributed`` with the backend "gloo". Collective.
 
     Parameters
     ----------
     job : Job
-        The ranks; all of them make it together.
+        The ranks.
     """
 
     name = "gloo"
@@ -48,11 +86,11 @@ class Gloo:
         td.init_process_group("gloo", store=store, rank=job.rank, world_size=job.size, timeout=_TIMEOUT)
 
     def algorithm(self, b: Buffers) -> str:
-        """Return nothing: Gloo does not tell."""
+        """Return nothing: Gloo does not say."""
         return ""
 
     def prepare(self, b: Buffers) -> Call | None:
-        """Return what does the operation once on tensors that are the arrays, where Gloo has it for the dtype."""
+        """Return the operation on tensors that share the arrays' memory; None if Gloo has none for the dtype."""
         try:
             x, output = torch.from_numpy(b.x), torch.from_numpy(b.output)
         except TypeError:  # a dtype that torch does not know
@@ -79,10 +117,24 @@ class Gloo:
         }
         call = calls[b.operation]
         try:
-            call()  # the ranks are asked alike, so all find out
+            call()  # on all ranks alike
         except (RuntimeError, ValueError):
             return None
         return call
+
+    def train_step(self, network: str, batch: Any) -> Call:
+        """Return a step of SGD on a batch under torch's DistributedDataParallel."""
+        model = DistributedDataParallel(NETWORKS[network](), gradient_as_bucket_view=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+        images, labels = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss: Any = F.nll_loss(model(images), labels)
+            loss.backward()
+            optimizer.step()
+
+        return step
 
     @staticmethod
     def close() -> None:

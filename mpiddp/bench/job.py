@@ -1,9 +1,10 @@
-"""The job that a benchmark runs in: its group, its arrays, and what to say about it."""
+"""The job of a benchmark: its group, its arrays, and the description of its machine."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -16,26 +17,27 @@ import mpiddp.distributed as dist
 from mpiddp import settings
 from mpiddp.device.allocator import tune_allocator
 from mpiddp.faults import monitor
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.world import library_name
 from mpiddp.training.config import UsageError
 from mpiddp.typing import Array
 
 from . import load
-from .buffers import Allocate
+from .operations import Allocate
 from .timing import Clock
 
 
 class Job:
-    """What all benchmarks share; made by `job`.
+    """The ranks of a benchmark; made by `job`.
 
     Attributes
     ----------
     rank, size : int
         This rank, and the number of ranks.
     comm : MPI.Intracomm
-        A communicator of all ranks, for plain MPI.
+        All ranks, for plain MPI.
     clock : Clock
-        Measures calls.
+        Measures calls of all ranks.
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,7 @@ class Job:
         return int(self.comm.allreduce(number))
 
     def together(self, action: Callable[[], Any]) -> None:
-        """Do something on rank 0 that the user may have asked for in vain; all ranks hear of it."""
+        """Run an action on rank 0; its `UsageError` is raised on all ranks."""
         fault = None
         if self.rank == 0:
             try:
@@ -71,10 +73,12 @@ class Job:
             raise UsageError(fault)
 
     def environment(self) -> dict[str, Any]:
-        """Return what one has to know in order to compare with another machine."""
+        """Describe the machine and the libraries, for a comparison with others."""
         cores = self.comm.allgather(settings.core_mask())
         return {
             "mpi": library_name(),
+            "mpi_build": _mpi_build(),
+            "mpi_settings": _mpi_settings(),
             "mpi4py": importlib.metadata.version("mpi4py"),
             "numpy": np.__version__,
             "python": platform.python_version(),
@@ -93,14 +97,28 @@ def header(environment: dict[str, Any]) -> str:
     where = (
         f"{environment['ranks']} rank{'s' * (environment['ranks'] > 1)} on {len(nodes)} node{'s' * (len(nodes) > 1)}"
     )
-    return (
-        f"# {where} ({environment['host']}, {environment['processor']}, {environment['cores']} cores),"
-        f" {environment['mpi']}, mpi4py {environment['mpi4py']}, NumPy {environment['numpy']}"
-    )
+    lines = [
+        f"{where} ({environment['host']}, {environment['processor']}, {environment['cores']} cores),"
+        f" {environment['mpi']}, mpi4py {environment['mpi4py']}, NumPy {environment['numpy']}",
+        *environment.get("mpi_build", ()),
+        *(f"{name}={value}" for name, value in environment.get("mpi_settings", {}).items()),
+    ]
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def _mpi_build() -> list[str]:
+    """Return the lines of the library's version text that tell builds apart."""
+    lines = [" ".join(line.split()) for line in MPI.Get_library_version().splitlines()]
+    return lines[:1] + [line for line in lines if line.startswith("MPICH Device")]
+
+
+def _mpi_settings() -> dict[str, str]:
+    """Return the variables that choose MPI's algorithms, transports and level of threads."""
+    prefixes = ("MPIR_CVAR_", "OMPI_MCA_coll", "OMPI_MCA_pml", "OMPI_MCA_btl", "UCX_TLS", "MPI4PY_RC_THREAD")
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
 
 
 def _processor() -> str:
-    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -111,13 +129,13 @@ def _processor() -> str:
 
 @contextlib.contextmanager
 def job() -> Iterator[Job]:
-    """Begin a benchmark and end it: MPI, the process group, an allocator that keeps its pages."""
+    """Start MPI and the process group with an allocator that keeps its pages; end the group if it was started here."""
     tune_allocator()
     began = not dist.is_initialized()
     if began:
         dist.init_process_group()
     made = Job()
-    # Averages of what rests at zero, sums beyond the range of small integers: nothing to be warned of here.
+    # Averages of zeros, sums beyond the range of small integers: no warnings.
     with np.errstate(all="ignore"):
         yield made
     made.close()
@@ -126,7 +144,7 @@ def job() -> Iterator[Job]:
 
 
 def dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype that the command line calls ``name``."""
+    """Return the dtype of a name on the command line."""
     if name == "bfloat16":
         try:
             bfloat16: np.dtype[Any] = np.dtype(load("ml_dtypes").bfloat16)
@@ -136,18 +154,13 @@ def dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def ordinary(count: int, kind: np.dtype[Any]) -> Array:
-    """Return ordinary memory."""
-    return np.empty(count, kind)
-
-
 def symmetric(largest_bytes: int) -> Allocate:
-    """Return what makes symmetric arrays, out of two that are allocated once: views of them are symmetric, too.
+    """Return an allocator of symmetric arrays: views of two that are allocated once. Collective.
 
     Parameters
     ----------
     largest_bytes : int
-        Of an array that will be asked for; all ranks call with the same.
+        The largest array that it will be asked for, the same on all ranks.
     """
     halves: list[Array] = [dist.symmetric_empty(largest_bytes, np.uint8) for _ in range(2)]  # type: ignore[misc]
 

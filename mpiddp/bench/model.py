@@ -1,188 +1,111 @@
-"""What an all-reduce costs, as a sum of messages, bytes and additions: the formulas, and their fit to measured times.
+"""``bench model``: a prediction of all-reduce on more ranks, from a ring measured on few.
 
-The time of a message is alpha + bytes * beta [1], that of a reduction bytes * gamma. Where caches hold a part of an
-array only, beta grows by spill for the rest of it. With n bytes on p ranks, all in one place, where lg is the logarithm
-to base 2, rounded up:
+A message of n bytes takes alpha + n beta seconds (Hockney 1994); a byte's share of the reduction is in beta. On k nodes
+of m ranks, p = k m, with an alpha and beta in a node (near) and one between nodes (far):
 
-  ring    2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma    [2, 3]
-  tree    lg p (alpha + n beta + n gamma)    (recursive doubling)    [3]
+  ring          2 (p-1) messages, 2 (p-1)/p n bytes: near on one node, else far, for all wait for the slowest
+  hierarchical  2 lg m near messages, 2 (m-1)/m n near bytes; 2 (k-1) far messages, 2 (k-1)/k n bytes on a node's link
 
-On k nodes of m ranks that share their node's link, a message between nodes has an alpha and beta of its own (far), and
-the link carries what all m ranks send. Ranks are placed node by node:
-
-* A ring sends one message a step out of each node, and all ranks wait for that one: all steps count as far.
-* Recursive doubling sends lg k messages of n bytes far, from all m ranks at once.
-* Hierarchical reduces and gathers in the node by halving and doubling, 2 lg m messages; between, each of the m ranks
-  does what a ring of k ranks does with its n/m bytes: 2 (k-1) far messages and, on the link, 2 (k-1)/k n bytes.
-
-[1] R. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20, 1994.
-[2] P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
-    Parallel and Distributed Computing 69, 2009.
-[3] R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH",
-    International Journal of High Performance Computing Applications 19, 2005.
+(Patarasuk and Yuan 2009; Thakur, Rabenseifner and Gropp 2005.) Two constants know nothing of caches. Every second
+measured size is kept from the fit, and the error on these is printed: trust no prediction further than that.
 """
 
 from __future__ import annotations
 
-import math
+import argparse
+import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-ALGORITHMS = ("ring", "tree", "hierarchical")
+from mpiddp import settings
+from mpiddp.training.config import UsageError
+
+from . import results
+from .job import Job, header, job
+from .operations import Buffers, Mpiddp, choosing
+from .results import format_size
+
+ALGORITHMS = ("ring", "hierarchical")
+_SIZES = [1 << power for power in range(8, 26)]
+_ROUND_S, _FEWEST = 0.03, 5
+_BUCKETS = [2**power for power in range(15)]
 
 
-class Cost(NamedTuple):
-    """What one all-reduce does, one thing after the other: messages, bytes sent, bytes reduced."""
-
-    near_messages: float
-    near_bytes: float
-    far_messages: float
-    far_bytes: float
-    reduced_bytes: float
-
-
-class Constants(NamedTuple):
-    """Seconds for a message, for a byte sent, for a byte reduced; and for a byte of what the caches do not hold."""
+class Link(NamedTuple):
+    """Seconds of a message, and of a byte."""
 
     alpha: float
     beta: float
-    gamma: float
-    spill: float = 0.0
-    """On top of beta, for the share of an array that is beyond `cache_bytes`."""
-    cache_bytes: float = math.inf
-
-    def spilled(self, size_bytes: float) -> float:
-        """Return the share of an array that the caches do not hold."""
-        return max(1 - self.cache_bytes / size_bytes, 0.0)
-
-
-class Machine(NamedTuple):
-    """What messages cost in a node and between nodes, and additions in a node."""
-
-    near: Constants
-    far: Constants
-
-    def time(self, cost: Cost, size_bytes: float) -> float:
-        """Return the seconds that the reduction of an array takes."""
-        near, far = self
-        seconds = near.alpha * cost.near_messages + far.alpha * cost.far_messages + near.gamma * cost.reduced_bytes
-        for place, sent in ((near, cost.near_bytes), (far, cost.far_bytes)):
-            seconds += (place.beta + place.spill * place.spilled(size_bytes)) * sent
-        return seconds
 
 
 class Sample(NamedTuple):
-    """A measured all-reduce on ranks that are all on one node, or each on its own."""
+    """A measured ring, with all ranks on one node or each on its own."""
 
-    algorithm: str
     size_bytes: int
     ranks: int
     seconds: float
 
 
-def _lg(number: int) -> int:
-    return (number - 1).bit_length()
+def ring(link: Link, size_bytes: float, ranks: int) -> float:
+    """Return the seconds of a ring whose links are equal.
+
+    Examples
+    --------
+    >>> ring(Link(1.0, 0.001), 4000, 4)
+    12.0
+    """
+    return 2 * (ranks - 1) * (link.alpha + size_bytes / ranks * link.beta)
 
 
-def cost(algorithm: str, size_bytes: float, ranks: int, per_node: int) -> Cost:
-    """Return what an all-reduce costs by an algorithm.
+def predict(algorithm: str, near: Link, far: Link, size_bytes: float, ranks: int, per_node: int) -> float:
+    """Return the seconds of an all-reduce.
 
     Parameters
     ----------
     algorithm : str
         One of `ALGORITHMS`.
+    near, far : Link
+        Messages in a node, and between nodes.
     size_bytes : float
-        n, the size of the array.
+        The array.
     ranks, per_node : int
-        p, and m: how many of them are on a node.
-
-    Examples
-    --------
-    >>> cost("ring", 4000, 4, 8)
-    Cost(near_messages=6, near_bytes=6000.0, far_messages=0, far_bytes=0, reduced_bytes=3000.0)
+        Their number, and the number on a node.
     """
-    n, m = size_bytes, min(per_node, ranks)
-    k = -(-ranks // m)
-    p = ranks
-    near, far = _lg(m), _lg(k)
-    parts = 2 * n * (m - 1) / m, 2 * n * (k - 1) / k  # what a reduce-scatter and an all-gather send
-    reduced = n * (p - 1) / p
-    match algorithm:
-        case "ring" if k > 1:
-            return Cost(0, 0, 2 * (p - 1), 2 * n * (p - 1) / p, reduced)
-        case "ring":
-            return Cost(2 * (p - 1), 2 * n * (p - 1) / p, 0, 0, reduced)
-        case "tree":
-            return Cost(near, n * near, far, m * n * far, n * (near + far))
-        case "hierarchical":
-            return Cost(2 * near, parts[0], 2 * (k - 1), parts[1], n * (m - 1) / m + n * (k - 1) / k / m)
-    raise ValueError(f"there is no formula for {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+    m = min(per_node, ranks)
+    nodes = -(-ranks // m)
+    if algorithm == "ring":
+        return ring(far if nodes > 1 else near, size_bytes, ranks)
+    in_node = 2 * (m - 1).bit_length() * near.alpha + 2 * (m - 1) / m * size_bytes * near.beta
+    return in_node + ring(far, size_bytes, nodes)
 
 
-def _unknowns(sample: Sample, cache_bytes: float) -> list[float]:
-    """Return what alpha, beta, gamma and spill are multiplied by."""
-    found = cost(sample.algorithm, sample.size_bytes, sample.ranks, sample.ranks)
-    spilled = Constants(0, 0, 0, 0, cache_bytes).spilled(sample.size_bytes)
-    return [found.near_messages, found.near_bytes, found.reduced_bytes, found.near_bytes * spilled]
-
-
-def fit(samples: Sequence[Sample]) -> Constants:
-    """Return the constants that explain times with the least squares of relative errors; none is negative.
+def fit(samples: Sequence[Sample]) -> Link:
+    """Return the constants with the least squares of relative errors; neither is negative.
 
     Raises
     ------
     ValueError
-        If there are too few samples.
-
-    Notes
-    -----
-    Beta and gamma come apart only where algorithms differ in their shares: a ring sends two bytes for each that it
-    reduces, recursive doubling one. What the caches hold is tried out among the sizes of the samples, where there are
-    enough of them.
+        If there are fewer than two samples.
     """
-    if len(samples) < 3:
-        raise ValueError(f"a fit of three constants needs three measured times or more, got {len(samples)}")
-    best, least = Constants(0, 0, 0), math.inf
-    measured = sorted({sample.size_bytes for sample in samples})
-    for cache_bytes in [math.inf, *(measured[1:-2] if len(samples) >= _ENOUGH else ())]:
-        rows = np.array([_unknowns(each, cache_bytes) for each in samples]) / [[each.seconds] for each in samples]
-        found, left = _nonnegative(rows)
-        if left < least * _BETTER:
-            best, least = Constants._make([*found, cache_bytes]), left
-    return best
+    if len(samples) < 2:
+        raise ValueError(f"a fit of two constants needs two measured times or more, got {len(samples)}")
+    rows = np.array(
+        [[ring(Link(1, 0), size, ranks) / s, ring(Link(0, 1), size, ranks) / s] for size, ranks, s in samples]
+    )
+    found = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
+    if found.min() < 0:  # then the best fit without negative constants has one of them zero
+        alone = rows.sum(axis=0) / np.square(rows).sum(axis=0)
+        candidates = np.diag(alone)
+        found = min(candidates, key=lambda each: float(np.square(rows @ each - 1).sum()))
+    return Link(*map(float, found))
 
 
-_ENOUGH = 8
-_BETTER = 0.9
-"""A cache is assumed where it takes a tenth off the squares of the errors."""
-
-
-def _nonnegative(rows: npt.NDArray[np.float64]) -> tuple[list[float], float]:
-    """Return the constants, none negative, for which ``rows`` times them is nearest to one; and the squares left."""
-    scale = np.abs(rows).max(axis=0) + np.finfo(float).tiny
-    count = rows.shape[1]
-    best, least = np.zeros(count), math.inf
-    # So few unknowns that one can try which of them are zero.
-    for chosen in range(1, 1 << count):
-        kept = [index for index in range(count) if chosen >> index & 1]
-        found = np.zeros(count)
-        found[kept] = np.linalg.lstsq(rows[:, kept] / scale[kept], np.ones(len(rows)), rcond=None)[0] / scale[kept]
-        left = float(np.square(rows @ found - 1).sum())
-        if (found >= 0).all() and left < least:
-            best, least = found, left
-    return [float(each) for each in best], least
-
-
-def relative_errors(samples: Sequence[Sample], constants: Constants) -> list[float]:
-    """Return how far off the formulas are for each sample: 0.1 is a tenth too long, -0.1 a tenth too short."""
-    machine = Machine(constants, constants)
-    return [
-        machine.time(cost(each.algorithm, each.size_bytes, each.ranks, each.ranks), each.size_bytes) / each.seconds - 1
-        for each in samples
-    ]
+def relative_errors(samples: Sequence[Sample], link: Link) -> list[float]:
+    """Return predicted over measured seconds, minus 1."""
+    return [ring(link, each.size_bytes, each.ranks) / each.seconds - 1 for each in samples]
 
 
 def exposed(each_s: float, count: int, compute_s: float) -> float:
@@ -191,30 +114,115 @@ def exposed(each_s: float, count: int, compute_s: float) -> float:
     Parameters
     ----------
     each_s : float
-        What one bucket takes; they are reduced one after the other, while the computation goes on.
+        Of one bucket; buckets are reduced one after the other, beside the computation.
     count : int
-        Their number; they become full at equal intervals.
+        The number of buckets, which become full at equal intervals.
     compute_s : float
-        What the computation takes.
+        Of the computation.
     """
-    # The last bucket is full at the end; those before it delay it if they are not through by then.
+    # The last bucket is full at the end; earlier ones delay it if they are unfinished by then.
     return max((count - index) * each_s - compute_s * (count - 1 - index) / count for index in range(count))
 
 
-def fastest(machine: Machine, size_bytes: float, ranks: int, per_node: int) -> str:
-    """Return the algorithm that takes least."""
-    return min(ALGORITHMS, key=lambda name: machine.time(cost(name, size_bytes, ranks, per_node), size_bytes))
+def run(arguments: argparse.Namespace) -> int:
+    """Fit, predict, print, and return the exit code. Needs MPI only to measure."""
+    if arguments.sources:
+        announced = settings.launch()
+        samples, environment = _read(arguments.sources)
+        if announced is not None and announced.rank != 0:
+            return 0
+    else:
+        with job() as here:
+            samples, environment = _measure(here), here.environment()
+        if here.rank != 0:
+            return 0
+    print(header(environment))
+    near = _fit(samples, "in a node")
+    far = near
+    if arguments.across:
+        far = _fit(_read(arguments.across)[0], "across nodes")
+    else:
+        print("# across nodes: taken to be the same, for want of --across FILE; a network is slower than that")
+    rows = _predict(near, far, arguments)
+    if arguments.json:
+        fitted = {"near": near._asdict(), "far": far._asdict()}
+        results.write(arguments.json, "model", environment, [], fitted=fitted, rows=rows)
+    return 0
 
 
-def best_bucket(
-    machine: Machine, total_bytes: int, ranks: int, per_node: int, compute_s: float
-) -> tuple[float, str, float]:
-    """Return the size of equal buckets that leaves least communication exposed, its algorithm, and what is exposed."""
-    found = []
-    for power in range(15):
-        size = total_bytes / 2**power
-        name = fastest(machine, size, ranks, per_node)
-        each_s = machine.time(cost(name, size, ranks, per_node), size)
-        found.append((exposed(each_s, 2**power, compute_s), -size, name))
-    seconds, negative, name = min(found)
-    return -negative, name, seconds
+def _read(files: list[Path]) -> tuple[list[Sample], dict[str, Any]]:
+    """Read files of ``bench all_reduce --algorithm ring --json FILE``, and the environment of the last."""
+    samples: list[Sample] = []
+    environment: dict[str, Any] = {}
+    for file in files:
+        document, series = results.read(file)
+        environment = document["environment"]
+        nodes = environment["nodes"]
+        if len(nodes) > 1 and max(nodes) > 1:
+            raise UsageError(
+                f"{file} was measured on nodes of {nodes} ranks: the fit needs all ranks on one node, or one on each"
+            )
+        samples += [
+            Sample(point.size_bytes, each.ranks, point.median_s)
+            for each in series
+            if each.operation == "all_reduce"
+            for point in each.points
+            if point.algorithm == "ring"
+        ]
+    if not samples:
+        raise UsageError(
+            f"no all_reduce by ring in {', '.join(map(str, files))}: measure one with"
+            " bench all_reduce --algorithm ring --json FILE"
+        )
+    return samples, environment
+
+
+def _measure(here: Job) -> list[Sample]:
+    if here.size == 1:
+        raise UsageError("bench model measures on two ranks or more; give it files by --from, or start it with mpirun")
+    samples = []
+    with choosing("all_reduce", "ring"):
+        for size in _SIZES:
+            buffers = Buffers("all_reduce", here.rank, here.size, size, np.dtype(np.float32))
+            call = Mpiddp().prepare(buffers)
+            count = here.clock.enough(call, 2, buffers.reset, _ROUND_S, _FEWEST)
+            samples.append(Sample(size, here.size, statistics.median(here.clock.each(call, count, buffers.reset))))
+    return samples
+
+
+def _fit(samples: list[Sample], where: str) -> Link:
+    """Fit to every second sample; print the constants, and the error on the others."""
+    ordered = sorted(samples)
+    seen, unseen = ordered[::2], ordered[1::2]
+    try:
+        link = fit(seen)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
+    errors = sorted(abs(error) for error in relative_errors(unseen, link))
+    print(
+        f"# {where}: alpha {link.alpha * 1e6:.2f} us, beta {link.beta * 1e9:.3f} ns/byte, from {len(seen)} measured"
+        f" times; error on {len(unseen)} others: median {statistics.median(errors):.0%}, largest {errors[-1]:.0%}"
+    )
+    return link
+
+
+def _predict(near: Link, far: Link, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Print a row for each number of ranks, and return the rows."""
+    total, per_node = arguments.bytes, arguments.per_node
+    hidden = "as long as the faster takes" if arguments.compute is None else f"of {arguments.compute:g} s"
+    print(f"# all-reduce of {format_size(total)}, {per_node} ranks a node, times in ms; the size of the buckets that")
+    print(f"# leave least of it exposed beside a computation {hidden}, and that time")
+    print("#ranks" + "".join(name.rjust(15) for name in (*ALGORITHMS, "bucket", "exposed")))
+    rows = []
+    for ranks in arguments.ranks:
+
+        def fastest_s(size_bytes: float, ranks: int = ranks) -> float:
+            return min(predict(name, near, far, size_bytes, ranks, per_node) for name in ALGORITHMS)
+
+        times = {name: predict(name, near, far, total, ranks, per_node) for name in ALGORITHMS}
+        compute_s = fastest_s(total) if arguments.compute is None else arguments.compute
+        left_s, count = min((exposed(fastest_s(total / count), count, compute_s), count) for count in _BUCKETS)
+        cells = [*(f"{seconds * 1e3:.3f}" for seconds in times.values()), format_size(int(total / count))]
+        print(f"{ranks:6}" + "".join(cell.rjust(15) for cell in (*cells, f"{left_s * 1e3:.3f}")))
+        rows.append({"ranks": ranks, "seconds": times, "bucket_bytes": total / count, "exposed_s": left_s})
+    return rows

@@ -1,17 +1,18 @@
-"""``bench overlap``: how much of the communication hides behind computation, for one bucket to many.
+"""``bench overlap``: the share of communication that hides behind computation, for one bucket to many.
 
-The computation is a row of matrix products, as a backward pass is; after each of its layers an asynchronous operation
-gets a chance to go on, as in the gradient hooks of DistributedDataParallel. A bucket is reduced as soon as the layers
-are done that fill it, so the last one has nothing to hide behind.
+The computation is a series of matrix products, like a backward pass; after each layer pending operations are polled, as
+in the gradient hooks of DistributedDataParallel. A bucket's all-reduce starts when its layers are done; the last one
+has nothing to hide behind. The layers do not write the buckets: parts of them stay in the caches from one call to the
+next.
 
 compute      the layers alone
 comm         the buckets alone, one after the other
 blocking     the layers, then the buckets
-unpolled     each bucket launched when it is full, and nobody asks after it until the end
+unpolled     each bucket launched when it is full, without a poll until the end
 overlapped   the same with a poll after each layer
 wait         the part of it after the last layer
-overlap      1 - exposed / comm, where exposed = overlapped - compute: 1 hides everything, 0 nothing; the polls and
-             what communication takes from the computation's cores and caches count as exposed
+overlap      1 - exposed / comm, where exposed = overlapped - compute: 1 hides all, 0 nothing; polls, and cores and
+             caches that communication takes from the computation, count as exposed
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp.mpi import requests
+from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
-from . import results, sizes
+from . import results
 from .job import Job, header, job
+from .results import format_size, size_range
+from .timing import Way, nothing
 
 _EDGE = 128
-"""Of the matrices: small, so that a layer of several products can take any time."""
+"""Of the matrices: small, so that several products take any time."""
 _COLUMNS = ("compute", "comm", "blocking", "unpolled", "overlapped", "wait")
 
 
@@ -53,7 +57,7 @@ class Computation:
         self.layers, self.products = layers, products
 
     def run(self, after: Callable[[int], object]) -> None:
-        """Compute, and call ``after`` with the number of each layer that is done."""
+        """Compute, and call ``after`` with the number of each finished layer."""
         for layer in range(self.layers):
             for _ in range(self.products):
                 np.matmul(self._a, self._b, out=self._c)
@@ -72,13 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
         computation = _calibrate(here, arguments, gradients)
         memory = "symmetric" if arguments.symmetric else "ordinary"
         here.say(
-            f"# {sizes.text(gradients.nbytes)} of float32 gradients in {memory} memory, averaged behind"
+            f"# {format_size(gradients.nbytes)} of float32 gradients in {memory} memory, averaged behind"
             f" {computation.layers} layers of {computation.products} products of {_EDGE} x {_EDGE} matrices;"
             f" times in ms, medians over {arguments.rounds} rounds, slowest rank"
         )
         here.say("#buckets" + "".join(name.rjust(12) for name in (*_COLUMNS, "overlap")))
         rows = []
-        for buckets in sizes.sweep(1, min(arguments.buckets, computation.layers), 2):
+        for buckets in size_range(1, min(arguments.buckets, computation.layers), 2):
             row = _measure(here, computation, gradients, buckets, arguments.rounds)
             rows.append({"buckets": buckets, **row})
             cells = [f"{row[name] * 1e3:.3f}" for name in _COLUMNS] + [f"{row['overlap']:.2f}"]
@@ -91,22 +95,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(here: Job, arguments: argparse.Namespace, gradients: Array) -> Computation:
-    """Return a computation that takes as long as was asked for, or as communication does."""
+    """Return a computation as long as ``--compute``, or as the communication."""
     seconds = arguments.compute
     if seconds is None:
         seconds = statistics.median(here.clock.each(lambda: dist.all_reduce(gradients, dist.ReduceOp.AVG), 5))
     layers = max(arguments.layers, 2)
     one = Computation(layers, 1)
-    each = statistics.median(here.clock.each(lambda: one.run(_nothing), 5)) / layers
+    each = statistics.median(here.clock.each(lambda: one.run(_no_bucket), 5)) / layers
     return Computation(layers, max(round(seconds / layers / each), 1))
 
 
-def _nothing(_: int) -> None:
+def _no_bucket(_: int) -> None:
     return None
 
 
 def _measure(here: Job, computation: Computation, gradients: Array, count: int, rounds: int) -> dict[str, Any]:
-    """Return the medians over rounds in which all ways take turns, in seconds, and how many elements came out wrong."""
+    """Return the medians of all ways in seconds, and the number of wrong elements."""
     layers, average = computation.layers, dist.ReduceOp.AVG
     buckets = np.array_split(gradients, count)
     # Layer l completes the buckets that end with it.
@@ -114,16 +118,17 @@ def _measure(here: Job, computation: Computation, gradients: Array, count: int, 
     for index, bucket in enumerate(buckets):
         due.setdefault((index + 1) * layers // len(buckets) - 1, []).append(bucket)
     waits: list[float] = []
+    """After the last layer, in each call of "overlapped"."""
 
     def communicate() -> None:
         for bucket in buckets:
             dist.all_reduce(bucket, average)
 
     def blocking() -> None:
-        computation.run(_nothing)
+        computation.run(_no_bucket)
         communicate()
 
-    def overlapped(poll: Callable[[], object]) -> None:
+    def unpolled(poll: Callable[[], object] = nothing) -> float:
         works: list[dist.Work] = []
 
         def after(layer: int) -> None:
@@ -137,33 +142,28 @@ def _measure(here: Job, computation: Computation, gradients: Array, count: int, 
         start = time.perf_counter()
         for each in works:
             each.wait()
-        waits.append(time.perf_counter() - start)
+        return time.perf_counter() - start
+
+    def overlapped() -> None:
+        waits.append(unpolled(requests.poll))
 
     ways: dict[str, Callable[[], object]] = {
-        "compute": lambda: computation.run(_nothing),
+        "compute": lambda: computation.run(_no_bucket),
         "comm": communicate,
         "blocking": blocking,
-        "unpolled": lambda: overlapped(lambda: None),
-        "overlapped": lambda: overlapped(requests.poll),
+        "unpolled": unpolled,
+        "overlapped": overlapped,
     }
-    took: dict[str, list[float]] = {name: [] for name in (*ways, "wait")}
-    for way in ways.values():
-        here.clock.each(way, 1)
-    for _ in range(rounds):
-        for name, way in ways.items():
-            took[name] += here.clock.each(way, 1)
-        took["wait"].append(here.comm.allreduce(waits[-1], _largest))
+    turns = here.clock.take_turns({name: Way(way) for name, way in ways.items()}, rounds)
+    took = {name: [seconds for (seconds,) in each] for name, each in turns.items()}
+    took["wait"] = [here.comm.allreduce(each, MPI.MAX) for each in waits[1::2]]  # the other half is not measured
     exposed = statistics.median(
         (whole - alone) / comm
         for whole, alone, comm in zip(took["overlapped"], took["compute"], took["comm"], strict=True)
     )
     gradients[...] = here.rank
-    overlapped(requests.poll)
+    overlapped()
     wrong = here.sum(int(np.count_nonzero(gradients != (here.size - 1) / 2)))
     gradients[...] = 0
     medians = {name: statistics.median(seconds) for name, seconds in took.items()}
     return {**medians, "overlap": 1 - exposed, "wrong": wrong}
-
-
-def _largest(a: float, b: float) -> float:
-    return max(a, b)

@@ -1,24 +1,86 @@
-"""What benchmarks write down: series of points, and the machine that they were measured on; as a JSON file.
+"""Results of benchmarks: sizes, series of points, and the JSON files of both.
 
-Imports the standard library and mpiddp's own description of the job only, so that `plot` and `model` read such files
-anywhere.
+Imports the standard library and `UsageError` only, so that the command line and `plot` read it anywhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from mpiddp.training.config import UsageError
 
 FORMAT = "mpiddp-bench/1"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def parse_size(text: str) -> int:
+    """Read a size in bytes: an integer, or a number with K, M or G, powers of 1,024.
+
+    Raises
+    ------
+    ValueError
+        If the text is no size, or not a whole positive number of bytes.
+
+    Examples
+    --------
+    >>> parse_size("8"), parse_size("1.5K"), parse_size("128M")
+    (8, 1536, 134217728)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = float(found[1]) * _UNITS[found[2].upper()] if found else 0.0
+    if size < 1 or size != int(size):
+        raise ValueError(f"a size is a number of bytes such as 8, 64K, 1.5M or 2G, got {text!r}")
+    return int(size)
+
+
+def format_size(size_bytes: float) -> str:
+    """Write a size as `parse_size` reads it: in the largest unit that leaves it whole, else with one decimal.
+
+    Examples
+    --------
+    >>> format_size(8), format_size(65536), format_size(1000), format_size(1_500_000)
+    ('8', '64K', '1000', '1.4M')
+    """
+    whole = next((unit for unit in "GMK" if size_bytes and size_bytes % _UNITS[unit] == 0), "")
+    if whole or size_bytes < 10_000:
+        return f"{size_bytes / _UNITS[whole]:.0f}{whole}"
+    unit = next(unit for unit in "GMK" if size_bytes >= _UNITS[unit])
+    return f"{size_bytes / _UNITS[unit]:.1f}{unit}"
+
+
+def size_range(begin: int, end: int, factor: float) -> list[int]:
+    """List the sizes from ``begin`` to ``end``, each ``factor`` times its predecessor.
+
+    Raises
+    ------
+    ValueError
+        If there are none, or they do not grow.
+
+    Examples
+    --------
+    >>> size_range(8, 100, 2)
+    [8, 16, 32, 64]
+    """
+    if factor <= 1:
+        raise ValueError(f"the factor between sizes (-f) has to be larger than 1, got {factor:g}")
+    if begin > end:
+        raise ValueError(f"sizes begin (-b) at {format_size(begin)} bytes, beyond their end (-e) at {format_size(end)}")
+    found: list[int] = []
+    size = float(begin)
+    while size <= end:
+        if not found or int(size) > found[-1]:
+            found.append(int(size))
+        size *= factor
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One size of a series. Times are in seconds, bandwidths in bytes a second."""
+    """One size of a series. Times in seconds."""
 
     size_bytes: int
     count: int
@@ -28,12 +90,12 @@ class Point:
     iterations: int
     algorithm: str = ""
     wrong: int | None = None
-    """Wrong elements on all ranks; None where nobody looked."""
+    """Wrong elements on all ranks; None if unchecked."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One contender doing one operation over a range of sizes."""
+    """One contender's times of one operation over a range of sizes. Bandwidths in bytes per second."""
 
     name: str
     operation: str
@@ -44,11 +106,11 @@ class Series:
     points: list[Point]
 
     def algorithm_bandwidth(self, point: Point) -> float:
-        """Return S / t in bytes a second."""
+        """Return S / t."""
         return point.size_bytes / point.median_s
 
     def bus_bandwidth(self, point: Point) -> float:
-        """Return the bus bandwidth in bytes a second (see `buffers.bus_factor`)."""
+        """Return the bus bandwidth (see `operations.bus_factor`)."""
         return self.algorithm_bandwidth(point) * self.bus_factor
 
 
@@ -60,13 +122,18 @@ def write(path: Path, kind: str, environment: dict[str, Any], series: list[Serie
     path : Path
         The file.
     kind : str
-        The command that made it.
+        The command.
     environment : dict
-        See `job.environment`.
+        See `job.Job.environment`.
     series : list of Series
-        What was measured.
+        The measured times.
     **more
-        What only this command has.
+        Entries of this command alone.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be written.
     """
     document = {"format": FORMAT, "kind": kind, "environment": environment, **more}
     document["series"] = [dataclasses.asdict(each) for each in series]
@@ -80,7 +147,7 @@ def write(path: Path, kind: str, environment: dict[str, Any], series: list[Serie
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Series]]:
-    """Read what `write` wrote: the whole document, and its series.
+    """Read a file of `write`: the whole document, and its series.
 
     Raises
     ------
@@ -97,5 +164,5 @@ def read(path: Path) -> tuple[dict[str, Any], list[Series]]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is not what a benchmark writes with --json FILE ({error!r})") from error
+        raise UsageError(f"{path} is no file of a benchmark's --json FILE ({error!r})") from error
     return document, series

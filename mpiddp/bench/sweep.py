@@ -1,17 +1,21 @@
-"""``bench OPERATION``: time and bandwidth of one operation against size, as nccl-tests prints them."""
+"""``bench OPERATION``: time and bandwidth of one operation against size, in the columns of nccl-tests.
+
+The arrays are written anew before each call.
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from mpiddp.mpi.reduction import check
+import numpy as np
+
 from mpiddp.training.config import UsageError
 
 from . import results
-from .buffers import REDUCING, Buffers, bus_factor
-from .contenders import Contender, Mpiddp, choosing, reduce_op, root_of
-from .job import Job, dtype, header, job, ordinary, symmetric
+from .job import Job, dtype, header, job, symmetric
+from .operations import REDUCING, Buffers, Mpiddp, bus_factor, check_reduction, choosing, root_of
 from .results import Point, Series
+from .timing import Times
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (
     *(("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 11), ("redop", "", 9), ("root", "", 6)),
@@ -24,18 +28,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and return the exit code: 1 if a result was wrong."""
     kind = dtype(arguments.dtype)
     operation = arguments.operation
-    if operation in REDUCING:
-        try:
-            check(kind, reduce_op(arguments.op))
-        except TypeError as error:
-            raise UsageError(f"--op {arguments.op} --dtype {arguments.dtype}: {error}") from None
+    check_reduction(operation, arguments.op, kind)
     sizes = [0] if operation == "barrier" else arguments.sizes
     with job() as here:
         environment = here.environment()
         here.say(header(environment))
-        here.say(table_head())
+        here.say("# arrays are written anew before each call; times of the slowest rank")
+        here.say(_table_head())
         # One more element for each rank: small sizes are rounded up to one.
-        allocate = symmetric(max(sizes) + here.size * kind.itemsize) if arguments.symmetric else ordinary
+        allocate = symmetric(max(sizes) + here.size * kind.itemsize) if arguments.symmetric else np.empty
         name = "mpiddp" + " symmetric" * arguments.symmetric
         if arguments.algorithm != "auto":
             name += f" {arguments.algorithm}"
@@ -55,22 +56,23 @@ def run(arguments: argparse.Namespace) -> int:
                     buffers = Buffers(operation, here.rank, here.size, size, kind, arguments.op, allocate)
                     if points and points[-1].size_bytes == buffers.total_bytes:
                         continue  # both sizes are less than one element for each rank
-                    points.append(measure(here, Mpiddp(), buffers, arguments))
-                    here.say(table_row(series, points[-1]))
+                    points.append(_measure(here, buffers, arguments))
+                    here.say(_table_row(series, points[-1]))
         except ValueError as error:
             raise UsageError(f"--algorithm {arguments.algorithm}: {error}") from None
-        here.say(footer(series))
+        here.say(_footer(series))
         if arguments.json:
             here.together(lambda: results.write(arguments.json, "sweep", environment, [series]))
     return int(any(point.wrong for point in points))
 
 
-def measure(here: Job, contender: Contender, buffers: Buffers, arguments: argparse.Namespace) -> Point:
-    """Time one size, then check what it gives."""
+def _measure(here: Job, buffers: Buffers, arguments: argparse.Namespace) -> Point:
+    """Time one size, then check its result."""
+    contender = Mpiddp()
     call = contender.prepare(buffers)
-    assert call is not None, "mpiddp does every operation"
-    buffers.rest()
-    times = here.clock.measure(call, arguments.iterations, arguments.warmup)
+    buffers.reset()
+    fitting = here.clock.enough(call, arguments.warmup, buffers.reset)
+    times = Times.of(here.clock.each(call, arguments.iterations or fitting, buffers.reset))
     wrong = None
     if arguments.check:
         buffers.fill()
@@ -86,13 +88,13 @@ def measure(here: Job, contender: Contender, buffers: Buffers, arguments: argpar
     )
 
 
-def table_head() -> str:
-    """Return the two lines above the columns."""
+def _table_head() -> str:
+    """Return the two lines of column names."""
     lines = ["".join(cells[line].rjust(width) for *cells, width in _COLUMNS) for line in (0, 1)]
     return "\n".join("#" + line[1:].rstrip() for line in lines)
 
 
-def table_row(series: Series, point: Point) -> str:
+def _table_row(series: Series, point: Point) -> str:
     """Return a point as a line of the table."""
     cells = (
         str(point.size_bytes),
@@ -109,7 +111,7 @@ def table_row(series: Series, point: Point) -> str:
     return "".join(cell.rjust(width) for cell, (*_, width) in zip(cells, _COLUMNS, strict=True))
 
 
-def footer(series: Series) -> str:
+def _footer(series: Series) -> str:
     """Return the lines below the table."""
     checked = [point.wrong for point in series.points if point.wrong is not None]
     wrong = sum(checked)

@@ -1,15 +1,17 @@
-"""How long a call takes on a group of ranks.
+"""Times of calls on a group of ranks.
 
-All ranks leave a barrier, each measures its own call, and the time of an iteration is that of the slowest rank. The
-barrier is not in it, but some of the ranks leave it later than others: differences below a microsecond mean nothing.
-Arrays stay the same from one iteration to the next, so what fits into a cache is found there.
+All ranks leave a barrier, each measures its own call, and the slowest rank's time counts. The barrier is not in it, but
+ranks leave it at different moments: differences below a microsecond mean nothing.
+
+An array that nobody writes between two calls stays in the caches, which flatters the second call. `before` therefore
+writes the arrays anew before each call, outside of the time.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +19,18 @@ import numpy as np
 from mpiddp.mpi.lazy import MPI
 
 BUDGET_S = 0.1
-"""What the iterations of one size may take where their number is not given."""
+"""Time for the iterations of one size, if their number is not given."""
 FEWEST, MOST = 20, 2000
+
+Call = Callable[[], object]
+
+
+def nothing() -> None:
+    """Leave the arrays as they are."""
 
 
 class Times(NamedTuple):
-    """What the iterations of a call took, in seconds."""
+    """Seconds of the iterations of a call."""
 
     median: float
     min: float
@@ -33,6 +41,14 @@ class Times(NamedTuple):
     def of(cls, seconds: Sequence[float]) -> Times:
         """Summarise measured times."""
         return cls(statistics.median(seconds), min(seconds), max(seconds), len(seconds))
+
+
+class Way(NamedTuple):
+    """A call that takes turns with others, and its iterations in each turn."""
+
+    call: Call
+    iterations: int = 1
+    before: Call = nothing
 
 
 class Clock:
@@ -51,11 +67,27 @@ class Clock:
         """Free the communicator."""
         self._comm.Free()
 
-    def each(self, call: Callable[[], object], iterations: int) -> list[float]:
-        """Call so many times, and return how long the slowest rank took each time, on all ranks."""
+    def each(self, call: Call, iterations: int, before: Call = nothing) -> list[float]:
+        """Measure so many calls.
+
+        Parameters
+        ----------
+        call : callable
+            Without arguments.
+        iterations : int
+            The number of calls.
+        before : callable, optional
+            Runs before each, unmeasured.
+
+        Returns
+        -------
+        list of float
+            Seconds of the slowest rank in each iteration, the same on all ranks.
+        """
         barrier, now = self._comm.Barrier, time.perf_counter
         took = np.empty(iterations)
         for index in range(iterations):
+            before()
             barrier()
             start = now()
             call()
@@ -63,12 +95,31 @@ class Clock:
         self._comm.Allreduce(MPI.IN_PLACE, took, MPI.MAX)
         return [float(seconds) for seconds in took]
 
-    def enough(self, call: Callable[[], object], warmup: int, budget_s: float = BUDGET_S, fewest: int = FEWEST) -> int:
+    def enough(
+        self, call: Call, warmup: int, before: Call = nothing, budget_s: float = BUDGET_S, fewest: int = FEWEST
+    ) -> int:
         """Warm up, and return how many iterations fit into a budget, on all ranks alike."""
-        took = self.each(call, max(warmup, 1))
+        took = self.each(call, max(warmup, 1), before)
         return int(min(max(budget_s / max(min(took), 1e-7), fewest), MOST))
 
-    def measure(self, call: Callable[[], object], iterations: int | None, warmup: int) -> Times:
-        """Warm up and measure; None is as many iterations as fit into `BUDGET_S`, and at least `FEWEST`."""
-        fitting = self.enough(call, warmup)
-        return Times.of(self.each(call, iterations or fitting))
+    def take_turns(self, ways: Mapping[str, Way], rounds: int) -> dict[str, list[list[float]]]:
+        """Measure several calls in turn, so that the machine's other load meets all alike.
+
+        The order rotates from round to round. An unmeasured call at the head of each turn brings code and data back
+        into the caches.
+
+        Returns
+        -------
+        dict
+            By name, a list for each round: the seconds of each iteration.
+        """
+        took: dict[str, list[list[float]]] = {name: [] for name in ways}
+        names = list(ways)
+        for index in range(rounds):
+            first = index % max(len(names), 1)
+            for name in names[first:] + names[:first]:
+                call, iterations, before = ways[name]
+                before()
+                call()
+                took[name].append(self.each(call, iterations, before))
+        return took

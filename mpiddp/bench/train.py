@@ -1,12 +1,12 @@
-"""``bench train``: how the main job's training step scales from 1 rank to all, in one run.
+"""``bench train``: scaling of the main job's training step from 1 rank to all, in one run.
 
 Strong scaling shares a batch of fixed size among the ranks, weak scaling gives each rank one. The first 1, 2, 4, ...
-ranks train while the others sleep, and the numbers of ranks take turns, so that a ratio compares what the machine gave
-to both at the same time. Every rank has the same number of BLAS threads throughout.
+ranks train while the others sleep; the numbers of ranks take turns. The number of BLAS threads of a rank is the same
+throughout.
 
 samples/s   of all ranks together, by the slowest rank's median step
 efficiency  samples/s over those of 1 rank times the number of ranks
-exposed     share of rank 0's step in which backward had nothing to do but wait
+exposed     share of rank 0's step in which backward only waits
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ import mpiddp.distributed as dist
 from mpiddp.mpi.lazy import MPI
 from mpiddp.training.config import UsageError
 
-from . import results, sizes
+from . import results
 from .ddp import NETWORKS, Batch, Ours
 from .job import Job, header, job
+from .results import size_range
 from .timing import Clock
 
 _WARMUP = 3
 _NAP_S = 0.001
-"""Between two looks of a rank that has nothing to do; one that waits inside of MPI would take a core."""
+"""Sleep of an idle rank between two tests; waiting inside of MPI would occupy a core."""
 
 
 class Team(NamedTuple):
-    """The first so many ranks, as this rank sees them."""
+    """The first ranks of the job, as seen by this one."""
 
     size: int
     group: Any
-    """Theirs; `GroupMember.NON_GROUP_MEMBER` on the others."""
+    """`GroupMember.NON_GROUP_MEMBER` on other ranks."""
     clock: Clock | None
-    """None on a rank that is no member."""
+    """None on other ranks."""
 
 
 class Measured(NamedTuple):
-    """A turn: seconds of each step, and the share of them that was exposed communication."""
+    """A turn: seconds of each step, and the share of exposed communication in them."""
 
     step_s: list[float]
     exposed: float
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             " turns, slowest rank"
         )
         here.say("#network  scaling   ranks  samples a rank    step (ms)    samples/s  efficiency  exposed")
-        teams = [_team(here, size) for size in sorted({*sizes.sweep(1, here.size, 2), here.size})]
+        teams = [_team(here, size) for size in sorted({*size_range(1, here.size, 2), here.size})]
         rows = []
         for network in NETWORKS:
             for scaling in ("strong", "weak"):
@@ -86,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _team(here: Job, size: int) -> Team:
-    """Return the first ``size`` ranks; all ranks call."""
+    """Return the first ``size`` ranks. Collective."""
     group: Any = dist.new_group(range(size))
     return Team(size, group, Clock(group.comm.Dup()) if here.rank < size else None)
 
@@ -94,7 +95,7 @@ def _team(here: Job, size: int) -> Team:
 def _measure(
     here: Job, network: str, teams: list[Team], batches: list[int], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Return, on rank 0, a row for each team."""
+    """Return a row for each team, on rank 0."""
     turns: list[list[Measured]] = [[] for _ in teams]
     contenders = [
         _contender(here, network, team, batch) if team.clock is not None else None
@@ -104,7 +105,7 @@ def _measure(
         for team, contender, taken in zip(teams, contenders, turns, strict=True):
             if contender is not None and team.clock is not None:
                 taken.append(_turn(contender, team.clock, arguments.iterations))
-            _sleep_until_all_have_come(here.comm)
+            _sleeping_barrier(here.comm)
     rows: list[dict[str, Any]] = []
     if here.rank:
         return rows
@@ -119,7 +120,7 @@ def _measure(
 
 
 def _contender(here: Job, network: str, team: Team, batch: int) -> Ours:
-    """Return a model of a team's ranks that has warmed up."""
+    """Return a warmed-up model of a team."""
     rng = np.random.default_rng(here.rank)
     images = rng.standard_normal((batch, 1, 28, 28)).astype(np.float32)
     ours = Ours(network, Batch(images, rng.integers(0, 10, batch)), team.group)
@@ -129,14 +130,14 @@ def _contender(here: Job, network: str, team: Team, batch: int) -> Ours:
 
 
 def _turn(ours: Ours, clock: Clock, iterations: int) -> Measured:
-    """Return what some steps take."""
+    """Measure some steps."""
     waited_s = ours.model.exposed_s
     step_s = clock.each(ours.step, iterations)
     return Measured(step_s, (ours.model.exposed_s - waited_s) / sum(step_s))
 
 
-def _sleep_until_all_have_come(comm: MPI.Intracomm) -> None:
-    """Be a barrier whose waiting costs no core."""
+def _sleeping_barrier(comm: MPI.Intracomm) -> None:
+    """Pass a barrier that occupies no core."""
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(_NAP_S)

@@ -1,8 +1,8 @@
-"""``bench tune``: algorithms that are faster than the built-in table on this machine, MPI library and group.
+"""``bench tune``: the algorithms to set by ``MPIDDP_ALGORITHM`` on this machine, MPI library and group.
 
-All algorithms of an operation take turns on ordinary and on symmetric arrays. ``MPIDDP_ALGORITHM`` cannot tell the two
-apart, nor sizes, so the geometric mean of all times counts: five times faster on one kind outweighs twice slower on the
-other. The result is the line to set.
+All algorithms of an operation take turns on ordinary and on symmetric arrays, which are written anew before each call.
+``MPIDDP_ALGORITHM`` tells neither the two kinds nor sizes apart, so the geometric mean of all times counts: five times
+faster on one kind outweighs twice slower on the other. The result is the line to set.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from mpiddp.mpi.link import Link
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.training.config import UsageError
 
-from . import sizes
-from .buffers import Buffers
-from .contenders import Mpiddp, choosing
-from .job import Job, header, job, ordinary, symmetric
+from .job import Job, header, job, symmetric
+from .operations import Buffers, Mpiddp, choosing
+from .results import format_size
 
 _ROUND_S = 0.005
 _FEWEST = 2
 _LEAD = 1.05
-"""So many times faster is really faster."""
+"""Smaller gains may be chance."""
 
 Seconds = Mapping[str, tuple[float, float]]
-"""What each algorithm takes on ordinary and on symmetric arrays."""
+"""Of each algorithm, on ordinary and on symmetric arrays."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,8 +57,8 @@ _TABLE = "the built-in table"
 
 
 def candidates(operation: str, link: Link) -> list[str]:
-    """Return the algorithms that may serve a group for an operation, native first."""
-    # The exchange is for reductions that MPI does not define.
+    """List the algorithms that can run an operation in a group, native first."""
+    # exchange is for reductions that MPI does not define.
     left_out = {"exchange", "hierarchical" if link.one_node else "two_shot"}
     if link.find(EagerBuffers) is None:
         left_out.add("one_shot")
@@ -67,7 +66,7 @@ def candidates(operation: str, link: Link) -> list[str]:
 
 
 def _tune(here: Job, operation: str, arguments: argparse.Namespace) -> tuple[str, float]:
-    """Return what `best` returns for an operation."""
+    """Measure an operation; return the result of `best`."""
     link = dist.groups.default_group().link
     names = candidates(operation, link)
     kind = np.dtype(np.float32)
@@ -78,7 +77,7 @@ def _tune(here: Job, operation: str, arguments: argparse.Namespace) -> tuple[str
     table: dict[int, str] = {}
     for size in arguments.sizes:
         pair = [
-            Buffers(operation, here.rank, here.size, size, kind, "sum", allocate) for allocate in (ordinary, shared)
+            Buffers(operation, here.rank, here.size, size, kind, "sum", allocate) for allocate in (np.empty, shared)
         ]
         table[size] = plan.algorithm_of(operation, link, pair[0].total_bytes)
         measured[size] = _measure(here, pair, names, arguments.rounds)
@@ -86,39 +85,39 @@ def _tune(here: Job, operation: str, arguments: argparse.Namespace) -> tuple[str
             f"{'*' * (name == table[size])}{plain * 1e6:.1f}/{there * 1e6:.1f}"
             for name, (plain, there) in measured[size].items()
         ]
-        here.say(sizes.text(size).rjust(8) + "".join(cell.rjust(20) for cell in cells))
+        here.say(format_size(size).rjust(8) + "".join(cell.rjust(20) for cell in cells))
     return best(measured, table)
 
 
 def _measure(here: Job, pair: list[Buffers], names: list[str], rounds: int) -> Seconds:
-    """Return the median over rounds of what each algorithm takes on each of the arrays."""
+    """Return the medians over rounds of each algorithm on each of the arrays."""
     took: dict[tuple[str, int], list[float]] = {(name, index): [] for name in names for index in range(len(pair))}
     calls = [Mpiddp().prepare(buffers) for buffers in pair]
-    for buffers in pair:
-        buffers.rest()
     for _ in range(rounds):
         for name in names:
             with choosing(pair[0].operation, name):
-                for index, call in enumerate(calls):
-                    count = here.clock.enough(call, 2, _ROUND_S, _FEWEST)
-                    took[name, index].append(statistics.median(here.clock.each(call, count)))
+                for index, (call, buffers) in enumerate(zip(calls, pair, strict=True)):
+                    count = here.clock.enough(call, 2, buffers.reset, _ROUND_S, _FEWEST)
+                    took[name, index].append(statistics.median(here.clock.each(call, count, buffers.reset)))
     return {name: (statistics.median(took[name, 0]), statistics.median(took[name, 1])) for name in names}
 
 
 def best(measured: Mapping[int, Seconds], table: Mapping[int, str]) -> tuple[str, float]:
-    """Return the algorithm for all sizes that is faster than the table by more than chance, and how many times.
+    """Choose the fastest algorithm over all sizes.
 
     Parameters
     ----------
     measured : mapping
-        By size in bytes, what each algorithm took; all sizes have the same algorithms.
+        By size in bytes, the times of each algorithm; all sizes have the same algorithms.
     table : mapping
-        By size, the algorithm that the built-in table chooses.
+        By size, the choice of the built-in table.
 
     Returns
     -------
-    tuple of str and float
-        ``("the built-in table", 1.0)`` where no algorithm is faster.
+    name : str
+        The algorithm; "the built-in table" if none is faster than it by more than chance.
+    gain : float
+        The table's time divided by its own.
 
     Examples
     --------

@@ -19,7 +19,10 @@ def test_table_has_the_columns_of_nccl_tests():
     done = bench("all_gather", "-b", "64", "-e", "256", "-f", "4", "-n", "3", "--dtype", "float64", ranks=2)
     assert done.rc == 0, done
     lines = done.stdout.splitlines()
-    assert lines[1].split() == (
+    assert lines[0].startswith("# 2 ranks on 1 node"), done
+    assert "# arrays are written anew before each call; times of the slowest rank" in lines, done
+    head = next(line for line in lines if "busbw" in line)
+    assert head.split() == (
         ["#", "size", "count", "type", "redop", "root", "time", "min", "max", "algbw", "busbw", "#wrong", "algorithm"]
     )
     rows = [line.split() for line in lines if not line.startswith("#")]

@@ -11,11 +11,12 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.bench import overlap, predict, results, sweep, train, tune
-from mpiddp.bench.buffers import Buffers
+from mpiddp.bench import model, overlap, results, sweep, train, tune
 from mpiddp.bench.cli import OPERATIONS
-from mpiddp.bench.contenders import Mpi4py, Mpiddp, choosing
+from mpiddp.bench.compare import Mpi4py
 from mpiddp.bench.job import Job, job, symmetric
+from mpiddp.bench.operations import Buffers, Mpiddp, choosing
+from mpiddp.bench.timing import Way
 from mpiddp.cli import build_parser
 from mpiddp.mpi.lazy import MPI
 from mpiddp.training.config import UsageError
@@ -36,7 +37,7 @@ def contender(name: str, here: Job) -> Mpiddp | Mpi4py:
 def wrong_after(here: Job, who: Mpiddp | Mpi4py, buffers: Buffers) -> int:
     call = who.prepare(buffers)
     assert call is not None
-    buffers.rest()
+    buffers.reset()
     call()
     buffers.fill()
     call()
@@ -153,6 +154,24 @@ def test_time_is_that_of_the_slowest_rank(here):
     assert here.comm.allreduce(tuple(took), MPI.MAX) == tuple(took), "ranks know different times"
 
 
+def test_arrays_are_written_before_each_call(here):
+    seen, x = [], np.zeros(3)
+
+    def before() -> None:
+        x[...] += 1
+
+    here.clock.each(lambda: seen.append(x[0]), 4, before)
+    assert seen == [1, 2, 3, 4]
+
+
+def test_ways_take_turns_in_rotating_order(here):
+    order: list[str] = []
+    ways = {name: Way(lambda name=name: order.append(name), 2) for name in "ab"}
+    took = here.clock.take_turns(ways, 3)
+    assert "".join(order) == "aaabbb" + "bbbaaa" + "aaabbb"  # one call of each turn is not measured
+    assert {name: [len(turn) for turn in turns] for name, turns in took.items()} == {"a": [2, 2, 2], "b": [2, 2, 2]}
+
+
 @pytest.mark.mpi(min_size=2)
 def test_overlap_notices_a_bucket_that_is_not_reduced(here, monkeypatch, capsys):
     submit = dist.all_reduce
@@ -228,20 +247,20 @@ def test_tune_measures_every_candidate_and_marks_the_tables(here, lines):
 
 @pytest.mark.mpi(min_size=2)
 def test_model_measures_where_it_has_no_files(here, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(predict, "_SIZES", [256, 4096, 1 << 15, 1 << 18])
+    monkeypatch.setattr(model, "_SIZES", [256, 4096, 1 << 15, 1 << 18])
     file = here.comm.bcast(tmp_path) / "model.json"
-    assert predict.run(options("model", "--ranks", "2:8", "--json", str(file))) == 0
+    assert model.run(options("model", "--ranks", "2:8", "--json", str(file))) == 0
     if here.rank == 0:
         document = results.read(file)[0]
         assert [row["ranks"] for row in document["rows"]] == [2, 4, 8]
         assert all(seconds > 0 for row in document["rows"] for seconds in row["seconds"].values())
-        assert "of tree that the fit has not seen" in capsys.readouterr().out
+        assert "from 2 measured times; error on 2 others" in capsys.readouterr().out
 
 
 def test_model_needs_files_on_one_rank(here):
     if here.size == 1:
         with pytest.raises(UsageError, match="--from"):
-            predict.run(options("model"))
+            model.run(options("model"))
 
 
 def test_train_shares_the_strong_batch_and_multiplies_the_weak_one(here, monkeypatch, capsys, tmp_path):

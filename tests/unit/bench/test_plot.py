@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mpiddp.bench import panels, plot, results
+from mpiddp.bench import plot, results
 from mpiddp.bench.results import Point, Series
 from mpiddp.cli import main
 from mpiddp.training.config import UsageError
@@ -96,9 +96,9 @@ def train_file(path, ranks, samples_per_s):
 def test_scaling_of_training(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     files = [train_file(tmp_path / f"{ranks}.json", ranks, 90.0 * ranks) for ranks in (4, 1, 2)]
-    assert plot.scaling_rows([tmp_path / f"{ranks}.json" for ranks in (4, 1, 2)]) == {
-        "net, weak": {1: 90.0, 2: 180.0, 4: 360.0}
-    }
+    speed, efficiency = plot.file_panels([tmp_path / f"{ranks}.json" for ranks in (4, 1, 2)])
+    assert speed.lines == speed.dotted == {"net, weak": {1: 90.0, 2: 180.0, 4: 360.0}}
+    assert efficiency.lines == {"net, weak": {1: 100.0, 2: 100.0, 4: 100.0}}
     picture = tmp_path / "picture.svg"
     assert main(["plot", *files, "-o", str(picture)]) == 0
     assert "<!-- net, weak" in picture.read_text()
@@ -121,8 +121,7 @@ def test_errors_are_one_line(tmp_path, capsys, monkeypatch):
     ):
         assert main(["plot", *arguments]) == 2
         assert said in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
-    monkeypatch.delitem(sys.modules, "mpiddp.bench.chart", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plot", str(file)]) == 2
     assert "pip install 'mpiddp[plot]'" in capsys.readouterr().err
 
@@ -139,7 +138,8 @@ OVERLAP = [
 ]
 DDP = [{"network": "net", "alone": 0.008, "ddp": 0.01, "exposed": 0.002, "torch": 0.012}]
 MODEL = [
-    {"ranks": 2**n, "seconds": {"ring": 0.1, "tree": n * 0.1}, "bucket_bytes": 2**20, "exposed_s": 0.1} for n in (1, 2)
+    {"ranks": 2**n, "seconds": {"ring": 0.1, "hierarchical": n * 0.1}, "bucket_bytes": 2**20, "exposed_s": 0.1}
+    for n in (1, 2)
 ]
 ROWS = {"overlap": OVERLAP, "ddp": DDP, "model": MODEL}
 
@@ -160,23 +160,25 @@ def test_picture_of_rows(tmp_path, capsys, kind):
 
 
 def test_panels_have_what_was_measured(tmp_path):
-    shares, times = panels.panels([rows_file(tmp_path / "a.json", "overlap")])
+    shares, times = plot.file_panels([rows_file(tmp_path / "a.json", "overlap")])
     assert shares.lines == {"overlap": {1: 0.0, 2: 0.5, 4: 0.75}}
     assert times.lines["wait"] == pytest.approx({1: 10, 2: 5, 4: 2.5})
-    steps, ratios = panels.panels([rows_file(tmp_path / "b.json", "ddp")])
+    steps, ratios = plot.file_panels([rows_file(tmp_path / "b.json", "ddp")])
     assert steps.lines["torch"] == pytest.approx({"net": 12})
     assert ratios.lines == {"ddp / alone": {"net": 1.25}, "torch / alone": {"net": 1.5}}
-    predicted, buckets = panels.panels([rows_file(tmp_path / name, "model") for name in ("c.json", "d.json")])
-    assert list(predicted.lines) == ["ring (c)", "tree (c)", "ring (d)", "tree (d)"]
-    assert predicted.lines["tree (d)"] == pytest.approx({2: 100, 4: 200})
+    predicted, buckets = plot.file_panels([rows_file(tmp_path / name, "model") for name in ("c.json", "d.json")])
+    assert list(predicted.lines) == ["ring (c)", "hierarchical (c)", "ring (d)", "hierarchical (d)"]
+    assert predicted.lines["hierarchical (d)"] == pytest.approx({2: 100, 4: 200})
     assert buckets.lines["bucket (c)"] == {2: 1, 4: 1}
 
 
 def test_files_of_several_kinds_make_no_picture(tmp_path):
     both = [rows_file(tmp_path / "a.json", "overlap"), write(tmp_path / "b.json", QUICK_START)]
     with pytest.raises(UsageError, match="draw them apart"):
-        panels.panels(both)
+        plot.file_panels(both)
     results.write(tmp_path / "c.json", "model", {}, [], rows=[])
     with pytest.raises(UsageError, match="no rows"):
-        panels.panels([tmp_path / "c.json"])
-    assert panels.panels([write(tmp_path / "d.json", QUICK_START)]) == []
+        plot.file_panels([tmp_path / "c.json"])
+    latency, bandwidth = plot.file_panels([write(tmp_path / "d.json", QUICK_START)])
+    assert latency.lines["short"][SIZES[0]] == pytest.approx(1e6 * (1e-6 + SIZES[0] / 1e9))
+    assert bandwidth.lines["short"][SIZES[-1]] == pytest.approx(1.5 * SIZES[-1] / (1e-6 + SIZES[-1] / 1e9) / 1e9)

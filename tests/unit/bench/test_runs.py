@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mpiddp.bench import runs
+from mpiddp.bench import plot
 from mpiddp.cli import main
 from mpiddp.training.config import UsageError
 
@@ -28,18 +28,18 @@ def test_a_run_is_what_its_files_say(tmp_path):
     path = folder(tmp_path / "a", ranks=3, losses=(2.0, None, 1.5))
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 4, "lo')  # killed while writing
-    (run,) = runs.read_runs([path])
+    (run,) = plot.read_runs([path])
     assert (run.name, run.ranks, len(run.epochs)) == ("a", 3, 3)
-    assert run.curve("loss") == ([1, 3], [2.0, 1.5])
-    assert run.curve("accuracy") == ([2, 3], [0.9, 0.9])
-    assert run.curve("unknown") == ([], [])
+    assert run.curve("loss") == {1: 2.0, 3: 1.5}
+    assert run.curve("accuracy") == {2: 0.9, 3: 0.9}
+    assert run.curve("unknown") == {}
 
 
 def test_names_are_as_long_as_it_takes(tmp_path):
     paths = [folder(tmp_path / "x" / "a"), folder(tmp_path / "y" / "a"), folder(tmp_path / "b")]
-    assert [run.name for run in runs.read_runs(paths[:2])] == ["x/a", "y/a"]
-    assert [run.name for run in runs.read_runs(paths[1:])] == ["a", "b"]
-    assert [run.name for run in runs.read_runs([paths[0], paths[0]])] == ["a", "a"]
+    assert [run.name for run in plot.read_runs(paths[:2])] == ["x/a", "y/a"]
+    assert [run.name for run in plot.read_runs(paths[1:])] == ["a", "b"]
+    assert [run.name for run in plot.read_runs([paths[0], paths[0]])] == ["a", "a"]
 
 
 def test_scaling_compares_the_same_work_only(tmp_path):
@@ -47,8 +47,10 @@ def test_scaling_compares_the_same_work_only(tmp_path):
     paths = [
         folder(tmp_path / name, ranks, speed=speed, batch_size=batch) for name, (ranks, speed, batch) in speeds.items()
     ]
-    assert runs.scaling(runs.read_runs(paths)) == {"model net, data digits, batch_size 64": {1: 100.0, 2: 190.0}}
-    assert runs.scaling(runs.read_runs(paths[1:])) == {}
+    assert plot.scaling_of_runs(plot.read_runs(paths)) == {
+        "model net, data digits, batch_size 64": {1: 100.0, 2: 190.0}
+    }
+    assert plot.scaling_of_runs(plot.read_runs(paths[1:])) == {}
 
 
 def test_table_and_picture(tmp_path, capsys):
@@ -80,7 +82,7 @@ def test_errors_name_the_folder_and_the_cure(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for name, said in (("empty", "no folder of `train --output`"), ("young", "no epoch"), ("damaged", "damaged")):
         with pytest.raises(UsageError, match=said):
-            runs.read_runs([good, tmp_path / name])
+            plot.read_runs([good, tmp_path / name])
         assert main(["plot", str(tmp_path / name)]) == 2
         assert name in capsys.readouterr().err
     assert main(["plot", str(good), str(good / "run.json")]) == 2

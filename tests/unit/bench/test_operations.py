@@ -8,9 +8,9 @@ import operator
 import numpy as np
 import pytest
 
-from mpiddp.bench import reference
-from mpiddp.bench.buffers import Buffers, bus_factor
+from mpiddp.bench import operations
 from mpiddp.bench.cli import DTYPES, OPERATIONS, REDUCTIONS
+from mpiddp.bench.operations import Buffers, bus_factor
 
 PYTHON = {
     "sum": operator.add,
@@ -35,41 +35,41 @@ DEFINED = [
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_reduction_is_that_of_plain_python(dtype, op, size):
     kind = np.dtype(dtype)
-    rows = [reference.pattern(rank, kind, op).tolist() for rank in range(size)]
+    rows = [operations.pattern(rank, kind, op).tolist() for rank in range(size)]
     want = [functools.reduce(PYTHON[op], column) for column in zip(*rows, strict=True)]
     if kind.kind == "b":
         logical = {"sum": any, "max": any, "product": all, "min": all}.get(op)
         want = [logical(column) for column in zip(*rows, strict=True)] if logical else want
-    np.testing.assert_array_equal(reference.reduced(size, kind, op), want)
+    np.testing.assert_array_equal(operations.reduced(size, kind, op), want)
 
 
 def test_average_is_the_mean():
-    rows = [reference.pattern(rank, np.dtype("float32"), "avg").tolist() for rank in range(3)]
+    rows = [operations.pattern(rank, np.dtype("float32"), "avg").tolist() for rank in range(3)]
     want = [sum(column) / 3 for column in zip(*rows, strict=True)]
-    np.testing.assert_allclose(reference.reduced(3, np.dtype("float32"), "avg"), want, rtol=1e-15)
+    np.testing.assert_allclose(operations.reduced(3, np.dtype("float32"), "avg"), want, rtol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "bfloat16"])
-@pytest.mark.parametrize("count", [1, reference.PERIOD, 65_344, 65_345, 200_003])
+@pytest.mark.parametrize("count", [1, operations.PERIOD, 65_344, 65_345, 200_003])
 def test_every_wrong_element_is_counted(dtype, count):
     kind = np.dtype(dtype)
-    values = reference.pattern(1, kind, "sum")
+    values = operations.pattern(1, kind, "sum")
     x = np.empty(count, kind)
-    reference.fill(x, values)
-    assert reference.count_wrong(x, values) == 0
+    operations.repeat(x, values)
+    assert operations.count_mismatches(x, values) == 0
     places = sorted({0, count - 1, count // 2})
     for place in places:
         x[place] = not x[place] if kind.kind == "b" else x[place] + kind.type(1)
-    assert reference.count_wrong(x, values) == len(places)
+    assert operations.count_mismatches(x, values) == len(places)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_wrong(bad):
-    values = reference.pattern(0, np.dtype("float32"), "sum")
+    values = operations.pattern(0, np.dtype("float32"), "sum")
     x = np.empty(100, np.float32)
-    reference.fill(x, values)
+    operations.repeat(x, values)
     x[42] = bad
-    assert reference.count_wrong(x, values) == 1
+    assert operations.count_mismatches(x, values) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -78,18 +78,18 @@ def test_a_rounded_average_is_right_and_a_missing_rank_is_not(dtype):
         pytest.importorskip("ml_dtypes")
     kind = np.dtype(dtype)
     wide = np.promote_types(kind, np.float32) if dtype != "bfloat16" else np.dtype("float32")
-    rows = [reference.pattern(rank, kind, "avg").astype(wide) for rank in range(3)]
-    want = reference.reduced(3, kind, "avg")
-    assert reference.count_wrong((sum(rows) / wide.type(3)).astype(kind), want) == 0
+    rows = [operations.pattern(rank, kind, "avg").astype(wide) for rank in range(3)]
+    want = operations.reduced(3, kind, "avg")
+    assert operations.count_mismatches((sum(rows) / wide.type(3)).astype(kind), want) == 0
     differs = int(np.count_nonzero(rows[2]))
-    assert reference.count_wrong((sum(rows[:2]) / wide.type(3)).astype(kind), want) == differs > 0
+    assert operations.count_mismatches((sum(rows[:2]) / wide.type(3)).astype(kind), want) == differs > 0
 
 
 def test_patterns_of_ranks_differ():
-    patterns = [reference.pattern(rank, np.dtype("float32"), "sum") for rank in range(8)]
+    patterns = [operations.pattern(rank, np.dtype("float32"), "sum") for rank in range(8)]
     for index, one in enumerate(patterns):
         for other in patterns[:index]:
-            assert np.count_nonzero(one != other) > reference.PERIOD / 2
+            assert np.count_nonzero(one != other) > operations.PERIOD / 2
 
 
 def run_without_mpi(ranks: list[Buffers]) -> None:
@@ -159,10 +159,10 @@ def test_total_size_is_that_of_the_largest_array(operation):
 @pytest.mark.parametrize("op", [op for op in REDUCTIONS if op not in ("band", "bor", "bxor")])
 def test_arrays_at_rest_stay_as_they_are(op):
     found = Buffers("all_reduce", 0, 2, 400, np.dtype("float32"), op)
-    found.rest()
+    found.reset()
     before = found.x.copy()
     for _ in range(200):
-        found.x[...] = reference._FOLD[op](np.stack([found.x, found.x]), axis=0)
+        found.x[...] = operations._NUMPY[op](np.stack([found.x, found.x]), axis=0)
     np.testing.assert_array_equal(found.x, before)
 
 

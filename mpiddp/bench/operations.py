@@ -1,0 +1,351 @@
+"""The measured operations: their arrays, mpiddp's calls, and a check of the results that shares no code with these.
+
+Sizes as in nccl-tests: S is all bytes that one rank sends or receives, for operations on blocks the largest array of
+the call; each rank's block is S / n.
+
+Every rank's input repeats a short pattern of small integers that every rank can make for itself. So do the results: a
+check costs one pass over the array, whatever the number of ranks.
+
+References
+----------
+https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather, scatter and send/recv, ``GetBw`` in its src.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import mpiddp.distributed as dist
+from mpiddp.algorithms import plan
+from mpiddp.mpi.reduction import check, mpi_op
+from mpiddp.training.config import UsageError
+from mpiddp.typing import Array
+
+from .timing import Call
+
+Allocate = Callable[[int, np.dtype[Any]], Array]
+"""Makes a flat array of so many elements; called by all ranks alike."""
+
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_ONE_ARRAY = ("all_reduce", "broadcast", "reduce")
+# Arrays with a block for every rank; the others hold one block.
+_ALL_BLOCKS = {
+    "all_gather": ("output",),
+    "gather": ("output",),
+    "reduce_scatter": ("x",),
+    "scatter": ("x",),
+    "all_to_all": ("x", "output"),
+}
+
+PERIOD = 1021
+"""Of the pattern: a prime, so that the blocks of an array begin at different places of it."""
+_SEED = 20_05
+_CHUNK = PERIOD * 64
+
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "sum": np.sum,
+    "avg": np.mean,
+    "product": np.prod,
+    "min": np.min,
+    "max": np.max,
+    "band": np.bitwise_and.reduce,
+    "bor": np.bitwise_or.reduce,
+    "bxor": np.bitwise_xor.reduce,
+}
+# On booleans, sums and maxima are "or", products and minima "and".
+_NUMPY_BOOL: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("sum", "max", "bor"), np.any),
+    **dict.fromkeys(("product", "min", "band"), np.all),
+}
+
+
+def bus_factor(operation: str, size: int) -> float:
+    """Return bus bandwidth / algorithm bandwidth (S / t): the slowest link's share of S.
+
+    Examples
+    --------
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    if operation == "all_reduce":
+        return 2 * (size - 1) / size
+    return (size - 1) / size if operation in _ALL_BLOCKS else 1.0
+
+
+class Buffers:
+    """The arrays of an operation on one rank.
+
+    Parameters
+    ----------
+    operation : str
+        Its name in ``mpiddp.distributed``; all_gather, reduce_scatter and all_to_all are the forms on one array.
+    rank, size : int
+        This rank, and the number of ranks.
+    size_bytes : int
+        S; rounded down to whole elements for each rank, at least one.
+    dtype : dtype
+        Of the arrays.
+    op : str
+        The reduction, one of ``cli.REDUCTIONS``.
+    allocate : callable
+        Allocates the arrays.
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        rank: int,
+        size: int,
+        size_bytes: int,
+        dtype: np.dtype[Any],
+        op: str = "sum",
+        allocate: Allocate = np.empty,
+    ) -> None:
+        self.operation, self.rank, self.size = operation, rank, size
+        self.dtype, self.op = dtype, op
+        self.root = 0
+        blocks = size if operation in _ALL_BLOCKS else 1
+        self.count = 0 if operation == "barrier" else max(size_bytes // blocks // dtype.itemsize, 1)
+        """Elements of each rank's block, the count of nccl-tests."""
+        self.total_bytes = self.count * blocks * dtype.itemsize
+        """S."""
+        whole = _ALL_BLOCKS.get(operation, ())
+        self.x: Array = allocate(self.count * (size if "x" in whole else 1), dtype)
+        self.output: Array = (
+            self.x if operation in _ONE_ARRAY else allocate(self.count * (size if "output" in whole else 1), dtype)
+        )
+
+    def blocks(self, x: Array) -> list[Array]:
+        """Split an array that has a block for every rank."""
+        return [x[rank * self.count : (rank + 1) * self.count] for rank in range(self.size)]
+
+    def reset(self) -> None:
+        """Fill the arrays with values that no reduction changes: repeated calls neither overflow nor slow down."""
+        value = 1 if self.op == "product" else 0
+        self.x[...] = value
+        if self.output is not self.x:
+            self.output[...] = value
+
+    def fill(self) -> None:
+        """Fill the input with this rank's pattern, and the output with wrong values."""
+        if self.operation not in _ONE_ARRAY:
+            self.output[...] = 1 if self.dtype.kind == "b" else 101
+        repeat(self.x, self._pattern(self.rank))
+
+    def _pattern(self, rank: int) -> Array:
+        return pattern(rank, self.dtype, self.op)
+
+    def count_wrong(self, *, spoils_inputs: bool = False) -> int:
+        """Count this rank's elements that are not the operation's result on the arrays of `fill`.
+
+        Parameters
+        ----------
+        spoils_inputs : bool, default False
+            If true, a reduction may overwrite the arrays of ranks that get no result, as Gloo's does.
+        """
+        on_root = self.rank == self.root
+        count, output = self.count, self.output
+        match self.operation:
+            case "all_reduce":
+                return count_mismatches(output, reduced(self.size, self.dtype, self.op))
+            case "reduce" if spoils_inputs and not on_root:
+                return 0
+            case "reduce":  # the other ranks' arrays stay as they are
+                total = reduced(self.size, self.dtype, self.op)
+                return count_mismatches(output, total if on_root else self._pattern(self.rank))
+            case "broadcast":
+                return count_mismatches(output, self._pattern(self.root))
+            case "reduce_scatter":
+                total = reduced(self.size, self.dtype, self.op)
+                return count_mismatches(output, total, self.rank * count)
+            case "scatter":
+                return count_mismatches(output, self._pattern(self.root), self.rank * count)
+            case "send_recv":
+                return count_mismatches(output, self._pattern((self.rank - 1) % self.size))
+            case "gather" if not on_root:
+                return 0
+            case "all_gather" | "gather":
+                return self._wrong_blocks(first=0)
+            case "all_to_all":
+                return self._wrong_blocks(first=self.rank * count)
+        return 0
+
+    def _wrong_blocks(self, first: int) -> int:
+        """Compare each block of the output with its rank's pattern."""
+        return sum(
+            count_mismatches(block, self._pattern(rank), first) for rank, block in enumerate(self.blocks(self.output))
+        )
+
+
+@functools.cache
+def pattern(rank: int, dtype: np.dtype[Any], op: str) -> Array:
+    """Return a rank's `PERIOD` values: exact in every dtype, and so is their reduction over some hundred ranks."""
+    rng = np.random.default_rng((_SEED, rank))
+    if dtype.kind == "b":
+        return rng.random(PERIOD) < 0.5
+    if op == "product":  # few twos, or half types overflow
+        factors = np.where(rng.random(PERIOD) < 1 / 8, 2, 1)
+        signs = 1 if dtype.kind == "u" else rng.choice((-1, 1), PERIOD)
+        return (factors * signs).astype(dtype)
+    lowest = 0 if dtype.kind == "u" else -3
+    return rng.integers(lowest, 4, PERIOD).astype(dtype)
+
+
+def reduced(size: int, dtype: np.dtype[Any], op: str) -> Array:
+    """Return the reduction of the patterns of ranks 0 to ``size`` - 1."""
+    rows = np.stack([pattern(rank, dtype, op) for rank in range(size)])
+    if dtype.kind == "b":
+        if op == "bxor":
+            return np.asarray(rows.sum(axis=0) % 2 == 1)
+        return np.asarray(_NUMPY_BOOL[op](rows, axis=0))
+    wide: Array = rows.astype(_wide(dtype))
+    found = np.asarray(_NUMPY[op](wide, axis=0))
+    return found.astype(dtype).astype(wide.dtype) if dtype.kind in "iu" else found  # integers wrap around
+
+
+def _wide(dtype: np.dtype[Any]) -> type:
+    if dtype.kind == "c":
+        return np.complex128
+    return np.int64 if dtype.kind in "iu" else np.float64
+
+
+def _tile(values: Array, first: int, count: int) -> Array:
+    """Repeat a pattern from its place ``first`` on, ``count`` values long."""
+    return np.resize(np.roll(values, -first), count)
+
+
+def repeat(x: Array, values: Array) -> None:
+    """Repeat a pattern over a flat array."""
+    block = _tile(values, 0, min(_CHUNK, x.size))
+    for start in range(0, x.size, _CHUNK):
+        part = x[start : start + _CHUNK]
+        part[...] = block[: part.size]
+
+
+def count_mismatches(x: Array, values: Array, first: int = 0) -> int:
+    """Count the elements of a flat array that differ from a pattern that begins at its place ``first``.
+
+    An element is right within one unit in the last place of its dtype, relative to the value or to one: the error of a
+    rounded average, and far less than that of a missing or foreign contribution.
+    """
+    wide = values.astype(_wide(x.dtype)) if x.dtype.kind != "b" else values
+    block = _tile(wide, first % PERIOD, min(_CHUNK, x.size))
+    tolerance = _unit(x.dtype) * (np.abs(block) + 1) if x.dtype.kind != "b" else None
+    wrong = 0
+    for start in range(0, x.size, _CHUNK):
+        part = x[start : start + _CHUNK]
+        want = block[: part.size]
+        if tolerance is None:
+            wrong += int(np.count_nonzero(part != want))
+        else:
+            close = np.abs(part.astype(want.dtype) - want) <= tolerance[: part.size]  # false for NaN
+            wrong += part.size - int(np.count_nonzero(close))
+    return wrong
+
+
+def _unit(dtype: np.dtype[Any]) -> float:
+    """Return the distance from 1 to the next larger number; 0 for integers."""
+    if dtype.kind in "iu":
+        return 0.0
+    return 2.0**-7 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)
+
+
+def reduce_op(name: str) -> dist.ReduceOp:
+    """Return the reduction of a name on the command line."""
+    op: dist.ReduceOp = getattr(dist.ReduceOp, name.upper())
+    return op
+
+
+def check_reduction(operation: str, op: str, dtype: np.dtype[Any]) -> None:
+    """Refuse a reduction that is not defined on a dtype.
+
+    Raises
+    ------
+    UsageError
+        If the operation reduces, and the dtype has no such reduction.
+    """
+    if operation in REDUCING:
+        try:
+            check(dtype, reduce_op(op))
+        except TypeError as error:
+            raise UsageError(f"--op {op} --dtype {dtype.name}: {error}") from None
+
+
+def root_of(operation: str) -> int:
+    """Return the root for tables: 0, or -1 for an operation without one."""
+    return 0 if operation in _ROOTED else -1
+
+
+@contextlib.contextmanager
+def choosing(operation: str, algorithm: str) -> Iterator[None]:
+    """Make mpiddp use one algorithm for an operation; "auto" leaves the choice to it.
+
+    Raises
+    ------
+    ValueError
+        If the operation has no such algorithm.
+    """
+    if algorithm == "auto":
+        yield
+        return
+    before = os.environ.get("MPIDDP_ALGORITHM")
+    os.environ["MPIDDP_ALGORITHM"] = f"{operation}:{algorithm}"
+    try:
+        plan.forget()
+        yield
+    finally:
+        del os.environ["MPIDDP_ALGORITHM"]
+        if before is not None:
+            os.environ["MPIDDP_ALGORITHM"] = before
+        plan.forget()
+
+
+class Mpiddp:
+    """mpiddp itself, in its blocking form."""
+
+    def __init__(self, name: str = "mpiddp") -> None:
+        self.name = name
+
+    def algorithm(self, b: Buffers) -> str:
+        """Name the algorithm that the built-in table chooses."""
+        if b.operation not in plan.ONE_NODE:
+            return "native"
+        link = dist.groups.default_group().link
+        name = plan.algorithm_of(b.operation, link, b.total_bytes)
+        if name == "native" and b.op and mpi_op(b.dtype, reduce_op(b.op)) is None:
+            return "exchange"
+        return name
+
+    def prepare(self, b: Buffers) -> Call:
+        """Return the operation on these arrays as a call."""
+        x, output, op, root = b.x, b.output, reduce_op(b.op), b.root
+        parts = b.blocks(x if b.operation == "scatter" else output) if b.rank == root else None
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: dist.all_reduce(x, op),
+            "broadcast": lambda: dist.broadcast(x, root),
+            "reduce": lambda: dist.reduce(x, root, op),
+            "all_gather": lambda: dist.all_gather_single(output, x),
+            "reduce_scatter": lambda: dist.reduce_scatter_single(output, x, op),
+            "gather": lambda: dist.gather(x, parts, root),
+            "scatter": lambda: dist.scatter(output, parts, root),
+            "all_to_all": lambda: dist.all_to_all_single(output, x),
+            "send_recv": lambda: _around(b),
+            "barrier": dist.barrier,
+        }
+        return calls[b.operation]
+
+
+def _around(b: Buffers) -> None:
+    """Send to the next rank and receive from the one before."""
+    received = dist.irecv(b.output, (b.rank - 1) % b.size)
+    sent = dist.isend(b.x, (b.rank + 1) % b.size)
+    assert received is not None and sent is not None
+    received.wait()
+    sent.wait()
