@@ -1,38 +1,29 @@
-"""Small programs to learn from; each begins with the command that runs it and shows what one sees.
+"""Small programs to learn from. Each begins with the command that runs it and shows its output.
 
-``python -m mpiddp.examples`` prints this list; ``mpirun -np 4 python -m mpiddp.examples.NAME`` runs one.
+``python -m mpiddp.examples`` prints this list: a program's name, its ranks, and its subject or question. Run one by
+``mpirun -np RANKS python -m mpiddp.examples.NAME``; without ranks, by ``python -m mpiddp.examples.NAME``.
 
 Ranks and messages
 
-- ``hello``: who am I? Rank, local rank, node
-- ``barrier``: nobody goes on before all have come
-- ``point_to_point``: send and recv, isend and irecv
-- ``collectives``: all of them, with a picture of who has what before and after
-- ``groups``: collectives among some of the ranks
-- ``reduce``: one rank gets the sum, the others keep their data
-- ``ring_all_reduce``: an all_reduce of one's own in 30 lines, against the library's
+    hello              4  who am I? ranks, nodes, barrier; what is a backend, and why does nobody need MASTER_ADDR?
+    point_to_point     4  send and recv, isend and irecv
+    collectives        4  all of them, in pictures; must I know the shapes before all_gather?
+    groups             4  collectives among some of the ranks
+    tree_and_ring      4  reduce and all_reduce by hand; why do other ranks hold partial sums after torch's reduce?
+    collective_costs   -  what do collectives save?
 
 Training on many ranks
 
-- ``sgd_by_hand``: DataPartitioner and average_gradients, every step in sight
-- ``sgd_ddp``: the same with DistributedDataParallel
-- ``torch_user``: a torch user's script, and what changes in it
-- ``no_sync``: gradients of several batches, sent once
-- ``sync_batchnorm``: batch normalisation over the batches of all ranks
-- ``uneven_inputs``: ranks with different numbers of batches, by join
-- ``checkpoint_resume``: stop in the middle of an epoch, go on to the same bits
-- ``data_parallel``: one process and threads, no ranks
-- ``model_parallel``: one model, its layers on two ranks; when to scale up, when out
-
-Questions
-
-- ``partial_sums``: why do other ranks hold partial sums after torch's reduce, and not after ours?
-- ``unknown_shapes``: must I know the shapes before all_gather?
-- ``backends``: what is a backend, and why does nobody need MASTER_ADDR here?
-- ``divide_by_world_size``: why divide the sum of gradients by the world size?
-- ``set_epoch``: what goes wrong without set_epoch?
-- ``collective_costs``: what do collectives save?
-- ``ddp_timeline``: what does DDP do between the first gradient and optimizer.step?
+    sgd                4  every step in sight: by hand, then with DistributedDataParallel
+    torch_user         2  a torch user's script, and its changes
+    gradients          2  why divide them by the world size? no_sync: several batches, sent once
+    set_epoch          2  what goes wrong without set_epoch?
+    ddp_timeline       2  what does DDP do between the first gradient and optimizer.step?
+    sync_batchnorm     2  batch normalisation over the batches of all ranks
+    uneven_inputs      4  ranks with different numbers of batches, by join
+    checkpoint_resume  4  stop in the middle of an epoch, go on to the same bits
+    data_parallel      -  one process and threads, no ranks
+    model_parallel     2  one model, its layers on two ranks; when to scale up, when out
 """
 
 from mpiddp import settings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from mpiddp import examples
+from mpiddp.examples.printing import print_once
 
 if __name__ == "__main__":
-    print(examples.__doc__.strip())
+    assert examples.__doc__ is not None
+    print_once(examples.__doc__.strip().replace("``", ""))

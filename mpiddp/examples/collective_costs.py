@@ -1,19 +1,19 @@
-"""``python -m mpiddp.examples.collective_costs``: what collectives save, counted and tried for 8 ranks.
+"""``python -m mpiddp.examples.collective_costs``: the savings of collectives, counted and tried for 8 ranks.
 
-The root of a broadcast could send its array to each of the others: 7 messages, one after the other, while all but one
-rank wait. In a tree, whoever has the array helps to spread it: 1, 2, 4 messages at once. That is as many messages in 3
-rounds instead of 7, and where a message takes 5 s, 15 s instead of 35 s. A reduction is the same backwards.
+The root of a broadcast could send its array to each of the others: 7 messages, one after the other, while all other
+ranks wait. In a tree, all ranks that have the array help to spread it: 1, 2, 4 messages at once. That is as many
+messages in 3 rounds instead of 7; if a message takes 5 s, 15 s instead of 35 s. A reduction is the same backwards.
 
-An all_reduce through one rank has that rank receive and send everything. Two trees save rounds, recursive doubling
-saves half of theirs; the ring cuts the array into 8 parts and keeps all links busy all the time. What mpiddp does with
-a large array depends on where the ranks are. On 8 machines it costs what the ring does. With 4 ranks on a machine it
-sums in the machine's memory first, and between machines each rank sends its quarter of the sum. On one machine nothing
-is sent at all. What goes through a machine's memory, about a copy of the array, is not counted.
+In an all_reduce through one rank, that rank receives and sends everything. Two trees save rounds, recursive doubling
+halves these; the ring cuts the array into 8 parts and keeps all links busy. mpiddp's way for a large array depends on
+the places of the ranks. On 8 machines it costs the same as the ring. With 4 ranks on a machine it sums in the machine's
+memory first, and each rank sends its quarter of the sum to the other machine. On one machine nothing is sent. Traffic
+through a machine's memory, about a copy of the array, is not counted.
 
-The last but one column is arithmetic: an array of 100 MB, machines that send and receive 20 MB/s each at the same time,
-no latency. For the last one the messages are sent over simulated links: every message holds its sender's way out and
-its receiver's way in for as long as its bytes take, a hundred times faster than 20 MB/s, and the time that goes by is
-taken times a hundred. It is never less than the arithmetic; on a busy machine it is more.
+Seconds counted are arithmetic: an array of 100 MB, machines that send and receive 20 MB/s each at the same time, no
+latency. Seconds tried are those of messages over simulated links, 100 times as fast, times 100: every message holds its
+sender's way out and its receiver's way in for the time of its bytes. They are never less than the arithmetic; on a busy
+machine they are more.
 
 Output::
 
@@ -40,15 +40,17 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import NamedTuple
 
+from mpiddp.examples.printing import on_first_rank
+
 RANKS = 8
 ARRAY_MB = 100
 LINK_MB_PER_S = 20
 HASTE = 100
-"""So many times faster are the simulated links."""
+"""Speed of the simulated links over that of the counted ones."""
 
 
 class Message(NamedTuple):
-    """A message and the parts of the array in it, of which there are as many as ranks."""
+    """A message, and the parts of the array in it: there are as many parts as ranks."""
 
     src: int
     dst: int
@@ -56,7 +58,7 @@ class Message(NamedTuple):
 
 
 Rounds = list[list[Message]]
-"""What is sent at the same time, one time after the other."""
+"""Messages at the same time, one round after the other."""
 
 
 def backwards(rounds: Rounds) -> Rounds:
@@ -88,7 +90,7 @@ def ring() -> Rounds:
 
 
 def exchange() -> Rounds:
-    """All-reduce on 8 machines: each rank gets everybody's part of its slice, and hands the sum out."""
+    """All-reduce on 8 machines: each rank gets its slice from all others, and hands the sum out."""
     away = range(1, RANKS)
     there = [[Message(r, (r + by) % RANKS, ((r + by) % RANKS,)) for r in range(RANKS)] for by in away]
     back = [[Message(r, (r + by) % RANKS, (r,)) for r in range(RANKS)] for by in away]
@@ -96,7 +98,7 @@ def exchange() -> Rounds:
 
 
 def crossing() -> Rounds:
-    """All-reduce on 2 machines: what is sent between the sums in memory and the copies in memory.
+    """All-reduce on 2 machines: messages between the sums in memory and the copies in memory.
 
     Ranks 0 to 3 are on one machine, 4 to 7 on the other. Each has the machine's sum of a quarter of the array, and its
     partner the other machine's: they swap halves of it, add, and swap the sums.
@@ -144,7 +146,7 @@ def tried_seconds(rounds: Rounds, ranks_per_machine: int) -> float:
 
 
 def table() -> list[tuple[str, Rounds, int]]:
-    """Return what is compared: a name, the rounds, and how many ranks share a machine."""
+    """Return the rows: a name, the rounds, and the number of ranks on a machine."""
     return [
         ("broadcast, rank 0 to each", one_to_each(), 1),
         ("broadcast, tree", tree(), 1),
@@ -162,6 +164,8 @@ def table() -> list[tuple[str, Rounds, int]]:
 
 def main() -> None:
     """Run the example."""
+    if not on_first_rank():
+        return
     title = f"{RANKS} ranks, an array of {ARRAY_MB} MB, {LINK_MB_PER_S} MB/s"
     print(f"{title:<52}{'messages':>11}{'rounds':>8}{'MB on the':>14}{'seconds':>9}{'seconds':>9}")
     print(f"{'busiest link':>85}{'counted':>9}{'tried':>9}")

@@ -1,7 +1,12 @@
-"""``mpirun -np 4 python -m mpiddp.examples.collectives``: who has what, before and after each collective.
+"""``mpirun -np 4 python -m mpiddp.examples.collectives``: each rank's data before and after each collective.
 
-All ranks of a group call a collective together. The pictures are drawn from the arrays themselves; the tens digit of a
-number says which rank it comes from.
+All ranks of a group call a collective together. The pictures are drawn from the arrays; the tens digit of a number is
+the rank that it comes from. ``reduce`` is half of an all_reduce: if one rank alone wants the sum, to print or save it,
+nobody has to send it back.
+
+Memory for incoming data has to exist before it arrives: ``all_gather`` needs all shapes. Ranks with different amounts
+first tell each other how much, in a message of one number. ``all_gather_object`` does the same by itself, at the price
+of pickling.
 
 Output::
 
@@ -45,11 +50,19 @@ Output::
       rank 1  10 11 12 13  ->  64
       rank 2  20 21 22 23  ->  68
       rank 3  30 31 32 33  ->  72
-    all_to_all(parts, list(x)): everybody deals out its parts, rows become columns
+    all_to_all(parts, list(x)): all deal out their parts, rows become columns
       rank 0   0  1  2  3  ->   0 10 20 30
       rank 1  10 11 12 13  ->   1 11 21 31
       rank 2  20 21 22 23  ->   2 12 22 32
       rank 3  30 31 32 33  ->   3 13 23 33
+    all_gather of different lengths
+      too little room is an error: all_gather needs shape (1,) as `tensor_list[0]`, got (2,)
+      the lengths, by all_gather_single: [1, 2, 3, 4]
+      rank 0 has [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]]
+      rank 1 has [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]]
+      rank 2 has [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]]
+      rank 3 has [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]]
+      all_gather_object gives the same: True
 """
 
 from __future__ import annotations
@@ -65,26 +78,47 @@ from mpiddp.typing import Array
 
 
 def draw(title: str, before: Sequence[Array] | Array, after: Sequence[Array] | Array) -> None:
-    """Print what every rank had before a collective and has after it."""
+    """Print every rank's numbers before and after a collective."""
     print_once(title)
     print_in_order(f"  rank {dist.get_rank()}  {numbers(before)}  ->  {numbers(after)}".rstrip())
 
 
 def numbers(values: Sequence[Array] | Array) -> str:
-    """Return integers in a row, as wide for few as for many."""
+    """Format integers in a row of fixed width."""
     return " ".join(f"{int(value):2}" for value in np.ravel(values)).ljust(3 * dist.get_world_size() - 1)
 
 
-def places() -> list[Any]:
+def room() -> list[Any]:
     """Return memory for a number from each rank."""
     return [np.empty(1, int) for _ in range(dist.get_world_size())]
+
+
+def gather_different_lengths() -> None:
+    """Gather arrays whose shapes the other ranks do not know."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = np.full(rank + 1, rank)  # (rank + 1,)
+    print_once("all_gather of different lengths")
+    try:
+        dist.all_gather([np.empty(rank + 2, int)] * size, mine)
+    except dist.ArrayError as error:
+        print_once(f"  too little room is an error: {error}")
+    lengths = np.empty(size, int)
+    dist.all_gather_single(lengths, np.array([len(mine)]))
+    print_once(f"  the lengths, by all_gather_single: {lengths.tolist()}")
+    arrays: list[Any] = [np.empty(length, int) for length in lengths]
+    dist.all_gather(arrays, mine)
+    print_in_order(f"  rank {rank} has {[x.tolist() for x in arrays]}")
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, mine)
+    same = all(np.array_equal(x, y) for x, y in zip(arrays, objects, strict=True))
+    print_once(f"  all_gather_object gives the same: {same}")
 
 
 def main() -> None:
     """Run the example."""
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
-    original = 10 * rank + np.arange(size)  # (size,), what this rank begins with
+    original = 10 * rank + np.arange(size)  # (size,), this rank's numbers
     original_parts: list[Any] = [original[i : i + 1] for i in range(size)]  # one for each rank
     own = original_parts[0]
 
@@ -97,11 +131,11 @@ def main() -> None:
     dist.scatter(part, dealt, src=0)
     draw("scatter(part, list(x), src=0): rank 0 deals out its parts", dealt or [], part)
 
-    collected = places() if rank == 0 else None
+    collected = room() if rank == 0 else None
     dist.gather(own, collected, dst=0)
     draw("gather(part, parts, dst=0): rank 0 collects a part from each", own, collected or [])
 
-    parts = places()
+    parts = room()
     dist.all_gather(parts, own)
     draw("all_gather(parts, part): all collect a part from each", own, parts)
 
@@ -121,9 +155,10 @@ def main() -> None:
     dist.reduce_scatter(part, original_parts)
     draw("reduce_scatter(part, list(x)): the sum is made and dealt out", original, part)
 
-    parts = places()
+    parts = room()
     dist.all_to_all(parts, original_parts)
-    draw("all_to_all(parts, list(x)): everybody deals out its parts, rows become columns", original, parts)
+    draw("all_to_all(parts, list(x)): all deal out their parts, rows become columns", original, parts)
+    gather_different_lengths()
     dist.destroy_process_group()
 
 

@@ -1,8 +1,8 @@
 """``python -m mpiddp.examples.data_parallel``: one process, one batch cut into parts, no ranks.
 
-DataParallel is the older way: threads of one process run the model on parts of the batch and the gradients add up in
-the one set of parameters. It asks for no launcher, and that is its only advantage: threads share one interpreter and
-one machine, and the first device does the work of collecting. DistributedDataParallel is faster everywhere else.
+DataParallel is the older way: threads of one process run the model on parts of the batch, and the gradients add up in
+the one set of parameters. It needs no launcher, its only advantage: threads share one interpreter and one machine, and
+the first device collects. DistributedDataParallel is faster everywhere else.
 
 Output::
 
@@ -23,10 +23,11 @@ import numpy as np
 import mpiddp as dist
 from mpiddp import nn
 from mpiddp.autograd import Tensor
+from mpiddp.examples.printing import print_once
 
 
 class Counting(nn.Module):
-    """A linear map that takes note of the size of each batch it gets."""
+    """A linear map that records the size of each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,11 +54,11 @@ def main() -> None:
         parallel = dist.DataParallel(model, device_ids=["cpu"] * devices)  # or [0, 1, 2], the numbers of GPUs
         output = parallel(images)
         output.sum().backward()
-        print(f"a batch of 30 images went through the model in parts of {sorted(model.sizes, reverse=True)}")
+        print_once(f"a batch of 30 images went through the model in parts of {sorted(model.sizes, reverse=True)}")
     found = np.array(model.linear.weight.grad)
-    print(f"the outputs are one batch again: {output.shape}")
-    print(f"outputs are those of the model alone: {np.allclose(output.data, alone.data)}")
-    print(f"gradients are those of the model alone: {np.allclose(found, expected, rtol=1e-5)}")
+    print_once(f"the outputs are one batch again: {output.shape}")
+    print_once(f"outputs are those of the model alone: {np.allclose(output.data, alone.data)}")
+    print_once(f"gradients are those of the model alone: {np.allclose(found, expected, rtol=1e-5)}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """``mpirun -np 2 python -m mpiddp.examples.ddp_timeline``: from the first gradient to optimizer.step.
 
-What does DDP do in between?
+Backward makes gradients from the last layer to the first. DDP puts them into *buckets*; with the last gradient of a
+bucket its all_reduce begins, and backward goes on with the next layer meanwhile. So most of the communication hides
+behind computation. Only the last bucket has nothing to hide behind, and is small by default; here the buckets are made
+tiny, so that there are several. At the end backward waits for all.
 
-Backward makes gradients from the last layer to the first. DDP puts them into *buckets*; when the last gradient of a
-bucket is there, its all_reduce begins and backward goes on with the next layer meanwhile. So most of the communication
-hides behind computation. Only the last bucket has nothing to hide behind, which is why it is small by default; here
-the buckets are made tiny, so that there are several. At the end backward waits until all have arrived.
-
-When a bucket arrives is up to the network. All that is promised: before ``backward`` returns. (Times, after a tilde,
-are others in every run. That a bucket is there is seen when somebody looks, so these times are upper bounds.)
+The network decides when a bucket arrives; the promise is: before ``backward`` returns. (Times, after a tilde, differ
+from run to run. An arrival is noticed at the next poll, so these times are upper bounds.)
 
 Output::
 

@@ -1,13 +1,13 @@
 """``mpirun -np 2 python -m mpiddp.examples.model_parallel``: one model, its layers on two ranks.
 
-Rank 0 has the first layer, rank 1 the second and the loss. What the first layer makes goes to rank 1 by ``send``; the
-gradient of it comes back the same way, and each rank steps with its own optimizer. The loss is that of the whole model
-in one process.
+Rank 0 has the first layer, rank 1 the second and the loss. The first layer's output goes to rank 1 by ``send``, its
+gradient comes back the same way, and each rank steps with its own optimizer. The loss equals that of the whole model in
+one process.
 
-When is this right? *Scaling up* (a larger machine) is the first thing to try: nothing has to be sent. A model that fits
-into one machine is trained faster by *scaling out* with DistributedDataParallel, a copy of the model on each rank and a
-part of the batch for each. Splitting the model is for those that do not fit: in this plain form one rank always waits
-for the other, which pipelines of several small batches mend in part.
+*Scale up* (a larger machine) first: nothing has to be sent. A model that fits into one machine is trained faster by
+*scaling out* with DistributedDataParallel: a copy of the model and a part of the batch on each rank. Split a model that
+does not fit. In this plain form one rank always waits for the other; pipelines of several small batches mend that in
+part.
 
 Output::
 
@@ -47,14 +47,14 @@ def train_first(images: Array) -> None:
     for _ in range(STEPS):
         optimizer.zero_grad()
         hidden = first(images)  # (N, 16)
-        dist.send(np.ascontiguousarray(hidden.data), dst=1)  # a message lies in one piece
+        dist.send(np.ascontiguousarray(hidden.data), dst=1)  # messages are contiguous
         dist.recv(gradient, src=1)
         hidden.backward(gradient)
         optimizer.step()
 
 
 def train_second(labels: Array) -> list[float]:
-    """Be rank 1: take what rank 0 has made, and return its gradient to it."""
+    """Be rank 1: receive the hidden layer from rank 0, and return its gradient."""
     _, second = layers()
     optimizer = optim.SGD(second.parameters(), lr=0.2)
     hidden = Tensor(np.empty((len(labels), 16), np.float32), requires_grad=True)
@@ -94,7 +94,7 @@ def main() -> None:
     images = random.standard_normal((32, 8), np.float32)
     labels = random.integers(0, 4, 32)
 
-    said = f"rank {rank} looks on"
+    said = f"rank {rank} has nothing to do"
     if rank < 2:
         said = f"rank {rank} has {sum(p.size for p in layers()[rank].parameters())} parameters"
     print_in_order(said)

@@ -1,10 +1,10 @@
 """``mpirun -np 4 python -m mpiddp.examples.point_to_point``: messages from one rank to another.
 
 ``send`` and ``recv`` block: the line after ``recv`` has the data, the line after ``send`` may overwrite its own. If all
-ranks called ``send`` first, nobody would be there to receive; the chain below is safe, because rank 0 alone begins.
+ranks called ``send`` first, no rank would receive; the chain below is safe, because rank 0 alone begins.
 
-``isend`` and ``irecv`` return at once, with a Work to ``wait`` for. Until then the arrays belong to the message: do
-not write to what is sent, nor read what is received. So all ranks can pass something around a ring at the same time.
+``isend`` and ``irecv`` return at once, with a Work to ``wait`` for. Until then the arrays belong to the message: do not
+write the sent one, nor read the received one. So all ranks can pass something around a ring at the same time.
 
 Output::
 
@@ -13,7 +13,7 @@ Output::
     rank 1 received [1] and passed on [2]
     rank 2 received [2] and passed on [3]
     rank 3 received [3]
-    non-blocking: everybody gives to the next and takes from the one before
+    non-blocking: all ranks send to the next and receive from the one before
     rank 0 received [30] from rank 3
     rank 1 received [0] from rank 0
     rank 2 received [10] from rank 1
@@ -47,7 +47,7 @@ def main() -> None:
         dist.send(counter, dst=rank + 1)
     print_in_order(f"rank {rank} {said}")
 
-    print_once("non-blocking: everybody gives to the next and takes from the one before")
+    print_once("non-blocking: all ranks send to the next and receive from the one before")
     given, taken = np.array([10 * rank]), np.empty(1, int)
     before, after = (rank - 1) % size, (rank + 1) % size
     works = [dist.isend(given, dst=after), dist.irecv(taken, src=before)]

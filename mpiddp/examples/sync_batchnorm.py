@@ -1,8 +1,8 @@
 """``mpirun -np 2 python -m mpiddp.examples.sync_batchnorm``: batch normalisation over the batches of all ranks.
 
-BatchNorm subtracts the mean of the batch and divides by its deviation. Its batch is what this rank has: with few images
-on each rank the statistics are poor, and no two ranks compute the same function. SyncBatchNorm takes those of all
-ranks' images together; one call converts every BatchNorm of a model.
+BatchNorm subtracts the mean of the batch and divides by its deviation. Its batch is this rank's: with few images on
+each rank the statistics are poor, and no two ranks compute the same function. SyncBatchNorm takes the statistics of all
+ranks' images; one call converts every BatchNorm of a model.
 
 Output::
 
@@ -24,7 +24,7 @@ from mpiddp.examples.printing import print_in_order, print_once
 
 
 def show(model: nn.Module) -> None:
-    """Normalise this rank's batch, and print what came of it."""
+    """Normalise this rank's batch, and print the result."""
     rank = dist.get_rank()
     x = np.array([[0], [2]], np.float32) + 4 * rank  # (2 images, 1 channel)
     output = model(x).data.round(2)

@@ -1,7 +1,7 @@
-"""``mpirun -np 2 python -m mpiddp.examples.torch_user``: a torch user's script, and what changes in it.
+"""``mpirun -np 2 python -m mpiddp.examples.torch_user``: a torch user's script, and its changes.
 
-The imports. ``train`` below is torch's text to the letter: names, arguments and defaults are the same. There it is
-started by ``torchrun --nproc-per-node 2``, here by ``mpirun -np 2``.
+Only the imports change. ``train`` below is torch's text to the letter: names, arguments and defaults are the same.
+torch starts it by ``torchrun --nproc-per-node 2``, mpiddp by ``mpirun -np 2``.
 
 Output::
 

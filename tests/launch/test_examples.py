@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 import socket
+import sys
 import textwrap
 from collections import defaultdict
 from dataclasses import dataclass
@@ -148,21 +149,32 @@ def test_comparison_is_strict():
 
 @pytest.mark.once
 def test_by_hand_and_ddp_show_the_same():
-    shown = {example.name: example.output for example in ALL}
-    assert shown["sgd_by_hand"] == shown["sgd_ddp"]
+    (shown,) = (example.output for example in ALL if example.name == "sgd")
+    by_hand, with_ddp = shown.removeprefix("by hand\n").split("\nwith DistributedDataParallel\n")
+    assert by_hand == with_ddp
 
 
 @pytest.mark.once
-def test_list_is_complete():
-    done = launcher.python(None, "-m", "mpiddp.examples")
+def test_list_names_every_example_and_its_ranks():
+    with launcher.Program([*launcher.launch(2), sys.executable, "-m", "mpiddp.examples"]) as program:
+        done = program.wait(60)
     assert done.rc == 0, done
-    listed = re.findall(r"^- ``(\w+)``: \S", done.stdout, re.MULTILINE)
-    assert sorted(listed) == [example.name for example in ALL], done
+    listed = re.findall(r"^    (\w+) +(\d+|-)  \S", done.stdout, re.MULTILINE)
+    assert sorted(listed) == [(example.name, str(example.ranks or "-")) for example in ALL], done
+
+
+@pytest.mark.once
+def test_examples_of_one_process_print_once_under_mpirun():
+    alone = [example for example in ALL if example.ranks is None]
+    program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name).main()\n"
+    done = launcher.mpirun(2, program, *(f"mpiddp.examples.{example.name}" for example in alone))
+    assert done.rc == 0, done
+    assert len(alone) > 1 and same("\n".join(example.output for example in alone), done.stdout.strip()), done
 
 
 def test_ranks_share_the_cores():
     """An example shows what its docstring says, without a warning of more BLAS threads than cores."""
-    program = "import runpy\nrunpy.run_module('mpiddp.examples.barrier', run_name='__main__')\n"
+    program = "import runpy\nrunpy.run_module('mpiddp.examples.groups', run_name='__main__')\n"
     unset = dict.fromkeys(settings.THREAD_VARIABLES)
     done = launcher.mpirun(2, program, env=unset)
     assert done.rc == 0 and "BLAS threads" not in done.stderr, done
