@@ -109,7 +109,7 @@ def crossing() -> Rounds:
 
 
 def busiest_link_mb(rounds: Rounds, ranks_per_machine: int) -> float:
-    """Return what the busiest machine sends and receives, in all."""
+    """Return the traffic of the busiest machine, sent and received together."""
     parts: Counter[int] = Counter()
     for message in (message for messages in rounds for message in messages):
         for rank in (message.src, message.dst):
@@ -118,7 +118,7 @@ def busiest_link_mb(rounds: Rounds, ranks_per_machine: int) -> float:
 
 
 def seconds(rounds: Rounds, ranks_per_machine: int) -> float:
-    """Return how long it takes, if each round ends when the link with most to send or to receive is done."""
+    """Return the seconds, if each round ends with its busiest link."""
     total_mb = 0.0
     for messages in rounds:
         parts: Counter[tuple[str, int]] = Counter()
@@ -130,7 +130,7 @@ def seconds(rounds: Rounds, ranks_per_machine: int) -> float:
 
 
 def tried_seconds(rounds: Rounds, ranks_per_machine: int) -> float:
-    """Return how long it takes over simulated links, where messages wait for each other."""
+    """Return the seconds over simulated links, on which messages wait for each other."""
     links: defaultdict[tuple[str, int], Lock] = defaultdict(Lock)
 
     def send(message: Message) -> None:

@@ -2,7 +2,7 @@
 
 Prints medians, in microseconds, of all-reduces and of training steps: the step alone, torch's DistributedDataParallel
 on Gloo and on the backend "mpiddp", and mpiddp's own on the torch module. Networks and options are equal, and every way
-sees the same batches.
+sees the same batches. Tensors are written anew before each all-reduce, outside of the time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import nn
 from torch.futures import Future
 
 from mpiddp import distributed as mpiddp
+from mpiddp.bench.timing import Clock, Way
 
 from . import DistributedDataParallel, symmetric_empty
 
@@ -59,21 +59,14 @@ def _send_nothing(_, bucket):  # type: ignore[no-untyped-def]  # torch compares 
     return future
 
 
-def _in_turns(ways: dict[str, Callable[[], object]], rounds: int, calls: int) -> dict[str, float]:
-    """Return the median over rounds, in each of which every way has its turn, of microseconds a call."""
-    spent: dict[str, list[float]] = {name: [] for name in ways}
+def _in_turns(ways: dict[str, Way], rounds: int) -> dict[str, float]:
+    """Return medians in microseconds."""
+    clock = Clock(mpiddp.groups.default_group().comm.Dup())
     for way in ways.values():
-        for _ in range(3):  # buckets are laid out anew after the first
-            way()
-    for index in range(rounds):
-        names = list(ways)
-        for name in names[index % len(names) :] + names[: index % len(names)]:
-            mpiddp.barrier()
-            began = time.perf_counter()
-            for _ in range(calls):
-                ways[name]()
-            spent[name].append((time.perf_counter() - began) / calls * 1e6)
-    return {name: statistics.median(found) for name, found in spent.items()}
+        clock.each(way.call, 3)  # buckets are laid out anew after the first
+    spent = clock.take_turns(ways, rounds)
+    clock.close()
+    return {name: statistics.median(each for turn in turns for each in turn) * 1e6 for name, turns in spent.items()}
 
 
 def _report(title: str, found: dict[str, float], base: str) -> None:
@@ -83,6 +76,10 @@ def _report(title: str, found: dict[str, float], base: str) -> None:
             print(f"  {name:<28}{microseconds:12.1f} us   {microseconds / found[base]:.2f} of {base}", flush=True)
 
 
+def _launch_and_wait(x: torch.Tensor) -> None:
+    dist.all_reduce(x, async_op=True).wait()
+
+
 def _all_reduces(gloo: Any, rounds: int) -> None:
     for size_bytes in (8, 32 << 20):
         ours, theirs, shared = (
@@ -90,14 +87,14 @@ def _all_reduces(gloo: Any, rounds: int) -> None:
             torch.zeros(size_bytes // 4),
             symmetric_empty(size_bytes // 4),
         )
-        shared.zero_()
-        ways: dict[str, Any] = {
-            "gloo": lambda x=theirs: dist.all_reduce(x, group=gloo),
-            "mpiddp": lambda x=ours: dist.all_reduce(x),
-            "mpiddp, async_op": lambda x=ours: dist.all_reduce(x, async_op=True).wait(),
-            "mpiddp, symmetric_empty": lambda x=shared: dist.all_reduce(x),
+        calls = 100 if size_bytes == 8 else 3
+        ways = {
+            "gloo": Way(functools.partial(dist.all_reduce, theirs, group=gloo), calls, theirs.zero_),
+            "mpiddp": Way(functools.partial(dist.all_reduce, ours), calls, ours.zero_),
+            "mpiddp, async_op": Way(functools.partial(_launch_and_wait, ours), calls, ours.zero_),
+            "mpiddp, symmetric_empty": Way(functools.partial(dist.all_reduce, shared), calls, shared.zero_),
         }
-        _report(f"all_reduce, {size_bytes} bytes", _in_turns(ways, rounds, 100 if size_bytes == 8 else 3), "gloo")
+        _report(f"all_reduce, {size_bytes} bytes", _in_turns(ways, rounds), "gloo")
 
 
 def _steps(gloo: Any, name: str, batch: int, rounds: int, parts: bool) -> None:
@@ -117,14 +114,14 @@ def _steps(gloo: Any, name: str, batch: int, rounds: int, parts: bool) -> None:
     if parts:
         wrapped["torch DDP, nothing sent"] = torchs(model())
         wrapped["torch DDP, nothing sent"].register_comm_hook(None, _send_nothing)
-    ways: dict[str, Callable[[], object]] = {each: _step(one, images, labels) for each, one in wrapped.items()}
+    ways = {each: Way(_step(one, images, labels), 5) for each, one in wrapped.items()}
     if parts:
         count = sum(each.numel() for each in model().parameters())
         shared, ordinary = symmetric_empty(count).zero_(), torch.zeros(count)
-        ways["step, barrier"] = _step(model(), images, labels, dist.barrier)
-        ways["step, all_reduce"] = _step(model(), images, labels, lambda: dist.all_reduce(ordinary))
-        ways["step, symmetric all_reduce"] = _step(model(), images, labels, lambda: dist.all_reduce(shared))
-    found = _in_turns(ways, rounds, 5)
+        ways["step, barrier"] = Way(_step(model(), images, labels, dist.barrier), 5)
+        ways["step, all_reduce"] = Way(_step(model(), images, labels, lambda: dist.all_reduce(ordinary)), 5)
+        ways["step, symmetric all_reduce"] = Way(_step(model(), images, labels, lambda: dist.all_reduce(shared)), 5)
+    found = _in_turns(ways, rounds)
     _report(f"step of {name}, {batch} images a rank", found, "torch DDP on gloo")
     cost = found["torch DDP on gloo"] - found["step alone"]
     for each in ("torch DDP on mpiddp", "mpiddp's DDP"):
