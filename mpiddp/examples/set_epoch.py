@@ -10,7 +10,7 @@ Output::
     without set_epoch
     rank 0: epoch 0 [4, 7, 2, 1], epoch 1 [4, 7, 2, 1], epoch 2 [4, 7, 2, 1]
     rank 1: epoch 0 [0, 3, 5, 6], epoch 1 [0, 3, 5, 6], epoch 2 [0, 3, 5, 6]
-    the sampler warns: epoch 0 is iterated a second time, in the same order
+    the sampler warns: epoch 0 was iterated a second time, in the same order
     with set_epoch
     rank 0: epoch 0 [4, 7, 2, 1], epoch 1 [5, 2, 7, 1], epoch 2 [0, 7, 6, 1]
     rank 1: epoch 0 [0, 3, 5, 6], epoch 1 [4, 6, 3, 0], epoch 2 [4, 2, 5, 3]
