@@ -3,21 +3,17 @@
 Start reading at `naive`. May import everything up to ``nn`` and ``optim``.
 """
 
-from .bucket import GradBucket
-from .buffers import BufferCommHookLocation
-from .comm_hooks import (
-    PowerSGDState,
+from .buckets import GradBucket
+from .data_parallel import DataParallel
+from .ddp import DistributedDataParallel
+from .hooks import (
     allreduce_hook,
-    batched_powerSGD_hook,
     bf16_compress_hook,
     bf16_compress_wrapper,
     fp16_compress_hook,
     fp16_compress_wrapper,
     noop_hook,
-    powerSGD_hook,
 )
-from .data_parallel import DataParallel
-from .ddp import DistributedDataParallel
 from .join import Join, Joinable, JoinHook
 from .local_sgd import (
     DiLoCo,
@@ -29,6 +25,8 @@ from .local_sgd import (
     post_localSGD_hook,
 )
 from .naive import average_gradients
+from .powersgd import PowerSGDState, batched_powerSGD_hook, powerSGD_hook
+from .replicas import BufferCommHookLocation
 from .sync_batchnorm import SyncBatchNorm
 from .timeline import Timeline
 from .zero import ZeroRedundancyOptimizer

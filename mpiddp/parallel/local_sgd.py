@@ -21,8 +21,8 @@ from mpiddp.nn import Parameter
 from mpiddp.optim import SGD, Optimizer
 from mpiddp.typing import Array
 
-from .bucket import GradBucket
-from .comm_hooks.default import allreduce_hook, completed, group_of
+from .buckets import GradBucket
+from .hooks import allreduce_hook, completed, group_of
 from .replicas import broadcast_arrays
 
 Parameters = Iterable[Parameter] | Iterable[dict[str, Any]]

@@ -19,11 +19,9 @@ from mpiddp.distributed import Future, ProcessGroup, ReduceOp, Work, all_reduce
 from mpiddp.mpi.requests import poll
 from mpiddp.typing import Array
 
-from .bucket import GradBucket, Handle, ParameterLike
-from .comm_hooks.contract import CommHook, averages, call
-from .layout import Layout
-from .timeline import Timeline
-from .times import StepTimes
+from .buckets import GradBucket, Handle, Layout, ParameterLike
+from .hooks import CommHook, averages, call
+from .timeline import StepTimes, Timeline
 
 _UNUSED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that"
@@ -44,7 +42,7 @@ class Reducer:
     group : ProcessGroup
         The ranks.
     caps_bytes : sequence of int, optional
-        See `mpiddp.parallel.plan.plan`.
+        See `mpiddp.parallel.buckets.plan`.
     find_unused : bool
         Some parameters may get no gradient in a backward, different ones on different ranks.
     static_graph : bool

@@ -1,9 +1,11 @@
-"""Replicas: every rank holds the same model, checked, and made so from the first rank's."""
+"""Replicas: every rank holds the same parameters and buffers, checked, and made so from the first rank's."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +13,9 @@ from mpiddp.device import array_namespace, download
 from mpiddp.distributed import MismatchError, ProcessGroup, all_gather_object, broadcast
 from mpiddp.typing import Array
 
-from .bucket import ParameterLike
+from .buckets import ParameterLike
+
+BufferHook = Callable[[Any, dict[str, Array]], Any]
 
 
 def check_same_parameters(named_parameters: Sequence[tuple[str, ParameterLike]], group: ProcessGroup) -> None:
@@ -81,3 +85,111 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
                     f" on rank {group.ranks[0]}; look for updates outside of optimizer.step(), or data-dependent code"
                     " that only some ranks run"
                 )
+
+
+def ignore(module: Any, names: Iterable[str]) -> None:
+    """Leave the parameters and buffers with these names out of every later `Selection` of ``module``."""
+    module._ddp_params_and_buffers_to_ignore = frozenset(names)
+
+
+class Selection:
+    """A module's parameters and buffers, but those to `ignore`; looked up each time, because they may be replaced.
+
+    Parameters
+    ----------
+    module : Module
+        Whose.
+    ignored : iterable of str, optional
+        Names of those to leave alone, in place of those named by `ignore`.
+    """
+
+    def __init__(self, module: Any, ignored: Iterable[str] | None = None) -> None:
+        if ignored is None:
+            ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        self._module, self._ignored = module, frozenset(ignored)
+
+    def _parameter(self, name: str, parameter: Any) -> ParameterLike:
+        found: ParameterLike = parameter
+        return found
+
+    def _buffer(self, buffer: Any) -> Array:
+        found: Array = buffer
+        return found
+
+    def parameters(self) -> list[tuple[str, ParameterLike]]:
+        """Return the parameters and their names."""
+        named = self._module.named_parameters()
+        return [(name, self._parameter(name, each)) for name, each in named if name not in self._ignored]
+
+    def buffers(self) -> dict[str, Array]:
+        """Return the buffers by their names."""
+        return {name: self._buffer(each) for name, each in self._module.named_buffers() if name not in self._ignored}
+
+    def arrays(self) -> list[Array]:
+        """Return the arrays of the parameters, then the buffers."""
+        return [parameter.data for _, parameter in self.parameters()] + list(self.buffers().values())
+
+
+class BufferCommHookLocation(Enum):
+    """When a hook on buffers runs (torch's ``_BufferCommHookLocation``)."""
+
+    PRE_FORWARD = auto()
+    POST_FORWARD = auto()
+
+
+class BufferSync:
+    """Makes a module's buffers the same on all ranks.
+
+    Parameters
+    ----------
+    selection : Selection
+        Whose buffers.
+    group : ProcessGroup
+        The ranks.
+    """
+
+    def __init__(self, selection: Selection, group: ProcessGroup) -> None:
+        self._selection, self._group = selection, group
+        self._hook: tuple[object, BufferHook, BufferCommHookLocation] | None = None
+        self._backwards = 0
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether a hook has taken the place of the broadcast."""
+        return self._hook is not None
+
+    def register_hook(self, state: object, hook: BufferHook, location: BufferCommHookLocation) -> None:
+        """Let ``hook(state, named_buffers)`` do it.
+
+        Raises
+        ------
+        TypeError
+            If it cannot be called.
+        """
+        if not callable(hook):
+            raise TypeError("Communication hook must be callable.")
+        self._hook = state, hook, location
+
+    def is_due(self, backwards: int) -> bool:
+        """Tell whether a backward has been reduced, of ``backwards`` in all, since the buffers were synchronised."""
+        return backwards != self._backwards
+
+    def broadcast(self, source: int, backwards: int) -> None:
+        """Make the buffers those of ``source``, a rank of the group, after so many reduced backward passes."""
+        broadcast_arrays(list(self._selection.buffers().values()), self._group, source)
+        self._backwards = backwards
+
+    def sync(self, source: int, backwards: int, now: BufferCommHookLocation) -> None:
+        """Make the buffers those of ``source``, or what the hook makes them, if it is time.
+
+        The broadcast comes before forward, a hook where it was registered for.
+        """
+        if self._hook is None:
+            if now is BufferCommHookLocation.PRE_FORWARD:
+                self.broadcast(source, backwards)
+            return
+        state, hook, when = self._hook
+        if when is now:
+            for work in hook(state, self._selection.buffers()) or ():
+                work.wait()
+            self._backwards = backwards

@@ -10,15 +10,21 @@ from typing import Any
 from mpiddp.distributed import ProcessGroup
 from mpiddp.distributed.groups import GroupLike, member
 
-from .buffers import BufferCommHookLocation, BufferHook, BufferSync
-from .comm_hooks.contract import CommHook
-from .join import Join, Joinable, JoinHook
+from .buckets import caps_in_bytes
+from .hooks import CommHook
+from .join import Join, Joinable, JoinHook, Shadow, announce
 from .naive import current_share, sample_share
-from .plan import caps_in_bytes
 from .reducer import Reducer
-from .replicas import broadcast_arrays, check_equal_values, check_same_parameters
-from .selection import Selection, ignore
-from .shadow import Shadow, announce
+from .replicas import (
+    BufferCommHookLocation,
+    BufferHook,
+    BufferSync,
+    Selection,
+    broadcast_arrays,
+    check_equal_values,
+    check_same_parameters,
+    ignore,
+)
 from .timeline import Timeline, asked_for
 
 

@@ -15,8 +15,8 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from mpiddp.distributed.groups import GroupLike
-from mpiddp.parallel import selection
-from mpiddp.parallel.bucket import ParameterLike
+from mpiddp.parallel import replicas
+from mpiddp.parallel.buckets import ParameterLike
 from mpiddp.parallel.wrapper import Wrapper
 from mpiddp.typing import Array
 
@@ -81,7 +81,7 @@ class Parameter:
         return self.parameter.register_post_accumulate_grad_hook(lambda _: hook(self))
 
 
-class Selection(selection.Selection):
+class Selection(replicas.Selection):
     """A module's parameters, in adapters, and the arrays of its buffers."""
 
     def _parameter(self, name: str, parameter: torch.nn.Parameter) -> ParameterLike:

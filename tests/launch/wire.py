@@ -21,8 +21,13 @@ from mpiddp.algorithms import plan
 from mpiddp.data import DataLoader, GlobalBatchSampler, synthetic
 from mpiddp.nn import functional, manual_seed
 from mpiddp.optim import SGD
-from mpiddp.parallel import DistributedDataParallel
-from mpiddp.parallel.comm_hooks import PowerSGDState, bf16_compress_hook, fp16_compress_hook, powerSGD_hook
+from mpiddp.parallel import (
+    DistributedDataParallel,
+    PowerSGDState,
+    bf16_compress_hook,
+    fp16_compress_hook,
+    powerSGD_hook,
+)
 from mpiddp.training.models import MLP
 from mpiddp.training.trainer import Trainer
 

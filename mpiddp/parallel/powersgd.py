@@ -21,10 +21,10 @@ from mpiddp.distributed.groups import GroupLike
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.requests import Steps
 from mpiddp.optim.flat import address
-from mpiddp.parallel.bucket import GradBucket
 from mpiddp.typing import Array
 
-from .default import allreduce_hook, group_of
+from .buckets import GradBucket
+from .hooks import allreduce_hook, group_of
 
 
 class PowerSGDState:
@@ -297,6 +297,3 @@ def _unpack(memory: Array, arrays: Sequence[Array]) -> None:
 def _offset(part: Array, whole: Array) -> int:
     """Return where ``part``, a view of ``whole``, begins, in elements."""
     return (address(part) - address(whole)) // whole.itemsize
-
-
-__all__ = ["PowerSGDState", "batched_powerSGD_hook", "powerSGD_hook"]

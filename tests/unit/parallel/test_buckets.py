@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpiddp.parallel.plan import DEFAULT_CAP_BYTES, LAST_CAP_BYTES, LEAST_BYTES, MIB, plan
+from mpiddp.parallel.buckets import DEFAULT_CAP_BYTES, LAST_CAP_BYTES, LEAST_BYTES, MIB, plan
 
 
 def sizes_of(buckets: list[list[int]], sizes: list[int]) -> list[int]:

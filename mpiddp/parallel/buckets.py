@@ -1,0 +1,349 @@
+"""Gradient buckets: arrays in which gradients are born and which are sent as they are.
+
+All buckets of a dtype are slices of one array, and the parameters' own arrays are laid out alike in another: nothing is
+packed or unpacked, and an optimizer may step over a whole model in a few operations.
+
+Gradients become ready from the last layer to the first. A bucket leaves when its last gradient is there, so a large
+bucket saves messages and a small one leaves early; the one that closes last has nothing left to hide behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device.half import assign
+from mpiddp.distributed import ProcessGroup, broadcast, symmetric_empty
+from mpiddp.optim.flat import address
+from mpiddp.typing import Array
+
+_logger = logging.getLogger("mpiddp")
+MIB = 1 << 20
+DEFAULT_CAP_BYTES = 25 * MIB
+LAST_CAP_BYTES = 1 * MIB
+"""Cap of the bucket that closes last: torch makes the one that leaves first small, which hides no communication."""
+
+LEAST_BYTES = MIB // 4
+"""What is left for the bucket that closes first joins the next one, where it is less than this: in each bucket ranks
+wait for each other twice, which took longer than what so little could hide (784-256-256-10: 10 KB of 1 MB)."""
+
+
+class Handle(Protocol):
+    """A registered hook."""
+
+    def remove(self) -> None:
+        """Take the hook back."""
+
+
+class ParameterLike(Protocol):
+    """A trained parameter: `mpiddp.nn.Parameter`, or that of another library with the same attributes."""
+
+    data: Array
+    grad: Array | None
+    grad_slot: Array | None
+    requires_grad: bool
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The array's dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Any], object]) -> Handle:
+        """Call ``hook(parameter)`` in each backward once ``grad`` is final."""
+
+
+class GradBucket:
+    """Some parameters, their gradients in one array, and how far the reduction is (``torch.distributed.GradBucket``).
+
+    Parameters
+    ----------
+    index : int
+        Its place among the buckets.
+    parameters : sequence of Parameter
+        The parameters, in the order of memory.
+    buffer : array
+        One-dimensional; exactly as long as the gradients.
+    is_last : bool
+        Whether no bucket follows.
+    """
+
+    def __init__(self, index: int, parameters: Sequence[ParameterLike], buffer: Array, is_last: bool) -> None:
+        self._index = index
+        self._parameters = list(parameters)
+        self._buffer = buffer
+        self._is_last = is_last
+        self._slots = _views(buffer, parameters)
+        self.pending = len(self._parameters)
+        """Parameters whose gradients this backward has not made yet."""
+
+    def index(self) -> int:
+        """Return the bucket's place in the order of reduction."""
+        return self._index
+
+    def buffer(self) -> Array:
+        """Return the one-dimensional array that holds all gradients of the bucket; not divided by anything yet."""
+        return self._buffer
+
+    def gradients(self) -> list[Array]:
+        """Return the gradients, views of the buffer."""
+        return list(self._slots)
+
+    def parameters(self) -> list[ParameterLike]:
+        """Return the parameters."""
+        return list(self._parameters)
+
+    def is_last(self) -> bool:
+        """Tell whether this bucket is the last of the backward."""
+        return self._is_last
+
+    def set_buffer(self, buffer: Array) -> None:
+        """Copy ``buffer``, of the bucket's length, into the bucket's, unless it is that memory already."""
+        if address(buffer) != address(self._buffer) or buffer.dtype != self._buffer.dtype:
+            assign(self._buffer, buffer.reshape(-1))
+
+
+def _views(flat: Array, parameters: Sequence[ParameterLike]) -> list[Array]:
+    """Cut ``flat`` into one array for each parameter, of its shape."""
+    views, start = [], 0
+    for parameter in parameters:
+        views.append(flat[start : start + parameter.data.size].reshape(parameter.shape))
+        start += parameter.data.size
+    return views
+
+
+def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> list[GradBucket]:
+    """Make the buckets: move the parameters' arrays side by side, and give each a place for its gradient.
+
+    Gradients that exist move too. Collective over the group: the gradients' memory is shared by the ranks of a node.
+
+    Parameters
+    ----------
+    buckets : sequence of sequences of Parameter
+        The plan: the same on all ranks; dtypes never share a bucket.
+    group : ProcessGroup
+        Who reduces them.
+    """
+    made: dict[int, GradBucket] = {}
+    for dtype in dict.fromkeys(bucket[0].dtype for bucket in buckets):
+        chosen = [(index, bucket) for index, bucket in enumerate(buckets) if bucket[0].dtype == dtype]
+        together = [parameter for _, bucket in chosen for parameter in bucket]
+        length = sum(parameter.data.size for parameter in together)
+        xp = array_namespace(together[0].data)
+        _move_together(together, xp.empty(length, dtype=dtype))
+        gradients, start = _gradient_memory(together[0].data, length, group), 0
+        for index, bucket in chosen:
+            size = sum(math.prod(parameter.shape) for parameter in bucket)
+            buffer = gradients[start : start + size]
+            made[index] = GradBucket(index, bucket, buffer, is_last=index == len(buckets) - 1)
+            start += size
+    ordered = [made[index] for index in range(len(buckets))]
+    for grad_bucket in ordered:
+        for parameter, slot in zip(grad_bucket.parameters(), grad_bucket.gradients(), strict=True):
+            if parameter.grad is not None:
+                slot[...] = parameter.grad
+                parameter.grad = slot
+            parameter.grad_slot = slot
+    return ordered
+
+
+def _move_together(parameters: Sequence[ParameterLike], flat: Array) -> None:
+    for parameter, view in zip(parameters, _views(flat, parameters), strict=True):
+        view[...] = parameter.data
+        parameter.data = view
+
+
+def _gradient_memory(like: Array, length: int, group: ProcessGroup) -> Array:
+    """Return memory for gradients where ``like`` is, which the ranks of the node share."""
+    shared = symmetric_empty(length, like.dtype, group, "cuda" if is_device_array(like) else "cpu")
+    assert shared is not None, "the reducer is a member of its group"
+    return shared
+
+
+def _fill(order: Sequence[int], sizes_bytes: Sequence[int], caps_bytes: Sequence[int]) -> list[list[int]]:
+    """Fill buckets in ``order``; a bucket closes when it reaches its cap, so the parameter that crosses it is in."""
+    buckets: list[list[int]] = []
+    filled, cap = 0, 0
+    for index in order:
+        if filled >= cap:
+            cap = caps_bytes[min(len(buckets), len(caps_bytes) - 1)]
+            filled = 0
+            buckets.append([])
+        buckets[-1].append(index)
+        filled += sizes_bytes[index]
+    return buckets
+
+
+def plan(
+    order: Sequence[int],
+    sizes_bytes: Sequence[int],
+    kinds: Sequence[Hashable],
+    caps_bytes: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """Return the buckets, each a list of parameters, in the order in which they will be complete.
+
+    Parameters
+    ----------
+    order : sequence of int
+        The parameters in the order in which their gradients are expected.
+    sizes_bytes : sequence of int
+        Size of each parameter.
+    kinds : sequence
+        Dtype (and device) of each parameter; kinds never share a bucket.
+    caps_bytes : sequence of int, optional
+        Caps of the first, second, ... bucket of each kind, the last one for all that follow. By default 25 MiB, and
+        1 MiB for the bucket that closes last; less than 256 KiB make no bucket of their own.
+
+    Examples
+    --------
+    >>> plan([3, 2, 1, 0], [4, 4, 4, 4], "aaaa", caps_bytes=[8])
+    [[3, 2], [1, 0]]
+    """
+    buckets: list[list[int]] = []
+    for kind in dict.fromkeys(kinds):
+        mine = [index for index in order if kinds[index] == kind]
+        if caps_bytes is not None:
+            buckets += _fill(mine, sizes_bytes, caps_bytes)
+        else:
+            from_behind = _fill(mine[::-1], sizes_bytes, [LAST_CAP_BYTES, DEFAULT_CAP_BYTES])
+            if len(from_behind) > 1 and sum(sizes_bytes[index] for index in from_behind[-1]) < LEAST_BYTES:
+                from_behind[-2:] = [from_behind[-2] + from_behind[-1]]
+            buckets += [bucket[::-1] for bucket in from_behind[::-1]]
+    place = {index: position for position, index in enumerate(order)}
+    return sorted(buckets, key=lambda bucket: place[bucket[-1]])
+
+
+def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int] | None:
+    """Return the caps that a program gives in MiB, as one number or one for each bucket, or None without any.
+
+    Raises
+    ------
+    ValueError
+        If both are given, or a cap is not positive.
+    """
+    if bucket_cap_mb is not None and bucket_cap_mb_list is not None:
+        raise ValueError("give bucket_cap_mb or bucket_cap_mb_list, not both")
+    caps = [bucket_cap_mb] if bucket_cap_mb is not None else bucket_cap_mb_list
+    if caps is None:
+        return None
+    if not caps or min(caps) <= 0:
+        raise ValueError(f"bucket caps must be positive numbers of MiB, got {list(caps)}")
+    return [int(cap * MIB) for cap in caps]
+
+
+class Place(NamedTuple):
+    """Where a gradient is born."""
+
+    bucket: GradBucket
+    slot: Array
+
+
+class Layout:
+    """Some parameters' places in buckets.
+
+    Parameters
+    ----------
+    parameters : sequence of Parameter
+        In the order of registration, which numbers them; the same on all ranks.
+    group : ProcessGroup
+        The ranks. Making a layout, and whatever changes it, is collective over them.
+    caps_bytes : sequence of int, optional
+        See `plan`.
+
+    Attributes
+    ----------
+    order : list of int
+        The parameters in the order in which their gradients are expected; the reverse of registration at first.
+    buckets : list of GradBucket
+        In the order in which they are sent.
+    places : list of Place
+        By the parameter's number.
+    settled : bool
+        Whether the order is there to stay.
+    """
+
+    def __init__(
+        self, parameters: Sequence[ParameterLike], group: ProcessGroup, caps_bytes: Sequence[int] | None = None
+    ) -> None:
+        self._parameters = parameters
+        self._group = group
+        self._caps_bytes = caps_bytes
+        self._rebuilt = False
+        self.settled = False
+        self._arrange(list(reversed(range(len(parameters)))))
+
+    def install_order(self, order: Sequence[int]) -> None:
+        """Follow a known order from the start.
+
+        Raises
+        ------
+        ValueError
+            If it does not name each parameter once.
+        """
+        if sorted(order) != list(range(len(self._parameters))):
+            raise ValueError(
+                f"the order of buckets has to name each of {len(self._parameters)} trained parameters once, got"
+                f" {len(order)} numbers: it is that of another model, or of one with other parameters frozen"
+            )
+        self._follow(list(order))
+        self.settled = True
+
+    def settle(self, order_here: Sequence[int] | None = None) -> None:
+        """Follow for good the order in which gradients came on the first rank; None: the one that was expected."""
+        if order_here is not None:
+            agreed = np.array(order_here, dtype=np.int64)
+            broadcast(agreed, group=self._group, group_src=0)
+            self._follow(agreed.tolist())
+        self.settled = True
+
+    def _follow(self, order: list[int]) -> None:
+        """Make buckets for gradients that come in ``order``, where they are not those that there are."""
+        if list(map(set, self._plan(order))) != list(map(set, self._plan(self.order))):
+            self._arrange(order)
+            self._rebuilt = True
+            if self._group.rank() == 0:
+                _logger.info("buckets follow the order of gradients from now on: %s bytes", self.bucket_sizes_bytes())
+
+    def _arrange(self, order: list[int]) -> None:
+        """Lay the parameters out in buckets for gradients that come in ``order``."""
+        chosen = self._plan(order)
+        self.order = order
+        self.buckets = lay_out([[self._parameters[index] for index in members] for members in chosen], self._group)
+        places = {
+            index: Place(bucket, slot)
+            for members, bucket in zip(chosen, self.buckets, strict=True)
+            for index, slot in zip(members, bucket.gradients(), strict=True)
+        }
+        self.places = [places[index] for index in range(len(places))]
+
+    def _plan(self, order: list[int]) -> list[list[int]]:
+        sizes = [parameter.data.nbytes for parameter in self._parameters]
+        kinds = [parameter.dtype for parameter in self._parameters]
+        return plan(order, sizes, kinds, self._caps_bytes)
+
+    def bucket_sizes_bytes(self) -> list[int]:
+        """Return the size of each bucket."""
+        return [bucket.buffer().nbytes for bucket in self.buckets]
+
+    def logging_data(self) -> dict[str, Any]:
+        """Return what is to know of parameters and buckets, under torch's names."""
+        data: dict[str, Any] = {
+            "dtypes": ", ".join(dict.fromkeys(str(parameter.dtype) for parameter in self._parameters)),
+            "total_parameter_size_bytes": sum(parameter.data.nbytes for parameter in self._parameters),
+            "num_parameter_tensors": len(self._parameters),
+            "bucket_cap_bytes": DEFAULT_CAP_BYTES if self._caps_bytes is None else self._caps_bytes[-1],
+            "bucket_sizes": ", ".join(map(str, self.bucket_sizes_bytes())),
+            "has_rebuilt_buckets": self._rebuilt,
+        }
+        if self._rebuilt:
+            data["rebuilt_bucket_sizes"] = data["bucket_sizes"]
+            members = self._plan(self.order)
+            data["rebuilt_per_bucket_param_indices"] = ", ".join(" ".join(map(str, bucket)) for bucket in members)
+        return data
