@@ -99,7 +99,7 @@ def _sweep(parser: argparse.ArgumentParser, begin: str, end: str, factor: float)
         "--iterations",
         type=positive,
         metavar="N",
-        help="iterations of each size (as many as fit in 0.1 s, >= 20)",
+        help="iterations of each size (as many as fit into a short time)",
     )
     parser.add_argument("-w", "--warmup", type=natural, default=5, metavar="N", help="iterations before these (5)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", metavar="DTYPE", help=", ".join(DTYPES))

@@ -57,7 +57,7 @@ _TABLE = "the built-in table"
 
 
 def candidates(operation: str, link: Link) -> list[str]:
-    """List the algorithms that can run an operation in a group, native first."""
+    """List the algorithms that can run an operation in a group."""
     # exchange is for reductions that MPI does not define.
     left_out = {"exchange", "hierarchical" if link.one_node else "two_shot"}
     if link.find(EagerBuffers) is None:
