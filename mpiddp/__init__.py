@@ -3,7 +3,7 @@
 ``import mpiddp as dist`` gives torch's names. They are loaded when first used: importing the package starts no MPI and
 imports neither NumPy nor CuPy. It does fill RANK, WORLD_SIZE and LOCAL_RANK, where they are unset, from the launcher's
 variables, because scripts read them on their first line; and from then on an uncaught exception on one rank of several
-ends the job.
+ends the job, and printed lines appear at once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .faults import shutdown
+from .mpi import stdio
 from .settings import announce_ranks, launch
 
 if TYPE_CHECKING:
@@ -87,3 +88,4 @@ def __dir__() -> list[str]:
 announce_ranks()
 if launch() is not None:
     shutdown.install()
+    stdio.show_lines()

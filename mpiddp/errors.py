@@ -1,14 +1,20 @@
 """The errors that mpiddp raises of its own, and the exit codes of jobs that it ends.
 
-Imports nothing. Where torch raises a ``ValueError``, ``TypeError`` or ``RuntimeError`` with a text of its own, mpiddp
-raises that class with that text; the classes here are for what torch has no word for, and each is also the built-in
-class that a caller would catch.
+Where torch raises a ``ValueError``, ``TypeError`` or ``RuntimeError`` with a text of its own, mpiddp raises that class
+with that text; the classes here are for what torch has no word for, and each is also the built-in class that a caller
+would catch.
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 EXIT_TIMEOUT = 110
 """Exit code of a job that was ended because an operation did not finish in time."""
 EXIT_MISMATCH = 111
 """Exit code of a job that was ended because ranks disagree about the operation they are in."""
+EXIT_INTERRUPTED = 130
+"""Exit code of a job that a Ctrl-C ended."""
 EXIT_CHECKPOINTED = 75
 """Exit code of a training run that saved a checkpoint on a signal and wants to be started again (``EX_TEMPFAIL``)."""
 
@@ -26,7 +32,19 @@ class ArrayError(DistError, ValueError):
 
 
 class MismatchError(DistError):
-    """Ranks disagree about the operation they are in; the text names both sides."""
+    """Ranks disagree about the operation they are in; the text names both sides.
+
+    Parameters
+    ----------
+    text : str
+        Both calls.
+    ranks : sequence of int
+        The ranks that disagree, by their numbers in the world, as far as this rank knows.
+    """
+
+    def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.ranks = list(ranks)
 
 
 class DistTimeoutError(DistError, TimeoutError):
@@ -44,6 +62,6 @@ class RankFailedError(DistError):
         The dead ranks, by their numbers in the world that they were in, as far as this rank knows.
     """
 
-    def __init__(self, text: str, ranks: list[int] | tuple[int, ...] = ()) -> None:
+    def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(text)  # without the ranks, which a pickled error gets back all the same
         self.ranks = list(ranks)

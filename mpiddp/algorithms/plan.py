@@ -21,7 +21,7 @@ import numpy as np
 
 from mpiddp import settings
 from mpiddp.errors import DistError
-from mpiddp.faults.calls import ANY_COUNT, NO_ROOT, Call, is_self_comparing, make_call, register_name
+from mpiddp.faults.calls import NO_ROOT, Call, is_self_comparing, make_call, register_name
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.requests import Steps
@@ -145,7 +145,20 @@ def label(name: str, algorithm: str | None) -> str:
     return name if algorithm is None else f"{name} by {algorithm}"
 
 
-for _name in (*ONE_NODE, *_OPERATIONS):
+_NAMED_BUCKETS = 256
+BUCKETS = (*(f"DDP bucket {index}" for index in range(_NAMED_BUCKETS)), "a later DDP bucket")
+"""Names of the all-reduces that `DistributedDataParallel` makes of its gradients, which no line of a program does."""
+_OPERATIONS |= dict.fromkeys(BUCKETS, "all_reduce")
+
+
+def bucket_name(index: int) -> str:
+    """Return the name of the all-reduce of a bucket."""
+    return BUCKETS[min(index, _NAMED_BUCKETS)]
+
+
+for _name in BUCKETS:
+    register_name(_name)
+for _name in (*ONE_NODE, *(set(_OPERATIONS) - set(BUCKETS))):
     for _algorithm in (*MODULES, "one_shot", *device_table.ALGORITHMS):
         register_name(label(_name, _algorithm))  # so that ranks that did not ask can name what others asked for
 
@@ -195,16 +208,17 @@ def make(
         check(x.dtype, op)  # also refuses None, as all that is no ReduceOp
     largest = output if operation == "all_gather" else x
     count = x.size if count is None else count
+    compared = None if name in BUCKETS else op  # whose reduction nobody wrote
     if type(x) is type(output) is np.ndarray:
         chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
         if chosen == "one_shot":
-            call = make_call(label(name, algorithm), x.dtype, op, count, root)
+            call = make_call(label(name, algorithm), x.dtype, compared, count, root)
             shots = OneShot(link, operation, call, output, x, op, root, places)
-            return Plan(label(name, algorithm), shots.steps, call, shots.run)
+            return Plan(call.name, shots.steps, call, shots.run)
         steps, on_device = _steps(operation, chosen, link, x.dtype, op, largest.nbytes), False
     else:
         steps, on_device = _device_steps(operation, link, largest, op, algorithm), True
-    return plain(label(name, algorithm), steps, x.dtype, op, count, root, on_device=on_device)
+    return plain(steps, make_call(label(name, algorithm), x.dtype, compared, count, root, on_device=on_device))
 
 
 NOTHING: Array = np.empty(0, np.uint8)
@@ -217,7 +231,7 @@ def barrier(link: Link) -> Plan:
         shots = OneShot(link, "barrier", call, NOTHING, NOTHING)
         return Plan("barrier", shots.steps, call, shots.run)
     steps = native.barrier if link.one_node else handshake.barrier
-    return plain("barrier", lambda link, _: steps(link))
+    return plain(lambda link, _: steps(link), make_call("barrier"))
 
 
 def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Steps:
@@ -231,22 +245,9 @@ def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Step
 _PLACES = {"all_reduce": (0, 0), "reduce_scatter": (0, 1)}
 
 
-def plain(
-    label: str,
-    steps: Callable[..., Steps],
-    dtype: np.dtype[Any] | None = None,
-    op: ReduceOp | None = None,
-    count: int = ANY_COUNT,
-    root: int = NO_ROOT,
-    layout: str = "",
-    *,
-    on_device: bool = False,
-) -> Plan:
-    """Return the plan of a call whose steps are known; see `make_call` for the arguments."""
-    call = make_call(
-        label, dtype, op, count, root, layout, on_device=on_device, self_comparing=is_self_comparing(steps)
-    )
-    return Plan(label, steps, call)
+def plain(steps: Callable[..., Steps], call: Call) -> Plan:
+    """Return the plan of a call whose steps are known."""
+    return Plan(call.name, steps, call.marked() if is_self_comparing(steps) else call)
 
 
 def _steps(

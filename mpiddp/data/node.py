@@ -20,6 +20,7 @@ from mpiddp.algorithms.plan import plain
 from mpiddp.distributed.dispatch import perform
 from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
 from mpiddp.errors import MismatchError
+from mpiddp.faults.calls import make_call
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.requests import READY, Steps
 from mpiddp.shm import segment
@@ -197,7 +198,7 @@ def _allocate(link: Link, nbytes: int) -> Steps:
     return memory, found.fault
 
 
-_ALLOCATE = plain("shared_on_node", _allocate)
+_ALLOCATE = plain(_allocate, make_call("shared_on_node"))
 
 
 def _placed(outlines: Sequence[_Outline], memory: Array) -> list[Array]:

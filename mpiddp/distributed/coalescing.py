@@ -15,6 +15,7 @@ import numpy as np
 
 from mpiddp.algorithms import plan as planning
 from mpiddp.algorithms.plan import Plan
+from mpiddp.faults.calls import make_call
 from mpiddp.mpi.future import Future
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_array, as_bytes, dtype_layout, expect_like
@@ -91,8 +92,8 @@ def _dispatch(
 ) -> Work | None:
     """Dispatch an operation in which all ranks give arrays like ``alike``: sizes, dtypes and their order."""
     layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in alike) if len(alike) > 1 else ""
-    plan = planning.plain(name, steps, alike[0].dtype, op, sum(x.size for x in alike), layout=layout)
-    return dispatch(group, debug.traced(plan), args, outputs, async_op)
+    call = make_call(name, alike[0].dtype, op, sum(x.size for x in alike), layout=layout)
+    return dispatch(group, debug.traced(planning.plain(steps, call)), args, outputs, async_op)
 
 
 def _future(work: Work | None) -> Future | None:

@@ -28,7 +28,7 @@ import numpy as np
 
 from mpiddp.algorithms import plan as planning
 from mpiddp.errors import ArrayError
-from mpiddp.faults.calls import ANY_COUNT, NO_ROOT
+from mpiddp.faults.calls import ANY_COUNT, NO_ROOT, make_call
 from mpiddp.mpi.message import as_array, as_arrays, expect_like
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import seconds
@@ -36,7 +36,7 @@ from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
 from . import debug
-from .dispatch import dispatch, make_plan, root_rank
+from .dispatch import dispatch, keep, root_rank
 from .groups import GroupLike, ProcessGroup, member
 
 # Names in errors of operations that have two names in torch.
@@ -70,7 +70,7 @@ def barrier(
     found = member(group, "barrier")
     if found is None:
         return None
-    plan = found.plans.get(_BARRIER) or found.plans.remember(_BARRIER, debug.traced(planning.barrier(found.link)))
+    plan = found.plans.get(_BARRIER) or keep(found, _BARRIER, planning.barrier(found.link))
     return dispatch(found, plan, (None,), (), async_op, seconds(timeout))
 
 
@@ -104,7 +104,7 @@ def broadcast(
     root = root_rank(found, src, group_src)
     x = as_array(tensor, "broadcast", writable=found.link.rank != root)
     key = ("broadcast", algorithm, root, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or make_plan(found, key, x, x, root=root)
+    plan = found.plans.get(key) or keep(found, key, planning.make(found.link, *key[:2], x, x, root=root))
     return dispatch(found, plan, (x, root), (x,), async_op)
 
 
@@ -138,8 +138,19 @@ def all_reduce(
         return None
     x = as_array(tensor, "all_reduce")
     key = ("all_reduce", algorithm, op, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or make_plan(found, key, x, x, op)
+    plan = found.plans.get(key) or keep(found, key, planning.make(found.link, *key[:2], x, x, op))
     return dispatch(found, plan, (x, op), (x,), async_op)
+
+
+def all_reduce_bucket(x: Array, op: ReduceOp, group: ProcessGroup, index: int) -> Work:
+    """Begin the all-reduce of a bucket of gradients; errors and logs name the bucket, as the program wrote no call."""
+    name = planning.bucket_name(index)
+    member(group, name)
+    key = (name, None, op, x.dtype, x.shape, type(x))
+    plan = group.plans.get(key) or keep(group, key, planning.make(group.link, *key[:2], x, x, op))
+    work = dispatch(group, plan, (x, op), (x,), async_op=True)
+    assert work is not None
+    return work
 
 
 def reduce(
@@ -173,7 +184,7 @@ def reduce(
     root = root_rank(found, dst, group_dst)
     x = as_array(tensor, "reduce", writable=found.link.rank == root)
     key = ("reduce", algorithm, op, root, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or make_plan(found, key, x, x, op, root)
+    plan = found.plans.get(key) or keep(found, key, planning.make(found.link, *key[:2], x, x, op, root))
     return dispatch(found, plan, (x, root, op), (x,), async_op)
 
 
@@ -219,7 +230,7 @@ def all_gather_single(
     plan = found.plans.get(key)
     if plan is None:
         _expect_blocks(output, x, found.link.size, _GATHER, "output_tensor", "input_tensor")
-        plan = make_plan(found, key, output, x, places=(0, 1))
+        plan = keep(found, key, planning.make(found.link, *key[:2], output, x, places=(0, 1)))
     return dispatch(found, plan, (output, x), (output,), async_op)
 
 
@@ -259,7 +270,7 @@ def reduce_scatter_single(
     plan = found.plans.get(key)
     if plan is None:
         _expect_blocks(x, result, found.link.size, _SCATTER, "input", "output")
-        plan = make_plan(found, key, result, x, op, places=(0, 1))
+        plan = keep(found, key, planning.make(found.link, *key[:2], result, x, op, places=(0, 1)))
     return dispatch(found, plan, (result, x, op), (result,), async_op)
 
 
@@ -297,7 +308,10 @@ def reduce_scatter(
         expect_like(given, result.shape, result.dtype, "reduce_scatter", f"input_list[{index}]")
     joined = np.concatenate([given.reshape(-1) for given in inputs])
     key = ("reduce_scatter", algorithm, op, joined.dtype, joined.shape, result.shape, type(joined), type(result))
-    plan = found.plans.get(key) or make_plan(found, key, result, joined, op, places=(0, 1), count=result.size)
+    plan = found.plans.get(key)
+    if plan is None:
+        made = planning.make(found.link, *key[:2], result, joined, op, places=(0, 1), count=result.size)
+        plan = keep(found, key, made)
     return dispatch(found, plan, (result, joined, op), (result,), async_op)
 
 
@@ -318,7 +332,8 @@ def _move(
     steps: Callable[..., Any]
     steps, on_device = planning.moving(algorithm or name, group.link, *outputs, *inputs)
     like = (*outputs, *inputs)[0]
-    plan = planning.plain(name, steps, like.dtype, None, count, root, layout, on_device=on_device)
+    call = make_call(name, like.dtype, None, count, root, layout, on_device=on_device)
+    plan = planning.plain(steps, call)
     return dispatch(group, debug.traced(plan), args, outputs, async_op)
 
 

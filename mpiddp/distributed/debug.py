@@ -54,6 +54,7 @@ _EQUAL_SHAPES = {
     "reduce_scatter_single": True,
     "all_to_all": False,
     "all_to_all_single": False,
+    **dict.fromkeys(planning.BUCKETS, True),
 }
 
 

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 
-from mpiddp.algorithms import plan as planning
 from mpiddp.algorithms.plan import Plan
 from mpiddp.errors import DistError
-from mpiddp.faults.calls import NO_ROOT
 from mpiddp.mpi import requests
 from mpiddp.mpi.operation import Operation, new_operation
-from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array
 
@@ -20,28 +17,9 @@ from . import debug
 from .groups import ProcessGroup
 
 
-def make_plan(
-    group: ProcessGroup,
-    key: tuple[Any, ...],
-    output: Array,
-    x: Array,
-    op: ReduceOp | None = None,
-    root: int = NO_ROOT,
-    *,
-    places: tuple[int, int] = (0, 0),
-    count: int | None = None,
-) -> Plan:
-    """Make the plan of a call, and keep it for identical ones.
-
-    Parameters
-    ----------
-    key : tuple
-        The name of the operation, the algorithm that was asked for, and whatever else the plan depends on.
-    output, x, op, root, places, count
-        See `mpiddp.algorithms.plan.make`.
-    """
-    made = planning.make(group.link, key[0], key[1], output, x, op, root, places=places, count=count)
-    return group.plans.remember(key, debug.traced(made))
+def keep(group: ProcessGroup, key: tuple[Any, ...], plan: Plan) -> Plan:
+    """Keep a plan for identical calls, with what ``MPIDDP_DEBUG`` adds to it, and return it."""
+    return group.plans.remember(key, debug.traced(plan))
 
 
 def dispatch(
@@ -120,7 +98,7 @@ def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Seq
         return work.value
     link.sequence = sequence = link.sequence + 1
     operation = new_operation(
-        Operation, (plan.label, link.members, outputs[0] if outputs else None, None, False, sequence)
+        Operation, (plan.label, link.members, outputs[0] if outputs else None, None, False, sequence, None)
     )
     confirmed = monitor.publish(sequence, plan.call)
     link.busy = True
@@ -151,7 +129,7 @@ def submit(
     with requests.lock:
         link.sequence = sequence = link.sequence + 1
         operation = new_operation(
-            Operation, (plan.label, link.members, outputs[0] if outputs else None, None, False, sequence)
+            Operation, (plan.label, link.members, outputs[0] if outputs else None, None, False, sequence, None)
         )
         confirmed = monitor.publish(sequence, plan.call)
         check = None

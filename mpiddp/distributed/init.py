@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +15,7 @@ from mpiddp.device import choice
 from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
 from mpiddp.faults.shutdown import time_limit
-from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.lazy import MPI, finalized, running
 from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.world import Claims
 
@@ -83,7 +86,7 @@ def init_process_group(
     timeout : timedelta or float, optional
         How long an operation may take; a number is seconds. Default: 30 minutes, or ``MPIDDP_TIMEOUT`` seconds.
     world_size, rank : int, default -1
-        What the program believes; a contradiction to MPI is an error.
+        What the program believes; a contradiction to MPI is an error, with the backend "mpi" a warning as in torch.
     device_id : int, optional
         The GPU of this rank. By default, in a program that has imported CuPy and has neither chosen a GPU nor allocated
         on one, the rank's number on its node modulo the number of visible GPUs.
@@ -108,7 +111,8 @@ def init_process_group(
         _check_comm(comm)
     _choose_device(device_id)
     with time_limit(timeout_s, "init_process_group"):
-        job = monitor.start(Claims(rank, world_size, own_comm=comm is not None))
+        assigned_by_mpi = backend is not None and backend.lower() == "mpi"
+        job = monitor.start(Claims(rank, world_size, own_comm=comm is not None, assigned_by_mpi=assigned_by_mpi))
         debug.configure(debug_level)
         begin(job, comm, timeout_s, kind)
 
@@ -226,4 +230,17 @@ def get_backend_config(group: GroupLike = None) -> str:
     return f"cpu:mpi,cuda:{get_backend(group)}"
 
 
+def _mention_timeline() -> None:
+    """Say why there is no trace of a program without DistributedDataParallel."""
+    worked = running() or finalized()
+    first = settings.rank_variables().get("RANK", 0) == 0
+    if settings.timeline() and worked and first and "mpiddp.parallel.timeline" not in sys.modules:
+        warnings.warn(
+            "MPIDDP_TIMELINE traces the steps of DistributedDataParallel, and this program made none: nothing was"
+            " written (MPIDDP_DEBUG=INFO logs every operation)",
+            stacklevel=1,
+        )
+
+
+atexit.register(_mention_timeline)
 os.register_at_fork(after_in_child=lambda: groups.disown(_FORKED) if groups.has_default() else None)

@@ -14,6 +14,7 @@ import numpy as np
 
 from mpiddp.algorithms import native
 from mpiddp.algorithms.plan import plain
+from mpiddp.faults.calls import make_call
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
@@ -59,7 +60,7 @@ def _scatter(link: Link, parts: Sequence[Array] | None, root: int) -> Steps:
     return pickle.loads(memory.data)
 
 
-_ALL_GATHER = plain("all_gather_object", _all_gather)
+_ALL_GATHER = plain(_all_gather, make_call("all_gather_object"))
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
@@ -135,7 +136,7 @@ def gather_object(
     _expect_on_root(object_gather_list, found, root, "object_gather_list", "destination")
     if object_gather_list:
         _expect_room(object_gather_list, found, "gather_object", "object_gather_list")
-    gathered = perform(found, plain("gather_object", _gather, root=root), (_pickled(obj), root))
+    gathered = perform(found, plain(_gather, make_call("gather_object", root=root)), (_pickled(obj), root))
     if object_gather_list:
         object_gather_list[: found.size()] = gathered
 
@@ -184,7 +185,7 @@ def broadcast_object_list(
     if not isinstance(object_list, list) or not object_list:
         raise ValueError("object_list must be a list of at least one object")
     data = _pickled(object_list) if found.rank() == root else None
-    received = perform(found, plain("broadcast_object_list", _broadcast, root=root), (data, root))
+    received = perform(found, plain(_broadcast, make_call("broadcast_object_list", root=root)), (data, root))
     if len(received) != len(object_list):
         raise ValueError(
             f"broadcast_object_list: rank {found.ranks[root]} sent {len(received)} objects, but this rank's object_list"
@@ -234,7 +235,9 @@ def scatter_object_list(
         if len(inputs) != found.size():
             raise ValueError(f"scatter_object_list needs {found.size()} objects on the source rank, got {len(inputs)}")
         parts = [_pickled(obj) for obj in inputs]
-    scatter_object_output_list[0] = perform(found, plain("scatter_object_list", _scatter, root=root), (parts, root))
+    scatter_object_output_list[0] = perform(
+        found, plain(_scatter, make_call("scatter_object_list", root=root)), (parts, root)
+    )
 
 
 def send_object_list(

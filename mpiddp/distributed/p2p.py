@@ -73,7 +73,7 @@ def send(
     tag = _checked_tag(found, tag, "send")
     link = found.link
     link.message_count += 1
-    fields = ("send", link.members, x, (link.ranks[to],), False, link.message_count)
+    fields = ("send", link.members, x, (link.ranks[to],), False, link.message_count, tag)
     if debug.on:
         debug.log(Operation(*fields))
     if requests.pending or found.monitor.survivable:
@@ -127,7 +127,7 @@ def isend(
     tag = _checked_tag(found, tag, "isend")
     link = found.link
     link.message_count += 1
-    fields = ("isend", link.members, x, (link.ranks[to],), False, link.message_count)
+    fields = ("isend", link.members, x, (link.ranks[to],), False, link.message_count, tag)
     if not debug.on:
         return found.mailbox.isend(x, to, tag, fields)
     debug.log(Operation(*fields))
@@ -189,7 +189,7 @@ def recv(
     x = as_array(tensor, "recv")
     tag = _checked_tag(found, tag, "recv")
     link.message_count += 1
-    fields = ("recv", link.members, x, peers, False, link.message_count)
+    fields = ("recv", link.members, x, peers, False, link.message_count, tag)
     if debug.on:
         debug.log(Operation(*fields))
     if requests.pending or found.monitor.survivable:
@@ -246,7 +246,7 @@ def irecv(
     x = as_array(tensor, "irecv")
     tag = _checked_tag(found, tag, "irecv")
     link.message_count += 1
-    fields = ("irecv", link.members, x, peers, False, link.message_count)
+    fields = ("irecv", link.members, x, peers, False, link.message_count, tag)
     if debug.on:
         debug.log(Operation(*fields))
     return found.mailbox.irecv(x, source, tag, fields, found.ranks)

@@ -125,5 +125,5 @@ def _allocate(link: Link, nbytes: int) -> Steps:
     return np.frombuffer(found.memory, np.uint8, nbytes, node.rank * region_bytes), ""
 
 
-_ON_HOST = plain("symmetric_empty", _allocate)
-_ON_GPU = plain("symmetric_empty", cuda_ipc.empty)
+_ON_HOST = plain(_allocate, make_call("symmetric_empty"))
+_ON_GPU = plain(cuda_ipc.empty, make_call("symmetric_empty"))

@@ -89,6 +89,11 @@ class Call(NamedTuple):
     """Group rank of the root, or `NO_ROOT`."""
 
     @property
+    def name(self) -> str:
+        """The operation, as far as this process knows it."""
+        return _names.get(self.kind >> 32, "another operation")
+
+    @property
     def self_comparing(self) -> bool:
         """True if the operation compares the calls itself."""
         return bool(self.kind & _SELF_COMPARING)
@@ -109,9 +114,8 @@ class Call(NamedTuple):
 
     def text(self, sequence: int = 0) -> str:
         """Return the call as a person would name it."""
-        name, layout, dtype, reduction = self.kind >> 32, self.kind >> 17 & 0x7FFF, self.kind >> 9, self.kind >> 1
-        dtype, reduction = dtype & 0xFF, reduction & 0xFF
-        text = _names.get(name, "another operation") + (f" #{sequence}" if sequence else "")
+        layout, dtype, reduction = self.kind >> 17 & 0x7FFF, self.kind >> 9 & 0xFF, self.kind >> 1 & 0xFF
+        text = self.name + (f" #{sequence}" if sequence else "")
         if dtype != _NO_DTYPE:
             kind = code_name(dtype & ~_ON_DEVICE)
             text += f" of {kind}" if self.length == ANY_COUNT else f" of {self.length} {kind} elements"
@@ -136,7 +140,6 @@ def make_call(
     layout: str = "",
     *,
     on_device: bool = False,
-    self_comparing: bool = False,
 ) -> Call:
     """Return the call of an operation.
 
@@ -156,10 +159,8 @@ def make_call(
         Whatever else must be equal on all ranks.
     on_device : bool, default False
         Whether the algorithm is for arrays of a device: its messages do not match those for arrays of the host.
-    self_comparing : bool, default False
-        Whether the operation compares the calls itself.
     """
-    key = (name, dtype, None if op is None else op.value, layout, on_device, self_comparing)
+    key = (name, dtype, None if op is None else op.value, layout, on_device)
     kind = _kinds.get(key)
     if kind is None:
         if len(_kinds) >= _MAX_KINDS:  # layouts come and go
@@ -168,15 +169,13 @@ def make_call(
     return Call(kind, count, root)
 
 
-def _kind(
-    name: str, dtype: np.dtype[Any] | None, reduction: int | None, layout: str, on_device: bool, self_comparing: bool
-) -> int:
+def _kind(name: str, dtype: np.dtype[Any] | None, reduction: int | None, layout: str, on_device: bool) -> int:
     """Return one number for all of a call but its count and its root."""
     code = _NO_DTYPE if dtype is None else dtype_code(dtype) | _ON_DEVICE * on_device
     layout += "" if dtype is None else dtype_layout(dtype)
     digest = zlib.crc32(layout.encode()) % 0x7FFF + 1 if layout else 0
     reduction = _NO_REDUCTION if reduction is None else reduction
-    return register_name(name) << 32 | digest << 17 | code << 9 | reduction << 1 | self_comparing
+    return register_name(name) << 32 | digest << 17 | code << 9 | reduction << 1
 
 
 _self_comparing: set[Callable[..., Any]] = set()
@@ -199,7 +198,8 @@ def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -
     first, second = sorted([(rank, call), (other_rank, other)])
     return MismatchError(
         f"the ranks of {group} disagree: rank {first[0]} calls {first[1]}, rank {second[0]} calls {second[1]}; all"
-        " ranks must call the same operations in the same order, with the same sizes, dtypes, reductions and roots"
+        " ranks must call the same operations in the same order, with the same sizes, dtypes, reductions and roots",
+        (first[0], second[0]),
     )
 
 

@@ -8,29 +8,27 @@ decides that a rank is missing, and a rank that has merely finished early harms 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
-import sys
-import sysconfig
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.operation import Operation, waiting
+from mpiddp.mpi.operation import Operation
 
+from . import activity
 from .calls import last_call
 
-_QUESTION, _ANSWER = 1, 2
-_ASKED, _HEAD = struct.Struct("<q?"), struct.Struct("<qq??")
+_QUESTION, _ANSWER, _ENDING = 1, 2, 3
+_ASKED, _HEAD = struct.Struct("<q?"), struct.Struct("<qq???")
+_NO_GROUP = 0
 SILENCE_S = 3.0
 """A rank that has not answered for so long is silent: watchdogs look twice a second."""
 _TEXT_CHARACTERS = 300
@@ -73,11 +71,18 @@ class Answer(NamedTuple):
     """True if its program has ended, so that it will begin no more."""
     idle: bool
     """True if nothing is pending in it."""
+    interrupted: bool
+    """True if a Ctrl-C ends its program."""
     state: State
 
     def text(self) -> str:
         """Return its current activity as a part of a sentence."""
         return "its program has ended" if self.ended else self.state.text()
+
+    def text_with_line(self) -> str:
+        """Return its current activity, with the line of the program that waits."""
+        at = f", at {self.state.at}" if self.state.operation and not self.ended else ""
+        return self.text() + at
 
     def waits_in(self, operation: Operation) -> bool:
         """Return whether it waits in this collective."""
@@ -107,6 +112,15 @@ class Liveness:
         """By group: operations begun, and when that was last seen to change."""
         self.exited = False
         """True if this rank's program has ended."""
+        self.interrupted = False
+        """True if a Ctrl-C ends this rank's program."""
+        self.ending = False
+        """True if another rank ends the job, and says why."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process in the world."""
+        return self._comm.rank
 
     def register(self, link: Link) -> None:
         """Answer questions about a group."""
@@ -147,25 +161,33 @@ class Liveness:
                 self._comm.Recv([message, MPI.BYTE], source, tag)
                 if tag == _QUESTION:
                     self._send(source, _ANSWER, self._answer(*_ASKED.unpack(message)))
+                elif tag == _ENDING:
+                    self.ending = True
                 else:
-                    group, sequence, ended, idle = _HEAD.unpack_from(message)
+                    group, sequence, ended, idle, interrupted = _HEAD.unpack_from(message)
                     at, operation, waits, waits_for, *rest = json.loads(message[_HEAD.size :])
                     state = State(at, operation, tuple(waits), tuple(waits_for), *rest)
-                    self._answers[source, group] = Answer(sequence, ended, idle, state)
+                    self._answers[source, group] = Answer(sequence, ended, idle, interrupted, state)
 
     def _answer(self, group: int, stacks: bool) -> bytes:
         found = self.own_answer(group, stacks)
-        head = _HEAD.pack(group, found.sequence, found.ended, found.idle)
+        head = _HEAD.pack(group, found.sequence, found.ended, found.idle, found.interrupted)
         return head + json.dumps(found.state).encode()
 
     def own_answer(self, group: int, stacks: bool = False) -> Answer:
         """Return the state of this rank; ``stacks``: with those of its threads."""
-        ended = self.exited or _left_to_threads()
+        ended = self.exited or activity.left_to_threads()
         state = State() if ended else _state(stacks)
         link, (_, since) = self._links.get(group), self._progress.get(group, (0, time.monotonic()))
         if link is not None:
             state = state._replace(idle_s=time.monotonic() - since, last=last_call(link)[:_TEXT_CHARACTERS])
-        return Answer(self.sequence(group), ended, requests.pending == 0, state)
+        return Answer(self.sequence(group), ended, requests.pending == 0, self.interrupted, state)
+
+    def announce_end(self) -> None:
+        """Tell rank 0 that this rank ends the job and reports why."""
+        if self._watched and self.rank != 0:
+            with self._lock, contextlib.suppress(MPI.Exception):
+                self._send(0, _ENDING, b"")
 
     def ask(self, group: int, ranks: Sequence[int], stacks: bool = False) -> None:
         """Ask ``ranks`` how far they have come in a group; ``stacks``: and where all their threads are."""
@@ -175,19 +197,27 @@ class Liveness:
                 self._answers.pop((rank, group), None)
                 self._send(rank, _QUESTION, _ASKED.pack(group, stacks))
 
-    def inquire(self, group: int, ranks: Sequence[int], stacks: bool = False) -> dict[int, Answer]:
-        """Ask ``ranks``, wait for their answers, and return those that have come within `SILENCE_S` seconds."""
+    def inquire(
+        self, group: int, ranks: Sequence[int], stacks: bool = False, silence_s: float = SILENCE_S
+    ) -> dict[int, Answer]:
+        """Ask ``ranks``, wait for their answers, and return those that have come within ``silence_s`` seconds."""
         self.ask(group, ranks, stacks)
-        deadline = time.monotonic() + SILENCE_S
+        return self.answers(group, ranks, silence_s)
+
+    def answers(self, group: int, ranks: Sequence[int], silence_s: float) -> dict[int, Answer]:
+        """Wait for the answers to `ask`, and return those that have come within ``silence_s`` seconds."""
+        deadline = time.monotonic() + silence_s
         while time.monotonic() < deadline and not all((rank, group) in self._answers for rank in ranks):
             self.progress()
             time.sleep(0.01)
         return {rank: self._answers[rank, group] for rank in ranks if (rank, group) in self._answers}
 
-    def awaited(self, operation: Operation) -> list[int]:
-        """Return the other ranks that an operation waits for."""
-        ranks = operation.members.ranks if operation.peers is None else operation.peers
-        return [rank for rank in ranks if rank != self._comm.rank]
+    def awaited(self, operation: Operation | None) -> list[int]:
+        """Return the other ranks that an operation waits for; None: all others."""
+        ranks: Sequence[int] = range(self._comm.size)
+        if operation is not None:
+            ranks = operation.members.ranks if operation.peers is None else operation.peers
+        return [rank for rank in ranks if rank != self.rank]
 
     def first_asked(self, operation: Operation) -> list[int]:
         """Return the ranks that a waiter asks while it waits: its peers, or its neighbour in the group.
@@ -218,10 +248,19 @@ class Liveness:
             return []
         return gone
 
-    def explain(self, operation: Operation) -> str:
-        """Ask all ranks, and return a sentence about the missing ones."""
+    def explain(self, operation: Operation | None, silence_s: float = SILENCE_S) -> str:
+        """Ask the ranks that ``operation`` waits for, or all others, and describe the missing ones."""
+        self.ask_about(operation)
+        return self.describe(operation, silence_s)
+
+    def ask_about(self, operation: Operation | None) -> None:
+        """Ask the ranks that ``operation`` waits for, or all others."""
+        self.ask(_group(operation), self.awaited(operation))
+
+    def describe(self, operation: Operation | None, silence_s: float) -> str:
+        """Describe the ranks that keep ``operation`` from ending, or all others, as they answer `ask`."""
         awaited = self.awaited(operation)
-        answers = self.inquire(operation.members.number, awaited)
+        answers = self.answers(_group(operation), awaited, silence_s)
         found, missing = {}, {}
         for rank in awaited:
             answer = answers.get(rank)
@@ -231,15 +270,30 @@ class Liveness:
                     if self._watched
                     else "(no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE)"
                 )
-            elif operation.peers is None and answer.sequence < operation.number:
-                missing[rank] = f"has begun {answer.sequence} operations of this group; {answer.text()}"
+            elif operation is not None and operation.peers is None and answer.sequence < operation.number:
+                missing[rank] = f"has begun {answer.sequence} operations of this group; {answer.text_with_line()}"
             else:
-                found[rank] = f"answers: {answer.text()}"
+                found[rank] = f"answers: {answer.text_with_line()}"
+        if operation is None:
+            return _listed(found | missing)
         if missing:
             return _listed(missing)
         if operation.peers is not None:
             return _listed(found)
         return f"all ranks have begun it: the network may be down, or one waits elsewhere: {_listed(found)}"
+
+    def tell(self, ranks: Sequence[int], silence_s: float) -> str:
+        """Ask ``ranks``, and describe their activities; empty without an answer."""
+        answers = self.inquire(_NO_GROUP, ranks, silence_s=silence_s)
+        return _listed({rank: f"answers: {answer.text_with_line()}" for rank, answer in answers.items()})
+
+    def interrupted_before(self) -> bool:
+        """Return True if a lower rank is known to be interrupted, too: it reports."""
+        return any(rank < self.rank and answer.interrupted for (rank, _), answer in self._answers.items())
+
+
+def _group(operation: Operation | None) -> int:
+    return _NO_GROUP if operation is None else operation.members.number
 
 
 def _listed(states: dict[int, str]) -> str:
@@ -247,68 +301,13 @@ def _listed(states: dict[int, str]) -> str:
     return "; ".join([*named, f"and {len(states) - _MAX_NAMED} more ranks"] if len(states) > _MAX_NAMED else named)
 
 
-_PACKAGE = str(Path(__file__).parents[1])
-_OTHERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-
-
-def _frames(thread: int) -> list[FrameType]:
-    """Return the frames of a thread, innermost first."""
-    frame = sys._current_frames().get(thread)
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
-
-
-def _left_to_threads() -> bool:
-    """Return whether the program has ended, but for non-daemon threads that do nothing here.
-
-    The interpreter waits for them before it calls the functions registered with atexit, which may still communicate.
-    """
-    codes = (frame.f_code for frame in _frames(threading.main_thread().ident or 0))
-    if not any(code.co_name == "_shutdown" and code.co_filename == threading.__file__ for code in codes):
-        return False
-    workers = [thread for thread in threading.enumerate() if not thread.daemon]
-    return not any(
-        frame.f_code.co_filename.startswith(_PACKAGE) for each in workers for frame in _frames(each.ident or 0)
-    )
-
-
 def _state(stacks: bool) -> State:
     """Return the operation in which the program waits, and the line of its own code that it runs."""
-    main = threading.main_thread()
-    operations = dict(waiting)
-    thread = main.ident or 0
-    if thread not in operations and operations:
-        thread = next(iter(operations))
-    operation = operations.get(thread)
-    state = State(at=_own_line(thread), stacks=_stacks() if stacks else "")
+    at, operation = activity.current()
+    state = State(at=at[:_TEXT_CHARACTERS], stacks=activity.stacks()[-_STACKS_CHARACTERS:] if stacks else "")
     if operation is None:
         return state
     if operation.peers is not None:
         return state._replace(operation=str(operation)[:_TEXT_CHARACTERS], waits_for=tuple(operation.peers))
     waits = operation.members.number, operation.number
     return state._replace(operation=str(operation)[:_TEXT_CHARACTERS], waits=waits)
-
-
-def _own_line(thread: int) -> str:
-    """Return the innermost line of a thread that is of the program's own code, else the innermost one."""
-    frames = _frames(thread)
-    own = [frame for frame in frames if not frame.f_code.co_filename.startswith((_PACKAGE, "<frozen", *_OTHERS))]
-    if not frames:
-        return ""
-    at = (own or frames)[0]
-    return f"{Path(at.f_code.co_filename).name}:{at.f_lineno} in {at.f_code.co_name}"[:_TEXT_CHARACTERS]
-
-
-def _stacks() -> str:
-    """Return where all threads of this process are, but for the watchdog's."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sys._current_frames()
-    frames.pop(threading.get_ident(), None)
-    texts = [
-        f"thread {names.get(each, 'of a library')}:\n" + "".join(traceback.format_stack(frame))
-        for each, frame in frames.items()
-    ]
-    return "".join(texts)[-_STACKS_CHARACTERS:]

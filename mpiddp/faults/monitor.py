@@ -18,6 +18,7 @@ from mpiddp.mpi import requests, world
 from mpiddp.mpi.lazy import MPI, SetupError
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.p2p import Mailbox
 from mpiddp.mpi.requests import Steps, drive
 from mpiddp.mpi.world import Claims
 from mpiddp.shm import eager, segment
@@ -27,6 +28,9 @@ from . import calls, shutdown
 from .calls import Call, Calls
 from .job import Job
 from .watchdog import Watchdog
+
+_MAX_MESSAGES = 4
+"""Messages that a text lists."""
 
 
 class GroupMonitor(Resource):
@@ -130,7 +134,24 @@ class GroupMonitor(Resource):
 
     def explain(self, operation: Operation) -> str:
         """Ask the other ranks, and return a sentence about those that keep an operation from ending."""
-        return self._job.liveness.explain(operation)
+        return self._job.liveness.explain(operation) + self.unmatched()
+
+    def unmatched(self) -> str:
+        """Return the messages that have arrived in the group and that no receive has taken; empty if there are none."""
+        mailbox = None if self._link is None else self._link.find(Mailbox)
+        try:
+            found = [] if mailbox is None else mailbox.unmatched()
+        except (MPI.Exception, DistError):  # the group has been aborted
+            found = []
+        if self._link is None or not found:
+            return ""
+        some = [
+            f"from rank {self._link.ranks[source]} with tag {tag} ({size} bytes of {dtype})"
+            for source, tag, dtype, size in found[:_MAX_MESSAGES]
+        ]
+        more = f", and {len(found) - len(some)} more" if len(found) > len(some) else ""
+        lie = "a message lies" if len(found) == 1 else "messages lie"
+        return f"; here {lie} that no receive has taken: {', '.join(some)}{more}"
 
     def translate(self, error: BaseException) -> None:
         """Raise `RankFailedError` from ``error`` if a failed rank is its cause."""
@@ -253,9 +274,10 @@ def _begin(job: Job) -> Job:
         _shutdown = shutdown.Shutdown()
         atexit.register(_shutdown)
     _shutdown.job, _shutdown.stop = job, lambda: None
+    shutdown.set_liveness(job.liveness)
     why = why_unwatched(job)
     if job.world.size > 1 and not why:
-        _shutdown.stop = Watchdog(job.liveness, job.world, job.failures, shutdown.abort).stop
+        _shutdown.stop = Watchdog(job.liveness, job.world, job.failures).stop
     elif why and job.world.rank == 0:
         warnings.warn(f"no watchdog runs: {why}; a hang inside of MPI is not noticed", stacklevel=4)
     return job

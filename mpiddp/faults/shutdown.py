@@ -20,25 +20,34 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from mpiddp import settings
-from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, DistTimeoutError, MismatchError
+from mpiddp.errors import EXIT_INTERRUPTED, EXIT_MISMATCH, EXIT_TIMEOUT, DistTimeoutError, MismatchError
 from mpiddp.mpi import requests, stdio
 from mpiddp.mpi.lazy import MPI, SetupError, finalized, running
+from mpiddp.mpi.operation import Operation
+
+from . import activity
 
 if TYPE_CHECKING:
     from .job import Job  # for types only: `import mpiddp` imports this module, and is to load no NumPy
+    from .liveness import Liveness
 
 # When all ranks fail alike, the first to speak ends the job before the others have their turn.
 _TURN_S, _LAST_TURN = 0.2, 8
+_POLL_S = 0.01
 # If MPI_Abort cannot get through, the process ends without it after this time.
 _ABORT_S = 5.0
+_PMI_S, _PMI_BYTES = 1.0, 256
 # A rank other than 0 keeps silent about a set-up error, and waits so long for rank 0 to print it and end the job.
 _SILENT_S = 5.0
+# After a Ctrl-C the other ranks have so long to tell their activity: nobody wants to wait for the end then.
+_ANSWER_S = 1.5
 # When every program has ended, unfinished operations get this long until the next one finishes.
 _REST_S = 5.0
 
 _rank, _size = 0, 1
 _owner_pid = 0
 _ending = threading.Lock()
+_liveness: Liveness | None = None
 
 
 def install() -> None:
@@ -64,16 +73,64 @@ def install() -> None:
                 os._exit(1)
             abort(f"{kind.__name__}: {error}", 1)
         elif issubclass(kind, KeyboardInterrupt):
-            abort("interrupted (Ctrl-C)", 130)
+            lines, operation = activity.unwind(trace)
+            if _liveness is not None:
+                _liveness.interrupted = True
+            abort(lambda: interruption(lines, operation), EXIT_INTERRUPTED)
         else:
-            abort("".join(traceback.format_exception(kind, error, trace)), _exit_code(error))
+            activity.unwind(trace)
+            text = "".join(traceback.format_exception(kind, error, trace))
+            abort(lambda: text + _others(error), _exit_code(error))
 
     sys.excepthook = hook
+
+
+def _others(error: BaseException) -> str:
+    """Return where the other rank is, for an error about ranks that disagree."""
+    if not isinstance(error, MismatchError) or _liveness is None:
+        return ""
+    ranks = [rank for rank in error.ranks if rank != _rank]
+    return f"{_liveness.tell(ranks, _ANSWER_S)}\n" if ranks else ""
 
 
 def _exit_code(error: BaseException) -> int:
     codes = ((DistTimeoutError, EXIT_TIMEOUT), (MismatchError, EXIT_MISMATCH))
     return next((code for kind, code in codes if isinstance(error, kind)), 1)
+
+
+def set_liveness(liveness: Liveness) -> None:
+    """Let the reports of this process tell what the other ranks do."""
+    global _liveness
+    _liveness = liveness
+
+
+def interruption(lines: str, operation: Operation | None) -> str:
+    """Return the report of a Ctrl-C: the program's line, its operation, and what the other ranks do.
+
+    Of several ranks that are interrupted the lowest one reports.
+    """
+    if _liveness is None or _size == 1:
+        return report(lines, operation, "")
+    others = _liveness.explain(operation, _ANSWER_S)
+    until = time.monotonic() + _SILENT_S
+    while _liveness.interrupted_before() and time.monotonic() < until:
+        _progress()
+        time.sleep(_POLL_S)
+    return report(lines, operation, others)
+
+
+def report(lines: str, operation: Operation | None, others: str) -> str:
+    """Return the text of a Ctrl-C, given the program's lines and the other ranks' activities."""
+    if operation is None:
+        return f"{lines}interrupted (Ctrl-C)" + (f"; {others}" if others else "")
+    return f"{lines}interrupted (Ctrl-C) in {operation}: {others}{operation.members.monitor.unmatched()}"
+
+
+def _progress() -> None:
+    """Answer the other ranks, who may report too."""
+    if _liveness is not None and running():
+        with contextlib.suppress(MPI.Exception):
+            _liveness.progress()
 
 
 def set_rank(rank: int, size: int) -> None:
@@ -92,8 +149,18 @@ def say(text: str) -> None:
     """Print ``text`` on stderr under this rank's name, in one piece."""
     stream = sys.__stderr__ or sys.stderr
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or a broken pipe
-        stream.write("".join(f"{label()} {line}\n" for line in text.splitlines()))
+        stream.write(labelled(text))
         stream.flush()
+
+
+def labelled(text: str) -> str:
+    """Return the lines of ``text``, each under this rank's name."""
+    return "".join(f"{label()} {line}\n" for line in text.splitlines())
+
+
+def ends() -> bool:
+    """Return whether this process ends the job."""
+    return _ending.locked()
 
 
 def abort(text: str | Callable[[], str], code: int) -> NoReturn:
@@ -109,7 +176,12 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
     _ending.acquire()  # for good: the first reason counts
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    time.sleep(_TURN_S * min(_rank, _LAST_TURN))
+    if _liveness is not None and running():
+        _liveness.announce_end()
+    turn = time.monotonic() + _TURN_S * min(_rank, _LAST_TURN)
+    while time.monotonic() < turn:
+        _progress()
+        time.sleep(_POLL_S)
     try:
         say(text if isinstance(text, str) else text())
     except Exception:  # nobody else may end the job any more
@@ -123,8 +195,20 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
     launch = settings.launch()
     if not running() and launch is not None and "Hydra" in launch.launcher:
         # Hydra lets the others wait for ever for a rank that exits before MPI starts, but not for one that is killed.
+        _abort_by_pmi(code)
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(code)
+
+
+def _abort_by_pmi(code: int) -> None:
+    """Tell Hydra to end the job, in the words of MPICH's process management interface; return if it does not."""
+    descriptor = os.environ.get("PMI_FD", "")
+    with contextlib.suppress(OSError, ValueError), socket.socket(fileno=os.dup(int(descriptor))) as hydra:
+        hydra.settimeout(_PMI_S)
+        hydra.sendall(b"cmd=init pmi_version=1 pmi_subversion=1\n")
+        if b"rc=0" in hydra.recv(_PMI_BYTES):
+            hydra.sendall(b"cmd=abort exitcode=%d\n" % code)
+            time.sleep(_PMI_S)
 
 
 @contextlib.contextmanager
@@ -171,7 +255,11 @@ class Shutdown:
                 self.job = self.job.survivors()
                 set_rank(self.job.world.rank, self.job.world.size)
         except KeyboardInterrupt:
-            abort("interrupted (Ctrl-C) at its end, where it waited for the other ranks", 130)
+            self.job.liveness.interrupted = True
+            abort(
+                lambda: interruption("its program has ended; ", None),
+                EXIT_INTERRUPTED,
+            )
         self.stop()
 
     def _wait(self) -> bool:

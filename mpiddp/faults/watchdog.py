@@ -19,38 +19,32 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import warnings
-from collections.abc import Callable
-from typing import Protocol
 
 from mpiddp import settings
-from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT
+from mpiddp.errors import EXIT_INTERRUPTED, EXIT_MISMATCH, EXIT_TIMEOUT
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation, waiting
 from mpiddp.mpi.world import World
 
-from . import stalls
+from . import activity, shutdown, stalls
 from .doorbell import Doorbell
 from .failures import Failures
 from .liveness import Liveness
+from .mpirun import Launcher
+from .shutdown import abort
 
 LOOK_S = 0.5
 # A rank that left is held against the job only when another has waited this long for it.
 PATIENCE_S = 3.0
 # Python handles a Ctrl-C within this time, unless it waits in MPI.
-INTERRUPT_S = 1.0
+INTERRUPT_S = 0.3
+# After a signal that ends the job, others ask for the activity of this process, and want the answer soon.
+_ALERT_S, _ALERT_LOOK_S = 1.5, 0.02
+_LAST_ANSWER_S = 0.1
 _WRITTEN_S = 0.01
-_EXIT_INTERRUPTED = 130
 _STOP = b"\0"
-
-
-class Abort(Protocol):
-    """Ends the job with a text and an exit code."""
-
-    def __call__(self, text: str | Callable[[], str], code: int) -> None:
-        """Print ``text`` and end the job."""
 
 
 class _Wait:
@@ -77,19 +71,19 @@ class Watchdog:
         The running world.
     failures : Failures
         The failed ranks: after one, this watchdog's world is over.
-    abort : callable
-        Ends the job: takes the text to print, or a function that returns it, and the exit code.
     """
 
-    def __init__(self, liveness: Liveness, world: World, failures: Failures, abort: Abort) -> None:
+    def __init__(self, liveness: Liveness, world: World, failures: Failures) -> None:
         self._liveness = liveness
         self._world = world
         self._warn_after_s = settings.warn_after_s()
         self._failures = failures
-        self._abort = abort
         self._waits: dict[int, _Wait] = {}
         self._interrupted: tuple[object, ...] | None = None
-        self._interrupted_at = 0.0
+        self._interrupted_at = self._alert_until = 0.0
+        self._continued_in: Operation | None = None
+        self._all_run = False
+        self._launcher = Launcher(liveness.rank)
         # Python's C-level signal handler writes the numbers of signals here, whatever the main thread does.
         self._signals, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -107,6 +101,7 @@ class Watchdog:
 
     def stop(self) -> None:
         """End the thread, before MPI is finalised."""
+        self._launcher.release()
         self._let_go()
         os.write(self._writer, _STOP)
         self._thread.join()
@@ -124,12 +119,17 @@ class Watchdog:
     def _watch(self) -> None:
         heard: list[int | socket.socket] = [self._signals, *self._doorbell.sockets]
         while True:
-            ready, _, _ = select.select(heard, [], [], LOOK_S)
+            alert = time.monotonic() < self._alert_until
+            ready, _, _ = select.select(heard, [], [], _ALERT_LOOK_S if alert else LOOK_S)
             numbers = os.read(self._signals, 64) if self._signals in ready else b""
             if _STOP in numbers:
                 return
             try:
                 self._liveness.progress()
+                if signal.SIGCONT in numbers:
+                    self._continued()
+                if signal.SIGTERM in numbers:
+                    self._terminated()
                 if signal.SIGUSR2 in numbers:
                     _print(self._survey())
                 if any(each in ready for each in self._doorbell.sockets):
@@ -142,6 +142,25 @@ class Watchdog:
                     warnings.warn(f"the watchdog stops, and no hang is noticed any more: {error}", stacklevel=2)
                 return
 
+    def _continued(self) -> None:
+        """Prepare for mpirun's end of the job: after SIGTERM there is no time to ask."""
+        self._alert_until = time.monotonic() + _ALERT_S
+        self._continued_in = operation = activity.current().operation
+        if self._launcher.handles_termination():
+            self._all_run = self._launcher.all_run()
+            self._liveness.ask_about(operation)
+
+    def _terminated(self) -> None:
+        """Report, if mpirun ends the job and no rank has failed; and end."""
+        if not self._launcher.handles_termination():
+            return
+        announced = time.monotonic() < self._alert_until
+        if announced and self._all_run and not (self._liveness.ending or shutdown.ends()):
+            lines = activity.stack(threading.main_thread().ident or 0)
+            others = self._liveness.describe(self._continued_in, _LAST_ANSWER_S)
+            self._launcher.write(shutdown.labelled(shutdown.report(lines, self._continued_in, others)))
+        self._launcher.terminate()
+
     def _look(self, interrupted: bool) -> None:
         """Look at the operations in which threads wait; nothing of them is kept when this returns."""
         operations, now = dict(waiting), time.monotonic()
@@ -149,11 +168,14 @@ class Watchdog:
         current = operations.get(main)
         identity = None if current is None else current.identity
         seen = self._waits[main].identity if main in self._waits else None
+        if interrupted:
+            self._alert_until = now + _ALERT_S
+            self._liveness.interrupted = _python_handles_interrupts()
         # A wait that was seen before the signal has not seen it; one that was not may have begun in answer to it.
         if interrupted and identity == seen and _python_handles_interrupts():
             self._interrupted, self._interrupted_at = identity, now
         if current is not None and identity == self._interrupted and now - self._interrupted_at > INTERRUPT_S:
-            self._abort(f"interrupted (Ctrl-C) in {current}", _EXIT_INTERRUPTED)
+            abort(functools.partial(shutdown.interruption, activity.stack(main), current), EXIT_INTERRUPTED)
         for thread in self._waits.keys() - operations.keys():
             del self._waits[thread]
         for thread, operation in operations.items():
@@ -178,11 +200,11 @@ class Watchdog:
             time.sleep(_WRITTEN_S)
             error = operation.members.monitor.disagreement()
             if error is not None and still():
-                self._abort(f"{_stack(thread)}{error}", EXIT_MISMATCH)
+                abort(f"{activity.stack(thread)}{error}", EXIT_MISMATCH)
         if waited_s > PATIENCE_S and self._liveness.exited_ranks(operation) and still():
-            self._abort(functools.partial(self._desertion, thread, operation), 1)
+            abort(functools.partial(self._desertion, thread, operation), 1)
         if not operation.limited and waited_s > operation.members.timeout_s and still():
-            self._abort(functools.partial(self._timeout, thread, operation), EXIT_TIMEOUT)
+            abort(functools.partial(self._timeout, thread, operation), EXIT_TIMEOUT)
         # The first question leaves before patience ends, so that its answer is there when it is wanted.
         if waited_s > PATIENCE_S - 3 * LOOK_S and now - wait.asked > PATIENCE_S:
             self._liveness.ask(operation.members.number, self._liveness.first_asked(operation))
@@ -209,15 +231,22 @@ class Watchdog:
             if len(gone) == 1
             else f"programs of ranks {', '.join(map(str, gone))} have"
         )
+        if operation.tag is not None:
+            lies = operation.members.monitor.unmatched()
+            taken = "received" if operation.sends else "sent"
+            return (
+                f"{activity.stack(thread)}{operation} cannot end: the {who} ended and not {taken} it{lies}. Every send"
+                " needs a receive in the same group, whose source and tag are those of the message"
+            )
         return (
-            f"{_stack(thread)}{operation} cannot end: the {who} ended without taking part in it. Every rank has"
+            f"{activity.stack(thread)}{operation} cannot end: the {who} ended without taking part in it. Every rank has"
             " to call the same operations in the same order; look for a loop, an early return or a sys.exit that only"
             " some ranks reach (uneven inputs: DistributedDataParallel.join)"
         )
 
     def _timeout(self, thread: int, operation: Operation) -> str:
-        reason = self._liveness.explain(operation)
-        return f"{_stack(thread)}{operation} did not finish in {operation.members.timeout_s:g} s: {reason}"
+        reason = operation.members.monitor.explain(operation)
+        return f"{activity.stack(thread)}{operation} did not finish in {operation.members.timeout_s:g} s: {reason}"
 
 
 def _python_handles_interrupts() -> bool:
@@ -230,10 +259,3 @@ def _print(text: str) -> None:
         stream = sys.__stderr__ or sys.stderr
         stream.write(text + "\n")
         stream.flush()
-
-
-def _stack(thread: int) -> str:
-    """Return where a thread waits, as in a traceback."""
-    frame = sys._current_frames().get(thread)
-    lines = traceback.format_stack(frame) if frame else []
-    return "".join(["Waiting (most recent call last):\n", *lines])

@@ -98,12 +98,33 @@ def _check_own(launch: settings.Launch) -> None:
         if "PoolWorker" in processes.current_process().name and rank_pid in _parents():
             _end_pool(fault, rank_pid)
         raise SetupError(fault)
+    if processes is not None and rank_pid is None and processes.parent_process() is not None and launch.size > 1:
+        _refuse_spawned(launch, processes.parent_process(), processes.current_process())
     if rank_pid is not None:
         raise SetupError(
             f"rank {launch.rank} of {launch.size} (process {rank_pid}) started this program, which has inherited the"
             " launcher's variables and would be that rank a second time; start it, alone or by an mpirun of its own,"
             " with `env=mpiddp.settings.outside_of_jobs()`"
         )
+
+
+def _refuse_spawned(launch: settings.Launch, rank: Any, child: Any) -> NoReturn:
+    """End the rank that has started this process as one of its own ranks, and with it the job.
+
+    The rank would go on as if nothing had happened, or wait for ever. The first child of rank 0 speaks for all.
+    """
+    if launch.rank != 0 or child._identity[-1:] != (1,):
+        rank.join(_FIRST_WORD_S)
+    if rank.is_alive():
+        sys.stderr.write(
+            f"SetupError: rank {launch.rank} of {launch.size} (process {rank.pid}) started this process with"
+            f" multiprocessing, as if it had to start ranks; {launch.launcher} has started all {launch.size} of them"
+            " already: delete the spawn (multiprocessing.Process, mp.spawn, a Pool), and call its function directly in"
+            " every process\n"
+        )
+        stdio.deliver()
+        os.kill(rank.pid, signal.SIGKILL)
+    os._exit(1)
 
 
 def _parents() -> list[int]:

@@ -96,7 +96,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
     """Return the array of any object that `as_array` takes, or raise its errors."""
     held: Array | None = getattr(x, "__mpiddp_array__", None)
     ours = held is not None or isinstance(x, np.ndarray) or is_device_array(x)
-    array: Array = held if held is not None else x if ours else _adopted(x, operation, name)  # type: ignore[assignment]
+    array: Array = held if held is not None else x if ours else _adopted(x, operation, writable, name)  # type: ignore[assignment]
     if held is not None and not writable and not array.flags.c_contiguous:
         # The layout of a tensor is autograd's business: a linear layer's output is a transposed view.
         array = array.copy(order="C")
@@ -109,26 +109,29 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
         raise TypeError(f"{operation} got a masked array as `{name}`, whose mask would be lost; pass x.filled(value)")
     found = f"got {array.dtype} {array.shape}"
     if not array.flags.c_contiguous:
-        cure = "numpy.ascontiguousarray(x)" if ours else "a contiguous copy of it, such as torch's x.contiguous()"
-        _refuse(operation, name, f"a C-contiguous array, {found} with strides {array.strides}", cure)
+        cure = "numpy.ascontiguousarray(x)" if ours else "x.contiguous()"
+        _refuse(operation, name, f"a C-contiguous array, {found} with strides {array.strides}", cure, writable)
     if isinstance(array, np.ndarray) and not array.flags.aligned:
-        _refuse(operation, name, f"an aligned array, {found} at an odd address", "x.copy()")
+        _refuse(operation, name, f"an aligned array, {found} at an odd address", "x.copy()", writable)
     if not array.dtype.isnative:
         _refuse(
             operation,
             name,
             f"native byte order, {found} in {array.dtype.byteorder!r}",
             "x.astype(x.dtype.newbyteorder('='))",
+            writable,
         )
     fixed = not array.flags.writeable if isinstance(array, np.ndarray) else not ours and dlpack.is_read_only(x)
     if writable and fixed:
-        cure = "x.copy()" if ours else "a copy of it that may be written to"
-        _refuse(operation, name, f"a writable array, {found} that is read-only", cure)
+        raise ArrayError(
+            f"{operation} needs a writable array, {found} that is read-only as `{name}`; pass y = x.copy() and read the"
+            " result from y"
+        )
     dtype_code(array.dtype)
     return np.asarray(array) if isinstance(array, np.ndarray) else array  # subclasses such as matrix reshape otherwise
 
 
-def _adopted(x: object, operation: str, name: str) -> Array:
+def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
     """Return another library's array as NumPy's or CuPy's."""
     try:
         found = _over_the_memory_of(x)
@@ -138,7 +141,9 @@ def _adopted(x: object, operation: str, name: str) -> Array:
         ) from error
     if found is None:
         plain = isinstance(x, (list, tuple, int, float, np.generic))
-        hint = "pass numpy.array(x)" if plain else "or a Tensor that holds one"
+        hint = "or a Tensor that holds one"
+        if plain:
+            hint = "make y = numpy.array(x), pass y and read the result from y" if writable else "pass numpy.array(x)"
         raise TypeError(
             f"Expected parameter `{name}` of {operation} to be a NumPy or CuPy array, got {type(x).__name__}; {hint}"
         )
@@ -218,8 +223,10 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 )
 
 
-def _refuse(operation: str, name: str, what: str, cure: str) -> NoReturn:
-    raise ArrayError(f"{operation} needs {what} as `{name}`; pass {cure}")
+def _refuse(operation: str, name: str, what: str, copy: str, writable: bool) -> NoReturn:
+    """Raise the error whose cure is a copy: the result has to be copied back from one that is written to."""
+    cure = f"make y = {copy}, pass y, and copy the result back: x[...] = y" if writable else f"pass {copy}"
+    raise ArrayError(f"{operation} needs {what} as `{name}`; {cure}")
 
 
 def as_arrays(

@@ -27,6 +27,9 @@ class Monitor(Protocol):
     def explain(self, operation: Operation) -> str:
         """Ask the other ranks, and return a sentence about those that keep an operation from ending."""
 
+    def unmatched(self) -> str:
+        """Return the messages that have arrived in the group and that no receive has taken; empty if there are none."""
+
     def translate(self, error: BaseException) -> None:
         """Raise `RankFailedError` from ``error`` if a failed rank is its cause."""
 
@@ -76,6 +79,8 @@ class Operation(NamedTuple):
     """True if the waiter watches the clock itself and raises when the time is up."""
     number: int = 0
     """Its number among the group's collectives, or among this rank's messages in the group."""
+    tag: int | None = None
+    """That of a message; None: no message."""
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -86,11 +91,20 @@ class Operation(NamedTuple):
         """Return e.g. ``all_reduce #3 of float32 (10, 2) in the group of ranks 0, 1, 2``."""
         number = f" #{self.number}" if self.peers is None and self.number else ""
         shape = f" of {self.array.dtype} {self.array.shape}" if hasattr(self.array, "dtype") else ""
-        return f"{self.name}{number}{shape} in {self.members}"
+        peer = ""
+        if self.tag is not None and self.peers is not None:
+            who = f"rank {self.peers[0]}" if len(self.peers) == 1 else "any rank"
+            peer = f" {'to' if self.sends else 'from'} {who} with tag {self.tag}"
+        return f"{self.name}{number}{shape}{peer} in {self.members}"
+
+    @property
+    def sends(self) -> bool:
+        """True for a message that is sent, and not received."""
+        return self.name in ("send", "isend")
 
 
 new_operation = tuple.__new__
-"""``new_operation(Operation, (...))`` with all six fields takes half the time of ``Operation(...)``."""
+"""``new_operation(Operation, (...))`` with all its fields takes half the time of ``Operation(...)``."""
 
 waiting: dict[int, Operation] = {}
 """The operation in which each thread of this process waits, by the thread's identifier.

@@ -43,7 +43,7 @@ class _Arrival(NamedTuple):
     message: MPI.Message
 
 
-Fields: TypeAlias = tuple[str, Members, Any, Sequence[int] | None, bool, int]
+Fields: TypeAlias = tuple[str, Members, Any, Sequence[int] | None, bool, int, int | None]
 """The fields of an `Operation`, which is made when an error or a long wait needs it: it takes as long as a message."""
 
 
@@ -204,6 +204,14 @@ class Mailbox(Resource):
     def pending(self) -> int:
         """Return the number of messages that have begun and not finished."""
         return len(self._works)
+
+    def unmatched(self) -> list[tuple[int, int, str, int]]:
+        """Return group rank of the sender, tag, dtype and bytes of messages that no receive has taken; any thread."""
+        found = [(each.source, each.tag, each.code, each.size_bytes) for each in tuple(self._arrived)]
+        status = MPI.Status()
+        if self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):  # the next one, which nobody has looked for
+            found.append((status.Get_source(), *divmod(status.Get_tag(), CODES), size_of(status)))
+        return [(source, tag, code_name(code), size) for source, tag, code, size in found if tag <= self.max_tag]
 
     def drop(self, error: DistError) -> None:
         """End all messages with ``error``; where ranks disagree about collectives, messages go on."""

@@ -177,7 +177,7 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
     """Poll until ``done()``; return whether that came within ``limit_s`` seconds."""
     me, monitor = get_ident(), operation.members.monitor
     outer = waiting.get(me)
-    waiting[me] = new_operation(Operation, (*operation[:4], True, operation.number))
+    waiting[me] = new_operation(Operation, (*operation[:4], True, *operation[5:]))
     polls, deadline = 0, time.monotonic() + limit_s
     try:
         while not done():

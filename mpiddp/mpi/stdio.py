@@ -1,9 +1,10 @@
-"""Printed output that the launcher has still to pass on. Imports the standard library only."""
+"""Printed output, which the launcher passes on. Imports the standard library only."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import stat
 import sys
@@ -12,6 +13,18 @@ import time
 
 # The launcher gets this long to read what was printed, and then to pass it on: one that is told to end does neither.
 _READ_S, _PASS_ON_S = 1.0, 0.05
+
+
+def show_lines() -> None:
+    """Pass printed lines on as soon as they are complete, each in one piece, where a launcher reads them.
+
+    Python keeps 8 KiB of what goes to a pipe; with PYTHONUNBUFFERED=1 it writes each argument of a print by itself, and
+    lines of different ranks mix.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # replaced by the program, or closed
+            if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+                stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def deliver() -> None:

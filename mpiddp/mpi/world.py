@@ -179,6 +179,8 @@ class Claims(NamedTuple):
     world_size: int = -1
     own_comm: bool = False
     """True if a communicator was given."""
+    assigned_by_mpi: bool = False
+    """True if rank and size are ignored with a warning, as by torch's backend "mpi"."""
 
 
 def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:
@@ -189,6 +191,13 @@ def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:
     SetupError
         On all ranks, so that nobody waits for one that gave up.
     """
+    if claims.assigned_by_mpi and (claims.rank, claims.world_size) != (-1, -1) and comm.size > 1:
+        warnings.warn(
+            f"For MPI backend, world_size ({claims.world_size}) and rank ({claims.rank}) are ignored since they are"
+            " assigned by the MPI runtime.",
+            stacklevel=5,
+        )
+        claims = claims._replace(rank=-1, world_size=-1)
     told = comm.allgather((_contradiction(comm, claims), claims.own_comm))
     for contradiction, _ in told:
         if contradiction:
@@ -215,7 +224,7 @@ def _contradiction(comm: MPI.Intracomm, claims: Claims) -> str:
         where = "in the environment" if name.isupper() else "given to init_process_group"
         if comm.size > 1:
             actual = f"this is rank {comm.rank} of MPI's {comm.size}"
-            cure = "leave it away" if name.islower() else f"delete what sets {name}, it is filled in here"
+            cure = "leave it out" if name.islower() else f"delete what sets {name}, it is filled in here"
         else:
             ranks = max(claims.world_size, announced.get("WORLD_SIZE", -1), 2)
             actual = "MPI's world has 1 rank"

@@ -18,6 +18,7 @@ from mpiddp.device import array_namespace
 from mpiddp.distributed import Future, ReduceOp
 from mpiddp.distributed.dispatch import dispatch
 from mpiddp.distributed.groups import GroupLike
+from mpiddp.faults.calls import make_call
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.requests import Steps
 from mpiddp.optim.flat import address
@@ -236,7 +237,7 @@ def _rounds(
     state.total_numel_after_compression += first.size + second.size
 
 
-_ROUNDS = plan.plain("powerSGD", _rounds)
+_ROUNDS = plan.plain(_rounds, make_call("powerSGD"))
 
 
 def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:

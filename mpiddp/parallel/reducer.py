@@ -16,6 +16,7 @@ import numpy as np
 
 from mpiddp.autograd import queue_callback
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, Work, all_reduce
+from mpiddp.distributed.collectives import all_reduce_bucket
 from mpiddp.mpi.requests import poll
 from mpiddp.typing import Array
 
@@ -230,9 +231,7 @@ class Reducer:
         if self._hook is None:
             if self._average.factor != share:
                 self._average = ReduceOp.PREMUL_SUM(share)
-            work = all_reduce(buffer, self._average, self._group, async_op=True)
-            assert work is not None
-            return work
+            return all_reduce_bucket(buffer, self._average, self._group, bucket.index())
         if share != 1 / size:
             buffer *= buffer.dtype.type(share * size)  # a hook divides by the number of ranks itself
         return call(self._hook, self._hook_state, bucket)

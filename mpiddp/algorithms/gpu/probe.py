@@ -50,7 +50,7 @@ def point_to_point(link: Link) -> Check:
         xs = _rows(link, length)
         for first in (0, length // 3):
             x, y = device.upload(xs[rank]), device.upload(xs[rank] * 0)
-            what = ("the probe", link.members, None, (), False, 0)
+            what = ("the probe", link.members, None, (), False, 0, None)
             receiving = link.resource(Mailbox).irecv(y[first:], back, 0, what)
             link.resource(Mailbox).isend(x[first:], onward, 0, what).wait()
             receiving.wait()

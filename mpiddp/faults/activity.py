@@ -1,0 +1,114 @@
+"""The activity of this process, for a person: the operation in which it waits, and the line of its program."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import NamedTuple
+
+from mpiddp.mpi.operation import Operation, waiting
+
+_PACKAGE = str(Path(__file__).parents[1])
+_OTHERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+
+
+class Activity(NamedTuple):
+    """The wait of a thread."""
+
+    at: str
+    """The innermost line of the program's own code, as in "train.py:120 in backward"."""
+    operation: Operation | None
+
+
+_unwound: Activity | None = None
+"""The activity of a main thread whose stack an exception has unwound for good."""
+
+
+def current() -> Activity:
+    """Return the activity of the main thread, or of another one if that alone waits."""
+    main = threading.main_thread().ident or 0
+    operations = dict(waiting)
+    if not operations and _unwound is not None:
+        return _unwound
+    thread = main if main in operations or not operations else next(iter(operations))
+    return Activity(_line(_summaries(thread)), operations.get(thread))
+
+
+def left_to_threads() -> bool:
+    """Return True if the program has ended but for non-daemon threads outside of the package.
+
+    The interpreter waits for them before it calls atexit functions, which may still communicate.
+    """
+    codes = (frame.f_code for frame in _frames(threading.main_thread().ident))
+    if not any(code.co_name == "_shutdown" and code.co_filename == threading.__file__ for code in codes):
+        return False
+    workers = [thread for thread in threading.enumerate() if not thread.daemon]
+    return not any(frame.f_code.co_filename.startswith(_PACKAGE) for each in workers for frame in _frames(each.ident))
+
+
+def _frames(thread: int | None) -> list[FrameType]:
+    """Return a thread's frames, innermost first."""
+    frame = sys._current_frames().get(thread or 0)
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _summaries(thread: int) -> list[traceback.FrameSummary]:
+    """Return a thread's stack, innermost last."""
+    frames = reversed(_frames(thread))
+    return list(traceback.StackSummary.extract(((frame, frame.f_lineno) for frame in frames), lookup_lines=False))
+
+
+def _line(summaries: list[traceback.FrameSummary]) -> str:
+    """Return the innermost line of the program's own code, else the innermost one."""
+    own = [each for each in summaries if not each.filename.startswith((_PACKAGE, "<frozen", *_OTHERS))]
+    if not summaries:
+        return ""
+    at = (own or summaries)[-1]
+    return f"{Path(at.filename).name}:{at.lineno} in {at.name}"
+
+
+def _program(summaries: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Return a stack without the package's frames at its inner end, unless it has no others."""
+    end = len(summaries)
+    while end and summaries[end - 1].filename.startswith((_PACKAGE, "<frozen")):
+        end -= 1
+    return summaries[:end] or summaries
+
+
+def stack(thread: int) -> str:
+    """Return the program's lines that led to a thread's wait, as in a traceback."""
+    return "".join(["Waiting (most recent call last):\n", *traceback.format_list(_program(_summaries(thread)))])
+
+
+def stacks() -> str:
+    """Return the stacks of all threads but this one."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    texts = [
+        f"thread {names.get(each, 'of a library')}:\n" + "".join(traceback.format_stack(frame))
+        for each, frame in frames.items()
+    ]
+    return "".join(texts)
+
+
+def unwind(trace: TracebackType | None) -> tuple[str, Operation | None]:
+    """Return a traceback's program lines and the operation of its wait, and keep them as the activity from now on.
+
+    The frames of an interrupted wait still hold its operation.
+    """
+    global _unwound
+    summaries = list(traceback.extract_tb(trace))
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    held = (frame.f_locals.get("operation") for frame in reversed(frames))
+    operation = next((each for each in held if isinstance(each, Operation)), None)
+    _unwound = Activity(_line(summaries), operation)
+    return "".join(["At (most recent call last):\n", *traceback.format_list(_program(summaries))]), operation

@@ -1,0 +1,97 @@
+"""The end that Open MPI's mpirun makes of a job on Ctrl-C: SIGCONT, 0.25 s later SIGTERM, and 0.25 s later SIGKILL.
+
+Its ranks get no SIGINT, and nothing that they print then is passed on: a report goes to mpirun's own stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from pathlib import Path
+
+from mpiddp import settings
+
+_DAEMONS = ("prted", "orted", "srun", "slurmstepd")
+"""Parents of ranks that are not mpirun itself, whose stderr nobody reads."""
+_HANDLED = (signal.SIGCONT, signal.SIGTERM)
+
+
+def _left_to_the_watchdog(number: int, frame: object) -> None:
+    """Let the watchdog hear of a signal."""
+
+
+def _children(pid: int) -> set[str]:
+    try:
+        return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    except OSError:
+        return set()
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+class Launcher:
+    """The mpirun that has started this rank, where a report of its end can reach somebody.
+
+    Parameters
+    ----------
+    rank : int
+        This process's rank: 0 alone reports.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._pid = os.getppid()
+        self._ranks: set[str] = set()
+        self._handled: list[signal.Signals] = []
+        launch = settings.launch()
+        if launch is None or launch.launcher != "mpirun (Open MPI)":
+            return
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._ranks = _children(self._pid)
+        for number in _HANDLED[: 2 if rank == 0 and self._reads() else 1]:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _left_to_the_watchdog)
+                self._handled.append(number)
+
+    def _reads(self) -> bool:
+        """Return whether the parent is mpirun itself, on this host."""
+        try:
+            return Path(f"/proc/{self._pid}/comm").read_text().strip() not in _DAEMONS
+        except OSError:
+            return False
+
+    def handles_termination(self) -> bool:
+        """Return whether a SIGTERM is ours to carry out."""
+        return signal.SIGTERM in self._handled and signal.getsignal(signal.SIGTERM) is _left_to_the_watchdog
+
+    def all_run(self) -> bool:
+        """Return whether all ranks of this host run: when one has ended, mpirun ends the others, and says so itself."""
+        return all(map(_runs, self._ranks))
+
+    def write(self, text: str) -> None:
+        """Write to mpirun's stderr."""
+        with contextlib.suppress(OSError):
+            output = os.open(f"/proc/{self._pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+            os.write(output, text.encode(errors="replace"))
+            os.close(output)
+
+    def terminate(self) -> None:
+        """End this process as SIGTERM does, from any thread."""
+        ctypes.pythonapi.PyOS_setsig(int(signal.SIGTERM), None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def release(self) -> None:
+        """Restore the handlers of the signals."""
+        for number in self._handled:
+            with contextlib.suppress(ValueError):  # in another thread than the main one
+                if signal.getsignal(number) is _left_to_the_watchdog:
+                    signal.signal(number, signal.SIG_DFL)
+        self._handled.clear()
