@@ -1,0 +1,67 @@
+"""The documents: their programs run as they stand, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from harness.launcher import mpirun, start
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("mpiddp/**/README.md")), ROOT / "slurm/README.md"]
+GUIDE = (ROOT / "mpiddp/distributed/README.md").read_text().partition("## Adding")[2]
+MAX_README_BYTES = 13_000
+
+
+def programs(text):
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_first_program(ranks):
+    (program,) = programs(PAGES[0].read_text())
+    job = mpirun(ranks, program, timeout_s=120)
+    assert job.rc == 0, job
+    found = re.fullmatch(r"ranks: (\d), accuracy: (\d\.\d{3})\n", job.stdout)
+    assert found is not None and int(found[1]) == ranks and float(found[2]) > 0.94, job
+
+
+@pytest.mark.parametrize("which", ["algorithm", "hook"])
+def test_guides(which):
+    job = mpirun(3, programs(GUIDE)[["algorithm", "hook"].index(which)], timeout_s=90)
+    assert job.rc == 0, job
+
+
+def test_guide_to_a_model(tmp_path):
+    (tmp_path / "mymodel.py").write_text(programs(GUIDE)[2])
+    program = "import runpy, sys; sys.path.insert(0, sys.argv[1]); sys.argv[:2] = ['mpiddp'];"
+    program += " runpy.run_module('mpiddp', run_name='__main__')"
+    options = ["train", "--model", "mymodel:Wide", "--epochs", "2", "--batch-size", "64", "--lr", "0.05"]
+    with start(2, program, str(tmp_path), *options) as job:
+        done = job.wait(120)
+    assert done.rc == 0 and "epoch 2/2" in done.stdout, done
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        found = (page.parent / file).resolve() if file else page
+        assert found.exists(), f"{name(page)} leads to {target}"
+        if anchor:
+            found = found / "README.md" if found.is_dir() else found
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+            assert anchor in anchors, f"{name(page)} leads to {target}"
+
+
+def test_size():
+    assert PAGES[0].stat().st_size < MAX_README_BYTES
