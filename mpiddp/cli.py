@@ -123,9 +123,9 @@ def run_where(arguments: argparse.Namespace) -> int:
 
 
 def _limit_threads(before: int | None = None) -> None:
-    """Share the cores among the ranks of the node, before NumPy is imported, and say so once.
+    """Share the node's cores among its ranks before NumPy is imported, and print the number once.
 
-    A run that is resumed keeps the threads that it had ``before``, and with them its bits.
+    A resumed run keeps the threads of ``before``, and with them its bits.
     """
     threads = settings.limit_blas_threads(before)
     if threads is not None and _is_first():
@@ -136,7 +136,7 @@ def _limit_threads(before: int | None = None) -> None:
 
 
 def _is_first() -> bool:
-    """Tell whether this process is rank 0, as far as one knows without MPI."""
+    """Return True on rank 0, as far as is known without MPI."""
     announced = settings.launch()
     return announced is None or announced.rank == 0
 

@@ -39,7 +39,7 @@ _LAUNCHERS = (
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:
-    """Return the variable as an integer, or None where it is unset or something else."""
+    """Return a variable as an integer, or None."""
     try:
         return int(environ[name])
     except (KeyError, ValueError):
@@ -47,7 +47,7 @@ def _integer(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _switch(name: str) -> bool | None:
-    """Return what a variable of 0 or 1 says, or None where it is unset."""
+    """Return a variable of 0 or 1 as a bool, or None if it is unset."""
     text = os.environ.get(name, "")
     if text not in ("", "0", "1"):
         raise ValueError(f"{name} must be 0 or 1; got {text!r}")
@@ -161,10 +161,10 @@ _JOB_NAMES = ("PMIX_NAMESPACE", "PMI_PORT", "PALS_APID", "FLUX_JOB_ID", "SLURM_J
 
 
 def _job_names() -> tuple[str, str]:
-    """Return what names the job in the environment, and the socket by which the launcher serves this rank, or ``""``.
+    """Return the job's name in the environment, and the socket to the launcher, or ``""``.
 
-    Hydra announces an mpirun inside a rank in the very words of the outer one: only the socket tells them apart. A
-    program that a rank starts does not have it, or has the rank's own.
+    Hydra announces an mpirun inside a rank in the words of the outer one: only the socket differs. A program started by
+    a rank has none, or the rank's own.
     """
     names = ",".join(os.environ.get(name, "") for name in _JOB_NAMES)
     try:
@@ -344,13 +344,13 @@ def blas_threads() -> int | None:
 
 
 def _launcher_cores() -> int:
-    """Return the number of cores of our parent, which is the launcher's daemon: what all ranks of the node share."""
+    """Return the cores of the parent, the launcher's daemon: all ranks of the node share them."""
     cores = len(os.sched_getaffinity(os.getppid())) if hasattr(os, "sched_getaffinity") else available_cores()
     return min(cores, _integer(os.environ, "SLURM_CPUS_ON_NODE") or cores)
 
 
 def _share_of_cores() -> int:
-    """Return the cores that this rank may use if all ranks of the node share them."""
+    """Return this rank's share of the node's cores."""
     found = launch()
     local_size = 1 if found is None else local_ranks(os.environ) or found.size
     return max(1, min(available_cores(), _launcher_cores() // local_size)) if local_size > 1 else available_cores()

@@ -101,7 +101,7 @@ def _exchange(link: Link, call: Call, place: Place, factor: float) -> Steps:
 
 
 def _history(link: Link) -> int:
-    """Return the hash of all calls until now, in a group whose ranks do not all see each other's."""
+    """Return the hash of all calls so far; 0 where ranks see each other's calls."""
     calls = link.find(Calls)
     # A later step runs when this rank may have made other calls already.
     return 0 if link.one_node or calls is None or link.now is link.later else calls.history
@@ -123,7 +123,7 @@ def barrier(link: Link) -> Steps:
 
 
 def _find_difference(link: Link) -> Steps:
-    """Exchange the last calls of all ranks, and raise on all of them, with the first on which they differ."""
+    """Exchange the last calls of all ranks, and raise the first difference on all of them."""
     calls = link.find(Calls)
     assert calls is not None, "histories are its"
     calls.history = 0

@@ -73,14 +73,14 @@ def in_place_everywhere(link: Link, segments: Array) -> bool:
 
 
 def _across(link: Link) -> Channel | None:
-    """Return the ranks with the same slice: this one alone on one node, None where it has no slice."""
+    """Return the ranks with the same slice: this one alone on one node, None without a slice."""
     if link.one_node:
         return Channel(link.ranks[link.rank : link.rank + 1], 0, link.now, link.later)
     return link.across
 
 
 def _where_they_lie(link: Link, peers: PeerAccess, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Reduce arrays that this rank reaches on its node."""
+    """Reduce arrays in reach of this rank."""
     across = _across(link)
     if across is not None:
         edges = bounds(x.size, link.places, x.itemsize)
@@ -99,7 +99,7 @@ def _where_they_lie(link: Link, peers: PeerAccess, x: Array, op: ReduceOp, facto
 
 
 def _in_the_scratch(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Reduce arrays that lie anywhere: each chunk of them where it is copied to."""
+    """Reduce any arrays through the node's scratch, chunk by chunk."""
     scratch = link.resource(Scratch)
     step = max(scratch.chunk_bytes // x.itemsize, 1)
     for start in range(0, x.size, step):
@@ -113,7 +113,6 @@ def _in_the_scratch(link: Link, x: Array, op: ReduceOp, factors: list[float] | N
 
 
 def _by_messages(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce arrays where nodes share no memory."""
     if x.nbytes > message.MAX_COUNT and x.size > 1:
         yield from exchange.in_turn(lambda _, piece: _by_messages(link, piece, op), link, x)
         return
@@ -127,18 +126,18 @@ def _by_messages(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 class _Crossing:
-    """A piece of a slice on its way across: to be summed, and back.
+    """A piece of a slice in its reduction over the nodes.
 
     Parameters
     ----------
     across : Channel
-        The ranks that have the same slice.
+        The ranks with the same slice.
     sums : array
-        What this node has summed of the piece.
+        This node's sums of the piece.
     out : array
-        Where the result is put.
+        The result.
     op : ReduceOp
-        What remains to be done.
+        The rest of the reduction.
     """
 
     def __init__(self, across: Channel, sums: Array, out: Array, op: ReduceOp) -> None:
@@ -150,11 +149,10 @@ class _Crossing:
         self._requests = self._post(self._rows, [self._part(rank, sums) for rank in range(across.size)])
 
     def _part(self, rank: int, x: Array | None = None) -> Array:
-        """Return the part of the piece, or of an array laid out like it, that a rank sums."""
+        """Return a rank's part of the piece, or of an array of its layout."""
         return (self._out if x is None else x)[self._edges[rank] : self._edges[rank + 1]]
 
     def _post(self, incoming: list[Array], outgoing: list[Array]) -> list[MPI.Request]:
-        """Exchange arrays with all other nodes."""
         comm = self._across.later
         others = [rank for rank in range(self._across.size) if rank != self._across.rank]
         received = [comm.Irecv(movable(incoming[rank]), rank, Tag.NODES) for rank in others]
@@ -187,9 +185,9 @@ def _cross(
     Parameters
     ----------
     summed : callable
-        Returns this node's sums of elements ``start`` to ``stop``, in the type that sums are accumulated in.
+        Returns this node's sums of elements ``start`` to ``stop``, in the accumulation dtype.
     write : callable
-        Takes each piece of the result, and where it begins.
+        Takes each piece of the result and its start.
     """
     remaining = ReduceOp.SUM if op.name in ("AVG", "PREMUL_SUM") else op
     step = max(max(PIECE_BYTES, across.size * _PART_BYTES) // out.itemsize, 1)

@@ -86,9 +86,9 @@ def reduce_rows(
 
 
 def _common_scale(factors: Sequence[float] | None) -> float | None:
-    """Return the factor of all rows if it may as well come after the sum: a power of two, which rounds nothing.
+    """Return the factor of all rows if it can follow the sum: a power of two, which rounds nothing.
 
-    One pass over the cache for one a row: the gradients of 2, 4, 8, ... ranks.
+    It takes one pass instead of one a row: the gradients of 2, 4, 8, ... ranks.
     """
     if factors is None or any(factor != factors[0] for factor in factors) or abs(math.frexp(factors[0])[0]) != 0.5:
         return None
@@ -98,7 +98,7 @@ def _common_scale(factors: Sequence[float] | None) -> float | None:
 def _combine_converted(
     op: ReduceOp, parts: Sequence[Array], accumulator: Array, spare: Array, factors: Sequence[float] | None
 ) -> None:
-    """Combine parts that change first: to float32, or by their ranks' factors."""
+    """Combine parts that are first widened to float32, or multiplied by factors."""
     for index, part in enumerate(parts):
         target = spare if index else accumulator
         if factors is None:

@@ -32,7 +32,6 @@ def barrier(link: Channel) -> Steps:
 
 
 def _all(requests: list[MPI.Request]) -> MPI.Request | All:
-    """Return all of them as one; most often there is one."""
     return requests[0] if len(requests) == 1 else All(requests)
 
 
@@ -131,7 +130,7 @@ Blocks = Mapping[int, Array] | Sequence[Array]
 
 
 def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
-    """Send ``inputs[r]`` to each rank r there, and receive ``outputs[r]`` from it, where it lies: nothing is packed.
+    """Send ``inputs[r]`` to each rank r and receive ``outputs[r]`` from it, in place: nothing is packed.
 
     Messages of several operations keep their order, because all ranks submit these in one order.
     """
@@ -147,7 +146,7 @@ def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
 
 
 def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequence[Array]:
-    """Return ``inputs``, or copies if what this rank sends of them shares memory of the host with ``outputs``."""
+    """Return ``inputs``, copied if this rank's messages share host memory with ``outputs``."""
     sent = [*inputs[:rank], *inputs[rank + 1 :]]
     if all(x.base is None for x in (*outputs, *sent)):  # each has memory of its own
         overlap = not {*map(id, outputs)}.isdisjoint(map(id, sent))
@@ -157,7 +156,6 @@ def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequ
 
 
 def _overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
-    """Return whether one of ``outputs`` shares memory of the host with one of ``inputs``."""
     sides = [(x, side) for side, xs in enumerate((outputs, inputs)) for x in xs if isinstance(x, np.ndarray) and x.size]
     ends = [0, 0]
     for start, size_bytes, side in sorted((address_of(x), x.nbytes, side) for x, side in sides):
@@ -168,16 +166,16 @@ def _overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
 
 
 class _Blocks:
-    """The blocks that other ranks send: each is received when it has arrived and its size is known.
+    """The blocks of other ranks, each received once its size is known.
 
     MPI may crash in a receive that is too short.
 
     Parameters
     ----------
     link : Channel
-        Where they arrive.
+        The ranks.
     blocks : dict of arrays
-        The memory for the block of each rank.
+        The memory for each rank's block.
     """
 
     def __init__(self, link: Channel, blocks: dict[int, Array]) -> None:
@@ -207,7 +205,7 @@ class _Blocks:
         MPI.Request.Waitall(self._requests)
 
     def _take_early(self) -> None:
-        """Accept the blocks that arrived during operations before this one."""
+        """Accept blocks that arrived during earlier operations."""
         for source in self._left.keys() & self._early.keys() if self._early else ():
             arrived = self._early[source]
             self._accept(source, *arrived.popleft())
@@ -215,7 +213,7 @@ class _Blocks:
                 del self._early[source]
 
     def _sort(self, message: MPI.Message) -> None:
-        """Accept a block, or keep that of a later operation, whose sender is ahead."""
+        """Accept a block, or keep one of a later operation, whose sender is ahead."""
         source, sent_bytes = self._status.Get_source(), size_of(self._status)
         if source in self._left:
             self._accept(source, message, sent_bytes)
@@ -223,7 +221,7 @@ class _Blocks:
             self._early.setdefault(source, deque()).append((message, sent_bytes))
 
     def _accept(self, source: int, message: MPI.Message, sent_bytes: int) -> None:
-        """Receive a block where it belongs, or elsewhere if it does not fit, so that the next message is right."""
+        """Receive a block in its place, or elsewhere if it does not fit, so that the next message is right."""
         x = self._left.pop(source)
         if sent_bytes != x.nbytes:
             self._fault = self._fault or (
@@ -268,6 +266,5 @@ def all_to_all_single(
 
 
 def _blocks(x: Array, counts: Sequence[int]) -> list[Array]:
-    """Return consecutive blocks of the bytes of ``x``."""
     ends = itertools.accumulate(counts)
     return [as_bytes(x)[end - count : end] for end, count in zip(ends, counts, strict=True)]

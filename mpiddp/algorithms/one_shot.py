@@ -127,7 +127,7 @@ class OneShot:
             self._monitor.publish_unawaited(sequence, self._call)
 
     def _wait(self, label: str, output: Array | None, happened: Callable[[], bool], published: bool) -> None:
-        """Wait for long: publish the call for the other ranks and the watchdog, and compare calls meanwhile."""
+        """Publish the call for the other ranks and the watchdog, and compare calls during a long wait."""
         link, monitor = self._link, self._monitor
         operation = Operation(label, link.members, output, None, True, link.sequence)
         if not published:
@@ -174,20 +174,20 @@ def _whole(x: Array) -> Array:
 
 
 def _pieces(count: int, itemsize: int) -> Iterator[slice]:
-    """Return the slices of ``count`` elements that fit into a buffer; of no element, too, there is one."""
+    """Return the slices of ``count`` elements that fit into a buffer: at least one."""
     step = BUFFER_BYTES // itemsize
     return (slice(start, min(start + step, count)) for start in range(0, max(count, 1), step))
 
 
 def _flat(x: Array) -> Array:
-    """Return ``x`` flat, and in bytes where a buffer has no room for an element."""
+    """Return ``x`` flat; as bytes if one element exceeds a buffer."""
     return x.reshape(-1) if x.itemsize <= BUFFER_BYTES else as_bytes(x)
 
 
 def _in_place(
     link: Link, eager: EagerBuffers, output: Array, x: Array, op: ReduceOp | None, root: int
 ) -> Iterator[Shot]:
-    """Broadcast, all-reduce and reduce: the result goes where the input was."""
+    """Broadcast, all-reduce and reduce: input and result share an array."""
     cuts: Iterable[Cut] = (_whole,)
     if x.size * _shown_in(x.dtype, op).itemsize > BUFFER_BYTES:
         flat = _flat(x)
@@ -237,7 +237,7 @@ def _reduce_scatter(
 
 
 def _own_blocks(link: Link, rounds: Iterable[Round], block: tuple[int, ...]) -> list[Round]:
-    """Return rounds in whose rows this rank reads its own block only."""
+    """Return the rounds with rows cut to this rank's block."""
     return [
         each._replace(rows=[row.reshape(link.size, *block)[link.rank, ...] for row in each.rows]) for each in rounds
     ]
@@ -275,7 +275,7 @@ _SHOTS: dict[str, Callable[[Link, EagerBuffers, Array, Array, ReduceOp | None, i
 
 
 def _shown_in(dtype: np.dtype[Any], op: ReduceOp | None) -> np.dtype[Any]:
-    """Return the type in which a rank shows its array: that of the sums, where its factor comes first."""
+    """Return the dtype in the buffers: the accumulation dtype, where a factor comes first."""
     return dtype if op is None or op.factor is None else accumulated_in(dtype)
 
 
@@ -284,7 +284,7 @@ def _factor(op: ReduceOp) -> Callable[[Array], None] | None:
 
 
 def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], None]:
-    """Return the function that combines the rows of a round, already times their factors, in their order."""
+    """Return the function that combines a round's rows, already multiplied by their factors, in rank order."""
     combine, averages = getattr(np, combining(op)), op is ReduceOp.AVG
 
     def combined(current: Round, out: Array) -> None:

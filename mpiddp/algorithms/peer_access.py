@@ -93,7 +93,7 @@ class Copies:
         self._memory, self._rank, self._own, self._addresses = memory, rank, x, addresses
 
     def _rows(self, start: int, stop: int, spare: Array) -> list[Array]:
-        """Return elements of all arrays: views of this rank's, copies of the others'."""
+        """Return elements of all arrays: a view of this rank's, copies of the others'."""
         rows = []
         for rank, address in enumerate(self._addresses):
             row = self._own[start:stop]

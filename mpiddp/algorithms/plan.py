@@ -253,7 +253,6 @@ def plain(steps: Callable[..., Steps], call: Call) -> Plan:
 def _steps(
     operation: str, name: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, size_bytes: int
 ) -> Callable[..., Steps]:
-    """Return the steps of an algorithm for arrays of the host."""
     if op is not None and name == "native":
         return fallback.choose(operation, link, dtype, op, size_bytes)
     found: Callable[..., Steps] = getattr(MODULES[name], operation)
@@ -263,7 +262,6 @@ def _steps(
 def _device_steps(
     operation: str, link: Link, x: Array, op: ReduceOp | None, algorithm: str | None
 ) -> Callable[..., Steps]:
-    """Return the steps for arrays of a device."""
     host = [
         (limit, _steps(operation, "native" if name == "one_shot" else name, link, x.dtype, op, x.nbytes))
         for limit, name in rows(operation, link, algorithm)
@@ -288,7 +286,7 @@ def offering(operation: str) -> list[str]:
 
 
 def _checked(operation: str, name: str) -> str:
-    """Return the name of an algorithm that was asked for, if it can do ``operation``."""
+    """Return a requested algorithm's name if it does ``operation``."""
     on_device = list(device_table.ALGORITHMS) if operation == "all_reduce" else []
     if operation not in ONE_NODE or name not in offering(operation) + on_device:
         known = ", ".join(f"{each}:{'|'.join(offering(each))}" for each in ONE_NODE)
@@ -320,7 +318,7 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
 
 
 def _available(name: str, link: Link) -> str:
-    """Return the name of an algorithm, or of its substitute in a group without eager buffers."""
+    """Return the algorithm's name, or its substitute in a group without eager buffers."""
     return "native" if name == "one_shot" and link.find(EagerBuffers) is None else name
 
 

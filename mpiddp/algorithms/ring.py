@@ -104,7 +104,7 @@ def reduce_around(transport: Transport, parts: Sequence[Array], op: ReduceOp) ->
 
 
 def _summand(op: ReduceOp, x: Array) -> Array:
-    """Return flat ``x`` as it is added: a copy only where it has to be widened or multiplied."""
+    """Return flat ``x`` as a summand: a copy only where it is widened or multiplied."""
     return x if op.factor is None and accumulated_in(x.dtype) == x.dtype else widened(op, x)
 
 

@@ -50,7 +50,7 @@ _BEGUN = Place(-1, 0)
 
 
 class _Access(NamedTuple):
-    """The way to the ranks' arrays, as all of them know after the handshake."""
+    """Access to the ranks' arrays, as agreed by the handshake."""
 
     entries: Entries
     peers: PeerAccess | None
@@ -62,7 +62,7 @@ class _Access(NamedTuple):
 def _meet(
     link: Link, pipeline: Pipeline, operation: str, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT
 ) -> Steps:
-    """Wait until every rank has come to this operation, and return the `_Access`; None: only by messages."""
+    """Wait for every rank, and return the `_Access`; None: messages only."""
     long = x.nbytes > COPY_BYTES
     place = place_of(x) if long else NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment and (not long or link.resource(CrossMemory).fault) and pipeline.begin():
@@ -79,7 +79,7 @@ def _meet(
 
 
 def _factors(op: ReduceOp, entries: Entries) -> list[float] | None:
-    """Return each rank's factor, where the operation has one: they may differ."""
+    """Return each rank's factor, as factors may differ; None without."""
     return None if op.factor is None else entries.factors.tolist()
 
 
@@ -98,7 +98,7 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def _reduce(link: Link, operation: str, x: Array, op: ReduceOp, root: int) -> Steps:
-    """Reduce ``x`` into that of ``root``, or of all ranks, and return whether there was memory for it."""
+    """Reduce ``x`` into that of ``root``, or of all ranks; return False without shared memory."""
     factors: list[float] | None = None
     gets_result = root in (NO_ROOT, link.rank)
     flat = x.reshape(-1)
@@ -152,16 +152,13 @@ def _reduce(link: Link, operation: str, x: Array, op: ReduceOp, root: int) -> St
 
 
 def _own_slice(link: Link, start: int, stop: int, x: Array) -> tuple[int, int]:
-    """Return the first and last of the elements ``start`` to ``stop`` that this rank reduces."""
+    """Return the bounds of this rank's slice of the elements ``start`` to ``stop``."""
     edges = bounds(stop - start, link.size, x.itemsize)
     return start + edges[link.rank], start + edges[link.rank + 1]
 
 
 def _lies_in_others(part: Array, whole: Array, rank: int) -> bool:
-    """Return whether an array shares memory with other blocks of one of such blocks than that of ``rank``.
-
-    Its own block may be read and written where it is, as it is nobody else's concern.
-    """
+    """Return True if ``part`` shares memory with other blocks of ``whole`` than that of ``rank``."""
     return np.may_share_memory(part, whole) and address_of(part) != address_of(whole) + rank * part.nbytes
 
 
@@ -251,7 +248,7 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
 
 
 def _putting(link: Link, source: Array) -> Callable[[int, int, list[Array]], None]:
-    """Return a function that puts chunks of ``source`` into this rank's buffer."""
+    """Return a function that copies chunks of ``source`` into this rank's buffer."""
 
     def put(start: int, stop: int, buffers: list[Array]) -> None:
         buffers[link.rank][...] = source[start:stop]

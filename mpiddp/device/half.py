@@ -76,11 +76,11 @@ def _widen(source: Array, target: Array) -> None:
 
 
 def _narrow(source: Array, target: Array) -> None:
-    """Round by adding a number so large that the sum's last bit is float16's last bit.
+    """Round by adding a number whose last bit is float16's last bit.
 
     References
     ----------
-    F. Giesen, "float->half variants" (2012), whose magic number is for subnormal results only.
+    F. Giesen, "float->half variants" (2012); its magic number is for subnormal results only.
     """
     bits, result = source.view(np.int32), target.view(np.int16)
     scratch = np.empty((3, min(_CHUNK, len(bits))), np.int32)

@@ -30,7 +30,7 @@ from .groups import GroupLike, ProcessGroup, member
 
 
 def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
-    """Return the places of arrays that have their dtype in common, for each dtype in order of appearance."""
+    """Return the indices of arrays by dtype, in order of appearance."""
     places: dict[Any, list[int]] = {}
     for place, x in enumerate(arrays):
         places.setdefault(x.dtype, []).append(place)
@@ -38,7 +38,7 @@ def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
 
 
 def _cut(flat: Array, likes: Sequence[Array]) -> None:
-    """Copy the pieces of ``flat`` into arrays, one after the other."""
+    """Copy consecutive pieces of ``flat`` into arrays."""
     start = 0
     for x in likes:
         x[...] = flat[start : start + x.size].reshape(x.shape)
@@ -66,7 +66,7 @@ def _reduce_scatter(link: Link, outputs: Sequence[Array], inputs: Sequence[Array
 
 
 def _all_gather(link: Link, outputs: Sequence[Sequence[Array]], inputs: Sequence[Array]) -> Steps:
-    """Copy every rank's ``inputs`` to all ranks, into that rank's list of ``outputs``; through one piece of memory."""
+    """Copy every rank's ``inputs`` into its list of ``outputs`` on all ranks, through one buffer."""
     joined = np.concatenate([as_bytes(x) for x in inputs])
     received = [np.empty_like(joined, shape=sum(x.nbytes for x in each)) for each in outputs]
     yield from planning.moving("all_gather_list", link, joined)[0](link, received, joined)
@@ -90,7 +90,7 @@ def _dispatch(
     op: ReduceOp | None,
     alike: Sequence[Array],
 ) -> Work | None:
-    """Dispatch an operation in which all ranks give arrays like ``alike``: sizes, dtypes and their order."""
+    """Dispatch an operation whose arrays ``alike`` have equal sizes, dtypes and order on all ranks."""
     layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in alike) if len(alike) > 1 else ""
     call = make_call(name, alike[0].dtype, op, sum(x.size for x in alike), layout=layout)
     return dispatch(group, debug.traced(planning.plain(steps, call)), args, outputs, async_op)

@@ -189,7 +189,7 @@ def reduce(
 
 
 def _expect_blocks(whole: Array, part: Array, size: int, operation: str, whole_name: str, part_name: str) -> None:
-    """Check that ``whole`` holds ``size`` blocks like ``part``, one after the other or stacked."""
+    """Raise unless ``whole`` holds ``size`` blocks like ``part``, concatenated or stacked."""
     expect_like(whole, None, part.dtype, operation, whole_name)
     stacked = (size, *part.shape)
     joined = (size * part.shape[0], *part.shape[1:]) if part.ndim else (size,)
@@ -328,7 +328,7 @@ def _move(
     layout: str = "",
     algorithm: str = "",
 ) -> Work | None:
-    """Dispatch an operation that only moves data, for which there is no table."""
+    """Dispatch an operation that only moves data; no table chooses its algorithm."""
     steps: Callable[..., Any]
     steps, on_device = planning.moving(algorithm or name, group.link, *outputs, *inputs)
     like = (*outputs, *inputs)[0]
@@ -367,7 +367,7 @@ def all_gather(
 
 
 def _expect_list_like(arrays: Sequence[Array], x: Array, group: ProcessGroup, operation: str, name: str) -> None:
-    """Check that the arrays have the dtype of ``x``, and that of this rank its shape."""
+    """Raise unless the arrays have the dtype of ``x``, and this rank's its shape."""
     for index, each in enumerate(arrays):
         shape = x.shape if index == group.link.rank else None
         expect_like(each, shape, x.dtype, operation, f"{name}[{index}]")
@@ -413,7 +413,7 @@ def _on_root(
     role: str,
     writable: bool,
 ) -> list[Array] | None:
-    """Return the arrays of a list that must be given on the root and nowhere else."""
+    """Return the arrays of a list that is required on the root and forbidden elsewhere."""
     if group.link.rank == root:
         if not given:
             raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
@@ -533,7 +533,7 @@ def all_to_all_single(
 
 
 def _byte_counts(x: Array, splits: Sequence[int] | None, size: int, name: str) -> list[int]:
-    """Return the bytes of the blocks along the first dimension of ``x``."""
+    """Return the bytes of each block along the first dimension of ``x``."""
     rows = x.shape[0] if x.ndim else 1
     row_bytes = x.itemsize * math.prod(x.shape[1:])
     if splits is None:

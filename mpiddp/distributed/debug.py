@@ -142,7 +142,7 @@ def _logged(
 def _observed(
     operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
 ) -> tuple[Steps, Callable[[], None]]:
-    """Return steps that compare the call, work on copies, and watch the arrays, with the last check of these."""
+    """Return steps that compare the call, work on copies and watch the arrays, and the last check."""
     log(operation)
     line = caller()
     twins: dict[int, tuple[Array, Array]] = {}
@@ -170,14 +170,14 @@ def _observed(
 
 
 def _describe(operation: Operation, plan: Plan, args: Sequence[Any], *, equal_shapes: bool) -> str:
-    """Return the call as a person would name it, with the shape where all ranks must give the same."""
+    """Return the call's text, with the shape where it must be equal on all ranks."""
     text = plan.call.text(operation.number)
     x = next((x for each in args for x in (each if isinstance(each, list) else [each]) if hasattr(x, "dtype")), None)
     return f"{text}, shape {x.shape}" if equal_shapes and x is not None else text
 
 
 def _twin(given: Any, twins: dict[int, tuple[Array, Array]]) -> Any:
-    """Return a copy of an array, or of a list of arrays, and keep both."""
+    """Return a copy of an array or a list of arrays, and keep both."""
     if isinstance(given, list) and given and hasattr(given[0], "dtype"):
         return [_twin(each, twins) for each in given]
     if not hasattr(given, "dtype"):
@@ -188,7 +188,7 @@ def _twin(given: Any, twins: dict[int, tuple[Array, Array]]) -> Any:
 
 
 def _disagree(link: Link, text: str, digests: Array) -> Steps:
-    """Exchange the calls of the ranks, and raise on every rank."""
+    """Exchange the ranks' calls, and raise on every rank."""
     mine = np.zeros(_TEXT_BYTES, np.uint8)
     encoded = np.frombuffer(text.encode()[:_TEXT_BYTES], np.uint8)
     mine[: encoded.size] = encoded

@@ -132,7 +132,7 @@ def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) 
 
 
 def _choose_device(device_id: int | None) -> None:
-    """Choose the GPU of this process before MPI starts, which on some systems takes the current one for good."""
+    """Choose this process's GPU before MPI starts: some libraries keep the current one for good."""
     launched = settings.launch()
     if device_id is not None:
         choice.set_device(device_id)

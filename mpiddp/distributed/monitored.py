@@ -69,12 +69,12 @@ def _receive(group: ProcessGroup, source: int, message: Array) -> Receive:
 
 
 def _arrived(posted: Work) -> bool:
-    """Return whether a message is there; raise why none will be."""
+    """Return True once the message is there; raise if none will come."""
     return posted.is_completed() and posted.wait()
 
 
 def _report(group: ProcessGroup, timeout_s: float) -> None:
-    """Tell rank 0 that this rank has come, and wait for the answer."""
+    """Report to rank 0, and wait for its answer."""
     number, answer = group.monitored_barriers, np.zeros(2, np.int64)
     sent = _send(group, 0, number)
     receive = _receive(group, 0, answer)
@@ -100,7 +100,7 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
 
 
 def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None:
-    """Wait for every rank's message, and answer."""
+    """Receive every rank's report, and answer."""
     number, reports, message = group.monitored_barriers, group.monitored_reports, np.zeros(1, np.int64)
     others = range(1, group.size())
     # A rank whose timeout was shorter may have come to a later one already.

@@ -48,7 +48,7 @@ def checked_ranks(ranks: object, world_size: int) -> list[int]:
 
 
 def _agree(parent: Link, what: str, value: object) -> None:
-    """Raise on every rank where the ranks of ``parent`` gave different values."""
+    """Raise on every rank if the ranks of ``parent`` gave different values."""
     # Fixed-size fingerprints first: a list of ten thousand ranks from each of ten thousand ranks would not fit.
     text = repr(value)
     fingerprints = np.empty(parent.size, np.int64)
@@ -74,7 +74,7 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
 def _make(
     comm: MPI.Intracomm, timeout: timedelta | float | None, description: str | None, backend: str
 ) -> ProcessGroup:
-    """Make the group of the ranks of a new communicator, which is the group's from now on."""
+    """Make the group of a new communicator, which it owns from then on."""
     parent, job = default_group(), monitor.current()
     assert job is not None, "there is a default group"
     timeout_s = seconds(timeout)
@@ -87,7 +87,7 @@ def _make(
 
 
 def _without_waiting(make: Callable[[], T], what: Operation) -> T:
-    """Return the result of ``make``, which blocks in MPI, or say that there are too many communicators."""
+    """Return ``make()``, which blocks in MPI; raise with the cure if communicators have run out."""
     try:
         return requests.run_in_thread(make, what)
     except MPI.Exception as error:
@@ -263,7 +263,7 @@ def _all_parts(
     description: str | None,
     backend: str,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    """Split ``parent`` and return this rank's group and the list of all."""
+    """Split ``parent``; return this rank's group and the list of all parts."""
     mine, made = split(parent, parts, what, timeout, description, backend)
     return made, [made if index == mine else GroupMember.NON_GROUP_MEMBER for index in range(len(parts))]
 

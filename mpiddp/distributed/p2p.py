@@ -138,7 +138,7 @@ def isend(
 
 
 def _sources(group: ProcessGroup, src: int | None, group_src: int | None) -> tuple[int, tuple[int, ...]]:
-    """Return the group rank to receive from, or ANY_SOURCE, and the world ranks that it may be."""
+    """Return the source's group rank, or ANY_SOURCE, and its possible world ranks."""
     if src is None and group_src is None:
         return ANY_SOURCE, group.link.others
     source = root_rank(group, src, group_src)

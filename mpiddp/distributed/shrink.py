@@ -111,7 +111,7 @@ def expect_no_failures() -> None:
 
 
 def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
-    """Return a communicator of the ranks that are not excluded, which alone call."""
+    """Return a communicator of the remaining ranks, which alone call."""
     left = [rank for rank in range(old.size()) if rank not in excluded]
     others = tuple(old.link.ranks[rank] for rank in left if rank != old.rank())
     old.link.message_count += 1

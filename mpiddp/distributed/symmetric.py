@@ -109,9 +109,9 @@ def _checked(device: str) -> str:
 
 @compares_calls
 def _allocate(link: Link, nbytes: int) -> Steps:
-    """Return this rank's region of ``nbytes`` as bytes, or None and the reason why there is none, on all ranks alike.
+    """Return this rank's region of ``nbytes`` as bytes, or None and the fault, alike on all ranks.
 
-    A group with one rank on every node needs none.
+    A group with one rank a node needs none.
     """
     yield from handshake.compare(link, make_call("symmetric_empty", np.dtype(np.uint8), count=nbytes))
     if not link.shares_memory:

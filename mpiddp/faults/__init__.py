@@ -1,1 +1,1 @@
-"""Faults between ranks and how they are found: calls that differ, failed or exited ranks, waits that never end."""
+"""Faults between ranks: different calls, failed or exited ranks, waits without end."""

@@ -1,4 +1,4 @@
-"""The activity of this process, for a person: the operation in which it waits, and the line of its program."""
+"""The activity of this process in words: its operation, or the line of its program."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _summaries(thread: int) -> list[traceback.FrameSummary]:
 
 
 def _line(summaries: list[traceback.FrameSummary]) -> str:
-    """Return the innermost line of the program's own code, else the innermost one."""
+    """Return the innermost line of the program's own code."""
     own = [each for each in summaries if not each.filename.startswith((_PACKAGE, "<frozen", *_OTHERS))]
     if not summaries:
         return ""
@@ -101,7 +101,7 @@ def stacks() -> str:
 
 
 def unwind(trace: TracebackType | None) -> tuple[str, Operation | None]:
-    """Return a traceback's program lines and the operation of its wait, and keep them as the activity from now on.
+    """Return a traceback's program lines and the operation of its wait, and describe them to other ranks from now on.
 
     The frames of an interrupted wait still hold its operation.
     """

@@ -1,17 +1,15 @@
-"""Calls: the record of a collective call, its comparison over the ranks, and the text about a mismatch.
+"""Calls: the record of a collective call, its comparison over the ranks, and the text of a mismatch.
 
-Every comparison works on these records, wherever they travel: through node-shared memory (`Calls`), in eager buffers,
-in the handshake of algorithms that exchange a few bytes anyway, and between nodes.
+Every comparison works on these records: in node-shared memory (`Calls`), in eager buffers, in the handshake of
+algorithms, and between nodes.
 
-`Calls` holds the ranks' records side by side in memory of the node. A rank publishes its call before it sends anything,
-and compares it with the records of the others: the later of two ranks that disagree raises before its data moves. The
-earlier one compares again when its operation has finished, and while it waits. That costs some stores and loads, and no
-message. Between nodes every rank keeps a hash of all its calls so far, which `handshake` compares wherever ranks
-exchange a few bytes.
+`Calls` holds the ranks' records side by side in memory of the node. A rank publishes its call before it sends, and
+compares: the later of two ranks that disagree raises before its data moves; the earlier one compares again at the end
+of its operation and while it waits. That costs some stores and loads, and no message. Between nodes every rank keeps a
+hash of its calls, which `handshake` compares wherever ranks exchange a few bytes.
 
-A record has the operation, dtype, element count, reduction and root; of operations whose arrays may differ from rank to
-rank, the part that may not. An operation that compares calls itself, before it begins, is marked and left to do it:
-then all ranks raise the same error, and the group goes on.
+A record has operation, dtype, element count, reduction and root, as far as they must be equal. An operation that
+compares calls itself, before it begins, is marked: all ranks raise, and the group goes on.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ _names: dict[int, str] = {}
 
 
 def register_name(name: str) -> int:
-    """Return the number of an operation's name, the same in every process."""
+    """Return an operation's number, equal in every process."""
     number = zlib.crc32(name.encode())
     _names.setdefault(number, name)
     return number
@@ -79,7 +77,7 @@ for _operation in _OPERATIONS:
 
 
 class Call(NamedTuple):
-    """A collective call: all of it that must be equal on the ranks."""
+    """The parts of a collective call that must be equal on all ranks."""
 
     kind: int
     """Operation, dtype, reduction and layout, from `make_call`."""
@@ -90,7 +88,7 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The operation, as far as this process knows it."""
+        """The operation; "another operation" if this process does not know it."""
         return _names.get(self.kind >> 32, "another operation")
 
     @property
@@ -103,17 +101,17 @@ class Call(NamedTuple):
         return self._replace(kind=self.kind | _SELF_COMPARING)
 
     def pack(self, sequence: int) -> bytes:
-        """Return the record of this call as the group's operation number ``sequence``; 0: not numbered."""
+        """Return the record of this call with a sequence number; 0: not numbered."""
         return _PACKED.pack(sequence, *self)
 
     def differs(self, other: Call) -> bool:
-        """Return whether two ranks cannot both make these calls in one operation, and nobody else would notice."""
+        """Return True if two ranks cannot make these calls in one operation, and nobody else would notice."""
         if self.self_comparing and other.self_comparing:
             return False
         return (self.kind >> 1, self.length, self.root) != (other.kind >> 1, other.length, other.root)
 
     def text(self, sequence: int = 0) -> str:
-        """Return the call as a person would name it."""
+        """Return the call in words."""
         layout, dtype, reduction = self.kind >> 17 & 0x7FFF, self.kind >> 9 & 0xFF, self.kind >> 1 & 0xFF
         text = self.name + (f" #{sequence}" if sequence else "")
         if dtype != _NO_DTYPE:
@@ -146,19 +144,19 @@ def make_call(
     Parameters
     ----------
     name : str
-        The operation; with an algorithm that was asked for, as ranks must ask for the same one.
+        The operation, with a requested algorithm.
     dtype : dtype, optional
-        The dtype that all ranks must give.
+        The common dtype.
     op : ReduceOp, optional
         The reduction; a factor may differ.
     count : int, optional
-        The number of elements that all ranks must give.
+        The common number of elements.
     root : int, optional
         Group rank of the root.
     layout : str, optional
-        Whatever else must be equal on all ranks.
+        Anything else in common.
     on_device : bool, default False
-        Whether the algorithm is for arrays of a device: its messages do not match those for arrays of the host.
+        True for an algorithm on device arrays: its messages do not match those of host arrays.
     """
     key = (name, dtype, None if op is None else op.value, layout, on_device)
     kind = _kinds.get(key)
@@ -170,7 +168,7 @@ def make_call(
 
 
 def _kind(name: str, dtype: np.dtype[Any] | None, reduction: int | None, layout: str, on_device: bool) -> int:
-    """Return one number for all of a call but its count and its root."""
+    """Return a number for all of a call but count and root."""
     code = _NO_DTYPE if dtype is None else dtype_code(dtype) | _ON_DEVICE * on_device
     layout += "" if dtype is None else dtype_layout(dtype)
     digest = zlib.crc32(layout.encode()) % 0x7FFF + 1 if layout else 0
@@ -183,18 +181,18 @@ _Algorithm = TypeVar("_Algorithm", bound=Callable[..., Any])
 
 
 def compares_calls(algorithm: _Algorithm) -> _Algorithm:
-    """Mark an algorithm that compares the calls of all ranks before anything else; a decorator."""
+    """Mark an algorithm that compares the ranks' calls before anything else; a decorator."""
     _self_comparing.add(algorithm)
     return algorithm
 
 
 def is_self_comparing(algorithm: Callable[..., Any]) -> bool:
-    """Return whether an algorithm has been marked by `compares_calls`."""
+    """Return True for an algorithm marked by `compares_calls`."""
     return algorithm in _self_comparing
 
 
 def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -> MismatchError:
-    """Return the error of two ranks that disagree, given their world ranks and the texts of their calls."""
+    """Return the error of two ranks, given their world ranks and the texts of their calls."""
     first, second = sorted([(rank, call), (other_rank, other)])
     return MismatchError(
         f"the ranks of {group} disagree: rank {first[0]} calls {first[1]}, rank {second[0]} calls {second[1]}; all"
@@ -204,7 +202,7 @@ def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -
 
 
 def compare_records(link: Link, records: Array) -> None:
-    """Raise `MismatchError` if the ranks' records, int64 of shape (ranks, 4), are not all of the same call."""
+    """Raise `MismatchError` unless the ranks' records, int64 of shape (ranks, 4), are of one call."""
     same = records[:, 1:] == records[0, 1:]
     if not same.all():
         odd = int(same.all(1).argmin())
@@ -220,15 +218,12 @@ class Calls(Resource):
     link : Link
         The group.
     memory : mmap or bytearray
-        `REGION_BYTES` for each rank of the node; of this process alone, where nothing is shared.
+        `REGION_BYTES` for each rank of the node; this process's alone, if nothing is shared.
 
-    Notes
-    -----
-    A row has one record of every rank: that whose sequence gives this remainder. A record's number is erased first and
-    stored last, so a record whose number is the same before and after it is read is whole, where the processor shows
-    stores in order; elsewhere a mismatch is believed when it is seen some time later. A row is used again after a
-    page's worth of calls: of a rank that is further ahead than that, as the root of many broadcasts may be, nothing is
-    found out here.
+    Notes ----- A row has one record of every rank, by the remainder of its sequence. A record's number is erased first
+    and stored last: a record with the same number before and after a read is whole, on processors that show stores in
+    order; elsewhere a mismatch must last some time. Rows are used again after a page of calls: a rank further ahead, as
+    the root of many broadcasts may be, is not compared here.
     """
 
     def __init__(self, link: Link, memory: mmap.mmap | bytearray) -> None:
@@ -249,7 +244,7 @@ class Calls(Resource):
         """Records, by sequence, that some rank of the node has not matched yet."""
 
     def publish(self, sequence: int, call: Call) -> bool:
-        """Store a call for the others to see; return whether all ranks of the node have made the same.
+        """Store a call for the others; return True if all ranks of the node have made the same.
 
         Raises
         ------
@@ -272,7 +267,7 @@ class Calls(Resource):
         return False
 
     def _compare(self, sequence: int, record: bytes, row: bytes | bytearray) -> None:
-        """Compare a published call with those of the ranks that have arrived, and are not far ahead."""
+        """Compare a published call with those that have arrived; ranks far ahead are left out."""
         if self._size <= _FEW:
             agree = row.count(record[:_NUMBER_BYTES]) == row.count(record)
         else:
@@ -295,7 +290,7 @@ class Calls(Resource):
                 raise mismatch(self._link, own, mine.text(sequence), other, call.text(sequence))
 
     def _row(self, sequence: int) -> list[tuple[int, Call]]:
-        """Return the sequence and the call of every rank's record; 0 where it is written just now."""
+        """Return every rank's sequence and call; sequence 0 for a record in the middle of a store."""
         row = self._table[sequence % _ROWS]
         before, records, after = row["sequence"].tolist(), row.tolist(), row["sequence"].tolist()
         return [
@@ -304,7 +299,7 @@ class Calls(Resource):
         ]
 
     def verify(self, sequence: int) -> None:
-        """Compare a call that has come to its end for the last time; raises as `publish`."""
+        """Compare a finished call for the last time; raises as `publish`."""
         record = self._unconfirmed.get(sequence)
         if record is not None:
             row = self._bytes(sequence)
@@ -313,12 +308,12 @@ class Calls(Resource):
             self._unconfirmed.pop(sequence, None)
 
     def publish_unawaited(self, sequence: int, call: Call) -> None:
-        """Publish a call that waits for no other rank; `check` compares it again later. Raises as `publish`."""
+        """Publish a call that waits for no rank; `check` compares it again. Raises as `publish`."""
         if not self.publish(sequence, call) and len(self._unconfirmed) > _MAX_UNCONFIRMED:
             del self._unconfirmed[next(iter(self._unconfirmed))]
 
     def check(self) -> None:
-        """Compare all calls that have not been verified; raises as `publish`."""
+        """Compare all unverified calls; raises as `publish`."""
         for sequence, record in tuple(self._unconfirmed.items()):
             self._compare(sequence, record, self._bytes(sequence))
 
@@ -327,14 +322,14 @@ class Calls(Resource):
         return bytes(self._memory[start : start + self._row_bytes])
 
     def recent(self) -> Array:
-        """Return the last records of this rank, as many on every rank; those not used have sequence 0."""
+        """Return this rank's last records, equally many on every rank; unused ones have sequence 0."""
         mine = self._table[:, self._rank].copy()
         marked = mine["sequence"] & _MARK == _MARK
         mine["sequence"] = np.where(marked, mine["sequence"] & ~_MARK, 0)
         return mine
 
     def close(self) -> None:
-        """Unmap the memory, at once and not when garbage is collected."""
+        """Unmap the memory at once."""
         self._unconfirmed.clear()
         del self._memory, self._table
 
@@ -351,7 +346,7 @@ def last_call(link: Link) -> str:
 
 
 def first_difference(link: Link, recent: Array) -> MismatchError:
-    """Return the error about the first calls in which ranks differ, given the `Calls.recent` of all of them."""
+    """Return the error of the first differing calls, given all ranks' `Calls.recent`."""
     rows = [{record[0]: Call(*record[1:]) for record in row.tolist() if record[0]} for row in recent]
     for sequence in sorted(set.intersection(*map(set, rows))):
         for rank, row in enumerate(rows):
@@ -362,7 +357,7 @@ def first_difference(link: Link, recent: Array) -> MismatchError:
 
 
 def compare_eager(link: Link, rounds: Sequence[Sequence[tuple[int, int, int, int, int]]]) -> None:
-    """Raise `MismatchError` if ranks make different calls in one round of the eager buffers (`EagerBuffers.calls`)."""
+    """Raise `MismatchError` if calls differ in one round of the eager buffers (`EagerBuffers.calls`)."""
     for (rank, sequence, *own), *others in rounds:
         for other_rank, other_sequence, *other in others:
             if (other_sequence, *other) != (sequence, *own):

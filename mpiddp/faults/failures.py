@@ -1,9 +1,8 @@
-"""Failed ranks, where the MPI library lets the others live on: how all of them learn of a failure.
+"""Failed ranks under an MPI that lets the others live: how the survivors learn of a failure.
 
-A library with ULFM reports a failed rank to those who communicate with it, and to nobody else. So a rank that learns of
-one revokes the communicators of all its groups: nobody waits in one of them for a rank that has left it, and all
-survivors meet an error in their current or their next operation. The groups of the job are of no use from then on,
-until `monitor.regroup` has made the world anew of the survivors.
+ULFM reports a failed rank to its communication partners only. A rank that learns of one revokes the communicators of
+all its groups: nobody waits there for a rank that has left, and every survivor meets an error in its current or next
+operation. The job's groups are of no use until `monitor.regroup` has made the world anew.
 
 References
 ----------
@@ -28,7 +27,7 @@ _NEWS_S = 0.2
 
 
 class Revocable(Protocol):
-    """A group: its communicators are revoked with the world, and it is aborted then."""
+    """A group, revoked and aborted with the world."""
 
     comms: list[MPI.Comm]
 
@@ -37,7 +36,7 @@ class Revocable(Protocol):
 
 
 class Failures:
-    """The failed ranks of a world, as far as this process knows.
+    """The failed ranks of a world, as known to this process.
 
     Parameters
     ----------
@@ -54,7 +53,7 @@ class Failures:
         """True if the other ranks live on when one fails; elsewhere the launcher ends the job."""
 
     def register_comm(self, comm: MPI.Intracomm) -> None:
-        """Revoke a communicator that is no part of a group together with the world."""
+        """Revoke a communicator outside of groups together with the world."""
         self._comms.append(comm)
 
     def register(self, group: Revocable) -> None:
@@ -63,16 +62,16 @@ class Failures:
             self._groups.add(group)
 
     def happened(self) -> bool:
-        """Return whether a rank is known to have failed, by this process or another one."""
+        """Return True if a failure is known, to this process or another one."""
         return self.survivable and (self._comm.Is_revoked() or self._comm.Get_failed().size > 0)
 
     def ranks(self) -> list[int]:
-        """Return the ranks of the world that are known to have failed."""
+        """Return the world ranks known to have failed."""
         failed = self._comm.Get_failed()
         return sorted(MPI.Group.Translate_ranks(failed, range(failed.size), self._comm.group))
 
     def revoke(self) -> None:
-        """Let all ranks learn of the failure, wherever they wait."""
+        """Revoke all communicators, so that every rank learns of the failure."""
         with self._lock:  # the watchdog's thread may be the first to know
             comms = [*self._comms, *(comm for group in tuple(self._groups) for comm in group.comms)]
             for comm in comms:

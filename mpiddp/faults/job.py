@@ -22,7 +22,7 @@ class Job(NamedTuple):
 
     @classmethod
     def gather(cls, comm: MPI.Intracomm, *, ended: bool = False) -> Self:
-        """Return the job of all ranks of ``comm``, which all call; ``ended`` says whether this one's program has."""
+        """Return the job of all ranks of ``comm``; collective. ``ended``: this rank's program has ended."""
         gathered = world.gather(comm, ended=ended)
         failures, questions = Failures(comm), comm.Dup()
         failures.register_comm(questions)
@@ -30,7 +30,7 @@ class Job(NamedTuple):
         return cls(gathered, Liveness(questions, gathered.thread_multiple), failures)
 
     def survivors(self) -> Self:
-        """Return the job of the surviving ranks, after others have failed; all of them call."""
+        """Return the job of the survivors; collective over them."""
         self.failures.revoke()
         # The launcher's own barrier in MPI_Finalize may wait for the failed ranks for ever.
         lazy.never_finalize()

@@ -1,9 +1,8 @@
-"""Liveness: ranks that have waited long ask each other how far they have come.
+"""Liveness: ranks in long waits ask each other for their progress.
 
-Nothing is sent while all goes well. A rank that has waited for seconds in an operation asks others; each answers from
-its watchdog thread (also while its program computes) or from its wait at exit (after its program has ended) with the
-number of operations of that group that it has begun, whether its program has ended, and what it is doing. So the waiter
-decides that a rank is missing, and a rank that has merely finished early harms nobody.
+Nothing is sent while all goes well. After some seconds a waiting rank asks others. Each answers, from its watchdog
+thread or from its wait at exit, with the operations of that group that it has begun, whether its program has ended, and
+its activity. The waiter decides: a rank that finished early harms nobody.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class Liveness:
     comm : MPI.Intracomm
         A duplicate of the world; freed with the process.
     watched : bool
-        Whether the ranks have watchdogs that answer while their programs compute.
+        True if the ranks have watchdogs, which answer while programs compute.
     """
 
     def __init__(self, comm: MPI.Intracomm, watched: bool) -> None:
@@ -128,7 +127,7 @@ class Liveness:
         self._progress[link.id] = link.sequence, time.monotonic()
 
     def retire(self, link: Link) -> None:
-        """Remember a destroyed group for a while, because peers may still be in its last operation."""
+        """Remember a destroyed group for a while: peers may be in its last operation."""
         self._links.pop(link.id, None)
         self._progress.pop(link.id, None)
         self._retired.append((link.id, link.sequence))
@@ -147,7 +146,7 @@ class Liveness:
         self._sent.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
 
     def progress(self) -> None:
-        """Answer the questions, and keep the answers, that have arrived."""
+        """Receive questions and answers, and answer."""
         now = time.monotonic()
         for group, link in tuple(self._links.items()):
             if self._progress.get(group, (-1, now))[0] != link.sequence:
@@ -190,7 +189,7 @@ class Liveness:
                 self._send(0, _ENDING, b"")
 
     def ask(self, group: int, ranks: Sequence[int], stacks: bool = False) -> None:
-        """Ask ``ranks`` how far they have come in a group; ``stacks``: and where all their threads are."""
+        """Ask ``ranks`` for their progress in the group of ``operation`` and their activity."""
         with self._lock:
             self._forget_sent()
             for rank in ranks:
@@ -220,10 +219,10 @@ class Liveness:
         return [rank for rank in ranks if rank != self.rank]
 
     def first_asked(self, operation: Operation) -> list[int]:
-        """Return the ranks that a waiter asks while it waits: its peers, or its neighbour in the group.
+        """Return the ranks to ask during a wait: the peers, or the neighbour in the group.
 
-        If a rank is missing for good, then a waiter has a neighbour that is: going back from the missing rank, the
-        first one that still runs comes to the operation, or ends too. So a wait costs a message a rank.
+        Going back from a rank that is missing for good, the first one that still runs waits or ends, too: some waiter's
+        neighbour is missing. So a wait costs one message a rank.
         """
         awaited = self.awaited(operation)
         if operation.peers is not None or not awaited:
@@ -232,10 +231,10 @@ class Liveness:
         return [ranks[(ranks.index(self._comm.rank) + 1) % len(ranks)]]
 
     def exited_ranks(self, operation: Operation) -> list[int]:
-        """Return the ranks without which ``operation`` cannot end and whose programs have ended, as far as is known.
+        """Return the ranks that ``operation`` needs and whose programs are known to have ended.
 
-        A rank that took part and then ended is not among them. An operation that waits for any of several peers
-        (a receive from any source) can end until all of them have gone.
+        A rank that took part before it ended is not among them. A receive from any source can end until all sources
+        have gone.
         """
         gone = []
         for rank in self.awaited(operation):
@@ -258,7 +257,7 @@ class Liveness:
         self.ask(_group(operation), self.awaited(operation))
 
     def describe(self, operation: Operation | None, silence_s: float) -> str:
-        """Describe the ranks that keep ``operation`` from ending, or all others, as they answer `ask`."""
+        """Describe the ranks that keep ``operation`` from ending, or all others, from the answers so far."""
         awaited = self.awaited(operation)
         answers = self.answers(_group(operation), awaited, silence_s)
         found, missing = {}, {}

@@ -1,7 +1,6 @@
-"""The monitor: joins liveness, failures, calls and the watchdog behind the `Monitor` protocol of `mpiddp.mpi`.
+"""The monitor: liveness, failures, calls and watchdog behind the `Monitor` protocol of `mpiddp.mpi`.
 
-`start` is called by ``init_process_group`` and makes the one `Job` of the process; it lasts until the process ends,
-also when process groups are destroyed and made again.
+``init_process_group`` calls `start`, which makes the process's one `Job`; it outlives process groups.
 """
 
 from __future__ import annotations
@@ -34,13 +33,7 @@ _MAX_MESSAGES = 4
 
 
 class GroupMonitor(Resource):
-    """The watch over one group's operations.
-
-    Parameters
-    ----------
-    job : Job
-        The running job.
-    """
+    """The watch over one group's operations."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -51,7 +44,7 @@ class GroupMonitor(Resource):
         self._eager: EagerBuffers | None = None
 
     def attach(self, link: Link) -> None:
-        """Watch over a group, whose ranks all call: publish its calls in memory of the node."""
+        """Watch over a group, and publish its calls in memory of the node; collective."""
         self._link = link
         link.own(self)
         self._job.liveness.register(link)
@@ -69,7 +62,7 @@ class GroupMonitor(Resource):
             self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES)))
 
     def publish(self, sequence: int, call: Call) -> bool:
-        """Publish a call; return whether all ranks of the node are known to make the same.
+        """Publish a call; return True if all ranks of the node are known to make the same.
 
         Raises
         ------
@@ -85,7 +78,7 @@ class GroupMonitor(Resource):
             raise
 
     def publish_unawaited(self, sequence: int, call: Call) -> None:
-        """Publish a call that waits for no other rank. Raises as `publish`."""
+        """Publish a call that waits for no rank. Raises as `publish`."""
         if self._calls is not None:
             try:
                 self._calls.publish_unawaited(sequence, call)
@@ -94,7 +87,7 @@ class GroupMonitor(Resource):
                 raise
 
     def verify(self, sequence: int) -> None:
-        """Compare a call that has come to its end for the last time. Raises as `publish`."""
+        """Compare a finished call for the last time. Raises as `publish`."""
         if self._calls is not None:
             try:
                 self._calls.verify(sequence)
@@ -103,7 +96,7 @@ class GroupMonitor(Resource):
                 raise
 
     def verifying(self, sequence: int, steps: Steps) -> Steps:
-        """Return the same steps, with a last comparison of their call at the end."""
+        """Return the steps, with a last comparison of their call at the end."""
         try:
             value = yield from steps
         except Exception:
@@ -113,7 +106,7 @@ class GroupMonitor(Resource):
         return value
 
     def disagreement(self) -> MismatchError | None:
-        """Return the error about ranks that make different calls, as far as is seen."""
+        """Return the error of ranks that make different calls, or None."""
         link, published, buffers = self._link, self._calls, self._eager
         try:
             if published is not None:
@@ -133,11 +126,11 @@ class GroupMonitor(Resource):
             raise error
 
     def explain(self, operation: Operation) -> str:
-        """Ask the other ranks, and return a sentence about those that keep an operation from ending."""
+        """Ask the other ranks, and describe those that keep an operation from ending, and unmatched messages."""
         return self._job.liveness.explain(operation) + self.unmatched()
 
     def unmatched(self) -> str:
-        """Return the messages that have arrived in the group and that no receive has taken; empty if there are none."""
+        """Describe arrived messages that no receive has taken; empty without any."""
         mailbox = None if self._link is None else self._link.find(Mailbox)
         try:
             found = [] if mailbox is None else mailbox.unmatched()
@@ -162,27 +155,27 @@ class GroupMonitor(Resource):
             self._link.abort(error)
 
     def close(self) -> None:
-        """Remember the group for a while, because peers may still be in its last operation."""
+        """Retire the group from liveness: peers may be in its last operation."""
         if self._link is not None:
             self._job.liveness.retire(self._link)
         self._calls = self._eager = None
 
     def drop(self, error: DistError) -> None:
-        """Remember the group, too, and compare its calls no more."""
+        """Retire the group, too, and compare its calls no more."""
         self.close()
 
 
 def connect(job: Job, comm: MPI.Intracomm, timeout_s: float) -> tuple[Link, GroupMonitor]:
-    """Return the link of a new group, and its monitor; all ranks of ``comm`` call.
+    """Return a new group's link and monitor; collective over ``comm``.
 
     Parameters
     ----------
     job : Job
         The running job.
     comm : MPI.Intracomm
-        A communicator of the group's ranks, which the link owns from now on.
+        A communicator of the group's ranks; owned by the link.
     timeout_s : float
-        Time that an operation of the group may take, in seconds.
+        Time limit of the group's operations, in seconds.
     """
     monitor = GroupMonitor(job)
     link = Link(job.world, comm, timeout_s, monitor, register=job.failures.register)
@@ -216,18 +209,18 @@ def current() -> Job | None:
 
 
 def start(claims: Claims | None = None) -> Job:
-    """Start MPI if it is not running, check the launch, and return the job; a second call returns the same.
+    """Start MPI if necessary, check the launch, and return the job; a second call returns the same.
 
     Parameters
     ----------
     claims : Claims, optional
-        What the program believes; a contradiction to MPI is an error.
+        The program's claims; a contradiction to MPI is an error.
 
     Raises
     ------
     DistError
-        If the launcher announced several ranks and MPI sees one, if the environment or the claims contradict MPI, if
-        MPI has been finalised already, in a fork of an initialised process, or without Python's global lock.
+        If the launcher announced several ranks and MPI sees one, the environment or the claims contradict MPI, MPI has
+        been finalised, in a fork of an initialised process, or without Python's global lock.
     """
     global _owner_pid
     job = current()
@@ -256,7 +249,7 @@ def start(claims: Claims | None = None) -> Job:
 
 
 def regroup() -> Job:
-    """Make the job anew of the surviving ranks, after others have failed; all of them call."""
+    """Make the job anew of the survivors; collective over them."""
     assert _job is not None and _shutdown is not None
     _shutdown.stop()
     job = _begin(_job.survivors())
@@ -267,7 +260,7 @@ def regroup() -> Job:
 
 
 def _begin(job: Job) -> Job:
-    """Make a job that of this process, and watch over it."""
+    """Make ``job`` that of this process, and watch over it."""
     global _job, _shutdown
     _job = job
     if _shutdown is None:
@@ -284,7 +277,7 @@ def _begin(job: Job) -> Job:
 
 
 def why_unwatched(job: Job) -> str:
-    """Return why the job has no watchdog; empty where it has one, and where nobody waits for another."""
+    """Return the reason why the job has no watchdog; empty if it has one, or needs none."""
     if job.world.size == 1 or job.world.thread_multiple:
         return ""
     levels = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THREAD_SERIALIZED: "SERIALIZED"}

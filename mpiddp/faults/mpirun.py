@@ -1,6 +1,6 @@
-"""The end that Open MPI's mpirun makes of a job on Ctrl-C: SIGCONT, 0.25 s later SIGTERM, and 0.25 s later SIGKILL.
+"""The end of a job by Open MPI's mpirun on Ctrl-C: SIGCONT, SIGTERM after 0.25 s, SIGKILL after another 0.25 s.
 
-Its ranks get no SIGINT, and nothing that they print then is passed on: a report goes to mpirun's own stderr.
+Its ranks get no SIGINT, and their output is no longer passed on: a report goes to mpirun's own stderr.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HANDLED = (signal.SIGCONT, signal.SIGTERM)
 
 
 def _left_to_the_watchdog(number: int, frame: object) -> None:
-    """Let the watchdog hear of a signal."""
+    """Do nothing: the watchdog receives the signal."""
 
 
 def _children(pid: int) -> set[str]:
@@ -38,7 +38,7 @@ def _runs(pid: str) -> bool:
 
 
 class Launcher:
-    """The mpirun that has started this rank, where a report of its end can reach somebody.
+    """The mpirun of this rank, if it reads a report of the end.
 
     Parameters
     ----------
@@ -62,18 +62,18 @@ class Launcher:
                 self._handled.append(number)
 
     def _reads(self) -> bool:
-        """Return whether the parent is mpirun itself, on this host."""
+        """Return True if the parent is mpirun itself, on this host."""
         try:
             return Path(f"/proc/{self._pid}/comm").read_text().strip() not in _DAEMONS
         except OSError:
             return False
 
     def handles_termination(self) -> bool:
-        """Return whether a SIGTERM is ours to carry out."""
+        """Return True if SIGTERM is left to the watchdog."""
         return signal.SIGTERM in self._handled and signal.getsignal(signal.SIGTERM) is _left_to_the_watchdog
 
     def all_run(self) -> bool:
-        """Return whether all ranks of this host run: when one has ended, mpirun ends the others, and says so itself."""
+        """Return True if all ranks of this host run; otherwise mpirun ends the job for that, and says so."""
         return all(map(_runs, self._ranks))
 
     def write(self, text: str) -> None:
@@ -84,7 +84,7 @@ class Launcher:
             os.close(output)
 
     def terminate(self) -> None:
-        """End this process as SIGTERM does, from any thread."""
+        """End this process by SIGTERM, from any thread."""
         ctypes.pythonapi.PyOS_setsig(int(signal.SIGTERM), None)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,7 +1,7 @@
-"""The end of a job: together when all goes well, at once and with the reason when one rank fails.
+"""The end of a job: together when all goes well, at once with the reason when a rank fails.
 
-An uncaught exception ends the whole job with that rank's traceback (`install`). A program that has ended waits for the
-others (`Shutdown`) before MPI is finalised, and answers those who ask whether it is still there.
+An uncaught exception ends the job with that rank's traceback (`install`). An ended program waits for the others
+(`Shutdown`) before MPI is finalised, and answers their questions.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _liveness: Liveness | None = None
 
 
 def install() -> None:
-    """Let an uncaught exception on one rank of several end the job; done once, before MPI starts.
+    """End the job at an uncaught exception on one rank of several; installed once, before MPI starts.
 
-    That of a program which a rank has started is a matter between the two.
+    Programs that a rank starts keep Python's own hook.
     """
     global _rank, _size, _owner_pid
     if _owner_pid:
@@ -86,7 +86,7 @@ def install() -> None:
 
 
 def _others(error: BaseException) -> str:
-    """Return where the other rank is, for an error about ranks that disagree."""
+    """Describe the other rank of a mismatch."""
     if not isinstance(error, MismatchError) or _liveness is None:
         return ""
     ranks = [rank for rank in error.ranks if rank != _rank]
@@ -99,15 +99,15 @@ def _exit_code(error: BaseException) -> int:
 
 
 def set_liveness(liveness: Liveness) -> None:
-    """Let the reports of this process tell what the other ranks do."""
+    """Set the source of other ranks' activities for reports."""
     global _liveness
     _liveness = liveness
 
 
 def interruption(lines: str, operation: Operation | None) -> str:
-    """Return the report of a Ctrl-C: the program's line, its operation, and what the other ranks do.
+    """Return the report of a Ctrl-C: the program's line, its operation, and the other ranks' activities.
 
-    Of several ranks that are interrupted the lowest one reports.
+    The lowest of several interrupted ranks reports.
     """
     if _liveness is None or _size == 1:
         return report(lines, operation, "")
@@ -127,26 +127,26 @@ def report(lines: str, operation: Operation | None, others: str) -> str:
 
 
 def _progress() -> None:
-    """Answer the other ranks, who may report too."""
+    """Answer the other ranks meanwhile."""
     if _liveness is not None and running():
         with contextlib.suppress(MPI.Exception):
             _liveness.progress()
 
 
 def set_rank(rank: int, size: int) -> None:
-    """Replace the launcher's announcement by MPI's rank and size, which makes this process the announced rank."""
+    """Replace the launcher's rank and size by MPI's, and claim the rank for this process."""
     global _rank, _size
     _rank, _size = rank, size
     settings.claim_rank()
 
 
 def label() -> str:
-    """Return ``[rank r/N host]``, by which a line of output names its process."""
+    """Return ``[rank r/N host]``, the beginning of this process's lines."""
     return f"[rank {_rank}/{_size} {socket.gethostname()}]"
 
 
 def say(text: str) -> None:
-    """Print ``text`` on stderr under this rank's name, in one piece."""
+    """Print ``text`` on stderr under this rank's label, in one piece."""
     stream = sys.__stderr__ or sys.stderr
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or a broken pipe
         stream.write(labelled(text))
@@ -154,22 +154,22 @@ def say(text: str) -> None:
 
 
 def labelled(text: str) -> str:
-    """Return the lines of ``text``, each under this rank's name."""
+    """Return the lines of ``text``, each with this rank's label."""
     return "".join(f"{label()} {line}\n" for line in text.splitlines())
 
 
 def ends() -> bool:
-    """Return whether this process ends the job."""
+    """Return True if this process ends the job."""
     return _ending.locked()
 
 
 def abort(text: str | Callable[[], str], code: int) -> NoReturn:
-    """Print ``text`` under this rank's name, in one piece, and end the whole job with the exit code ``code``.
+    """Print ``text`` under this rank's label, and end the job with the exit code ``code``.
 
     Parameters
     ----------
     text : str or callable
-        A callable is asked when it is this rank's turn to speak.
+        A callable is called at this rank's turn.
     code : int
         The exit code.
     """
@@ -201,7 +201,7 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
 
 
 def _abort_by_pmi(code: int) -> None:
-    """Tell Hydra to end the job, in the words of MPICH's process management interface; return if it does not."""
+    """Ask Hydra in the words of MPICH's process manager interface to end the job; return if it does not."""
     descriptor = os.environ.get("PMI_FD", "")
     with contextlib.suppress(OSError, ValueError), socket.socket(fileno=os.dup(int(descriptor))) as hydra:
         hydra.settimeout(_PMI_S)
@@ -213,7 +213,7 @@ def _abort_by_pmi(code: int) -> None:
 
 @contextlib.contextmanager
 def time_limit(timeout_s: float, what: str) -> Iterator[None]:
-    """End the job when the other ranks have not called ``what`` in time."""
+    """End the job if the other ranks do not call ``what`` in time."""
     text = (
         f"{what} did not finish in {timeout_s:g} s: it waits for ranks that have not called it, and every rank has to"
     )
@@ -227,14 +227,14 @@ def time_limit(timeout_s: float, what: str) -> Iterator[None]:
 
 
 class Shutdown:
-    """The end of a program that has worked with a job: at exit, or when it calls MPI.Finalize itself.
+    """The end of a program: at exit, or when it calls MPI.Finalize itself.
 
     Attributes
     ----------
     job : Job
         The running job.
     stop : callable
-        Called when every rank has come to its end.
+        Called when every rank has ended.
     """
 
     def __init__(self) -> None:
@@ -246,7 +246,7 @@ class Shutdown:
         MPI.COMM_SELF.Set_attr(key, self)
 
     def __call__(self) -> None:
-        """Wait until every rank has come to its end."""
+        """Wait for the end of every rank."""
         if self._ended or os.getpid() != _owner_pid or not running():
             return
         self._ended = True
@@ -263,7 +263,7 @@ class Shutdown:
         self.stop()
 
     def _wait(self) -> bool:
-        """Wait; return False if a rank has failed meanwhile: the survivors may go on, with this one."""
+        """Wait for all; return False if a rank failed meanwhile: the survivors may go on, with this one."""
         try:
             self._wait_for_all()
             # Some may have come through the barrier and others not, who would wait for those in MPI_Finalize.

@@ -1,10 +1,8 @@
-"""The watchdog: a thread that ends the job when this process waits in vain, and says why.
+"""The watchdog: a thread that ends the job, with the reason, if this process waits in vain.
 
-It looks twice a second, answers the questions of other ranks, and recognises by its number an operation in which the
-process still waits: the program pays nothing for being watched, and no array lives longer for it. It warns of a wait
-without progress, and prints what all ranks do on SIGUSR2 and for ``python -m mpiddp where``. It also sees a Ctrl-C that
-Python cannot, because the main thread waits in MPI. It needs MPI_THREAD_MULTIPLE; without, nobody watches, and
-`monitor` warns of that.
+It looks twice a second, answers other ranks, and recognises an unchanged wait by its number: a watch costs the program
+nothing, and keeps no array alive. It also sees a Ctrl-C while the main thread waits in MPI, where Python sees none. It
+needs MPI_THREAD_MULTIPLE; `monitor` warns without.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _STOP = b"\0"
 
 
 class _Wait:
-    """The operation in which a thread was last seen, since when, and what was done about it."""
+    """The operation of a waiting thread, its start, and the time of the last question about it."""
 
     def __init__(self, operation: Operation, now: float, warn_after_s: float) -> None:
         self.identity, self.since = operation.identity, now
@@ -61,14 +59,12 @@ class _Wait:
 
 
 class Watchdog:
-    """The watch over the waits of this process.
+    """The watch over this process's waits.
 
     Parameters
     ----------
     liveness : Liveness
-        Through which the other ranks are asked.
-    world : World
-        The running world.
+        For questions to the other ranks.
     failures : Failures
         The failed ranks: after one, this watchdog's world is over.
     """
@@ -110,7 +106,7 @@ class Watchdog:
         self._doorbell.close()
 
     def _let_go(self) -> None:
-        """Hear of no more signals."""
+        """Stop receiving signals."""
         with contextlib.suppress(ValueError):  # in another thread than the main one
             heard = signal.set_wakeup_fd(-1)
             if heard not in (-1, self._writer):
@@ -162,7 +158,7 @@ class Watchdog:
         self._launcher.terminate()
 
     def _look(self, interrupted: bool) -> None:
-        """Look at the operations in which threads wait; nothing of them is kept when this returns."""
+        """Look at the threads' operations; no reference to them is kept."""
         operations, now = dict(waiting), time.monotonic()
         main = threading.main_thread().ident or 0
         current = operations.get(main)
@@ -188,7 +184,7 @@ class Watchdog:
             requests.poll()  # a thread blocks in MPI, and those that submitted the rest may wait for nothing
 
     def _judge(self, thread: int, operation: Operation, wait: _Wait, now: float) -> None:
-        """End the job if a wait that has been seen before is in vain."""
+        """End the job if a wait seen before is in vain."""
 
         def still() -> bool:
             return waiting.get(thread) is operation

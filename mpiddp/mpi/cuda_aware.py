@@ -1,8 +1,7 @@
-"""Device pointers in MPI calls: whether this MPI takes them, and how that is known.
+"""Device pointers in MPI calls: support, and the evidence for it.
 
-A process whose MPI does not take addresses of GPU memory dies of the first one. So support is believed only on
-evidence, which is kept to be shown, and only where every rank has it; everywhere else arrays are staged through the
-host. `probe` finds evidence by trying.
+An MPI without support dies of the first address of GPU memory. So support counts only with evidence on every rank;
+otherwise arrays are staged through the host. `probe` finds evidence by trying.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def inspect(comm: MPI.Intracomm | None = None) -> Capability:
 
 
 def _abi(file: str) -> str:
-    """Return the ABI from an extension module's name: ``MPI.mpich.cpython-312-x86_64-linux-gnu.so``."""
+    """Return the ABI in an extension module's name: ``MPI.mpich.cpython-312-x86_64-linux-gnu.so``."""
     return next((abi for abi in ("mpich", "openmpi", "impi") if f".{abi}." in file), "as built")
 
 
@@ -113,12 +112,12 @@ _FAMILIES = {
 
 
 def launcher_fits(library: str, found: settings.Launch | None, world_size: int) -> Support:
-    """Return whether a launcher belongs to a library.
+    """Return True if a launcher belongs to a library.
 
     Parameters
     ----------
     library : str
-        As `library_name` gives it.
+        From `library_name`.
     found : Launch or None
         The launcher's announcement.
     world_size : int
@@ -135,7 +134,7 @@ def launcher_fits(library: str, found: settings.Launch | None, world_size: int) 
 
 
 def loaded_libraries(*prefixes: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Return the paths of the loaded libraries whose file names begin so; none where there is no ``maps``."""
+    """Return the paths of loaded libraries by the beginning of their file names; empty without ``maps``."""
     if not maps.exists():
         return []
     fields = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
@@ -144,14 +143,14 @@ def loaded_libraries(*prefixes: str, maps: Path = Path("/proc/self/maps")) -> li
 
 
 def library_path() -> str | None:
-    """Return the file of the loaded MPI library, None where the system does not tell."""
+    """Return the file of the loaded MPI library, or None."""
     return next(iter(loaded_libraries("libmpi.so", "libmpi_abi.so", "libmpich")), None)
 
 
 def library_key() -> str:
-    """Return a name for this very library: name and version, and a digest of its description, place and transports.
+    """Return a key of this library: name, version, and a digest of its description, place and transports.
 
-    Two builds of one version differ in what they can do, and one build by the transports that its variables choose.
+    Builds of one version differ, and so does one build with other transports.
     """
     text = "\n".join([MPI.Get_library_version(), str(library_path()), *settings.transports()])
     name = re.sub(r"[^a-z0-9.]+", "-", library_name().lower()).strip("-")
@@ -159,22 +158,18 @@ def library_key() -> str:
 
 
 def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
-    """Return the support for device pointers on every rank of ``comm`` (default: MPI.COMM_WORLD).
+    """Return the support for device pointers, equal on every rank of ``comm`` (default: MPI.COMM_WORLD).
 
-    Collective; every rank gets the same answers. One small broadcast and all-gather; one rank reads the outcome of
-    earlier probes; no GPU is touched.
+    Collective: a small broadcast and all-gather; one rank reads the outcomes of probes; no GPU is touched.
 
-    Notes
-    -----
-    In the order of trust: ``MPIDDP_CUDA_AWARE``; the memory kinds that MPI-4.1 lists; the library's answer
-    (``MPIX_Query_cuda_support``, ``MPIX_GPU_query_support``); Cray's variable together with its loaded GPU library;
-    and where none of them says yes, the outcome of ``python -m mpiddp info --probe-gpu`` with this very library. A
-    failed probe also takes a yes back.
+    Notes ----- In order of trust: ``MPIDDP_CUDA_AWARE``; the memory kinds of MPI-4.1; the library's answer
+    (``MPIX_Query_cuda_support``, ``MPIX_GPU_query_support``); Cray's variable with its loaded GPU library; the outcome
+    of ``python -m mpiddp info --probe-gpu`` with this library. A failed probe revokes a yes.
 
-    Open MPI's own yes needs a probe that agrees: it tells how Open MPI was built, and not whether the transport that
-    carries its messages, such as a UCX without CUDA, takes device pointers too. A wrong yes ends the process, a wrong
-    no costs a copy. Open MPI never gets device pointers in collectives: its non-blocking ones are not made for them,
-    and its reductions read GPU memory with the processor.
+    Open MPI's own yes needs a probe: it tells how Open MPI was built, not whether its transport (such as a UCX without
+    CUDA) takes device pointers. A wrong yes ends the process, a wrong no costs a copy. Open MPI never gets device
+    pointers in collectives: its non-blocking ones are not made for them, and its reductions read GPU memory with the
+    processor.
 
     References
     ----------
@@ -188,7 +183,7 @@ def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
 
 
 def lowest(answers: Sequence[Support], rank: int) -> Support:
-    """Return the support that ``rank`` can rely on, given every rank's answer: one no is everybody's.
+    """Return the support that ``rank`` can rely on: one rank's no is everybody's.
 
     Examples
     --------
@@ -203,7 +198,7 @@ def lowest(answers: Sequence[Support], rank: int) -> Support:
 
 
 def _evidence(outcomes: Mapping[str, Support]) -> DevicePointers:
-    """Return this process's answers, given the outcomes of earlier probes."""
+    """Return this process's answers, given the outcomes of probes."""
     told = settings.takes_device_pointers()
     if told is not None:
         answers = dict.fromkeys(KINDS, Support(told, f"MPIDDP_CUDA_AWARE={int(told)}"))
@@ -217,7 +212,7 @@ def _evidence(outcomes: Mapping[str, Support]) -> DevicePointers:
 
 
 def _weighed(declared: Support | None, tried: Support | None) -> Support:
-    """Return the answer, given the library's own and the outcome of a probe."""
+    """Return the answer, given the library's own and a probe's outcome."""
     if tried is not None and (declared is None or not declared.yes or not tried.yes):
         return tried
     name, cure = library_name(), "`python -m mpiddp info --probe-gpu` tries it"
@@ -229,7 +224,7 @@ def _weighed(declared: Support | None, tried: Support | None) -> Support:
 
 
 def _declared() -> Support | None:
-    """Return the first yes that the library gives by itself, else its no, else None."""
+    """Return the library's first yes, else its no, else None."""
     kinds = MPI.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
     if any(kind.split(":")[0] == "cuda" for kind in kinds.split(",")):
         return Support(True, f"mpi_memory_alloc_kinds={kinds}")
@@ -243,7 +238,7 @@ _CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
 
 
 def _answer(library: ctypes.CDLL) -> Support | None:
-    """Return the library's answer to the functions that Open MPI and MPICH have for this."""
+    """Return the library's answer to Open MPI's and MPICH's query functions."""
     if hasattr(library, "MPIX_Query_cuda_support"):
         name, answer = "MPIX_Query_cuda_support", library.MPIX_Query_cuda_support()
     elif hasattr(library, "MPIX_GPU_query_support"):
@@ -264,10 +259,7 @@ def outcomes_file(key: str) -> Path:
 
 
 def probed(key: str) -> dict[str, Support]:
-    """Return the outcomes of earlier probes of a library, by kind; empty where there are none.
-
-    A damaged file counts as none: the next probe writes it anew.
-    """
+    """Return the outcomes of a library's probes by kind; a damaged file counts as none."""
     try:
         document = json.loads(outcomes_file(key).read_text())
         if document["format"] != FORMAT:

@@ -1,4 +1,4 @@
-"""Values that come later (``torch.futures``): made by hand, or by a `Work`."""
+"""Futures (``torch.futures``): set by hand, or by a `Work`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAUSE_S = 50e-6
 
 
 class Future:
-    """A value that comes later (``torch.futures.Future``): by `set_result`, or with the end of an operation.
+    """A value to come (``torch.futures.Future``), from `set_result` or the end of an operation.
 
     Examples
     --------
@@ -44,13 +44,7 @@ class Future:
         return self._finished
 
     def wait(self) -> Any:
-        """Wait for the value and return it.
-
-        Raises
-        ------
-        Exception
-            The one that came instead of a value.
-        """
+        """Wait for the value and return it, or raise the error set in its place."""
         while not self._finished:
             try:
                 self._help()
@@ -64,25 +58,23 @@ class Future:
         return self._value
 
     def value(self) -> Any:
-        """Return the value, which must be there.
+        """Return the value, or raise the error set in its place.
 
         Raises
         ------
         RuntimeError
-            If it is not there yet.
-        Exception
-            The one that came instead of a value.
+            If neither is there yet.
         """
         if not self._finished:
             raise RuntimeError("the value of this future is not there yet; call wait()")
         return self.wait()
 
     def set_result(self, result: Any) -> None:
-        """Give the value, and call what waits for it; RuntimeError if there is one already."""
+        """Set the value, and call the callbacks; RuntimeError if there is one already."""
         self._finish(result, None)
 
     def set_exception(self, result: BaseException) -> None:
-        """Give an error instead of a value; RuntimeError if there is one already.
+        """Set an error in place of a value; RuntimeError if there is one already.
 
         Raises
         ------
@@ -102,7 +94,7 @@ class Future:
         call_all([functools.partial(_call, callback, self) for callback in callbacks])
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call ``callback(self)`` when the value or an error is there; an error of its own is logged."""
+        """Call ``callback(self)`` at the end; its error is logged."""
         with self._lock:
             if not self._finished:
                 self._callbacks.append(callback)
@@ -110,7 +102,7 @@ class Future:
         _call(callback, self)
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """Return a future of what ``callback(self)`` returns, called once, when the value or an error is there."""
+        """Return a future of ``callback(self)``, called once at the end."""
         outcome = Future()
         outcome._help = self.wait
 
@@ -153,9 +145,9 @@ class Promised(Future):
     wait : callable
         Waits for the end of the operation, and raises its error.
     done : callable
-        Tells whether it has ended.
+        Returns True after the end.
     subscribe : callable
-        Calls what it is given when it has.
+        Calls its argument at the end.
     value : callable
         Returns the arrays.
     """
@@ -179,12 +171,12 @@ class Promised(Future):
         return self._done()
 
     def wait(self) -> Any:
-        """Wait for the end of the operation and return its arrays; raises as `Work.wait` does."""
+        """Wait for the operation and return its arrays; raises as `Work.wait`."""
         self._wait()
         return self._of_operation()
 
     def value(self) -> Any:
-        """Return the arrays; RuntimeError before the end of the operation, and its error if it has one."""
+        """Return the arrays, or raise the operation's error; RuntimeError before its end."""
         if not self._done():
             raise RuntimeError("the value of this future is not there yet; call wait()")
         return self.wait()
@@ -193,7 +185,7 @@ class Promised(Future):
         raise RuntimeError("this future belongs to an operation, which alone gives it its value")
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call ``callback(self)`` when the operation has ended; an error of the callback's own is logged."""
+        """Call ``callback(self)`` at the end of the operation; its error is logged."""
         self._subscribe(lambda: _call(callback, self))
 
 
@@ -203,12 +195,12 @@ def collect_all(futures: Sequence[Future]) -> Future:
     Parameters
     ----------
     futures : list of Future
-        What is collected.
+        The futures.
 
     Returns
     -------
     Future
-        Of the list of these futures; there when all of them are, with or without errors.
+        Of the list of these futures, at the end of all, with or without errors.
     """
     outcome = Future()
     left = len(futures)
@@ -239,12 +231,12 @@ def collect_all(futures: Sequence[Future]) -> Future:
 
 
 def wait_all(futures: Sequence[Future]) -> list[Any]:
-    """Wait for all of these futures (``torch.futures.wait_all``).
+    """Wait for several futures (``torch.futures.wait_all``).
 
     Parameters
     ----------
     futures : list of Future
-        What is waited for.
+        The futures.
 
     Returns
     -------
@@ -254,6 +246,6 @@ def wait_all(futures: Sequence[Future]) -> list[Any]:
     Raises
     ------
     Exception
-        The first error that came instead of a value.
+        The first error set in place of a value.
     """
     return [each.wait() for each in collect_all(futures).wait()]

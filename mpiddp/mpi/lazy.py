@@ -1,11 +1,11 @@
-"""mpi4py's ``MPI`` module, imported when it is first used, and the start and end of MPI that come with it.
+"""mpi4py's ``MPI`` module, imported on first use, and the start and end of MPI.
 
-Starting MPI aborts the process on many a login node. Everything above takes ``MPI`` from here, so that importing
-mpiddp, asking for ``--help`` or defining a subclass of ``DistributedDataParallel`` starts nothing:
-``init_process_group`` does. A program's own ``from mpi4py import MPI`` works as ever, before and after.
+Starting MPI aborts the process on many login nodes. All layers above take ``MPI`` from here: importing mpiddp or asking
+for ``--help`` starts nothing, ``init_process_group`` does. A program's own ``from mpi4py import MPI`` works before and
+after.
 
-Who starts MPI ends it. mpi4py would finalise it at the very end of any process, also of a forked child, where that
-hangs: so MPI that was started here is finalised here, in the process that started it.
+MPI that was started here is finalised here, in the process that started it: mpi4py would finalise it in a forked child,
+too, and hang.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _finalizes = True
 
 
 class SetupError(DistError):
-    """The job was started in a way that cannot work; every rank meets it, rank 0 alone prints it."""
+    """A launch that cannot work; every rank meets it, rank 0 alone prints it."""
 
 
 def _load() -> types.ModuleType:
-    """Import mpi4py's MPI and start MPI, or say how to get an MPI library."""
+    """Import mpi4py's MPI and start it."""
     if "mpi4py.MPI" in sys.modules:
         return sys.modules["mpi4py.MPI"]
     try:
@@ -87,7 +87,7 @@ def _start(library: Any, rc: Any) -> None:
 
 
 def _check_own(launch: settings.Launch) -> None:
-    """Refuse to be the rank that started this process: MPICH fails in it then, and Open MPI's ranks crash."""
+    """Refuse to run MPI as the rank that started this process: MPICH fails then, and Open MPI's ranks crash."""
     rank_pid = settings.started_by_rank()
     processes: Any = sys.modules.get("multiprocessing.process")
     if processes is not None and getattr(processes.current_process(), "_inheriting", False):
@@ -109,9 +109,9 @@ def _check_own(launch: settings.Launch) -> None:
 
 
 def _refuse_spawned(launch: settings.Launch, rank: Any, child: Any) -> NoReturn:
-    """End the rank that has started this process as one of its own ranks, and with it the job.
+    """End the rank that spawned this process, and with it the job; it would go on, or wait for ever.
 
-    The rank would go on as if nothing had happened, or wait for ever. The first child of rank 0 speaks for all.
+    The first child of rank 0 speaks for all.
     """
     if launch.rank != 0 or child._identity[-1:] != (1,):
         rank.join(_FIRST_WORD_S)
@@ -128,7 +128,7 @@ def _refuse_spawned(launch: settings.Launch, rank: Any, child: Any) -> NoReturn:
 
 
 def _parents() -> list[int]:
-    """Return who started this process, and who that one: a fork server stands between a Pool and its workers."""
+    """Return the parent and the grandparent: a fork server stands between a Pool and its workers."""
     found = [os.getppid()]
     with contextlib.suppress(OSError):  # macOS has no such file
         found.append(int(Path(f"/proc/{found[0]}/stat").read_text().rpartition(")")[2].split()[1]))
@@ -136,7 +136,7 @@ def _parents() -> list[int]:
 
 
 def _end_pool(fault: str, rank_pid: int) -> NoReturn:
-    """End the rank, and with it the job: a Pool replaces its workers without end, and the rank waits for them."""
+    """End the rank, and with it the job: a Pool replaces its workers without end."""
     sys.stderr.write(f"SetupError: {fault}; the pool would start its workers again for ever, so the job ends here\n")
     stdio.deliver()
     os.kill(rank_pid, signal.SIGKILL)
@@ -150,13 +150,13 @@ def never_finalize() -> None:
 
 
 def running() -> bool:
-    """Return whether MPI can be used now, without starting it."""
+    """Return True if MPI can be used now; starts nothing."""
     library: Any = sys.modules.get("mpi4py.MPI")
     return library is not None and library.Is_initialized() and not library.Is_finalized()
 
 
 def finalized() -> bool:
-    """Return whether MPI has come to its end in this process."""
+    """Return True if MPI has ended in this process."""
     library: Any = sys.modules.get("mpi4py.MPI")
     return library is not None and library.Is_finalized()
 

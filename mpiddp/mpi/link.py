@@ -1,13 +1,12 @@
-"""A group's link: its communicators, its queue, and the resources that live and end with it.
+"""A group's link: its communicators, its queue, and its resources.
 
-A group owns duplicates of its communicator. ``now`` carries what operations send when they are submitted, ``later``
-what their later steps send (see `work`), and ``messages`` point to point, whose receives from any source must not match
-the messages of a ring. On several nodes another pair joins the ranks of this node (on one node it is the group's own),
-and one communicator joins the ranks with the same local rank on every node. All ranks make them together, and `close`
-alone frees them: never garbage collection, whose time differs from rank to rank.
+A group owns duplicates of its communicator: ``now`` for what operations send at submission, ``later`` for their later
+steps (see `work`), ``messages`` for point to point, whose receives from any source must not match a ring's messages. On
+several nodes another pair joins the ranks of this node, and one communicator the ranks of equal local rank. All ranks
+make them together, and only `close` frees them: garbage collection runs at different times on the ranks.
 
-Steps call the non-blocking collectives only, in blocking operations too: MPI does not match the two kinds with each
-other (both libraries hang), and whether another rank may block depends on where its program waits.
+Steps call non-blocking collectives only, in blocking operations too: MPI does not match the two kinds (both libraries
+hang), and whether another rank may block depends on its program.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ T = TypeVar("T", bound="Resource")
 
 
 class Resource:
-    """A part of a group that is made when it is first needed and ends with the group."""
+    """A part of a group, made on first use and closed with the group."""
 
     def pending(self) -> int:
-        """Return the number of operations that it has begun and not finished."""
+        """Return the number of its pending operations."""
         return 0
 
     def close(self) -> None:
-        """Free it. All ranks of the group call, when nothing is pending."""
+        """Free it; all ranks of the group call, with nothing pending."""
 
     def drop(self, error: DistError) -> None:
-        """Give it up on this rank alone, because of ``error``; memory that MPI may still write to stays."""
+        """Give it up on this rank alone, because of ``error``; keep memory that MPI may still write to."""
 
 
 class Channel:
-    """Some ranks, and the two communicators on which they run their algorithms.
+    """Some ranks, and their two communicators for algorithms.
 
     Parameters
     ----------
@@ -55,7 +54,7 @@ class Channel:
     rank : int
         This process's rank among them.
     now, later : MPI.Intracomm
-        For what is sent when an operation is submitted, and for what its later steps send.
+        For messages at submission, and for those of later steps.
     """
 
     def __init__(self, ranks: tuple[int, ...], rank: int, now: MPI.Intracomm, later: MPI.Intracomm) -> None:
@@ -67,14 +66,14 @@ class Channel:
         """Blocks of later operations that have arrived, with their bytes, by communicator and sender."""
 
     def after(self) -> Self:
-        """Return the channel for an algorithm that runs as a later step of another one: all is sent on ``later``."""
+        """Return the channel of an algorithm that is a later step of another one: all its messages use ``later``."""
         changed = copy.copy(self)
         changed.now = self.later
         return changed
 
 
 class _Aborted:
-    """Stands in the place of communicators that can no longer be used."""
+    """A substitute for communicators of an aborted group."""
 
     def __init__(self, error: DistError) -> None:
         self._error = error
@@ -86,7 +85,7 @@ class _Aborted:
 
 
 def aborted(error: DistError) -> Any:
-    """Return the substitute of a communicator that can no longer be used: every use raises ``error``."""
+    """Return a substitute for the communicators of an aborted group: every use raises ``error``."""
     return _Aborted(error)
 
 
@@ -103,9 +102,9 @@ class Link(Channel):
     world : World
         The running world.
     comm : MPI.Intracomm
-        A communicator of the group's ranks, in their order; the link owns it from now on.
+        A communicator of the group's ranks, in their order; owned by the link.
     timeout_s : float
-        Time that an operation of the group may take, in seconds.
+        Time limit of the group's operations, in seconds.
     monitor : Monitor
         The watch over the group's operations.
     register : callable
@@ -113,7 +112,7 @@ class Link(Channel):
 
     Notes
     -----
-    Collective over the ranks of ``comm``. Three communicators on one node, six on several.
+    Collective over ``comm``. Three communicators on one node, six on several.
     """
 
     def __init__(
@@ -150,7 +149,6 @@ class Link(Channel):
         self.closed = False
 
     def _connect(self, comm: MPI.Intracomm) -> None:
-        """Make the communicators."""
         # Ranks may have made different numbers of groups, so the first member numbers this one, for all.
         made = np.empty((comm.size, 2), np.int64)
         comm.Allgather(np.array([self.world.rank, _created]), made)
@@ -214,12 +212,12 @@ class Link(Channel):
         return self.ranks[: self.rank] + self.ranks[self.rank + 1 :]
 
     def resource(self, make: Callable[[Link], T]) -> T:
-        """Return the group's one instance of a resource, made by ``make(link)`` on first use.
+        """Return the group's instance of a resource, made by ``make(link)`` on first use.
 
         Parameters
         ----------
         make : type
-            A class of `Resource` that is made of a link.
+            A class of `Resource` whose argument is a link.
         """
         found = self._resources.get(make)  # type: ignore[call-overload]
         if found is None:
@@ -227,11 +225,11 @@ class Link(Channel):
         return found  # type: ignore[no-any-return]
 
     def find(self, kind: type[T]) -> T | None:
-        """Return the group's instance of a resource, or None where none was made."""
+        """Return the group's instance of a resource, or None."""
         return self._resources.get(kind)  # type: ignore[return-value]
 
     def own(self, resource: T) -> T:
-        """Give the group a resource that was made elsewhere."""
+        """Own a resource that was made elsewhere."""
         self._resources[type(resource)] = resource
         return resource
 
@@ -242,7 +240,7 @@ class Link(Channel):
             raise DistError(f"{self} has operations that are not finished; wait() for them before it is destroyed")
 
     def close(self) -> None:
-        """End the group: close its resources, last made first, and free the communicators.
+        """Close the resources, last made first, and free the communicators.
 
         Raises
         ------
@@ -259,7 +257,7 @@ class Link(Channel):
         self._free()
 
     def abort(self, error: DistError) -> None:
-        """Give the group up, with all that is pending in it: every further use raises ``error``."""
+        """Give the group up, with its pending operations: every further use raises ``error``."""
         if self.closed:  # a rank has failed while others were making the group, which is nobody's yet
             return
         aborted_comm = aborted(error)

@@ -1,11 +1,11 @@
-"""The gate between arrays and MPI: an array becomes bytes here, or an error that says what to do.
+"""The gate between arrays and MPI: an array becomes bytes here, or an error with its cure.
 
-MPI sends whatever memory it is pointed to. Memory that is not what the caller meant (a strided view, swapped bytes,
-Python objects, a read-only result) is refused here, before anything is sent.
+MPI sends whatever memory it is pointed to. Memory that the caller did not mean (strided, byte-swapped, Python objects,
+a read-only result) is refused before anything is sent.
 
-Arrays of other libraries pass without a copy, so that a result lands in the caller's own memory: those with DLPack
-(torch, JAX, TensorFlow and others), ``__cuda_array_interface__`` (Numba, PyCUDA), ``__array_interface__`` or Python's
-buffer protocol. None of these libraries is imported.
+Arrays of other libraries pass without a copy, so that results land in the caller's memory: those with DLPack (torch,
+JAX, TensorFlow), ``__cuda_array_interface__`` (Numba, PyCUDA), ``__array_interface__`` or the buffer protocol. None of
+these libraries is imported.
 
 References
 ----------
@@ -47,7 +47,7 @@ _codes: dict[np.dtype[Any], int] = {}
 
 
 def dtype_code(dtype: np.dtype[Any]) -> int:
-    """Return the small integer that stands for ``dtype`` on all ranks; other types share the last."""
+    """Return the code of ``dtype`` on all ranks; types without one share the last."""
     code = _codes.get(dtype)
     if code is None:
         name = {"float128": "longdouble", "complex256": "clongdouble"}.get(dtype.name, dtype.name)
@@ -56,12 +56,12 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_layout(dtype: np.dtype[Any]) -> str:
-    """Return the difference between ``dtype`` and others without a code of their own; empty for one that has a code."""
+    """Return a description of a dtype without a code of its own; empty for the others."""
     return str(dtype) if dtype_code(dtype) == _OTHER else ""
 
 
 def code_name(code: int) -> str:
-    """Return the name of the dtype with this code."""
+    """Return the dtype's name of a code."""
     return _NAMES[code] if code < len(_NAMES) else "another dtype"
 
 
@@ -71,19 +71,19 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
     Parameters
     ----------
     x : array or object with ``__mpiddp_array__``
-        The caller's argument; it may be an array of another library.
+        The caller's argument, also of another library.
     operation, name : str
         The operation and its parameter, for the error.
     writable : bool, default True
-        True if the operation writes to it.
+        True for an output.
 
     Raises
     ------
     TypeError
         If ``x`` is no array, or one of Python objects.
     ArrayError
-        If it is not C-contiguous, not aligned, not in native byte order, or read-only where it is written to; or if its
-        library does not export its memory.
+        If it is not C-contiguous, aligned and in native byte order, if an output is read-only, or if its library does
+        not export its memory.
     """
     if type(x) is np.ndarray and x.dtype in _codes:
         flags = x.flags
@@ -151,10 +151,10 @@ def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
 
 
 def _over_the_memory_of(x: Any) -> Array | None:
-    """Return an array over the memory of ``x``, which it keeps, or None where ``x`` has none to offer.
+    """Return an array over the memory of ``x``, which it keeps, or None if ``x`` offers none.
 
-    NumPy's scalars and ``bytes`` are values, not memory. Errors of the library of ``x`` pass, such as torch's
-    ``BufferError`` for a tensor that requires a gradient.
+    NumPy's scalars and ``bytes`` are values. Errors of the library of ``x`` pass, such as torch's ``BufferError`` for a
+    tensor that requires a gradient.
     """
     if isinstance(x, np.generic | bytes):
         return None
@@ -194,9 +194,9 @@ _UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
 
 
 class _Bfloat16Bits:
-    """A bfloat16 array of another library that exports itself as uint16, because NumPy's DLPack has no bfloat16.
+    """A bfloat16 array of another library, exported as uint16: NumPy's DLPack has no bfloat16.
 
-    A consumer owns the description that it is given: the type in it may be changed.
+    The consumer owns the description that it gets: the type in it may be changed.
     """
 
     def __init__(self, x: Any) -> None:
@@ -224,7 +224,7 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def _refuse(operation: str, name: str, what: str, copy: str, writable: bool) -> NoReturn:
-    """Raise the error whose cure is a copy: the result has to be copied back from one that is written to."""
+    """Raise the error whose cure is a copy; a result has to be copied back."""
     cure = f"make y = {copy}, pass y, and copy the result back: x[...] = y" if writable else f"pass {copy}"
     raise ArrayError(f"{operation} needs {what} as `{name}`; {cure}")
 
@@ -232,12 +232,12 @@ def _refuse(operation: str, name: str, what: str, copy: str, writable: bool) -> 
 def as_arrays(
     xs: object, operation: str, length: int, *, writable: bool = True, name: str = "tensor_list"
 ) -> list[Array]:
-    """Return the arrays of a list with one for each rank.
+    """Return the arrays of a list with one a rank.
 
     Raises
     ------
     TypeError
-        If it is not a list (a tuple is accepted where nothing is written).
+        If it is not a list (a tuple is accepted for inputs).
     ArrayError
         If its length is not ``length``.
     """
@@ -251,7 +251,7 @@ def as_arrays(
 
 
 def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], operation: str, name: str) -> None:
-    """Raise `ArrayError` if the dtype of an array, or its shape where one is given, is not the expected one."""
+    """Raise `ArrayError` unless an array has the dtype, and the shape where one is given."""
     if x.dtype != dtype:
         raise ArrayError(f"{operation} needs {dtype} as `{name}`, as in the other arrays of the call, got {x.dtype}")
     if shape is not None and x.shape != shape:
@@ -259,7 +259,7 @@ def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], o
 
 
 def as_bytes(x: Array) -> Array:
-    """Return the memory of a contiguous array as a flat array of bytes: no copy."""
+    """Return the memory of a contiguous array as flat bytes: no copy."""
     return x.reshape(-1).view(np.uint8)
 
 
@@ -269,12 +269,12 @@ def _is_named(dtype: np.dtype[Any]) -> bool:
 
 
 def movable(x: Array) -> Array:
-    """Return ``x``, or its bytes where MPI has no datatype for it; for operations that only move data."""
+    """Return ``x``, or its bytes if MPI has no datatype for it; for operations that only move data."""
     return x if _is_named(x.dtype) else as_bytes(x)
 
 
 def countable(x: Array) -> bool:
-    """Return whether MPI can count the elements of ``x``."""
+    """Return True if MPI can count the elements of ``x``."""
     return x.size <= MAX_COUNT
 
 
@@ -282,7 +282,7 @@ _types: dict[np.dtype[Any], MPI.Datatype] = {}
 
 
 def counted(x: Array) -> list[Any]:
-    """Return ``x`` as a message of elements with its MPI datatype, which saves mpi4py the look-up."""
+    """Return ``x`` as a message with its MPI datatype, which saves mpi4py the look-up."""
     found = _types.get(x.dtype)
     if found is None:
         found = _types[x.dtype] = MPI.Datatype.fromcode(x.dtype.char)
@@ -302,7 +302,7 @@ _MOST_LONGS = 64
 
 
 def _long(size_bytes: int, max_count: int) -> MPI.Datatype:
-    """Return one datatype of more bytes than MPI can count, from a cache of the last ones."""
+    """Return a cached datatype of more bytes than MPI can count."""
     key = size_bytes, max_count
     found = _longs.pop(key, None)
     if found is None:
@@ -315,7 +315,6 @@ def _long(size_bytes: int, max_count: int) -> MPI.Datatype:
 
 
 def _make_long(size_bytes: int, max_count: int) -> MPI.Datatype:
-    """Make a datatype of several blocks of as many bytes as MPI can count, and the rest."""
     times, rest_bytes = divmod(size_bytes, max_count)
     largest, rest = MPI.BYTE.Create_contiguous(max_count), MPI.BYTE.Create_contiguous(rest_bytes)
     body = largest.Create_contiguous(times)
@@ -326,13 +325,13 @@ def _make_long(size_bytes: int, max_count: int) -> MPI.Datatype:
 
 
 def as_message(x: Array, size_bytes: int) -> list[Any]:
-    """Return the first bytes of ``x`` as one message, however long: memory, count, datatype."""
+    """Return the first bytes of ``x`` as one message of any length: memory, count, datatype."""
     if size_bytes <= MAX_COUNT:
         return [movable(x), size_bytes, MPI.BYTE]
     return [as_bytes(x), 1, _long(size_bytes, MAX_COUNT)]
 
 
 def size_of(status: MPI.Status) -> int:
-    """Return the length in bytes of the message of ``status``, however long."""
+    """Return the bytes of the message of ``status``."""
     count = status.Get_count(MPI.BYTE)
     return count if count != MPI.UNDEFINED else status.Get_elements(MPI.BYTE)

@@ -1,4 +1,4 @@
-"""Operations as a person names them, the ranks that take part, and the operations in which this process waits."""
+"""Operations by their names, their ranks, and the operations in which this process waits."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ _LISTED = 16
 
 
 class Monitor(Protocol):
-    """The watch over a group's operations, as the layers below it see it (implemented in `mpiddp.faults`)."""
+    """The watch over a group's operations, as the layers below see it; `mpiddp.faults` implements it."""
 
     @property
     def survivable(self) -> bool:
-        """True if the other ranks live on when one fails; every wait polls then, since one in MPI would never end."""
+        """True if the other ranks live on when one fails; then every wait polls, as one in MPI would never end."""
 
     def check(self) -> None:
         """Raise if pending operations cannot end: a rank has failed, or ranks call different operations."""
 
     def disagreement(self) -> MismatchError | None:
-        """Return the error about ranks that call different operations, as far as is seen."""
+        """Return the error of ranks that call different operations, or None."""
 
     def explain(self, operation: Operation) -> str:
-        """Ask the other ranks, and return a sentence about those that keep an operation from ending."""
+        """Ask the other ranks, and describe those that keep an operation from ending."""
 
     def unmatched(self) -> str:
-        """Return the messages that have arrived in the group and that no receive has taken; empty if there are none."""
+        """Describe arrived messages that no receive has taken; empty without any."""
 
     def translate(self, error: BaseException) -> None:
         """Raise `RankFailedError` from ``error`` if a failed rank is its cause."""
 
 
 class Members:
-    """The ranks of a group, and the terms on which they wait for each other.
+    """The ranks of a group, and the terms of their waits.
 
     Parameters
     ----------
     number : int
-        Identifies the group on all its ranks.
+        The group's number, equal on all its ranks.
     ranks : tuple of int
         World ranks, in the order of the group.
     world_size : int
         Ranks in the world.
     timeout_s : float
-        Time that an operation may take, in seconds.
+        Time limit of an operation, in seconds.
     monitor : Monitor
         The watch over the group's operations.
     """
@@ -84,7 +84,7 @@ class Operation(NamedTuple):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Distinguishes this operation from every other one, and keeps no array alive."""
+        """A key of this operation that keeps no array alive."""
         return self.name, self.members.number, self.peers is None, self.number
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class Operation(NamedTuple):
 
     @property
     def sends(self) -> bool:
-        """True for a message that is sent, and not received."""
+        """True for a message that is sent."""
         return self.name in ("send", "isend")
 
 

@@ -1,8 +1,8 @@
-"""Point to point: messages that know their dtype and their length before MPI sees a buffer.
+"""Point to point: dtype and length of a message are known before MPI sees a buffer.
 
-A receive that is too short cannot be mended after the fact: Open MPI hangs or crashes in it, depending on the size. So
-nothing is received unseen. Arrived messages are taken off MPI in their order (a matched probe), matched here by source
-and tag with the receives in theirs, checked, and only then received. The dtype travels in the tag.
+A receive that is too short cannot be mended: Open MPI hangs or crashes in it. So nothing is received unseen: arrived
+messages are taken by a matched probe in their order, matched here by source and tag with the posted receives, checked,
+and then received. The tag carries the dtype.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Fields: TypeAlias = tuple[str, Members, Any, Sequence[int] | None, bool, int, in
 
 
 class Message(Work):
-    """A message on its way, which need not wait for those that were submitted before it."""
+    """A pending message; it need not wait for earlier ones."""
 
     def __init__(self, mailbox: Mailbox, fields: Fields, x: Array) -> None:
         self._mailbox, self._fields, self._outputs = mailbox, fields, (x,)
@@ -58,14 +58,14 @@ class Message(Work):
         return Operation(*self._fields)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Wait until the message has been sent or received; see `Work.wait`."""
+        """Wait until the message is sent or received; see `Work.wait`."""
         if not self._finished:
             self._mailbox.progress_of(self)
         return Work.wait(self, timeout)
 
 
 class Send(Message):
-    """A message that is being sent."""
+    """A pending send."""
 
     def __init__(self, mailbox: Mailbox, fields: Fields, x: Array, request: MPI.Request) -> None:
         self._mailbox, self._fields, self._outputs, self._awaited = mailbox, fields, (x,), request
@@ -78,7 +78,7 @@ class Receive(Message):
     Parameters
     ----------
     mailbox : Mailbox
-        Where the message arrives.
+        The group's messages.
     fields : tuple
         Those of its `Operation`, for errors.
     x : array
@@ -86,7 +86,7 @@ class Receive(Message):
     source : int
         Group rank of the sender, or ANY_SOURCE.
     tag : int
-        The tag of the message.
+        The tag.
     global_ranks : sequence of int
         Global ranks of the group's members.
     """
@@ -120,7 +120,7 @@ class Receive(Message):
         return arrival.tag == self._tag and self._source in (ANY_SOURCE, arrival.source)
 
     def take(self, source: int, code: int, size_bytes: int, message: MPI.Message) -> bool:
-        """Receive a message that is for this receive, fits and is short; return whether it did."""
+        """Receive a short message that matches and fits; return False for any other."""
         x = self._x
         if (
             size_bytes > _EAGER_BYTES
@@ -153,7 +153,7 @@ class Receive(Message):
         self._awaited = arrival.message.Irecv(as_message(memory, size_bytes))
 
     def advance(self) -> bool:
-        """Return whether the message is in the buffer, or was refused."""
+        """Return True if the message is in the buffer, or was refused."""
         if not self._finished and self._awaited is not None:
             try:
                 if self._awaited.Test():
@@ -167,7 +167,7 @@ class Receive(Message):
         return ArrayError(f"a receive met a message from {sender} (tag {self._tag}) of {self._fault}")
 
     def wait_matched(self) -> None:
-        """Block in MPI until the message, which must have been matched, is in the buffer, or raise its refusal."""
+        """Block in MPI until a matched message is in the buffer, or raise its refusal."""
         if self._awaited is not None:
             self._awaited.Wait()
             self._finish(self._refusal() if self._fault else None)
@@ -180,13 +180,7 @@ def _on_device(x: Array) -> bool:
 
 
 class Mailbox(Resource):
-    """The point-to-point messages of a group.
-
-    Parameters
-    ----------
-    link : Link
-        The group.
-    """
+    """The point-to-point messages of a group."""
 
     def __init__(self, link: Link) -> None:
         self._comm = link.messages
@@ -202,11 +196,11 @@ class Mailbox(Resource):
         self._departing: dict[int, deque[Departure]] = {}
 
     def pending(self) -> int:
-        """Return the number of messages that have begun and not finished."""
+        """Return the number of pending messages."""
         return len(self._works)
 
     def unmatched(self) -> list[tuple[int, int, str, int]]:
-        """Return group rank of the sender, tag, dtype and bytes of messages that no receive has taken; any thread."""
+        """Return sender (group rank), tag, dtype and bytes of messages that no receive has taken; in any thread."""
         found = [(each.source, each.tag, each.code, each.size_bytes) for each in tuple(self._arrived)]
         status = MPI.Status()
         if self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):  # the next one, which nobody has looked for
@@ -214,7 +208,7 @@ class Mailbox(Resource):
         return [(source, tag, code_name(code), size) for source, tag, code, size in found if tag <= self.max_tag]
 
     def drop(self, error: DistError) -> None:
-        """End all messages with ``error``; where ranks disagree about collectives, messages go on."""
+        """End all messages with ``error``; messages go on after a mismatch of collectives."""
         if not isinstance(error, MismatchError):
             self.fail(error)
 
@@ -243,7 +237,7 @@ class Mailbox(Resource):
     def recv(self, x: Array, source: int, tag: int, fields: Fields) -> int:
         """Receive into ``x``, blocking in MPI, and return the sender; only while nothing is pending in this process.
 
-        Most often the next message is the one, and fits.
+        Mostly the next message is the right one, and fits.
         """
         wanted, status = MPI.ANY_SOURCE if source == ANY_SOURCE else source, self._status
         if not self._arrived and type(x) is np.ndarray:
@@ -268,7 +262,7 @@ class Mailbox(Resource):
         return receive.sender
 
     def irecv(self, x: Array, source: int, tag: int, fields: Fields, global_ranks: Sequence[int] = ()) -> Receive:
-        """Post a receive into ``x``; messages go to receives in the order of their posting."""
+        """Post a receive into ``x``; messages match receives in the order of posting."""
         requests.lock.acquire()
         try:
             receive = Receive(self, fields, x, source, tag, global_ranks)
@@ -285,7 +279,7 @@ class Mailbox(Resource):
         return receive
 
     def withdraw(self, receive: Receive) -> None:
-        """Give up a receive whose message has not arrived."""
+        """Cancel a receive whose message has not arrived."""
         with requests.lock:
             if receive in self._posted:
                 self._posted.remove(receive)
@@ -293,12 +287,12 @@ class Mailbox(Resource):
                 del self._works[receive]
 
     def fail(self, error: DistError) -> None:
-        """End all messages with ``error``, which every further use raises, too."""
+        """End all messages with ``error``, and raise it at every further use."""
         self._comm = aborted(error)
         self.fail_pending(error)
 
     def fail_pending(self, error: BaseException) -> None:
-        """End all messages that have begun with ``error``."""
+        """End all pending messages with ``error``."""
         with requests.lock:
             works = tuple(self._works)
             self._works.clear()
@@ -318,14 +312,14 @@ class Mailbox(Resource):
         return _Arrival(self._status.Get_source(), tag, code, size_of(self._status), message)
 
     def _take(self, receive: Receive) -> _Arrival | None:
-        """Return the first arrived message that is for ``receive``."""
+        """Remove and return the first arrived message for ``receive``."""
         for index, arrival in enumerate(self._arrived):
             if receive.matches(arrival):
                 return self._arrived.pop(index)
         return None
 
     def _match(self) -> None:
-        """Hand arrived messages to the posted receives."""
+        """Match arrived messages with posted receives."""
         while self._posted:
             message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
             if message is None:
@@ -352,7 +346,7 @@ class Mailbox(Resource):
         message.announce()
 
     def progress_of(self, message: Message) -> None:
-        """Drive one message, and what it needs, as far as that goes without waiting."""
+        """Drive one message as far as it goes without waiting."""
         requests.lock.acquire()
         try:
             self._match()

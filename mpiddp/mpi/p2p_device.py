@@ -1,7 +1,7 @@
 """Messages of arrays on devices.
 
-Where MPI takes device pointers it gets them when the kernels that were queued before have ended; elsewhere the bytes
-pass through pinned memory of the host.
+MPI that takes device pointers gets them after the kernels queued before; otherwise the bytes pass through pinned host
+memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ by_address = False
 
 
 class Running:
-    """Steps as one awaited thing."""
+    """Steps as one event."""
 
     __slots__ = ("_awaited", "_steps")
 
@@ -43,7 +43,7 @@ class Running:
 
 
 class Departure:
-    """A place in the order of the messages to one rank: a later one must not overtake one that is still copied."""
+    """A place in the order of messages to one rank: a later one must not overtake one that is still copied."""
 
     __slots__ = ("_waiting",)
 
@@ -56,7 +56,7 @@ class Departure:
         return self._waiting[0] is self
 
     def Wait(self) -> None:  # noqa: N802
-        """Return, because a blocking send finds nothing pending."""
+        """Return: a blocking send finds nothing pending."""
         assert self.Test(), "a blocking send found pending messages"
 
     def leave(self) -> None:
@@ -87,13 +87,7 @@ def send(x: Array, departure: Departure, comm: MPI.Intracomm, to: int, tag: int)
 
 
 class DeviceReceive:
-    """A receive into an array on a device, after the kernels that were queued before.
-
-    Parameters
-    ----------
-    x : array
-        The array.
-    """
+    """A receive into an array on a device, after the kernels queued before."""
 
     __slots__ = ("_begin", "_x")
 

@@ -1,8 +1,7 @@
-"""The probe for device pointers: a job that gives them to MPI, and may crash.
+"""The probe for device pointers: jobs that give them to MPI, and may crash.
 
-``python -m mpiddp info --probe-gpu`` starts the job, ``mpiddp.algorithms.gpu.probe``, once for each kind of
-communication. It makes the calls that the algorithms make, on two ranks as launchers place them. The outcome is
-remembered for this user, this very library and its transports; later jobs read it.
+``python -m mpiddp info --probe-gpu`` starts one job (``mpiddp.algorithms.gpu.probe``) for each kind of communication:
+the algorithms' own calls, on two ranks. The outcomes are remembered for this user, library and its transports.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ LIMIT_S = 60.0
 
 
 class ProbeError(DistError):
-    """Nothing could be found out: the job did not come as far as trying."""
+    """The job could not even try."""
 
 
 def _remember(key: str, kind: str, outcome: Support) -> None:
-    """Write an outcome beside those of the other kinds, whole or not at all."""
+    """Write an outcome beside those of the other kinds, atomically."""
     file = outcomes_file(key)
     kinds = {**probed(key), kind: outcome}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +59,7 @@ def job_command(kind: str) -> list[str]:
 
 
 def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = LIMIT_S) -> dict[str, Support]:
-    """Try every kind in a job of its own, remember the outcomes, and return them by kind.
+    """Try every kind in a job of its own; remember and return the outcomes by kind.
 
     Parameters
     ----------
@@ -72,7 +71,7 @@ def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = 
     Raises
     ------
     ProbeError
-        If a job did not come as far as trying: no launcher, no MPI, no GPU. Nothing is remembered of it.
+        If a job could not try: no launcher, no MPI, no GPU. Nothing is remembered of it.
     """
     found = {}
     for kind in KINDS:
@@ -117,7 +116,7 @@ def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
 
 
 def _end(job: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a job with all processes that it has started, and return its output."""
+    """End a job with all its processes, and return its output."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, number)
@@ -127,7 +126,7 @@ def _end(job: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _end_of(code: int) -> str:
-    """Return the end of a process in words; launchers add 128 to the signal that killed a rank."""
+    """Describe an exit code; launchers add 128 to a signal's number."""
     number = -code if code < 0 else code - 128
     if number in set(signal.Signals):
         return f"was ended by {signal.Signals(number).name}"
@@ -135,7 +134,7 @@ def _end_of(code: int) -> str:
 
 
 def _said(output: str) -> dict[str, Any]:
-    """Return the JSON objects that rank 0 of a job has written, one a line, as one dict."""
+    """Merge the JSON lines that rank 0 of a job has printed."""
     said: dict[str, Any] = {}
     for line in output.splitlines():
         with contextlib.suppress(ValueError):

@@ -1,8 +1,8 @@
-"""Reduction operations: torch's ``ReduceOp``, what each means on which dtype, and how rows of numbers are folded.
+"""Reductions: torch's ``ReduceOp``, its meaning by dtype, and its parts.
 
-MPI's own reductions are used where their result is defined: integers, booleans, and the float operations SUM and
-PRODUCT. They know no float16 or bfloat16, and MIN and MAX over a NaN give on one rank what they do not give on another
-(tried on Open MPI and MPICH); those are folded by us, as is everything under ``MPIDDP_DETERMINISTIC=1``.
+MPI's own reductions serve where their result is defined: integers, booleans, and SUM and PRODUCT of floats. They know
+no float16 or bfloat16, and MIN and MAX over a NaN differ between ranks (tried on Open MPI and MPICH); those are
+computed here, as is everything under ``MPIDDP_DETERMINISTIC=1``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .lazy import MPI
 
 
 class ReduceOp:
-    """How the ranks' elements become one (``torch.distributed.ReduceOp``).
+    """A reduction over the ranks' elements (``torch.distributed.ReduceOp``).
 
-    ``SUM``, ``AVG`` (floating only: the sum divided by the number of ranks), ``PRODUCT``, ``MIN`` and ``MAX`` (a NaN
-    on any rank gives NaN), ``BAND``, ``BOR``, ``BXOR`` (integers and booleans), and ``PREMUL_SUM(factor)``: each rank's
-    elements times the factor that this rank gives, summed. On booleans SUM and MAX are "or", PRODUCT and MIN are "and".
+    ``SUM``, ``AVG`` (floating only: the sum divided by the number of ranks), ``PRODUCT``, ``MIN`` and ``MAX`` (NaN if
+    any rank has NaN), ``BAND``, ``BOR``, ``BXOR`` (integers and booleans), and ``PREMUL_SUM(factor)``: the sum of each
+    rank's elements times its own factor. On booleans SUM and MAX are "or", PRODUCT and MIN are "and".
 
     Examples
     --------
@@ -51,12 +51,12 @@ class ReduceOp:
         self.factor = factor
 
     def __call__(self, factor: float) -> ReduceOp:
-        """Return ``PREMUL_SUM`` with its factor: the same object for the same factor, as long as somebody has it.
+        """Return ``PREMUL_SUM`` with a factor; the same object for the same factor, while one is alive.
 
         Raises
         ------
         RuntimeError
-            If this is another operation, or has a factor already.
+            For another operation, or one with a factor.
         TypeError
             If the factor is no real number.
         """
@@ -101,13 +101,13 @@ _COMBINE = {
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Return whether ``dtype`` is a real floating type of NumPy's own, or bfloat16; not one of 8 bits."""
+    """Return True for NumPy's real floating dtypes and bfloat16, not for those of 8 bits."""
     # 2 is a registered dtype's; an unpickled array's float32 has 0 where others have 1.
     return (dtype.kind == "f" and dtype.isbuiltin != 2) or dtype.name == "bfloat16"
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Return whether ``dtype`` is float16 or bfloat16, which are accumulated in float32."""
+    """Return True for float16 and bfloat16, which are accumulated in float32."""
     return dtype.itemsize == 2 and is_floating(dtype)
 
 
@@ -137,7 +137,7 @@ def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
 
 @functools.lru_cache(1024)
 def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
-    """Return MPI's operation for the combining part of ``op``, or None where MPI's result is not defined."""
+    """Return MPI's operation for the combining part of ``op``, or None if MPI's result is undefined."""
     if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):
         return None
     if dtype.kind in "iu" and dtype.itemsize < 4 and _COMBINE[op.name] == "add":
@@ -167,10 +167,9 @@ def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
 
 
 def _real_parts(x: Array) -> tuple[Array, ...]:
-    """Return real arrays that share the memory of ``x``.
+    """Return real arrays over the memory of ``x``.
 
-    A complex array times a real number is not theirs: NumPy makes the number complex, and infinity times its imaginary
-    zero is NaN.
+    NumPy would make a real factor of a complex array complex, and infinity times its imaginary zero is NaN.
     """
     if x.dtype.kind != "c":
         return (x,)
@@ -186,13 +185,13 @@ def scale(x: Array, factor: float, out: Array) -> None:
 
 
 def premultiply(op: ReduceOp, x: Array) -> None:
-    """Apply the part of ``op`` that comes before anything is sent: the factor of ``PREMUL_SUM``."""
+    """Apply the factor of ``PREMUL_SUM``, before anything is sent."""
     if op.factor is not None and op.factor != 1:  # as in a data parallel model on one rank: nothing to compute
         scale(x, op.factor, x)
 
 
 def finish(op: ReduceOp, x: Array, size: int) -> None:
-    """Apply the part of ``op`` that comes after the sum over ``size`` ranks: the division of ``AVG``."""
+    """Divide a sum over ``size`` ranks, if ``op`` is ``AVG``."""
     if op.name != "AVG" or size == 1:
         return
     if size & (size - 1) == 0:  # the same bits, faster

@@ -1,9 +1,9 @@
 """Requests, pending operations, and the waits that drive them.
 
-An algorithm is a generator that yields what it waits for: something with ``Test()`` and ``Wait()``, as MPI requests
-have. MPI makes progress only inside MPI calls, and a generator only when somebody resumes it, so every wait polls, and
-`poll` drives all that is pending in the process. A call may block in MPI only while nothing is pending: otherwise a
-program that is legal in torch, where one rank waits before a small blocking call and another after it, would never end.
+An algorithm is a generator that yields events with ``Test()`` and ``Wait()``, as MPI requests have. MPI makes progress
+inside MPI calls only, and a generator when it is resumed: so every wait polls, and `poll` drives all that is pending in
+the process. A call may block in MPI only while nothing is pending; otherwise a program that is legal in torch, where
+one rank waits before a small blocking call and another after it, would never end.
 
 Several threads may communicate, each in groups of its own. `lock` guards the pending operations; a thread holds it
 while it drives them, never while it waits.
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Awaited(Protocol):
-    """An event that a step waits for: an MPI request, a CUDA event, several of them."""
+    """An event of a step: an MPI request, a CUDA event, several of them."""
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         """Return whether it has happened, and make progress."""
@@ -208,7 +208,7 @@ def begin_wait(operation: Operation) -> tuple[int, Operation | None]:
 
 
 def end_wait(thread: int, outer: Operation | None) -> None:
-    """Restore what ``thread`` waited in before `begin_wait`."""
+    """Restore the wait of ``thread`` before `begin_wait`."""
     if outer is None:
         waiting.pop(thread, None)
     else:

@@ -156,7 +156,7 @@ class Work:
         self._limit_s = timeout_s
 
     def run_check(self, check: Callable[[], None]) -> None:
-        """Call ``check`` once, when the program first learns of the end; its error surfaces there."""
+        """Call ``check`` once, when the program first learns of the end; it raises there."""
         self._check = check
 
     def _verify_result(self) -> None:
@@ -165,17 +165,17 @@ class Work:
             check()
 
     def abandon(self) -> None:
-        """Finish an operation without a result: its owner has withdrawn it."""
+        """Finish a withdrawn operation without a result."""
         if self._steps is not None:
             self._steps.close()
         self._finish(None)
 
     def is_running(self) -> bool:
-        """Return whether one of the steps is running now, somewhere up the stack."""
+        """Return True if one of the steps runs now, up the stack."""
         return self._steps is not None and inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING
 
     def fail(self, error: BaseException) -> None:
-        """Finish an operation with an error. Its memory is kept, because MPI may still write to it."""
+        """Finish with an error; keep the memory, as MPI may still write to it."""
         if not self._finished:
             _abandoned.append((self._steps, self._awaited))
             self._finish(error)
@@ -197,7 +197,7 @@ class Work:
         return self._error
 
     def result(self) -> list[Array]:
-        """Return the arrays that hold the result; they are complete after `wait`."""
+        """Return the arrays of the result, complete after `wait`."""
         return list(self._outputs)
 
     def source_rank(self) -> int:
@@ -205,7 +205,7 @@ class Work:
         raise RuntimeError(_RECEIVE_ONLY)
 
     def count(self) -> int:
-        """Return the number of elements that a receive got, at most those of its array; see `source_rank`."""
+        """Return the number of elements received; see `source_rank`."""
         raise RuntimeError(_RECEIVE_ONLY)
 
     def synchronize(self) -> None:
@@ -225,7 +225,7 @@ class Work:
 
 
 class Queue:
-    """A group's pending collectives, in the order in which all its ranks submitted them."""
+    """A group's pending collectives, in the order of submission on all its ranks."""
 
     __slots__ = ("_works",)
 
@@ -243,7 +243,7 @@ class Queue:
         return work
 
     def fail(self, error: BaseException) -> None:
-        """End all operations with ``error`` but the one that raised it, which ends by itself."""
+        """End all operations with ``error`` but the one that raised it."""
         with requests.lock:
             failed = [work for work in self._works if not work.is_running()]
             self._works = deque(work for work in self._works if work.is_running())

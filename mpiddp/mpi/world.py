@@ -1,4 +1,4 @@
-"""The world: ranks, hosts and nodes, and whether the job was started in a way that can work."""
+"""The world: ranks, hosts and nodes, and checks of the launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .lazy import MPI, SetupError
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """All ranks of the job and the nodes that they run on."""
+    """All ranks of the job and their nodes."""
 
     comm: MPI.Intracomm
     """A duplicate of MPI.COMM_WORLD, or of its surviving ranks."""
@@ -46,7 +46,7 @@ class World:
 
     @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
-        """All ranks; groups keep these very objects, because ints of their own would take four times the memory."""
+        """All ranks; groups keep these objects: ints of their own would take four times the memory."""
         return tuple(range(self.size))
 
     @property
@@ -67,7 +67,7 @@ class World:
 
 
 def start_mpi() -> None:
-    """Start MPI if it is not running, and check that the launcher's ranks are MPI's.
+    """Start MPI if necessary, and compare the launcher's ranks with MPI's.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def start_mpi() -> None:
 
 
 class _Place(NamedTuple):
-    """A rank as it presents itself to the others."""
+    """A rank's description of itself."""
 
     started_as: int
     """Its rank in MPI.COMM_WORLD."""
@@ -96,14 +96,14 @@ class _Place(NamedTuple):
 
 
 def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
-    """Return the world of all ranks of ``comm``; all of them call.
+    """Return the world of all ranks of ``comm``; collective.
 
     Parameters
     ----------
     comm : MPI.Intracomm
         The world's communicator from now on.
     ended : bool, default False
-        Whether this rank's program has ended, and only waits for the others.
+        True if this rank's program has ended, and only waits for the others.
     """
     # Ranks share memory when they share a running kernel and call their host by the same name. MPI's own split by
     # shared memory loses ranks under srun (Open MPI) and joins hosts that are separated by namespaces (UCX).
@@ -173,7 +173,7 @@ def library_name() -> str:
 
 
 class Claims(NamedTuple):
-    """The arguments of ``init_process_group`` that have to agree with MPI and with those of the other ranks."""
+    """Arguments of ``init_process_group`` that have to agree with MPI and with the other ranks."""
 
     rank: int = -1
     world_size: int = -1
@@ -184,12 +184,12 @@ class Claims(NamedTuple):
 
 
 def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:
-    """Refuse claims that contradict MPI, the environment or each other; all ranks call.
+    """Refuse claims that contradict MPI, the environment or each other; collective.
 
     Raises
     ------
     SetupError
-        On all ranks, so that nobody waits for one that gave up.
+        On all ranks: nobody waits for one that gave up.
     """
     if claims.assigned_by_mpi and (claims.rank, claims.world_size) != (-1, -1) and comm.size > 1:
         warnings.warn(

@@ -1,9 +1,8 @@
-"""Cross-memory attach: the kernel copies from and to the private memory of the other processes of a node.
+"""Cross-memory attach: the kernel copies between the private memories of a node's processes.
 
-One copy in place of the two through shared memory, which pays for long arrays: a call costs some microseconds, and the
-pages of the other side are looked up one by one. Linux allows it between processes of one user that may trace each
-other (``kernel.yama.ptrace_scope`` above 0 and some containers forbid it); it is tried when it is first needed, on all
-ranks at once.
+One copy in place of two through shared memory pays for long arrays: a call costs some microseconds, and the peer's
+pages are looked up one by one. Linux allows it between processes of one user that may trace each other
+(``kernel.yama.ptrace_scope`` above 0 and some containers forbid it); it is tried on first use, on all ranks at once.
 
 References
 ----------
@@ -39,7 +38,7 @@ _Transfer = Callable[..., int]
 
 
 def _kernel(name: str) -> _Transfer | None:
-    """Return one of the two system calls, or None where there is none."""
+    """Return one of the two system calls, or None."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is None:
         return None
@@ -54,14 +53,9 @@ _readv, _writev = _kernel("process_vm_readv"), _kernel("process_vm_writev")
 
 
 class CrossMemory(Resource):
-    """The processes of a node, as those whose memory can be read and written.
+    """Read and write access to the memory of a node's processes.
 
-    The owner of the memory must know of it: it waits, between two synchronisations, and leaves the array alone.
-
-    Parameters
-    ----------
-    link : Link
-        The group.
+    The owner of the memory takes part: it waits between two synchronisations, and leaves the array alone.
     """
 
     def __init__(self, link: Link) -> None:
@@ -72,9 +66,9 @@ class CrossMemory(Resource):
         """The reason why it does not work; empty before it has been tried."""
 
     def prepare(self) -> Steps:
-        """Try it if nobody has; return whether every rank of the group reaches those of its node.
+        """Try it on first use; return True if every rank of the group reaches those of its node.
 
-        Sends on ``later`` only; all ranks of the group call, and come to the same end.
+        Collective, with equal results; sends on ``later`` only.
         """
         if self._pids or self.fault:
             return not self.fault
@@ -92,18 +86,18 @@ class CrossMemory(Resource):
         return not self.fault
 
     def buffer(self, nbytes: int) -> Array:
-        """Return memory to copy to, the same each time: the kernel gives fresh pages slowly."""
+        """Return reused memory to copy to: the kernel gives fresh pages slowly."""
         if self._buffer.size < nbytes:
             self._buffer = np.empty(nbytes, np.uint8)
         return self._buffer[:nbytes]
 
     def read(self, rank: int, address: int, into: Array) -> None:
-        """Copy from an address of a rank of the node into a contiguous array."""
+        """Copy from an address of a peer into a contiguous array."""
         assert _readv is not None
         self._move(_readv, rank, address, into)
 
     def write(self, rank: int, address: int, values: Array) -> None:
-        """Copy a contiguous array to an address of a rank of the node."""
+        """Copy a contiguous array to an address of a peer."""
         assert _writev is not None
         self._move(_writev, rank, address, values)
 
@@ -117,7 +111,7 @@ class CrossMemory(Resource):
 
 
 def _move(transfer: _Transfer, pid: int, there: int, here: int, nbytes: int) -> int:
-    """Copy between a process's address and one here; return 0 or what went wrong."""
+    """Copy between a process's address and one here; return 0 or the fault."""
     done = 0
     while done < nbytes:  # the kernel moves 2 GiB at most in a call
         own, other = _IoVec(here + done, nbytes - done), _IoVec(there + done, nbytes - done)
@@ -129,7 +123,7 @@ def _move(transfer: _Transfer, pid: int, there: int, here: int, nbytes: int) -> 
 
 
 def _try(told: Array) -> int:
-    """Read what every rank of the node says that it has; return 0 or what went wrong."""
+    """Read what every rank of the node announces; return 0 or the fault."""
     if _readv is None or _writev is None:
         return errno.ENOSYS
     for pid, address, token in told.tolist():

@@ -1,13 +1,12 @@
-"""Eager buffers: short arrays that the ranks of a node show each other without a message.
+"""Eager buffers: short arrays of a node's ranks, exchanged without a message.
 
-Every rank has a few buffers, used in rounds. In each round it writes an array, if it has one to show, and then a
-record: the call that it makes, and last the number of the round. A rank that sees the record may read the array. All
-ranks take part in every round, one after the other, and begin one when they have finished the one before: so a buffer
-may be written again when all ranks have arrived in the round after its last one.
+Every rank has a few buffers, used in rounds. In each round it writes its array, if any, and then a record: its call,
+and last the number of the round. A peer that sees the record may read the array. All ranks take part in every round in
+turn, so a buffer is free once all have arrived in the round after its last one.
 
-Python has no fences. A record is seen after the array, and a number after the rest of its record, because processors of
-the x86 family show a thread's stores to others in the program's order [1]_; there are no eager buffers elsewhere. The
-number of an old record is erased before the record is overwritten.
+Python has no fences. x86 shows a thread's stores to others in program order [1]_: the record after the array, the
+number after the record; other processors get no eager buffers. An old record's number is erased before the record is
+overwritten.
 
 References
 ----------
@@ -60,7 +59,7 @@ _CHECK_S = 1e-3
 
 
 def region_bytes(link: Link) -> int:
-    """Return the memory that each rank of a group needs; 0 for a group without eager buffers."""
+    """Return each rank's memory in bytes; 0 for a group without eager buffers."""
     usable = link.one_node and 1 < link.size <= MAX_RANKS and ORDERED and settings.eager()
     return REGION_BYTES if usable else 0
 
@@ -83,14 +82,14 @@ class Round(NamedTuple):
 
 
 class SpinWait:
-    """An event in shared memory that a step waits for.
+    """An event in shared memory.
 
     Parameters
     ----------
     happened : callable
-        Returns whether it has.
+        Returns True after the event.
     comm : MPI.Intracomm
-        Through which MPI makes progress meanwhile.
+        For MPI's progress meanwhile.
     """
 
     __slots__ = ("_comm", "_happened", "_looks")
@@ -112,9 +111,9 @@ class SpinWait:
         self.wait_checking(lambda: None, math.inf)
 
     def wait_checking(self, check: Callable[[], None], limit_s: float) -> bool:
-        """Block until it has happened; return False if that takes longer than ``limit_s`` seconds.
+        """Block until it has happened; return False after ``limit_s`` seconds.
 
-        Calls ``check``, which may raise, about every millisecond.
+        ``check``, which may raise, is called about every millisecond.
         """
         self._looks, began_s = 0, time.monotonic()
         checked_s = began_s
@@ -142,7 +141,7 @@ class EagerBuffers(Resource):
     memory : mmap
         Shared by its ranks.
     start : int
-        Offset of the eager buffers in it: `REGION_BYTES` for each rank.
+        Their offset in it: `REGION_BYTES` for each rank.
     """
 
     def __init__(self, link: Link, memory: mmap.mmap, start: int) -> None:
@@ -180,7 +179,7 @@ class EagerBuffers(Resource):
         return found
 
     def writable(self) -> bool:
-        """Return whether the next round may begin."""
+        """Return True if the next round may begin."""
         oldest = self._number + 2 - _BUFFERS
         if oldest <= self._complete:
             return True
@@ -198,9 +197,9 @@ class EagerBuffers(Resource):
         rounds : list of Round
             From `rounds`, for arrays like ``x``.
         call : bytes
-            The packed call with its sequence number: equal on all ranks.
+            The packed call with its sequence number, equal on all ranks.
         x : array, optional
-            The array that this rank shows.
+            This rank's array.
         change : callable, optional
             Applied to the copy of ``x`` before the others may see it.
         """
@@ -217,14 +216,14 @@ class EagerBuffers(Resource):
         return current
 
     def all_arrived(self) -> bool:
-        """Return whether all ranks make the call of this round."""
+        """Return True if all ranks make the call of this round."""
         if self._memory[self._records] != self._expected:
             return False
         self._complete = self._number
         return True
 
     def arrived(self, rank: int) -> Callable[[], bool]:
-        """Return a function that returns whether ``rank`` makes the call of the current round."""
+        """Return a function that returns True if ``rank`` makes the call of the current round."""
         first = rank * _RECORD.size
 
         def it_arrived() -> bool:
@@ -247,10 +246,10 @@ class EagerBuffers(Resource):
         return SpinWait(happened, self._comm)
 
     def calls(self) -> list[list[tuple[int, int, int, int, int]]]:
-        """Return, for each of the last rounds, the ranks that have arrived and their calls, this rank's first.
+        """Return the calls (rank, sequence, kind, count, root) of the last rounds, this rank's first.
 
-        A call is (rank, sequence, kind, count, root). Ranks whose record is being written are left out; also the whole
-        round when it is this one, since the watchdog's thread asks too.
+        Records in the middle of a store are left out, and the whole round if it is this rank's: the watchdog's thread
+        asks, too.
         """
         found = []
         for number in range(self._number, max(self._number - _BUFFERS, 0), -1):
@@ -265,8 +264,8 @@ class EagerBuffers(Resource):
         return found
 
     def close(self) -> None:
-        """Unmap the memory, at once and not when garbage is collected."""
+        """Unmap the memory at once."""
         del self._memory, self._numbers, self._words
 
     def drop(self, error: Exception) -> None:
-        """Keep the memory: nothing writes to it any more, and a thread may still look at it."""
+        """Keep the memory: a thread may still look at it."""

@@ -1,4 +1,4 @@
-"""Staging memory of a group on a node, and the pipeline in which ordinary arrays pass through it chunk by chunk."""
+"""A group's staging memory on a node, and the pipeline of ordinary arrays through it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,11 @@ _SMALLEST_BYTES = 1 << 17
 
 
 class Scratch(Resource):
-    """Staging memory, allocated when it is first prepared.
+    """Staging memory, allocated on first use.
 
-    Each rank has three buffers, used in rounds. Rounds are counted, one for each barrier: a rank that writes for round
-    t has left the barrier of round t - 1, so all ranks have by then read the buffers of round t - 3, the last of which
-    is read after the barrier of round t - 2.
-
-    Parameters
-    ----------
-    link : Link
-        The group.
+    Each rank has three buffers, used in rounds, one for each barrier. A rank that writes in round t has left the
+    barrier of round t - 1: all ranks have then read the buffers of round t - 3, the last of which is read after the
+    barrier of round t - 2.
     """
 
     _BUFFERS = 3
@@ -50,7 +45,7 @@ class Scratch(Resource):
         """The reason why there is none; empty before it has been tried."""
 
     def prepare(self) -> Steps:
-        """Allocate the memory if nobody has; return whether there is some. All ranks of the group call."""
+        """Allocate the memory on first use; return False if there is none. Collective."""
         if not self.ready and not self.fault:
             node = self._link.node
             found: segment.Allocation = yield from segment.allocate(node, self._link, self._BUFFERS * self.chunk_bytes)
@@ -61,7 +56,7 @@ class Scratch(Resource):
         return self.ready
 
     def next_buffers(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Return every rank's buffer for ``count`` elements that the next `begin_round` returns, too."""
+        """Return the buffers of the next `begin_round` for ``count`` elements."""
         index = self._round % self._BUFFERS
         found = self._views.get((index, count, dtype))
         if found is None:
@@ -73,18 +68,18 @@ class Scratch(Resource):
         return found
 
     def begin_round(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Begin the next round, and return every rank's buffer for ``count`` elements."""
+        """Begin the next round; return every rank's buffer for ``count`` elements."""
         buffers = self.next_buffers(count, dtype)
         self._round += 1
         return buffers
 
     def close(self) -> None:
-        """Unmap the memory, when the last view of it is gone."""
+        """Unmap the memory after its last view."""
         self.ready = False
         self._regions, self._views = [], {}
 
     def drop(self, error: DistError) -> None:
-        """Unmap the memory, of which MPI knows nothing."""
+        """Unmap the memory: MPI does not know it."""
         self.close()
 
 
@@ -93,29 +88,29 @@ Step = Callable[[int, int, list[Array]], None]
 
 
 class Pipeline:
-    """An array on its way through the scratch: put in, a barrier, taken out, chunk by chunk.
+    """An array's way through the scratch chunk by chunk: put, barrier, take.
 
-    The first chunk is put there before the ranks meet where that can be done, so that short arrays need one
-    synchronisation. While a chunk is read, the next one is on its way already.
+    The first chunk is put before the ranks meet, if possible: short arrays then need one synchronisation. The next
+    chunk is written while one is read.
 
     Parameters
     ----------
     link : Link
         The group, all on one node.
     like : array
-        Has the dtype of the elements.
+        An array of the elements' dtype.
     length : int
-        Elements that pass through each row.
+        Elements of each row.
     put : callable
         Writes to this rank's buffer.
     take : callable
         Reads all buffers after a barrier, and may write to this rank's.
     collect : callable, optional
-        Reads what the others' ``take`` has written, after another barrier.
+        Reads the results of the others' ``take``, after another barrier.
     rows : int, default 1
-        Rows of a chunk that lie side by side in a buffer.
+        Rows of a chunk side by side in a buffer.
     chunk_bytes : int, optional
-        Length of a chunk, all its rows together; that of the scratch by default.
+        Length of a chunk with all its rows; the scratch's by default.
     """
 
     def __init__(
@@ -136,10 +131,9 @@ class Pipeline:
         self._step = max(min(chunk_bytes, self._scratch.chunk_bytes) // like.itemsize // rows, 1)
 
     def begin(self) -> bool:
-        """Put the first chunk into the scratch; return whether that could be done.
+        """Put the first chunk into the scratch; return False if that is not possible.
 
-        It can when the memory is there and everything that this rank has begun in it is finished: all ranks count the
-        rounds in the order of their operations.
+        It needs the memory, and no unfinished round of this rank: ranks count rounds in the order of operations.
         """
         stop = min(self._step, self._length)
         if not self._scratch.ready or len(self._link.queue):
@@ -148,7 +142,7 @@ class Pipeline:
         return True
 
     def run(self, begun: bool) -> Steps:
-        """Let the array pass; ``begun`` says whether all ranks have put their first chunk before they met."""
+        """Run the pipeline; ``begun`` if all ranks put their first chunk before they met."""
         before: tuple[int, int, list[Array]] | None = None
         for start in range(0, self._length, self._step):
             stop = min(start + self._step, self._length)

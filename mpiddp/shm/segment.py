@@ -1,15 +1,14 @@
-"""Segments: memory that all ranks of a group on a node map, with a region for each.
+"""Segments: memory mapped by all ranks of a group on a node, a region for each.
 
-`find` returns the place of an array: its segment, and its offset in the rank's region. From that and from the place of
-a peer's array, `Segment.view` makes the peer's array, and nothing has to be sent.
+`find` returns an array's place: its segment and its offset in the rank's region. From a peer's place `Segment.view`
+makes the peer's array; nothing is sent.
 
-The memory is an anonymous file (memfd) that the first rank of the node makes and the others open through
-``/proc/PID/fd``: nothing stays behind however the job ends, and a container's small ``/dev/shm`` does not bound it.
-Where that is not allowed, a file in ``/dev/shm`` is unlinked as soon as all have opened it. Every rank populates its
-own region, and all agree before any of them is touched: a write to a missing page would end the process. A mapping
-lives as long as the ``mmap`` at the root of the arrays' base chain: NumPy shortens those chains, so an array's own end
-says nothing about the views of it. A view that another library made, a tensor's array, keeps the mapping without naming
-it, and is found by its address.
+The memory is an anonymous file (memfd) of the node's first rank, which the others open through ``/proc/PID/fd``:
+nothing stays behind however the job ends, and a container's small ``/dev/shm`` does not bound it. Where that is
+forbidden, a file in ``/dev/shm`` is unlinked once all have opened it. Every rank populates its own region, and all
+agree before any is touched: a write to a missing page would end the process. A mapping lives as long as the ``mmap`` at
+the root of the arrays' base chain. A view made by another library keeps the mapping without naming it, and is found by
+its address.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _POPULATE = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Linux 5.14
 
 
 class Place(NamedTuple):
-    """The place of an array: the number of its segment, and its offset in the rank's region in bytes."""
+    """An array's place: the number of its segment, and its offset in the rank's region in bytes."""
 
     segment: int
     offset: int
@@ -58,11 +57,11 @@ class Segment:
     Parameters
     ----------
     number : int
-        The same on all ranks, and of no other segment.
+        Unique, and equal on all ranks.
     memory : mmap
         The mapping.
     ranks : tuple of int
-        World ranks of those who share it, in the order of their regions.
+        World ranks, in the order of their regions.
     rank : int
         Index of this process among them.
     """
@@ -75,13 +74,13 @@ class Segment:
         self._own = address_of(np.frombuffer(memory, np.uint8)) + rank * self._region_bytes
 
     def place(self, x: Array) -> Place:
-        """Return the place of an array that lies in this memory."""
+        """Return the place of an array in this memory."""
         offset = address_of(x) - self._own
         inside = offset >= 0 and offset + x.nbytes <= self._region_bytes
         return Place(self.number, offset) if inside else NOWHERE
 
     def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` elements at ``offset`` bytes of the region of a world rank, as a flat array."""
+        """Return ``count`` elements at ``offset`` bytes of a world rank's region, flat."""
         memory = self._memory()
         assert memory is not None, "the caller holds an array in it"
         if count == 0:
@@ -115,13 +114,13 @@ def segment(number: int) -> Segment:
 
 
 def forget() -> None:
-    """Make all symmetric arrays ordinary ones: world ranks have changed, and some peers are gone."""
+    """Make all symmetric arrays ordinary: world ranks have changed, and some peers are gone."""
     _of_mapping.clear()
     _by_number.clear()
 
 
 class _File(NamedTuple):
-    """A kind of file: how its maker gets it, how the others find and open it, and how it is hidden from the rest."""
+    """A kind of shared file: how it is made, found, opened and hidden."""
 
     name: str
     make: Callable[[], tuple[int, int]]
@@ -162,7 +161,7 @@ _FILES = (
 
 
 class Allocation(NamedTuple):
-    """The outcome of `allocate`: memory, or the reason why there is none."""
+    """The outcome of `allocate`: memory, or the fault."""
 
     memory: mmap.mmap | None
     number: int
@@ -170,14 +169,14 @@ class Allocation(NamedTuple):
 
 
 def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
-    """Share memory among the ranks of a node; all ranks of ``everybody`` succeed, or none does.
+    """Share memory among a node's ranks; all ranks of ``everybody`` succeed, or none.
 
     Parameters
     ----------
     node : Channel
         The ranks that share it.
     everybody : Channel
-        Those who must come to the same end; contains ``node``.
+        The ranks that need the same outcome; contains ``node``.
     region_bytes : int
         Size of each rank's region; a multiple of `ALIGNMENT_BYTES`.
 
@@ -228,7 +227,6 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
 
 
 def _open(kind: _File, told: Array) -> int:
-    """Open the file that its maker has told of."""
     _, maker_pid, found_by, device, inode = told.tolist()
     if not inode:
         raise OSError(errno.ENOENT, "the maker has failed")
@@ -241,10 +239,10 @@ def _open(kind: _File, told: Array) -> int:
 
 
 def _populate(memory: mmap.mmap, descriptor: int, start: int, nbytes: int) -> None:
-    """Allocate the pages of a region, near this rank; OSError where there are not enough.
+    """Allocate the pages of a region, near this rank; OSError if there are not enough.
 
-    Ranks do it in parallel by page faults, while ``posix_fallocate`` holds the file's lock: 2 ranks take 0.4 s for 512
-    MiB each in place of 0.4 and 0.6 s, first touch included. Core dumps leave the memory out, which many ranks map.
+    Parallel page faults take 0.4 s for 512 MiB on each of 2 ranks; ``posix_fallocate``, which holds the file's lock,
+    0.4 and 0.6 s. Core dumps leave the memory out.
     """
     memory.madvise(mmap.MADV_DONTDUMP)
     try:

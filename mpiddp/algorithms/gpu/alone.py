@@ -36,7 +36,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
 
 
 def _copy(output: Array, x: Array) -> None:
-    """Copy ``x`` to ``output``, wherever both lie; the host waits only for a copy to itself."""
+    """Copy ``x`` to ``output`` of any memory; the host waits only for a copy to itself."""
     place = place_of(output)
     with at(place):
         as_bytes(output)[...] = as_bytes(moved(x, place))

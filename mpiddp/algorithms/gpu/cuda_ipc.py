@@ -202,7 +202,7 @@ def _room(nbytes: int) -> int:
 
 
 def _in_common(told: Array, nodes: tuple[int, ...]) -> dict[int, int] | None:
-    """Return for each node a segment that is free on all of its ranks; None if a node has none."""
+    """Return a segment of each node that is free on all its ranks, or None."""
     common: dict[int, set[int]] = {}
     for row, node in zip(told.tolist(), nodes, strict=True):
         free = set(row) - {0}
@@ -261,10 +261,9 @@ def agreed(everybody: Channel, fault: str) -> Steps:
 
 
 def _try(node: Channel, tried: Segment) -> Steps:
-    """Let every rank write to every other one's memory, and each read its own; return the fault, or nothing.
+    """Write to every peer's memory and read one's own; return the fault, or nothing.
 
-    Each rank waits for its device before a barrier: there a kernel's fault is an error of its rank, and leaves nobody
-    waiting.
+    Each rank waits for its device before a barrier: a kernel's fault then is an error of its rank alone.
     """
     kind = np.dtype(np.int64)
     views = [tried.view(rank, 0, node.size, kind) for rank in node.ranks]
@@ -291,7 +290,6 @@ def _try(node: Channel, tried: Segment) -> Steps:
 
 
 def _fault_of(step: Callable[[], None], side: Any) -> str:
-    """Run a step of the trial on a stream to its end; return the fault, or nothing."""
     try:
         with stream.on(side):
             step()

@@ -48,12 +48,10 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 def _around(ranks: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` by a ring."""
     return ring.all_reduce(ranks, x, op) if p2p_device.by_address else staged_ring.all_reduce(ranks, x, op)
 
 
 def _where_they_lie(link: Link, x: Array, entries: Entries) -> list[Array]:
-    """Return the arrays of all ranks of this node."""
     if link.node.size == 1:
         return [x]
     segment = cuda_ipc.segment(entries.common_segment())
@@ -65,7 +63,7 @@ def _where_they_lie(link: Link, x: Array, entries: Entries) -> list[Array]:
 
 
 def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Reduce ``x`` piece by piece in the scratch of the node."""
+    """Reduce ``x`` piece by piece in the node's scratch."""
     scratch, down = link.resource(DeviceScratch), stream.side("down", x)
     step = max(staging.PIECE_BYTES // x.itemsize, 1)
     for start in range(0, x.size, step):
@@ -79,7 +77,7 @@ def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) 
 
 
 def _reduce(link: Link, rows: list[Array], op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Reduce the arrays of all ranks of this node over all nodes; this rank's kernels read and write them."""
+    """Reduce the rows of this node over all nodes; this rank's kernels read and write them."""
     like, across = rows[link.node.rank], link.across
     yield link.node.later.Ibarrier()
     if across is not None:

@@ -113,7 +113,7 @@ def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) 
 
 
 def _apart(x: Array, output: Array) -> Array:
-    """Return ``x``, or a copy of it where it shares memory with ``output``."""
+    """Return ``x``, copied if it shares memory with ``output``."""
     shared = array_namespace(x).may_share_memory(x, output)
     return x.copy() if shared else x
 

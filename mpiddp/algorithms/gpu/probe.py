@@ -38,7 +38,7 @@ Check = Iterator[tuple[str, Array, Any]]
 
 
 def _rows(link: Link, length: int, dtype: str = "float32") -> list[np.ndarray[Any, Any]]:
-    """Return every rank's array: small numbers, whose sums and products are exact."""
+    """Return every rank's array of small numbers: sums and products are exact."""
     return [((np.arange(length) + rank) % 3).astype(dtype) for rank in range(link.size)]
 
 
@@ -72,7 +72,6 @@ def point_to_point(link: Link) -> Check:
 
 
 def _blocks(link: Link, xs: list[np.ndarray[Any, Any]]) -> Check:
-    """Run the collectives that only move arrays."""
     rank, what = link.rank, f"of {xs[0].size} float32"
     x, stacked = device.upload(xs[rank]), np.stack(xs)
 
@@ -119,7 +118,6 @@ def _is_used(dtype: np.dtype[Any], op: ReduceOp) -> bool:
 
 
 def _reductions(link: Link, xs: list[np.ndarray[Any, Any]], op: ReduceOp) -> Check:
-    """Run the collectives that reduce arrays."""
     rank, root, what = link.rank, link.size - 1, f"{op} of {xs[0].size} {xs[0].dtype}"
     scaled = [x if op.factor is None else x * x.dtype.type(op.factor) for x in xs]
     total = functools.reduce(getattr(np, combining(op)), scaled)

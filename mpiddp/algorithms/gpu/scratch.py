@@ -68,7 +68,7 @@ class DeviceScratch(Resource):
         return bool(self._regions)
 
     def _pin(self, size: int, fault: str) -> Steps:
-        """Share memory of the host instead, because of ``fault``."""
+        """Share host memory instead, because of ``fault``."""
         found: host_segment.Allocation = yield from host_segment.allocate(self._link.node, self._link, size)
         wrong, memory = found.fault, found.memory
         if memory is not None:

@@ -45,7 +45,7 @@ class HostCopies:
         return self._copies.get(id(given), given)
 
     def _sides(self, role: str) -> dict[Place, Any]:
-        """Return a stream of each device, behind the work that was queued at submission."""
+        """Return a stream of each device, behind the work queued at submission."""
         sides = {}
         for place, (x, begin) in self._begin.items():
             sides[place] = stream.side(role, x)

@@ -116,13 +116,12 @@ def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, 
 
 
 def _until(limit: float, rows: Plan) -> Plan:
-    """Return the rows for arrays of at most ``limit`` bytes."""
     first = next(index for index, (end, _) in enumerate(rows) if end >= limit)
     return [*rows[:first], (limit, rows[first][1])]
 
 
 def _takes_addresses(operation: str, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
-    """Return whether MPI itself does ``operation`` on device pointers."""
+    """Return True if MPI itself does ``operation`` on device pointers."""
     if operation in _BY_MESSAGES:
         return addresses.point_to_point.yes
     if operation in _REDUCING and (op is None or mpi_op(dtype, op) is None or settings.deterministic()):

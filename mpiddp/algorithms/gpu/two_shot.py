@@ -52,7 +52,7 @@ def _in_place(
     entries: Entries,
     factors: list[float] | None,
 ) -> stream.Mark:
-    """Fold this rank's slice of all ranks' arrays into all of them."""
+    """Reduce this rank's slice of all arrays into all of them."""
     edges = bounds(x.size, link.size, x.itemsize)
     first, last = edges[link.rank], edges[link.rank + 1]
     rows = [
@@ -71,7 +71,7 @@ def _divisor(op: ReduceOp, link: Link) -> int:
 def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
     """Reduce ``x`` piece by piece in the scratch.
 
-    Work that is queued after one barrier has ended before the next, so three rounds are apart, as the scratch wants it.
+    Work queued after one barrier ends before the next: three rounds are apart, as the scratch requires.
     """
     scratch = link.resource(DeviceScratch)
     down, add = stream.side("down", x), stream.side("add", x)
