@@ -1,4 +1,4 @@
-"""The command line. Reading it starts no MPI and imports neither NumPy nor CuPy; the command that runs does."""
+"""The command line. Parsing starts no MPI and imports neither NumPy nor CuPy."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _HEAD_START_S = 5.0
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises `UsageError` instead of ending the process, and names the nearest option."""
+    """A parser that raises `UsageError`, with the nearest option, instead of ending the process."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; what is left over is an error here, where the options are known."""
+        """Parse; unknown options are an error here, where the known ones are at hand."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             option = unknown[0].split("=")[0]
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise a `UsageError` that says what helps."""
+        """Raise a `UsageError` with the cure."""
         raise UsageError(f"{message} (`{self.prog} --help` lists what there is)")
 
 

@@ -1,7 +1,6 @@
-"""What the environment says: mpiddp's own variables and those of the launchers. Imports the standard library only.
+"""Environment variables: mpiddp's own and the launchers'. Imports the standard library only.
 
-This is the only place that reads environment variables, and each is read when it is asked for, so that a test or a
-script may set it until then.
+No other module reads them. Each is read on request, so that a test or a script may set it until then.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 class Launch(NamedTuple):
-    """What a launcher announces to a process before MPI runs."""
+    """A launcher's announcement to a process before MPI runs."""
 
     launcher: str
     rank: int
@@ -55,7 +54,7 @@ def _switch(name: str) -> bool | None:
 
 
 def launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return what the launcher of this process announced, or None for a process that was started plainly.
+    """Return the launcher's announcement, or None for a process without a launcher.
 
     Examples
     --------
@@ -88,7 +87,7 @@ _LOCAL_SIZES = (
 
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many ranks the launcher announced for this node, or None where it did not say.
+    """Return the announced number of ranks on this node, or None.
 
     Examples
     --------
@@ -113,7 +112,7 @@ def _slurm_tasks(text: str, node: int) -> int | None:
 
 
 def announce_ranks() -> None:
-    """Fill RANK, WORLD_SIZE and LOCAL_RANK, where unset, from the launcher: scripts read them on their first line."""
+    """Fill unset RANK, WORLD_SIZE and LOCAL_RANK from the launcher: scripts read them on their first line."""
     found = launch()
     if found is not None:
         os.environ.setdefault("RANK", str(found.rank))
@@ -123,13 +122,13 @@ def announce_ranks() -> None:
 
 
 def rank_variables() -> dict[str, int]:
-    """Return RANK, WORLD_SIZE and LOCAL_RANK as far as they are set to integers."""
+    """Return those of RANK, WORLD_SIZE and LOCAL_RANK that are integers."""
     found = {name: _integer(os.environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def correct_ranks(rank: int, world_size: int, local_rank: int) -> None:
-    """Set RANK, WORLD_SIZE and LOCAL_RANK to what MPI says, for everybody who reads them from now on."""
+    """Set RANK, WORLD_SIZE and LOCAL_RANK to MPI's values."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
 
 
@@ -142,7 +141,7 @@ _OF_A_JOB = (
 
 
 def outside_of_jobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment for a launcher that starts a job of its own, also from within a rank of one.
+    """Return the environment for a job of its own, started within a rank of another one.
 
     Examples
     --------
@@ -175,15 +174,15 @@ def _job_names() -> tuple[str, str]:
 
 
 def claim_rank() -> None:
-    """Let the programs that this process starts know that it is the rank which the launcher announced, if one did."""
+    """Mark this process, for the programs that it starts, as the announced rank."""
     if launch() is not None:
         os.environ[_RANK_PROCESS] = " ".join([str(os.getpid()), *_job_names()])
 
 
 def started_by_rank() -> int | None:
-    """Return the process of the rank whose launcher's variables this process has inherited, None if they are its own.
+    """Return the process of the rank whose launcher's variables this process has inherited; None if they are its own.
 
-    Only of a rank that has used MPI through mpiddp: one that has not may leave its part to a program that it starts.
+    A rank that has not used MPI through mpiddp may leave its part to a program that it starts: it is not found.
     """
     if launch() is None or _RANK_PROCESS not in os.environ:
         return None
@@ -194,7 +193,7 @@ def started_by_rank() -> int | None:
 
 
 def launcher_survives() -> bool:
-    """Tell whether the launcher lets the other ranks live when one dies: ``mpirun --with-ft ulfm`` tells its ranks."""
+    """Return True if the launcher lets the other ranks live when one dies (``mpirun --with-ft ulfm``)."""
     return _switch("OMPI_MCA_mpi_ft_enable") is True
 
 
@@ -203,23 +202,20 @@ _WRONG_AFTER_DEATHS = ("han", "adapt")
 
 
 def survives() -> bool:
-    """Tell whether ranks can go on when one dies: where its launcher lets them, and no sum comes out wrong then."""
+    """Return True if ranks can go on when one dies: the launcher lets them, and no sum comes out wrong."""
     components = os.environ.get(_COMPONENTS, "")
     excluded = components.removeprefix("^").split(",") if components.startswith("^") else []
     return launcher_survives() and all(each in excluded for each in _WRONG_AFTER_DEATHS)
 
 
 def prepare_survival() -> None:
-    """Keep Open MPI, before it starts, from what returns wrong sums without an error in operations that a death hits.
-
-    Between nodes those of its component "han" do (tried: version 5.0.11).
-    """
+    """Keep out Open MPI's component "han", whose sums between nodes are wrong after a death (5.0.11)."""
     if launcher_survives():
         os.environ.setdefault(_COMPONENTS, "^" + ",".join(_WRONG_AFTER_DEATHS))
 
 
 def pretended_nodes() -> tuple[int, ...] | None:
-    """Return ``MPIDDP_NODES`` (e.g. ``0,0,1,1``: the node of every rank of the world), a pretence for tests."""
+    """Return ``MPIDDP_NODES``, the pretended node of every rank (e.g. ``0,0,1,1``), for tests."""
     text = os.environ.get("MPIDDP_NODES")
     if not text:
         return None
@@ -230,7 +226,7 @@ def pretended_nodes() -> tuple[int, ...] | None:
 
 
 def default_timeout_s() -> float:
-    """Return ``MPIDDP_TIMEOUT`` in seconds: how long an operation may take where no timeout is given (30 minutes)."""
+    """Return ``MPIDDP_TIMEOUT``, the default time limit of an operation in seconds (30 minutes)."""
     text = os.environ.get("MPIDDP_TIMEOUT", "1800")
     try:
         seconds = float(text)
@@ -242,7 +238,7 @@ def default_timeout_s() -> float:
 
 
 def warn_after_s() -> float:
-    """Return ``MPIDDP_WARN_AFTER`` in seconds: how long an operation waits before the first warning; 0: no warnings."""
+    """Return ``MPIDDP_WARN_AFTER``, the seconds of waiting before the first warning; 0: no warnings."""
     text = os.environ.get("MPIDDP_WARN_AFTER", "60")
     try:
         seconds = float(text)
@@ -262,22 +258,22 @@ def debug_level() -> str:
 
 
 def timeline() -> str | None:
-    """Return ``MPIDDP_TIMELINE``: the file to which a trace of all ranks is written; None: no trace."""
+    """Return ``MPIDDP_TIMELINE``, the file of a trace of all ranks, or None."""
     return os.environ.get("MPIDDP_TIMELINE") or None
 
 
 def job_end_s() -> int | None:
-    """Return when Slurm will end this job, in seconds since 1970, or None where it does not say."""
+    """Return the end of this Slurm job in seconds since 1970, or None."""
     return _integer(os.environ, "SLURM_JOB_END_TIME")
 
 
 def deterministic() -> bool:
-    """Tell whether ``MPIDDP_DETERMINISTIC=1`` keeps MPI's own reductions out."""
+    """Return True if ``MPIDDP_DETERMINISTIC=1`` keeps MPI's own reductions out."""
     return _switch("MPIDDP_DETERMINISTIC") is True
 
 
 def algorithms() -> dict[str, str]:
-    """Return what ``MPIDDP_ALGORITHM`` (e.g. ``all_reduce:ring,broadcast:native``) chooses, by operation."""
+    """Return the choices of ``MPIDDP_ALGORITHM`` by operation (e.g. ``all_reduce:ring,broadcast:native``)."""
     text = os.environ.get("MPIDDP_ALGORITHM", "")
     chosen = {}
     for part in filter(None, text.split(",")):
@@ -291,12 +287,12 @@ def algorithms() -> dict[str, str]:
 
 
 def takes_device_pointers() -> bool | None:
-    """Return what ``MPIDDP_CUDA_AWARE`` (0 or 1) says of the MPI library, or None where it is unset."""
+    """Return ``MPIDDP_CUDA_AWARE``, the user's word on the MPI library, or None."""
     return _switch("MPIDDP_CUDA_AWARE")
 
 
 def cray_gpu_support() -> bool:
-    """Tell whether Cray MPICH was told to take device pointers (``MPICH_GPU_SUPPORT_ENABLED=1``)."""
+    """Return True if Cray MPICH is set to take device pointers (``MPICH_GPU_SUPPORT_ENABLED=1``)."""
     return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
 
 
@@ -308,17 +304,17 @@ _TRANSPORTS = (
 
 
 def transports() -> list[str]:
-    """Return what MPI libraries are told of how to send, as NAME=value: what they do with GPU memory depends on it."""
+    """Return the MPI libraries' transport variables as NAME=value: their use of GPU memory depends on them."""
     return [f"{name}={os.environ[name]}" for name in _TRANSPORTS if name in os.environ]
 
 
 def eager() -> bool:
-    """Return whether short arrays may go through eager buffers: not with ``MPIDDP_EAGER=0``."""
+    """Return True if short arrays may use eager buffers: not with ``MPIDDP_EAGER=0``."""
     return _switch("MPIDDP_EAGER") is not False
 
 
 def cache_folder() -> Path:
-    """Return the folder of what is only there to be faster: ``MPIDDP_CACHE``, else the user's cache folder's mpiddp."""
+    """Return the cache folder: ``MPIDDP_CACHE``, else mpiddp in the user's."""
     given = os.environ.get("MPIDDP_CACHE")
     if given:
         return Path(given)
@@ -326,19 +322,19 @@ def cache_folder() -> Path:
 
 
 def core_mask() -> int:
-    """Return the cores that this process may run on as the set bits of an integer."""
+    """Return the cores of this process's affinity mask as the bits of an integer."""
     if not hasattr(os, "sched_getaffinity"):
         return (1 << (os.cpu_count() or 1)) - 1
     return sum(1 << core for core in os.sched_getaffinity(0))
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may run on (its affinity mask)."""
+    """Return the number of cores in this process's affinity mask."""
     return core_mask().bit_count()
 
 
 def blas_threads() -> int | None:
-    """Return how many threads the environment grants to each rank's BLAS, or None where it says nothing."""
+    """Return the BLAS threads that the environment grants, or None."""
     found = [value for value in (_integer(os.environ, name) for name in THREAD_VARIABLES) if value is not None]
     return min(found) if found else None
 
@@ -357,24 +353,22 @@ def _share_of_cores() -> int:
 
 
 def limit_blas_threads(threads: int | None = None) -> int | None:
-    """Share the node's cores among its ranks: bound the threads of BLAS, where the environment says nothing of them.
+    """Share the node's cores among its ranks' BLAS threads, unless the environment bounds them.
 
     Call it before NumPy is imported.
 
     Parameters
     ----------
     threads : int, optional
-        As many instead of the share.
+        The number instead of the share.
 
     Returns
     -------
     int or None
-        The threads of this rank, or None where the environment had bounded them already.
+        This rank's threads, or None if the environment bounded them.
 
-    Notes
-    -----
-    Cores of the affinity mask, at most the node's share of a rank: a mask that the launcher gave to this rank alone
-    is used in full, one that all ranks have is divided among them.
+    Notes ----- The share is the affinity mask's cores, at most the node's cores over its ranks: a mask of this rank
+    alone is used in full, a common one is divided.
     """
     if blas_threads() is not None:
         return None

@@ -1,5 +1,4 @@
 """Collective algorithms, one idea a file, as generators (see `mpiddp.mpi.work`), and the table that chooses.
 
-They work on validated, contiguous arrays, return nothing, and know neither groups nor defaults. They may import ``mpi``
-and what stands below it.
+They take validated, contiguous arrays, return nothing, and know neither groups nor defaults.
 """

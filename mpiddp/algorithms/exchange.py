@@ -1,8 +1,8 @@
-"""Reduction by exchange: each rank gathers everybody's part of one slice, folds it in rank order, and hands it out.
+"""Reduction by exchange: each rank gathers one slice from all, reduces it in rank order, and distributes it.
 
-Two rounds and 2 (p - 1) / p of the array's bytes from each rank, as few as any algorithm can send [1]_. Any operation
-on any dtype, half types accumulated in float32, the same bits on every rank and in every run: it is there for what
-MPI's own reductions cannot do, and for all of them under ``MPIDDP_DETERMINISTIC=1``.
+Two rounds and 2 (p - 1) / p of the array's bytes from each rank, the least of any algorithm [1]_. Any operation on any
+dtype, half types accumulated in float32, the same bits on every rank and in every run: for reductions that MPI does not
+define, and for all under ``MPIDDP_DETERMINISTIC=1``.
 
 References
 ----------
@@ -35,14 +35,14 @@ def slice_sizes(x: Array, parts: int) -> list[int]:
 
 
 def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], divisor: int) -> Steps:
-    """Fold slices of ``x`` over all ranks, slice r on rank r, and return this rank's, in the type sums are made in.
+    """Reduce slice r of ``x`` over all ranks on rank r; return this rank's in the accumulation dtype.
 
     Parameters
     ----------
     sizes : sequence of int
         Bytes of each rank's slice.
     divisor : int
-        What ``AVG`` divides by; 1 where a larger reduction does it.
+        The divisor of ``AVG``; 1 as a part of a larger reduction.
     """
     sent = x if op.factor is None else widened(op, x)
     sent_sizes = [size // x.itemsize * sent.itemsize for size in sizes]
@@ -56,7 +56,7 @@ def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], d
 
 
 def in_turn(steps: Callable[[Channel, Array], Steps], link: Channel, x: Array) -> Steps:
-    """Run steps on pieces of ``x``, one after the other, whose bytes MPI can count, also where they are widened."""
+    """Run steps on consecutive pieces of ``x``, small enough for MPI's counts, also when widened."""
     flat, step = x.reshape(-1), max(message.MAX_COUNT // accumulated_in(x.dtype).itemsize, 1)
     for start in range(0, x.size, step):
         yield from steps(link, flat[start : start + step])

@@ -1,4 +1,4 @@
-"""The reductions that need no shared memory: MPI's own where its result is defined, tree and exchange elsewhere."""
+"""Reductions without shared memory: MPI's own where its result is defined, else tree and exchange."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW_RANKS = 8
 
 @functools.lru_cache(1024)
 def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:
-    """Return the module whose all_reduce, reduce and reduce_scatter are right for ``op`` on ``dtype`` at any size."""
+    """Return the module whose reductions are right for ``op`` on ``dtype`` at any size."""
     if mpi_op(dtype, op) is None or settings.deterministic():
         return exchange
     return native
@@ -40,5 +40,5 @@ def choose(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp, size_
 
 
 def forget() -> None:
-    """Forget what was chosen, because settings may have changed."""
+    """Forget all choices: settings may have changed."""
     reduction.cache_clear()

@@ -1,8 +1,8 @@
-"""The handshake: what the ranks exchange before they touch each other's memory: their calls, and their arrays' places.
+"""The handshake: ranks exchange their calls and their arrays' places before they touch each other's memory.
 
-One all-gather of a few bytes is the barrier that such an algorithm needs anyway. After it every rank knows the same of
-all, so all choose the same way, and ranks that disagree all raise the same error. Between nodes it also compares the
-hashes of the calls that the ranks have made until now (see `faults.calls`).
+One all-gather of a few bytes is the barrier that such an algorithm needs anyway. All ranks then know the same, choose
+alike, and raise the same error if they disagree. Between nodes it also compares the hashes of all calls so far (see
+`faults.calls`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENTRY = struct.Struct("<qQqqqqdq")
 
 
 class Entries(NamedTuple):
-    """The places and factors of the ranks' arrays, by rank."""
+    """The places and factors of the ranks' arrays."""
 
     segments: Array
     """Number of the segment; 0 for an ordinary array."""
@@ -40,7 +40,7 @@ class Entries(NamedTuple):
         return Entries(*(column[ranks] for column in self))
 
     def common_segment(self) -> int:
-        """Return the number of the segment in which all of the arrays lie, or 0."""
+        """Return the number of the segment of all arrays, or 0."""
         first = int(self.segments[0])
         return first if first > 0 and (self.segments == first).all() else 0
 
@@ -53,7 +53,7 @@ def exchange(
     root: int = NO_ROOT,
     place: Place | None = None,
 ) -> Steps:
-    """Wait until every rank has come to this operation, and exchange the places of the arrays.
+    """Wait for every rank, and exchange the places of the arrays.
 
     Parameters
     ----------
@@ -62,13 +62,13 @@ def exchange(
     operation : str
         Its name.
     x : array
-        The array of this rank; count and dtype must be equal on all ranks.
+        This rank's array; count and dtype equal on all ranks.
     op : ReduceOp, optional
         The reduction, equal on all ranks but for its factor.
     root : int, optional
         Group rank of the root.
     place : Place, optional
-        The place that the others are told; by default that in symmetric memory.
+        The announced place; by default that in symmetric memory.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def exchange(
 
 
 def compare(link: Link, call: Call) -> Steps:
-    """Wait until every rank has come to this operation; MismatchError on every rank, if their calls differ."""
+    """Wait for every rank; MismatchError on every rank, if their calls differ."""
     yield from _exchange(link, call, segment.NOWHERE, 1.0)
 
 
@@ -108,12 +108,12 @@ def _history(link: Link) -> int:
 
 
 def barrier(link: Link) -> Steps:
-    """Wait until every rank of a group on several nodes has come, and compare all calls that they have made.
+    """Wait for every rank of a group on several nodes, and compare all their calls.
 
     Raises
     ------
     MismatchError
-        On every rank, if their calls differ.
+        On every rank, if calls differ.
     """
     history = _history(link)
     bounds = np.array([history, ~history])

@@ -1,13 +1,13 @@
-"""All-reduce over several nodes: reduce in the node, across nodes slice by slice in parallel, gather in the node.
+"""All-reduce over several nodes: reduce in the node, across nodes slice by slice, gather in the node.
 
-Each node sends 2 (n - 1) / n of the array's bytes over its links, n being the number of nodes, however many ranks it
-has: a ring over all ranks sends up to p times as much, depending on where they are. All ranks of a node take part in
-the crossing, each with its slice; where nodes have different numbers of ranks, as many as the smallest one has.
+Each of n nodes sends 2 (n - 1) / n of the array's bytes, however many ranks it has; a ring over all ranks sends up to p
+times as much, depending on placement. All ranks of a node cross in parallel, each with its slice (as many as the
+smallest node has).
 
-In the node arrays are reduced where they lie (see `peer_access`), or in the node's scratch, or by messages where there
-is no shared memory. A slice crosses in pieces: while one is on the wire to be summed, the one before it is on its way
-back. Rows are combined in rank order in the node and in node order across, so the bits are the same on every rank and
-in every run. Half types are float32 from the first sum to the last, and are rounded once.
+In the node arrays are reduced in place (see `peer_access`), in the node's scratch, or by messages without shared
+memory. A slice crosses in pieces: one travels to be summed while the one before it returns. Rows are combined in rank
+order in the node and in node order across: the same bits on every rank and in every run. Half types stay float32 until
+the last sum, and are rounded once.
 
 References
 ----------
@@ -64,7 +64,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 def in_place_everywhere(link: Link, segments: Array) -> bool:
-    """Return whether on every node the arrays lie in one segment, or there is one array."""
+    """Return True if every node's arrays lie in one segment, or there is one array."""
     by_node = segments[link.by_node]
     lowest = np.minimum.reduceat(by_node, link.node_starts)
     highest = np.maximum.reduceat(by_node, link.node_starts)

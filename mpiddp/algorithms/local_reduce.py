@@ -1,7 +1,6 @@
-"""Folding: the ranks' rows of numbers become one, in rank order, chunk by chunk in the cache.
+"""Local reduction: the ranks' rows are combined in rank order, chunk by chunk in the cache.
 
-Each byte of each row comes from memory once and, because what is written has just been read, no line of memory is
-fetched in order to be overwritten.
+Each byte of each row is read from memory once, and no cache line is fetched only to be overwritten.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ _LINE_BYTES = 64
 
 
 def bounds(count: int, parts: int, itemsize: int) -> list[int]:
-    """Return where each of ``parts`` nearly equal slices begins, and where the last one ends.
-
-    Slices begin on cache lines (of an array that does), so that no two ranks write to one line.
-    """
+    """Return the bounds of ``parts`` nearly equal slices, on cache lines: no two ranks write to one line."""
     line = max(_LINE_BYTES // itemsize, 1)
     lines = -(-count // line)
     return [min(lines * part // parts * line, count) for part in range(parts)] + [count]
@@ -36,7 +32,7 @@ def bounds(count: int, parts: int, itemsize: int) -> list[int]:
 def reduce_rows(
     op: ReduceOp, rows: Sequence[Array], outs: Sequence[Array], size: int, factors: Sequence[float] | None = None
 ) -> None:
-    """Combine ``rows`` in their order and write the result to all ``outs``.
+    """Combine ``rows`` in order, and write the result to all ``outs``.
 
     Parameters
     ----------
@@ -45,12 +41,12 @@ def reduce_rows(
     rows : sequence of arrays
         Flat, of equal length and dtype.
     outs : sequence of arrays
-        Like the rows; each may be one of them, or share no memory with any. Of another type, such as that which sums
-        are accumulated in, where it shares none: results are rounded to it once.
+        Like the rows; each is one of them, or shares no memory with any. In the latter case another dtype is possible,
+        such as the accumulation dtype: results are rounded to it once.
     size : int
-        What ``AVG`` divides by; 1 for a part of a reduction, which does not divide yet.
+        The divisor of ``AVG``; 1 as a part of a larger reduction.
     factors : sequence of float, optional
-        What each row is multiplied with first (``PREMUL_SUM``).
+        The factor of each row (``PREMUL_SUM``).
     """
     dtype, count = rows[0].dtype, rows[0].size
     common = _common_scale(factors)
@@ -113,12 +109,12 @@ def _combine_converted(
 
 
 def accumulated_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type that numbers are summed in: float32 for half types, others their own."""
+    """Return the accumulation dtype: float32 for half types, others their own."""
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def widened(op: ReduceOp, x: Array) -> Array:
-    """Return a flat copy of ``x`` to accumulate in, times this rank's factor."""
+    """Return a flat copy of ``x`` in the accumulation dtype, times this rank's factor."""
     copy = converted(x.reshape(-1), accumulated_in(x.dtype))
     premultiply(op, copy)
     return copy

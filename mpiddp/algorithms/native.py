@@ -1,4 +1,4 @@
-"""The MPI library's own collectives: the best choice for short messages, and the yardstick for all others.
+"""The MPI library's own collectives: the best for some sizes, and the yardstick for all others.
 
 References
 ----------
@@ -99,7 +99,7 @@ def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Step
 
 
 def all_gather(link: Channel, output: Array, x: Array) -> Steps:
-    """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+    """Copy every rank's ``x`` to all ranks, concatenated in ``output``."""
     if np.may_share_memory(output, x):  # as above
         x = x.copy()
     if countable(movable(output)):
@@ -109,7 +109,7 @@ def all_gather(link: Channel, output: Array, x: Array) -> Steps:
 
 
 def all_gather_list(link: Channel, outputs: Sequence[Array], x: Array) -> Steps:
-    """Copy every rank's ``x``, whose sizes may differ, to all ranks, each into an array of its own."""
+    """Copy every rank's ``x``, of any size, to all ranks, each into its own array."""
     sizes = [output.nbytes for output in outputs]
     if sum(sizes) > message.MAX_COUNT:
         outputs[link.rank][...] = x
@@ -232,7 +232,7 @@ class _Blocks:
         self._requests.append(message.Irecv(as_message(x, sent_bytes)))
 
     def check(self) -> None:
-        """Raise `MismatchError` if one was of another size than its memory."""
+        """Raise `MismatchError` if a block had another size than its memory."""
         if self._fault:
             raise MismatchError(self._fault)
 

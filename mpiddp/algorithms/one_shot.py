@@ -1,11 +1,11 @@
-"""One shot: every rank shows its short array in eager buffers, and works on all of them for itself.
+"""One shot: every rank shows its short array in eager buffers and reduces all of them by itself.
 
-No message, and one wait: for the others to arrive. So it costs a few loads and stores beside the calls of NumPy, which
-MPI's collectives have to beat; with many ranks, or long arrays, every rank reads too much. Rows are combined in rank
-order: the same bits on every rank and in every run. Arrays longer than a buffer go in pieces.
+No message, and one wait for the others: a few loads and stores beside NumPy's calls. With many ranks or long arrays
+every rank reads too much. Rows are combined in rank order: the same bits on every rank and in every run. Arrays longer
+than a buffer go in pieces.
 
-A call is made of shots, one for each piece, found once for arrays of a shape. `run` makes it at once, while nothing is
-pending; `steps` makes it at the head of the group's queue.
+A call consists of shots, one a piece, found once for arrays of a shape. `run` makes it at once, while nothing is
+pending; `steps` at the head of the group's queue.
 
 References
 ----------
@@ -38,7 +38,7 @@ Cut = Callable[[Array], Array]
 
 
 class Shot(NamedTuple):
-    """The work of a rank in one round, for arrays of one shape and dtype."""
+    """A rank's work in one round, for arrays of one shape and dtype."""
 
     rounds: list[Round]
     shown: Cut | None
@@ -54,7 +54,7 @@ class Shot(NamedTuple):
 
 
 class OneShot:
-    """A collective on arrays of one shape and dtype, through the eager buffers of a group.
+    """A collective on arrays of one shape and dtype through a group's eager buffers.
 
     Parameters
     ----------
@@ -65,13 +65,13 @@ class OneShot:
     call : Call
         Its record.
     output, x : array
-        Arrays like those of the calls: where the result goes, and what this rank gives.
+        Arrays like the call's result and input.
     op : ReduceOp, optional
         The reduction.
     root : int, optional
         Group rank of the root.
     places : tuple of int
-        The positions of output and input among the arguments of a call.
+        The positions of output and input among a call's arguments.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class OneShot:
         Raises
         ------
         MismatchError
-            If ranks of the group make another call.
+            If ranks make another call.
         DistTimeoutError
-            If one does not come within the group's timeout. The group is aborted.
+            If one does not arrive within the group's timeout. The group is aborted.
         """
         link, eager = self._link, self._eager
         link.sequence = sequence = link.sequence + 1
@@ -150,7 +150,7 @@ class OneShot:
             requests.poll()
 
     def steps(self, link: Link, *args: Any) -> Steps:
-        """Return the steps of a call, which do everything at the head of the queue: at once, if that is empty."""
+        """Return the steps of a call, which all run at the head of the queue: at once, if it is empty."""
         eager = self._eager
         # A later step of another operation runs when this rank may have begun others already.
         record = self._call.pack(0 if link.now is link.later else link.sequence)

@@ -1,7 +1,7 @@
-"""Peer access: a rank reaches the arrays of all ranks of its node where they lie, between two synchronisations.
+"""Peer access: a rank reads and writes the arrays of its node's ranks in place, between two synchronisations.
 
-Symmetric arrays are seen as views. Ordinary ones are copied by the kernel (see `shm.cma`), piece by piece through a
-buffer that stays in the cache. The reduction, the slice of each rank and the receivers are the same for both.
+Symmetric arrays are views. Ordinary ones are copied by the kernel (see `shm.cma`), piece by piece through a buffer in
+the cache. Reduction, slices and receivers are the same for both.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class PeerAccess(Protocol):
     def reduce(
         self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
     ) -> None:
-        """Reduce elements of all arrays and write the result to those of ``ranks`` (see `reduce_rows`)."""
+        """Reduce elements of all arrays into those of ``ranks`` (see `reduce_rows`)."""
 
     def reduce_into(
         self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
     ) -> None:
-        """Reduce elements of all arrays into one of this rank, which may have the type that sums are accumulated in."""
+        """Reduce elements of all arrays into one of this rank, also of the accumulation dtype."""
 
     def write(self, first: int, values: Array) -> None:
         """Write values to all arrays, from element ``first`` on."""
 
     def copy(self, rank: int, into: Array) -> None:
-        """Copy the array of a rank into one of this rank."""
+        """Copy a rank's array into one of this rank."""
 
 
 class Views:
