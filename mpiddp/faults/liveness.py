@@ -70,9 +70,9 @@ class Answer(NamedTuple):
     """True if its program has ended, so that it will begin no more."""
     idle: bool
     """True if nothing is pending in it."""
-    interrupted: bool
-    """True if a Ctrl-C ends its program."""
     state: State
+    interrupted: bool = False
+    """True if a Ctrl-C ends its program."""
 
     def text(self) -> str:
         """Return its current activity as a part of a sentence."""
@@ -166,7 +166,7 @@ class Liveness:
                     group, sequence, ended, idle, interrupted = _HEAD.unpack_from(message)
                     at, operation, waits, waits_for, *rest = json.loads(message[_HEAD.size :])
                     state = State(at, operation, tuple(waits), tuple(waits_for), *rest)
-                    self._answers[source, group] = Answer(sequence, ended, idle, interrupted, state)
+                    self._answers[source, group] = Answer(sequence, ended, idle, state, interrupted)
 
     def _answer(self, group: int, stacks: bool) -> bytes:
         found = self.own_answer(group, stacks)
@@ -180,7 +180,7 @@ class Liveness:
         link, (_, since) = self._links.get(group), self._progress.get(group, (0, time.monotonic()))
         if link is not None:
             state = state._replace(idle_s=time.monotonic() - since, last=last_call(link)[:_TEXT_CHARACTERS])
-        return Answer(self.sequence(group), ended, requests.pending == 0, self.interrupted, state)
+        return Answer(self.sequence(group), ended, requests.pending == 0, state, self.interrupted)
 
     def announce_end(self) -> None:
         """Tell rank 0 that this rank ends the job and reports why."""
