@@ -234,7 +234,8 @@ def _mention_timeline() -> None:
     """Say why there is no trace of a program without DistributedDataParallel."""
     worked = running() or finalized()
     first = settings.rank_variables().get("RANK", 0) == 0
-    if settings.timeline() and worked and first and "mpiddp.parallel.timeline" not in sys.modules:
+    traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # which a layer above writes
+    if settings.timeline() and worked and first and not traced:
         warnings.warn(
             "MPIDDP_TIMELINE traces the steps of DistributedDataParallel, and this program made none: nothing was"
             " written (MPIDDP_DEBUG=INFO logs every operation)",
