@@ -1,14 +1,13 @@
-"""A tape on arrays: tensors that remember how they were made, and a backward that fills the leaves' gradients.
+"""A tape on arrays: tensors that remember their origin, and a backward that fills the leaves' gradients.
 
-Knows nothing of networks nor of MPI; imports ``errors``, ``typing`` and ``device``. The one thing that is made for the
-communication layer is a leaf's ``grad_slot``: an array in which its gradient is born.
+Knows neither networks nor MPI. For communication there is a leaf's ``grad_slot``: an array in which its gradient is
+born.
 """
 
 from .engine import queue_callback
 from .function import Function, RemovableHandle, enable_grad, is_grad_enabled, no_grad
 from .gradcheck import gradcheck
-from .several import cat, maximum, minimum, stack, where
-from .tensor import Tensor
+from .tensor import Tensor, cat, maximum, minimum, stack, where
 
 __all__ = [
     "Function",

@@ -1,6 +1,6 @@
-"""Elementwise operations, with NumPy's broadcasting and dtype promotion.
+"""Elementwise operations and matrix products, with NumPy's broadcasting and dtype promotion.
 
-Imports ``function``. An operand may be a Python number: it has the empty shape and no gradient.
+An operand may be a Python number: it has the empty shape and no gradient.
 """
 # ruff: noqa: D102 (forward and backward are Function's)
 
@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device.conversion import Conversion
 from mpiddp.device.half import assign, converted, is_half, sum_dtype, widened
+from mpiddp.device.place import place_of
 from mpiddp.typing import Array
 
 from .function import Function, shape_of, unbroadcast
@@ -164,7 +166,7 @@ class Tanh(Function):
 
 
 class Sigmoid(Function):
-    """``1 / (1 + exp(-a))``, by way of tanh, which overflows nowhere."""
+    """``1 / (1 + exp(-a))``, by tanh, which cannot overflow."""
 
     def forward(self, a: Array) -> Any:
         self.result = (array_namespace(a).tanh(a / 2) + 1) / 2  # by 0.5 bfloat16 would become float32
@@ -172,6 +174,17 @@ class Sigmoid(Function):
 
     def backward(self, grad: Array) -> Any:
         return grad * self.result * (1 - self.result)
+
+
+class ReLU(Function):
+    """``max(x, 0)``; the gradient at 0 is 0."""
+
+    def forward(self, x: Array) -> Any:
+        self.result = array_namespace(x).maximum(x, 0)
+        return self.result
+
+    def backward(self, grad: Array) -> Any:
+        return grad * (self.result > 0)
 
 
 class Sine(Function):
@@ -223,7 +236,7 @@ class Minimum(Maximum):
 
 
 class Clamp(Function):
-    """``a`` limited to [low, high], either of which may be None; the gradient at a limit is 1."""
+    """``a`` limited to [low, high], each a number or None; the gradient at a limit is 1."""
 
     def forward(self, a: Array, low: float | None, high: float | None) -> Any:
         self.a, self.low, self.high = a, low, high
@@ -257,31 +270,24 @@ class Where(Function):
         )
 
 
-class Cast(Function):
-    """``a`` with another dtype; the gradient goes back to the first."""
+class Convert(Function):
+    """``a`` on another device, or with another dtype; the gradient goes back to the first ones."""
 
-    def forward(self, a: Array, dtype: Any) -> Array:
-        self.dtype = a.dtype
-        return converted(a, dtype)
+    def forward(self, a: Array, convert: Conversion) -> Array:
+        self.back = Conversion("kept" if convert.place == "kept" else place_of(a), a.dtype)
+        return convert(a)
 
     def backward(self, grad: Array) -> Array:
-        return converted(grad, self.dtype)
+        return self.back(grad)
 
 
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
-    """Return ``a @ b``.
-
-    Parameters
-    ----------
-    a, b : array
-        As ``numpy.matmul`` takes them.
-    out : array, optional
-        Where to put the result.
+    """Return ``a @ b``, into ``out`` if given.
 
     Notes
     -----
-    NumPy's own product of float16 arrays is a plain loop, and that of bfloat16 arrays is a float32. On a device half
-    types are multiplied as they are, but for stacks of bfloat16 matrices, for which CuPy 14 has no kernel.
+    NumPy multiplies float16 in a plain loop, and bfloat16 to float32: both are computed in float32 and rounded. On a
+    device half types are multiplied as they are, but stacks of bfloat16, for which CuPy 14 has no kernel.
     """
     xp = array_namespace(a)
     if not (is_half(a) or is_half(b)) or (is_device_array(a) and not _is_of_bfloat16_stacks(a, b)):
@@ -298,12 +304,12 @@ def _is_of_bfloat16_stacks(a: Array, b: Array) -> bool:
 
 
 def total(a: Array, axis: int, out: Array | None = None) -> Array:
-    """Return the sum of ``a`` along an axis; of half precision it is a float32."""
+    """Return the sum of ``a`` along an axis; of half precision a float32."""
     return array_namespace(a).add.reduce(a, axis=axis, dtype=sum_dtype(a), out=out)  # type: ignore[no-any-return]
 
 
 class MatMul(Function):
-    """``a @ b`` with NumPy's rules: the last two axes are matrices, those before broadcast, a vector is one line."""
+    """``a @ b`` with NumPy's rules: the last two axes are matrices, the others broadcast, a vector is one line."""
 
     def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b = a, b

@@ -1,7 +1,6 @@
-"""The backward pass: walk the nodes behind a loss from the last to the first, and add up gradients in the leaves.
+"""The backward pass: walk the nodes behind a loss, the latest first, and add up gradients in the leaves.
 
-Imports ``function``, ``mode`` and ``variable``. A node's sequence number is larger than those of the nodes it hangs on,
-so one sort gives the order, and each node has the whole gradient of its output when its turn comes.
+A node's sequence number is larger than those of its inputs: one sort gives the order.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FREED = (
 
 
 class _Running(threading.local):
-    """The callbacks that wait for the end of the backward that runs in this thread; None outside of one."""
+    """Callbacks waiting for the end of this thread's backward; None outside of one."""
 
     callbacks: list[Callable[[], object]] | None = None
 
@@ -38,19 +37,14 @@ _running = _Running()
 
 
 def queue_callback(function: Callable[[], object]) -> None:
-    """Call ``function()`` once, at the end of the backward that is running in this thread.
+    """Call ``function()`` once, at the end of this thread's backward.
 
-    Callbacks run in the order in which they were queued, after the last gradient and the last hook; one may queue
-    another. An error in backward drops them.
+    Callbacks run in order, after the last gradient and hook; one may queue another. An error in backward drops them.
 
     Raises
     ------
     RuntimeError
         Outside of a backward.
-
-    References
-    ----------
-    torch's ``Variable._execution_engine.queue_callback``.
     """
     if _running.callbacks is None:
         raise RuntimeError("Final callbacks can only be installed during backward pass.")
@@ -63,7 +57,7 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
     Parameters
     ----------
     root : Variable
-        Where to start; requires a gradient.
+        Requires a gradient.
     gradient : array
         Of the shape of ``root``.
     retain_graph : bool
@@ -135,7 +129,7 @@ def _padded(node: Function, results: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _reachable(root: Function) -> tuple[list[Function], dict[Variable, int]]:
-    """Return the nodes behind ``root``, latest first, and how often each leaf is an input of one."""
+    """Return the nodes behind ``root``, latest first, and each leaf's number of uses."""
     seen = {root}
     nodes = [root]
     uses: dict[Variable, int] = {}
@@ -154,7 +148,7 @@ def _reachable(root: Function) -> tuple[list[Function], dict[Variable, int]]:
 
 
 class _Leaves:
-    """The leaves of one backward: who still waits for contributions, and who has got one."""
+    """The leaves of one backward: contributions missing, and received."""
 
     def __init__(self, uses: dict[Variable, int]) -> None:
         self._uses = uses
@@ -162,7 +156,7 @@ class _Leaves:
         self._held: dict[Variable, Array] = {}
 
     def add(self, leaf: Variable, grad: Array | None, owned: bool) -> None:
-        """Take one contribution, None for an input that turned out to have no gradient; at the last, call the hooks."""
+        """Add a contribution, None for no gradient; after the last one call the hooks."""
         if grad is not None:
             self._reached.add(leaf)
             if leaf.grad_hooks:
@@ -182,7 +176,7 @@ class _Leaves:
 
 
 def _run_hooks(hooks: Hooks, grad: Array) -> Array:
-    """Pass ``grad`` through hooks; what one returns, unless None, replaces it."""
+    """Pass ``grad`` through hooks; a result other than None replaces it."""
     for hook in tuple(hooks.values()):
         replacement = hook(grad)
         if replacement is not None:
@@ -191,7 +185,7 @@ def _run_hooks(hooks: Hooks, grad: Array) -> Array:
 
 
 def accumulate(leaf: Variable, grad: Array, owned: bool) -> None:
-    """Add ``grad`` to a leaf's gradient: into its slot, as its new array, or onto the one that it has.
+    """Add ``grad`` to a leaf's gradient: into its slot, as its new array, or onto the present one.
 
     Parameters
     ----------

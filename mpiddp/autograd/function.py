@@ -1,7 +1,6 @@
 """The tape: variables, operations that remember what their backward needs, and the switch of recording.
 
-There is no tape object: a node points at the nodes (or leaves) that its inputs came from; the chain of nodes behind a
-loss is the tape.
+There is no tape object: a node points at the nodes or leaves its inputs came from.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _ids = itertools.count()
 
 
 class RemovableHandle:
-    """What registering a hook returns; usable as a context manager that removes the hook at its end."""
+    """Handle of a registered hook; as a context manager it removes the hook at the end."""
 
     def __init__(self, hooks: Hooks, hook: Callable[..., Any]) -> None:
         self._hooks = hooks
@@ -38,7 +37,7 @@ class RemovableHandle:
         hooks[self._id] = hook
 
     def remove(self) -> None:
-        """Take the hook off; doing it twice does no harm."""
+        """Remove the hook; a second time does no harm."""
         self._hooks.pop(self._id, None)
 
     def __enter__(self) -> RemovableHandle:
@@ -49,8 +48,6 @@ class RemovableHandle:
 
 
 class _Mode(threading.local):
-    """The switch; every thread starts with recording on."""
-
     enabled = True
 
 
@@ -75,7 +72,7 @@ class _SetGradEnabled:
         mode.enabled = self._before.pop()
 
     def __call__(self, function: _Callable) -> _Callable:
-        """Wrap ``function`` so that its body runs under the switch."""
+        """Return ``function`` with its body under the switch."""
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +105,7 @@ class enable_grad(_SetGradEnabled):  # noqa: N801 (torch's name)
 
 
 def is_grad_enabled() -> bool:
-    """Tell whether operations of this thread are recorded."""
+    """Return whether operations of this thread are recorded."""
     return mode.enabled
 
 
@@ -120,16 +117,15 @@ def as_array(data: Any) -> Array:
     return array  # type: ignore[no-any-return]
 
 
-def is_differentiable(array: Array) -> bool:
-    """Tell whether an array of this dtype can have a gradient (bfloat16, NumPy's kind ``V``, can)."""
-    return array.dtype.kind in "fcV"
+def is_differentiable(dtype: np.dtype[Any]) -> bool:
+    """Return whether values of a dtype can have a gradient (bfloat16, NumPy's kind ``V``, can)."""
+    return dtype.kind in "fcV"
 
 
 class Variable:
-    """An array with a place on the tape.
+    """An array with a place on the tape; a leaf has no ``grad_fn``.
 
-    A variable without ``grad_fn`` is a leaf. The class attributes are the state of most variables; an instance holds
-    only what differs, which makes an operation's output cheap.
+    Class attributes are the state of most variables: an instance holds only differences, which makes outputs cheap.
     """
 
     data: Array
@@ -151,22 +147,17 @@ class Variable:
 class Function:
     """An operation with a gradient; an instance is one use of it, and a node of the tape.
 
-    A subclass defines ``forward(self, *inputs)`` on arrays (and whatever else it is called with), which returns one
-    array, and ``backward(self, grad)``, which returns a gradient, or None, for each input. What backward needs, forward
-    keeps in attributes of ``self``, which are dropped once backward has run. Inputs after the last one that has a
-    gradient need no None. torch's spelling, static methods with a ``ctx`` that is this node, works too.
+    A subclass defines ``forward(self, *inputs)`` on arrays, which returns one array, and ``backward(self, grad)``,
+    which returns a gradient, or None, for each input up to the last one with a gradient. Attributes of ``self`` keep
+    what backward needs, and are dropped after it. torch's spelling, static methods with a ``ctx``, works too.
 
     Notes
     -----
-    ``backward`` must not write to ``grad``, which may be another node's gradient too. It may return ``grad`` itself, a
-    view of anything, or an array that nobody else holds; to return an array that it keeps, it copies.
+    ``backward`` must not write to ``grad``, which other nodes may have. It may return ``grad``, a view, or an array
+    that nobody else holds.
 
-    An operation that can write its result anywhere asks ``self.out(index)`` where the gradient of an input would be
-    born best: a leaf's ``grad_slot``, or None. Returning that very array saves a copy.
-
-    References
-    ----------
-    torch.autograd.Function.
+    ``self.out(index)`` is the array in which an input's gradient is best born, a leaf's ``grad_slot``, or None.
+    Returning that array saves a copy.
 
     Examples
     --------
@@ -202,12 +193,12 @@ class Function:
 
     @classmethod
     def apply(cls, *inputs: Any) -> Any:
-        """Run the operation on tensors, arrays and options, and record it where a tensor requires a gradient.
+        """Run the operation on tensors, arrays and options; record it if a tensor requires a gradient.
 
         Returns
         -------
         Tensor
-            The output; it requires a gradient when an input does and recording is on.
+            Requires a gradient if an input does and recording is on.
         """
         node = cls()
         arrays: list[Any] = []
@@ -236,7 +227,7 @@ class Function:
         return output
 
     def needs(self, index: int) -> bool:
-        """Tell whether the gradient of input ``index`` is wanted."""
+        """Return whether the gradient of input ``index`` is wanted."""
         return self.edges is not None and self.edges[index] is not None
 
     @property
@@ -245,11 +236,11 @@ class Function:
         return tuple(edge is not None for edge in self.edges or ())
 
     def save_for_backward(self, *arrays: Any) -> None:
-        """Keep arrays as ``saved_tensors``: torch's way to write what plain attributes do as well."""
+        """Keep arrays as ``saved_tensors``: torch's way; plain attributes do as well."""
         self.saved_tensors = arrays
 
     def out(self, index: int) -> Array | None:
-        """Return the array in which backward should put the gradient of input ``index``; None: a new one."""
+        """Return the array for the gradient of input ``index``; None: a new one."""
         edges = self.edges or ()
         leaf = edges[index]
         if (
@@ -264,7 +255,7 @@ class Function:
         return leaf.grad_slot
 
     def release(self) -> None:
-        """Drop everything that was kept for backward, and the links to other nodes."""
+        """Drop everything kept for backward, and the links to other nodes."""
         vars(self).clear()
 
     def __repr__(self) -> str:
@@ -272,7 +263,7 @@ class Function:
 
 
 def unbroadcast(grad: Array, shape: Shape) -> Array:
-    """Sum ``grad`` over the axes along which an operand of shape ``shape`` was repeated."""
+    """Sum ``grad`` over the axes along which an operand of ``shape`` was repeated."""
     if grad.shape == shape:
         return grad
     extra = grad.ndim - len(shape)
@@ -282,5 +273,5 @@ def unbroadcast(grad: Array, shape: Shape) -> Array:
 
 
 def shape_of(operand: Any) -> Shape:
-    """Return an operand's shape; a Python number has the empty one."""
+    """Return an operand's shape; a number has the empty one."""
     return getattr(operand, "shape", ())

@@ -1,4 +1,4 @@
-"""Checks gradients against central differences. Imports ``tensor``."""
+"""Gradients against central differences."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .tensor import Tensor
 
 
 def gradcheck(
-    fn: Callable[..., Tensor], inputs: Sequence[Any], eps: float = 1e-6, atol: float = 1e-5, rtol: float = 1e-3
+    func: Callable[..., Tensor], inputs: Sequence[Any], eps: float = 1e-6, atol: float = 1e-5, rtol: float = 1e-3
 ) -> bool:
     """Compare backward with central differences, element by element, in float64.
 
     Parameters
     ----------
-    fn : callable
-        Takes tensors, returns one tensor of any shape; must give the same values for the same inputs.
+    func : callable
+        Takes tensors, returns one tensor; must be deterministic.
     inputs : sequence
-        Arrays or tensors are copied to float64 and checked if they are floating point; everything else is passed on.
+        Floating-point arrays and tensors are copied to float64 and checked; everything else is passed on.
     eps : float, default 1e-6
         Step of the differences.
     atol, rtol : float
-        Largest absolute error, and error relative to the difference quotient.
+        Largest error, absolute and relative to the difference quotient.
 
     Returns
     -------
@@ -39,10 +39,6 @@ def gradcheck(
     AssertionError
         A gradient is wrong; names the worst element.
 
-    References
-    ----------
-    torch.autograd.gradcheck.
-
     Examples
     --------
     >>> from mpiddp.autograd import gradcheck
@@ -50,7 +46,7 @@ def gradcheck(
     True
     """
     tensors = [_leaf(value) for value in inputs]
-    output = fn(*tensors)
+    output = func(*tensors)
     # Weights that differ from element to element: a gradient that ends up at the wrong place shows.
     weights = np.random.default_rng(0).uniform(0.5, 1.5, output.shape)
     weights = array_namespace(output.data).asarray(weights)
@@ -64,9 +60,9 @@ def gradcheck(
             for position in np.ndindex(tensor.shape):
                 value = float(tensor.data[position])
                 tensor.data[position] = value + eps
-                above = fn(*tensors).data.copy()
+                above = func(*tensors).data.copy()
                 tensor.data[position] = value - eps
-                below = fn(*tensors).data.copy()
+                below = func(*tensors).data.copy()
                 tensor.data[position] = value
                 expected[position] = float(((above - below) * weights).sum()) / (2 * eps)
         error = np.abs(array_namespace(found).asarray(expected) - found)

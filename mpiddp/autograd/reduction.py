@@ -1,7 +1,4 @@
-"""Reductions over axes: sum, mean, max and min, and what they have in common.
-
-Imports ``function`` and ``half``. ``dim`` is None (all axes), an axis or several.
-"""
+"""Reductions over axes; ``dim`` is None (all axes), an axis or several."""
 # ruff: noqa: D102 (forward and backward are Function's)
 
 # mypy: disable-error-code="no-any-return"
@@ -39,7 +36,7 @@ def reduced(shape: Shape, dim: Dim) -> int:
 
 
 def _rounded(result: Any, a: Array) -> Any:
-    """Return what was added up of ``a`` in its dtype, where that is half precision."""
+    """Return a sum of ``a`` in its dtype, if that is half precision."""
     return result.astype(a.dtype) if is_half(a) else result
 
 
@@ -109,3 +106,39 @@ class CumulativeSum(Function):
     def backward(self, grad: Array) -> Array:
         xp = array_namespace(grad)
         return xp.flip(xp.flip(grad, self.dim).cumsum(axis=self.dim), self.dim)
+
+
+class LogSoftmax(Function):
+    """``x - log(sum(exp(x)))`` along an axis."""
+
+    def forward(self, x: Array, dim: int) -> Array:
+        xp = array_namespace(x)
+        self.dim, dtype = dim, x.dtype
+        x = widened(x)
+        result = x - x.max(axis=dim, keepdims=True)
+        self.exponentials = xp.exp(result)
+        total = self.exponentials.sum(axis=dim, keepdims=True)
+        result -= xp.log(total)
+        self.exponentials /= total  # the softmax
+        return result.astype(dtype, copy=False)
+
+    def backward(self, grad: Array) -> Array:
+        return grad - self.exponentials * grad.sum(axis=self.dim, keepdims=True)
+
+
+class Softmax(Function):
+    """``exp(x) / sum(exp(x))`` along an axis."""
+
+    def forward(self, x: Array, dim: int) -> Array:
+        self.dim, dtype = dim, x.dtype
+        x = widened(x)
+        result = x - x.max(axis=dim, keepdims=True)
+        array_namespace(x).exp(result, out=result)
+        result /= result.sum(axis=dim, keepdims=True)
+        self.result = result
+        return result.astype(dtype, copy=False)
+
+    def backward(self, grad: Array) -> Array:
+        weighted = grad * self.result
+        weighted -= self.result * weighted.sum(axis=self.dim, keepdims=True)
+        return weighted

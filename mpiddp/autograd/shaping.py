@@ -1,7 +1,4 @@
-"""Operations that move values about: copy, reshape, transpose, expand, index, join, pad.
-
-Imports ``function`` and ``half``. Outputs of the others are views where NumPy makes views.
-"""
+"""Operations that move values: copy, reshape, transpose, expand, index, join, pad; views where NumPy makes views."""
 # ruff: noqa: D102 (forward and backward are Function's)
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ class Expand(Function):
 
 
 class Index(Function):
-    """``a[index]`` with NumPy's rules; an element that is taken twice gets both gradients."""
+    """``a[index]`` with NumPy's rules; an element taken twice gets both gradients."""
 
     def forward(self, a: Array, index: Any) -> Any:
         self.index, self.shape = index, a.shape
@@ -81,7 +78,7 @@ class Index(Function):
 
 
 def _may_repeat(index: Any) -> bool:
-    """Tell whether an index can name an element twice: one that holds arrays or sequences of integers can."""
+    """Return whether an index can name an element twice: with arrays or sequences of integers."""
     parts = index if isinstance(index, tuple) else (index,)
     return any(
         isinstance(part, list | tuple) or (getattr(part, "ndim", 0) > 0 and part.dtype.kind != "b") for part in parts

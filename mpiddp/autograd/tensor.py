@@ -1,64 +1,48 @@
-"""The tensor: an array on the tape, its gradient, and its operations.
-
-Methods have torch's names and argument names; ``@`` and broadcasting are NumPy's. Comparisons and indices have no
-gradient: their result is a tensor that the tape does not know.
-"""
+"""The tensor: an array on the tape, and its gradient. Functions of several tensors."""
 # mypy: disable-error-code="no-any-return"
-# (Function.apply is typed Any: the nodes of the tape are below the tensor and cannot name its type.)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index
 
 from mpiddp.device import array_namespace, download
+from mpiddp.device.place import place_of
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array, DTypeLike, Shape
 
-from . import arithmetic, reduction, shaping
-from .arithmetic import MatMul
+from . import arithmetic, shaping
 from .engine import run_backward
-from .function import Function, RemovableHandle, Variable, as_array, is_differentiable
-from .reduction import Dim
-
-Operand = Any
-"""A tensor, an array or a number."""
+from .function import Function, RemovableHandle, Variable, as_array, is_differentiable, mode
+from .operations import ElementCount, Operand, Operations, values_of
 
 
-class Tensor(Variable):
+class Tensor(Operations):
     """An array on the tape.
 
     Parameters
     ----------
     data : array_like
-        Kept as it is if an array, NumPy's or CuPy's, of any dtype and layout: nothing is copied. Python floats become
-        float32.
+        An array of NumPy or CuPy is kept, not copied. Python floats become float32.
     requires_grad : bool, default False
-        Whether gradients flow to this tensor.
+        Gradients flow to this tensor.
 
     Attributes
     ----------
     data : array
         The values; assignable.
     grad : array or None
-        The gradient, an array, not a tensor.
+        The gradient: an array, not a tensor.
     grad_slot : array or None
-        Where the gradient is born, if not None: the first accumulation of a backward in which ``grad`` is None writes
-        into it and makes it ``grad``. Whoever sets a slot owns it; the next backward overwrites what an older
-        reference to ``grad`` still sees.
+        Place of the gradient: the first accumulation of a backward in which ``grad`` is None writes into it. The next
+        backward overwrites what an older reference to ``grad`` sees.
 
     Notes
     -----
-    Gradients accumulate as torch's: ``backward`` adds to ``grad``; ``grad = None`` starts anew. A tensor that requires
-    a gradient does not turn into a NumPy array by itself: say ``detach()``.
-
-    References
-    ----------
-    torch.Tensor.
+    ``backward`` adds to ``grad``; ``grad = None`` starts anew. In-place operations are not on the tape: they are for
+    tensors without a gradient, and for :class:`no_grad`, in which ``+=`` and the like are in place too.
 
     Examples
     --------
@@ -71,8 +55,6 @@ class Tensor(Variable):
 
     # NumPy hands `array + tensor` to __radd__.
     __array_ufunc__ = None
-    # Python takes it away from a class that defines __eq__.
-    __hash__ = object.__hash__
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
         self.data = as_array(data.data if isinstance(data, Variable) else data)
@@ -96,14 +78,24 @@ class Tensor(Variable):
         """Number of axes."""
         return self.data.ndim
 
+    def dim(self) -> int:
+        """Return the number of axes."""
+        return self.data.ndim
+
     @property
-    def size(self) -> int:
-        """Number of elements, as NumPy's; torch calls it ``numel()``."""
-        return self.data.size
+    def size(self) -> ElementCount:
+        """Number of elements, as NumPy's; called, torch's: ``size()`` is the shape, ``size(dim)`` one length."""
+        return ElementCount(self.data.shape)
 
     def numel(self) -> int:
         """Return the number of elements."""
         return self.data.size
+
+    @property
+    def device(self) -> str:
+        """The array's device, as :meth:`to` takes it: ``"cpu"`` or ``"cuda:N"``."""
+        place = place_of(self.data)
+        return "cpu" if place is None else f"cuda:{place}"
 
     @property
     def is_leaf(self) -> bool:
@@ -118,9 +110,15 @@ class Tensor(Variable):
         """Return the values as nested lists of Python numbers."""
         return self.data.tolist()
 
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """Return the values as a NumPy array: the very array of a tensor on the host, a copy of one on a GPU."""
-        if self.requires_grad:
+    def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
+        """Return the values as a NumPy array: the array itself on the host, a copy from a GPU.
+
+        Raises
+        ------
+        RuntimeError
+            The tensor requires a gradient, and ``force`` is false.
+        """
+        if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         return download(self.data)
 
@@ -186,240 +184,80 @@ class Tensor(Variable):
         left_out = {"grad_slot", "grad_hooks", "post_accumulate_grad_hooks"}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
-    # -- arithmetic ------------------------------------------------------------------------------------------------
+    # -- in place --------------------------------------------------------------------------------------------------
 
-    def __add__(self, other: Operand) -> Tensor:
-        return arithmetic.Add.apply(self, other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Operand) -> Tensor:
-        return arithmetic.Subtract.apply(self, other)
-
-    def __rsub__(self, other: Operand) -> Tensor:
-        return arithmetic.Subtract.apply(other, self)
-
-    def __mul__(self, other: Operand) -> Tensor:
-        return arithmetic.Multiply.apply(self, other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Operand) -> Tensor:
-        return arithmetic.Divide.apply(self, other)
-
-    def __rtruediv__(self, other: Operand) -> Tensor:
-        return arithmetic.Divide.apply(other, self)
-
-    def __pow__(self, other: Operand) -> Tensor:
-        return arithmetic.Power.apply(self, other)
-
-    def __rpow__(self, other: Operand) -> Tensor:
-        return arithmetic.Power.apply(other, self)
-
-    def __matmul__(self, other: Operand) -> Tensor:
-        return MatMul.apply(self, other)
-
-    def __rmatmul__(self, other: Operand) -> Tensor:
-        return MatMul.apply(other, self)
-
-    def __neg__(self) -> Tensor:
-        return arithmetic.Negative.apply(self)
-
-    def __abs__(self) -> Tensor:
-        return arithmetic.Absolute.apply(self)
-
-    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
-        return _constant(self.data == _values(other))
-
-    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
-        return _constant(self.data != _values(other))
-
-    def __lt__(self, other: Operand) -> Tensor:
-        return _constant(self.data < _values(other))
-
-    def __le__(self, other: Operand) -> Tensor:
-        return _constant(self.data <= _values(other))
-
-    def __gt__(self, other: Operand) -> Tensor:
-        return _constant(self.data > _values(other))
-
-    def __ge__(self, other: Operand) -> Tensor:
-        return _constant(self.data >= _values(other))
-
-    def eq(self, other: Operand) -> Tensor:
-        """Return where the values are equal, as booleans."""
-        return self == other
-
-    def pow(self, exponent: Operand) -> Tensor:
-        """Return ``self ** exponent``."""
-        return arithmetic.Power.apply(self, exponent)
-
-    def matmul(self, other: Operand) -> Tensor:
-        """Return ``self @ other``."""
-        return MatMul.apply(self, other)
-
-    def abs(self) -> Tensor:
-        """Return the absolute values."""
-        return arithmetic.Absolute.apply(self)
-
-    def exp(self) -> Tensor:
-        """Return the exponentials."""
-        return arithmetic.Exponential.apply(self)
-
-    def log(self) -> Tensor:
-        """Return the natural logarithms."""
-        return arithmetic.Logarithm.apply(self)
-
-    def sqrt(self) -> Tensor:
-        """Return the square roots."""
-        return arithmetic.SquareRoot.apply(self)
-
-    def sin(self) -> Tensor:
-        """Return the sines."""
-        return arithmetic.Sine.apply(self)
-
-    def cos(self) -> Tensor:
-        """Return the cosines."""
-        return arithmetic.Cosine.apply(self)
-
-    def tanh(self) -> Tensor:
-        """Return the hyperbolic tangents."""
-        return arithmetic.Tanh.apply(self)
-
-    def sigmoid(self) -> Tensor:
-        """Return the logistic function of the values."""
-        return arithmetic.Sigmoid.apply(self)
-
-    def clamp(self, min: float | None = None, max: float | None = None) -> Tensor:
-        """Return the values limited to [min, max]."""
-        return arithmetic.Clamp.apply(self, min, max)
-
-    def to(self, dtype: DTypeLike) -> Tensor:
-        """Return the values with another dtype; gradients come back with the first one's."""
-        if self.data.dtype == dtype:
-            return self
-        return arithmetic.Cast.apply(self, dtype)
-
-    def astype(self, dtype: DTypeLike) -> Tensor:
-        """Return the values with another dtype: NumPy's word for :meth:`to`."""
-        return self.to(dtype)
-
-    def float(self) -> Tensor:
-        """Return the values as float32."""
-        return self.to("float32")
-
-    def clone(self) -> Tensor:
-        """Return a copy through which gradients flow."""
-        return shaping.Copy.apply(self)
-
-    # -- reductions ------------------------------------------------------------------------------------------------
-
-    def sum(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
-        """Return the sum over axes, all of them by default."""
-        return reduction.Sum.apply(self, dim, keepdim)
-
-    def mean(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
-        """Return the mean over axes, all of them by default."""
-        return reduction.Mean.apply(self, dim, keepdim)
-
-    def var(self, dim: Dim = None, correction: int = 1, keepdim: bool = False) -> Tensor:
-        """Return the variance over axes, divided by the number of elements less ``correction``."""
-        squares = (self - self.mean(dim, keepdim=True)) ** 2
-        count = reduction.reduced(self.data.shape, dim)
-        mean = squares.mean(dim, keepdim)
-        # A float of Python would make bfloat16 float32.
-        return mean * mean.data.dtype.type(count / (count - correction) if count > correction else math.inf)
-
-    def amax(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
-        """Return the largest values over axes; equal ones share the gradient."""
-        return reduction.Extreme.apply(self, dim, keepdim, 1)
-
-    def amin(self, dim: Dim = None, keepdim: bool = False) -> Tensor:
-        """Return the smallest values over axes; equal ones share the gradient."""
-        return reduction.Extreme.apply(self, dim, keepdim, -1)
-
-    def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        """Return the largest value; with ``dim``, as torch, the :class:`ValuesAndIndices` along that axis."""
-        return self.amax() if dim is None else self._at(self.data.argmax(axis=dim, keepdims=True), dim, keepdim)
-
-    def min(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        """Return the smallest value; with ``dim``, as torch, the :class:`ValuesAndIndices` along that axis."""
-        return self.amin() if dim is None else self._at(self.data.argmin(axis=dim, keepdims=True), dim, keepdim)
-
-    def _at(self, index: Array, dim: int, keepdim: bool) -> ValuesAndIndices:
-        """Return the elements at ``index`` along ``dim``, and the index."""
-        values = reduction.TakeAlong.apply(self, index, dim)
-        return (
-            ValuesAndIndices(values, _constant(index))
-            if keepdim
-            else ValuesAndIndices(values.squeeze(dim), _constant(index.squeeze(dim)))
-        )
-
-    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        """Return where the largest values are along an axis, or in the flattened tensor."""
-        return _constant(array_namespace(self.data).argmax(self.data, axis=dim, keepdims=keepdim))
-
-    def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        """Return where the smallest values are along an axis, or in the flattened tensor."""
-        return _constant(array_namespace(self.data).argmin(self.data, axis=dim, keepdims=keepdim))
-
-    def cumsum(self, dim: int) -> Tensor:
-        """Return the running sums along an axis."""
-        return reduction.CumulativeSum.apply(self, dim)
-
-    # -- shape -----------------------------------------------------------------------------------------------------
-
-    def __getitem__(self, index: Any) -> Tensor:
+    def __setitem__(self, index: Any, value: Operand) -> None:
         if isinstance(index, tuple):
-            index = tuple(_values(part) for part in index)
-        return shaping.Index.apply(self, _values(index))
+            index = tuple(values_of(part) for part in index)
+        self._writable(value)[values_of(index)] = values_of(value)
 
-    def reshape(self, *shape: Any) -> Tensor:
-        """Return the values in another shape, given as numbers or as one tuple; one length may be -1."""
-        return shaping.Reshape.apply(self, _lengths(shape))
+    def _writable(self, *operands: Operand) -> Array:
+        """Return the array to write to; refuse what the tape would not see."""
+        if mode.enabled:
+            if self.requires_grad and self.grad_fn is None:
+                raise RuntimeError(
+                    "a leaf Variable that requires grad is being used in an in-place operation: write inside of"
+                    " no_grad(), or to its .data"
+                )
+            if self.requires_grad or any(getattr(x, "requires_grad", False) for x in operands):
+                raise RuntimeError(
+                    "an in-place operation on a tensor of the tape would change a value that backward needs: compute a"
+                    " new tensor, or write inside of no_grad()"
+                )
+        return self.data
 
-    def view(self, *shape: Any) -> Tensor:
-        """Return the values in another shape; unlike torch's, copies where the layout demands it."""
-        return shaping.Reshape.apply(self, _lengths(shape))
+    def _in_place(self, ufunc: str, other: Operand) -> Tensor:
+        data = self._writable(other)
+        getattr(array_namespace(data), ufunc)(data, values_of(other), out=data, casting="same_kind")
+        return self
 
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-        """Return the tensor with the axes from ``start_dim`` to ``end_dim`` made one."""
-        shape = self.data.shape or (1,)
-        first, last = (normalize_axis_index(dim, len(shape)) for dim in (start_dim, end_dim))
-        if first > last:
-            raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
-        return shaping.Reshape.apply(self, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
+    def _augmented(self, ufunc: str, other: Operand) -> Any:
+        """Do ``self += other``: in place where nothing is recorded, as an optimizer's step; else as a new tensor."""
+        if not mode.enabled or (self.requires_grad and self.grad_fn is None):
+            return self._in_place(ufunc, other)
+        return NotImplemented
 
-    def squeeze(self, dim: int | None = None) -> Tensor:
-        """Return the tensor without its axes of length 1, or without that one if its length is 1."""
-        shape = self.data.shape
-        gone = range(len(shape)) if dim is None else (normalize_axis_index(dim, len(shape) or 1),)
-        return self.reshape(tuple(n for i, n in enumerate(shape) if n != 1 or i not in gone))
+    def __iadd__(self, other: Operand) -> Any:
+        return self._augmented("add", other)
 
-    def unsqueeze(self, dim: int) -> Tensor:
-        """Return the tensor with an axis of length 1 at ``dim``."""
-        shape = list(self.data.shape)
-        shape.insert(normalize_axis_index(dim, len(shape) + 1), 1)
-        return self.reshape(tuple(shape))
+    def __isub__(self, other: Operand) -> Any:
+        return self._augmented("subtract", other)
 
-    @property
-    def T(self) -> Tensor:  # noqa: N802 (NumPy's and torch's name)
-        """The axes in reverse order."""
-        return shaping.Transpose.apply(self, tuple(range(self.data.ndim))[::-1])
+    def __imul__(self, other: Operand) -> Any:
+        return self._augmented("multiply", other)
 
-    def transpose(self, dim0: int, dim1: int) -> Tensor:
-        """Return the tensor with two axes exchanged."""
-        axes = list(range(self.data.ndim))
-        axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
-        return shaping.Transpose.apply(self, tuple(axes))
+    def __itruediv__(self, other: Operand) -> Any:
+        return self._augmented("true_divide", other)
 
-    def permute(self, *dims: Any) -> Tensor:
-        """Return the tensor with its axes in the order ``dims``."""
-        return shaping.Transpose.apply(self, _lengths(dims))
+    def add_(self, other: Operand, *, alpha: float = 1) -> Tensor:
+        """Add ``alpha * other`` in place; like all in-place operations, not on the tape."""
+        return self._in_place("add", other if alpha == 1 else values_of(other) * alpha)
 
-    def expand(self, *shape: Any) -> Tensor:
-        """Return the tensor repeated along axes of length 1, without a copy; -1 keeps an axis."""
-        return shaping.Expand.apply(self, _lengths(shape))
+    def sub_(self, other: Operand, *, alpha: float = 1) -> Tensor:
+        """Subtract ``alpha * other`` in place."""
+        return self._in_place("subtract", other if alpha == 1 else values_of(other) * alpha)
+
+    def mul_(self, other: Operand) -> Tensor:
+        """Multiply in place."""
+        return self._in_place("multiply", other)
+
+    def div_(self, other: Operand) -> Tensor:
+        """Divide in place."""
+        return self._in_place("true_divide", other)
+
+    def copy_(self, src: Operand) -> Tensor:
+        """Write the values of ``src``, which broadcast, in place."""
+        self[...] = src
+        return self
+
+    def fill_(self, value: float) -> Tensor:
+        """Write one value everywhere in place."""
+        self[...] = value
+        return self
+
+    def zero_(self) -> Tensor:
+        """Write zeros in place."""
+        return self.fill_(0)
 
     # -- the tape --------------------------------------------------------------------------------------------------
 
@@ -430,36 +268,34 @@ class Tensor(Variable):
                 "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in "
                 "a subgraph that doesn't require differentiation use var_no_grad = var.detach()."
             )
-        if requires_grad and not is_differentiable(self.data):
+        if requires_grad and not is_differentiable(self.data.dtype):
             raise RuntimeError("only Tensors of floating point and complex dtype can require gradients")
         self.requires_grad = requires_grad
         return self
 
     def detach(self) -> Tensor:
-        """Return a tensor on the same array that the tape does not know."""
+        """Return a tensor on the same array, off the tape."""
         return Tensor(self.data)
 
-    def backward(self, gradient: Any = None, retain_graph: bool = False) -> None:
+    def backward(self, gradient: Any = None, retain_graph: bool | None = None) -> None:
         """Add the gradient of this tensor to ``grad`` of every leaf behind it.
 
         Parameters
         ----------
         gradient : array or Tensor, optional
-            The weight of each element, of this tensor's shape; 1 for a tensor of one element.
-        retain_graph : bool, default False
-            Keep the graph for another backward; else it is freed on the way.
+            Weight of each element, of this tensor's shape; 1 for a tensor of one element.
+        retain_graph : bool, optional
+            Keep the graph for another backward.
 
         Raises
         ------
         RuntimeError
-            Nothing requires a gradient, a gradient is missing or of the wrong shape, or the graph has been freed; texts
-            are torch's.
+            Nothing requires a gradient, ``gradient`` is missing or of the wrong shape, or the graph has been freed.
 
         Notes
         -----
-        A leaf's gradient is final once the last operation that used it has run; then its
-        :meth:`register_post_accumulate_grad_hook` hooks run, once for each leaf, in the order in which gradients become
-        final: the model's last layers first.
+        A leaf's gradient is final after the last operation that used the leaf: then its
+        :meth:`register_post_accumulate_grad_hook` hooks run, the model's last layers first.
         """
         if not self.requires_grad:
             raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
@@ -475,10 +311,10 @@ class Tensor(Variable):
                     f"Mismatch in shape: grad_output[0] has a shape of {gradient.shape} and output[0] has a shape of "
                     f"{self.data.shape}."
                 )
-        run_backward(self, gradient, retain_graph)
+        run_backward(self, gradient, bool(retain_graph))
 
     def register_hook(self, hook: Callable[[Array], Any]) -> RemovableHandle:
-        """Call ``hook(gradient)`` with this tensor's gradient in each backward; an array it returns takes its place."""
+        """Call ``hook(gradient)`` with this tensor's gradient in each backward; an array it returns replaces it."""
         if not self.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         if self.grad_fn is None:
@@ -490,12 +326,12 @@ class Tensor(Variable):
         return RemovableHandle(self.grad_fn.hooks, hook)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], object]) -> RemovableHandle:
-        """Call ``hook(leaf)`` in each backward once this leaf's ``grad`` is final.
+        """Call ``hook(leaf)`` in each backward, when this leaf's ``grad`` is final.
 
         Raises
         ------
         RuntimeError
-            This tensor is no leaf, or does not require a gradient.
+            The tensor is no leaf, or requires no gradient.
         """
         if not self.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
@@ -506,26 +342,40 @@ class Tensor(Variable):
         return RemovableHandle(self.post_accumulate_grad_hooks, hook)
 
 
-class ValuesAndIndices(NamedTuple):
-    """What ``max`` and ``min`` along an axis return."""
-
-    values: Tensor
-    indices: Tensor
-
-
-def _constant(array: Array) -> Tensor:
-    """Return a tensor that the tape does not know."""
-    return Function.output_type(array)
-
-
-def _values(operand: Any) -> Any:
-    """Return a tensor's array, and anything else as it is."""
-    return operand.data if isinstance(operand, Variable) else operand
-
-
-def _lengths(numbers: tuple[Any, ...]) -> Shape:
-    """Return ``f(2, 3)``'s and ``f((2, 3))``'s arguments alike."""
-    return tuple(numbers[0]) if len(numbers) == 1 and isinstance(numbers[0], tuple | list) else numbers
-
-
 Function.output_type = Tensor
+
+
+def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    """Return tensors joined along an axis.
+
+    Examples
+    --------
+    >>> from mpiddp.autograd import Tensor, cat
+    >>> cat([Tensor([1.0, 2.0]), Tensor([3.0])]).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    return shaping.Join.apply(dim, *tensors)
+
+
+def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    """Return tensors of one shape joined along a new axis."""
+    return cat([_tensor(tensor).unsqueeze(dim) for tensor in tensors], dim)
+
+
+def where(condition: Any, input: Any, other: Any) -> Tensor:
+    """Return ``input`` where ``condition`` holds and ``other`` elsewhere."""
+    return arithmetic.Where.apply(condition, input, other)
+
+
+def maximum(input: Any, other: Any) -> Tensor:
+    """Return the larger of two values; equal ones share the gradient."""
+    return arithmetic.Maximum.apply(input, other)
+
+
+def minimum(input: Any, other: Any) -> Tensor:
+    """Return the smaller of two values; equal ones share the gradient."""
+    return arithmetic.Minimum.apply(input, other)
+
+
+def _tensor(operand: Any) -> Tensor:
+    return operand if isinstance(operand, Tensor) else Tensor(as_array(operand))

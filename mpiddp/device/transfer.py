@@ -9,16 +9,18 @@ import numpy as np
 
 from mpiddp.typing import Array
 
-from .choice import current_device
+from .choice import cuda_fault, current_device
 from .namespace import expect_known, is_device_array
 
 
 def upload(x: Array) -> Array:
     """Return a copy of a host array on the current device; an array on a device as it is.
 
+    Without a usable GPU the host array comes back as it is, so that one script runs on both.
+
     The host may write to ``x`` after the call, unless ``x`` lies in pinned memory: CuPy copies it from there later.
     """
-    if is_device_array(x):
+    if is_device_array(x) or cuda_fault() is not None:
         return x
     expect_known(x.dtype)
     cupy = importlib.import_module("cupy")

@@ -1,14 +1,13 @@
 """Modules, layers and losses under torch's names, on the tape of :mod:`mpiddp.autograd`.
 
-Imports ``autograd`` and what is below it. Only `collectives` knows MPI: gradients leave through ``grad_slot`` and
-hooks.
+Only `collectives` knows MPI: gradients leave through ``grad_slot`` and hooks.
 """
 
 from . import functional, init, random, utils
 from .activation import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from .attention import MultiheadAttention
 from .container import Identity, ModuleDict, ModuleList, Sequential
-from .conv import Conv2d
+from .conv import Conv1d, Conv2d
 from .dropout import Dropout, Dropout2d
 from .embedding import Embedding
 from .linear import Linear
@@ -17,7 +16,7 @@ from .module import Module
 from .normalization import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from .parameter import Parameter
 from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
-from .precision import GradScaler, MixedPrecision
+from .precision import GradScaler, LossScale, MixedPrecision
 from .random import manual_seed
 from .shaping import Flatten
 
@@ -28,6 +27,7 @@ __all__ = [
     "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
+    "Conv1d",
     "Conv2d",
     "CrossEntropyLoss",
     "Dropout",
@@ -42,6 +42,7 @@ __all__ = [
     "LeakyReLU",
     "Linear",
     "LogSoftmax",
+    "LossScale",
     "MSELoss",
     "MaxPool2d",
     "MixedPrecision",

@@ -1,4 +1,4 @@
-"""Activations and softmax, functions and layers. Imports ``autograd`` and ``module``."""
+"""Activations and softmax, functions and layers."""
 # ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
@@ -11,24 +11,16 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.arithmetic import ReLU as ReLUFunction
 from mpiddp.autograd.arithmetic import Sigmoid as SigmoidFunction
 from mpiddp.autograd.arithmetic import Tanh as TanhFunction
+from mpiddp.autograd.reduction import LogSoftmax as LogSoftmaxFunction
+from mpiddp.autograd.reduction import Softmax as SoftmaxFunction
 from mpiddp.device import array_namespace
 from mpiddp.device.half import widened
 from mpiddp.typing import Array
 
 from .module import Module
-
-
-class ReLUFunction(Function):
-    """``max(x, 0)``; the gradient at 0 is 0."""
-
-    def forward(self, x: Array) -> Any:
-        self.result = array_namespace(x).maximum(x, 0)
-        return self.result
-
-    def backward(self, grad: Array) -> Any:
-        return grad * (self.result > 0)
 
 
 class LeakyReLUFunction(Function):
@@ -54,49 +46,13 @@ class LogSigmoidFunction(Function):
         return grad * (0.5 - 0.5 * array_namespace(grad).tanh(0.5 * self.x))
 
 
-class LogSoftmaxFunction(Function):
-    """``x - log(sum(exp(x)))`` along an axis."""
-
-    def forward(self, x: Array, dim: int) -> Array:
-        xp = array_namespace(x)
-        self.dim, dtype = dim, x.dtype
-        x = widened(x)
-        result = x - x.max(axis=dim, keepdims=True)
-        self.exponentials = xp.exp(result)
-        total = self.exponentials.sum(axis=dim, keepdims=True)
-        result -= xp.log(total)
-        self.exponentials /= total  # the softmax
-        return result.astype(dtype, copy=False)
-
-    def backward(self, grad: Array) -> Array:
-        return grad - self.exponentials * grad.sum(axis=self.dim, keepdims=True)
-
-
-class SoftmaxFunction(Function):
-    """``exp(x) / sum(exp(x))`` along an axis."""
-
-    def forward(self, x: Array, dim: int) -> Array:
-        self.dim, dtype = dim, x.dtype
-        x = widened(x)
-        result = x - x.max(axis=dim, keepdims=True)
-        array_namespace(x).exp(result, out=result)
-        result /= result.sum(axis=dim, keepdims=True)
-        self.result = result
-        return result.astype(dtype, copy=False)
-
-    def backward(self, grad: Array) -> Array:
-        weighted = grad * self.result
-        weighted -= self.result * weighted.sum(axis=self.dim, keepdims=True)
-        return weighted
-
-
-def relu(input: Any) -> Tensor:
-    """Return ``max(input, 0)``."""
+def relu(input: Any, inplace: bool = False) -> Tensor:
+    """Return ``max(input, 0)``; ``inplace`` is ignored, because backward needs the input."""
     return ReLUFunction.apply(input)
 
 
-def leaky_relu(input: Any, negative_slope: float = 0.01) -> Tensor:
-    """Return ``input`` where it is positive, and ``negative_slope * input`` elsewhere."""
+def leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    """Return ``input`` if positive, else ``negative_slope * input``; ``inplace`` is ignored."""
     return LeakyReLUFunction.apply(input, negative_slope)
 
 
@@ -111,46 +67,41 @@ def sigmoid(input: Any) -> Tensor:
 
 
 def logsigmoid(input: Any) -> Tensor:
-    """Return the logarithm of :func:`sigmoid`, computed so that it cannot overflow."""
+    """Return the logarithm of :func:`sigmoid`, without overflow."""
     return LogSigmoidFunction.apply(input)
 
 
-def silu(input: Any) -> Tensor:
-    """Return ``input * sigmoid(input)``.
-
-    References
-    ----------
-    S. Elfwing et al., Sigmoid-weighted linear units, Neural Networks 107, 2018.
-    """
+def silu(input: Any, inplace: bool = False) -> Tensor:
+    """Return ``input * sigmoid(input)``; ``inplace`` is ignored."""
     return SigmoidFunction.apply(input) * input
 
 
 def _axis(dim: int | None, ndim: int) -> int:
-    """Return torch's choice of the axis where the caller makes none."""
+    """Return torch's default axis."""
     if dim is not None:
         return dim
     return 0 if ndim in (0, 1, 3) else 1
 
 
 def softmax(input: Any, dim: int | None = None) -> Tensor:
-    """Return ``exp(input)`` scaled so that it sums to 1 along ``dim``.
+    """Return ``exp(input)`` scaled to sum to 1 along ``dim``.
 
     Parameters
     ----------
     input : array or Tensor
         Floats of any shape.
     dim : int, optional
-        The axis; by default 1, or 0 of inputs with 1 or 3 axes, as in torch.
+        The axis; as torch's, by default 1, or 0 of 1 or 3 axes.
 
     Notes
     -----
-    The maximum is subtracted first, so it cannot overflow. Half precision is computed in float32.
+    Cannot overflow. Half precision is computed in float32.
     """
     return SoftmaxFunction.apply(input, _axis(dim, input.ndim))
 
 
 def log_softmax(input: Any, dim: int | None = None) -> Tensor:
-    """Return the logarithm of :func:`softmax`, which takes the same parameters, computed so that it cannot overflow."""
+    """Return the logarithm of :func:`softmax`, without overflow; the same parameters."""
     return LogSoftmaxFunction.apply(input, _axis(dim, input.ndim))
 
 
@@ -159,9 +110,9 @@ _LIMIT = 6.0  # erf(6) is 1 in float64
 
 @functools.cache
 def _erfc_coefficients(degree: int) -> tuple[float, ...]:
-    """Return P's coefficients in erfc(z) = t exp(P(u) - z z) with t = 2 / (2 + z) and u in [-1, 1] for z in [0, 6].
+    """Return P's coefficients in erfc(z) = t exp(P(u) - z z), t = 2 / (2 + z), u in [-1, 1] for z in [0, 6].
 
-    P is smooth, so few Chebyshev terms have full accuracy: 8 for float32, 24 for float64.
+    P is smooth: 8 Chebyshev terms are exact to float32, 24 to float64.
     """
     lowest = 2 / (2 + _LIMIT)
     nodes = np.cos(np.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))
@@ -177,7 +128,7 @@ def erf(x: Array) -> Array:
 
     References
     ----------
-    W. H. Press et al., Numerical Recipes, section 6.2: the form of the approximation; its coefficients are fitted here.
+    W. H. Press et al., Numerical Recipes, section 6.2: the form; the coefficients are fitted here.
     """
     xp = array_namespace(x)
     z = xp.minimum(xp.abs(x), _LIMIT)
@@ -243,7 +194,16 @@ def gelu(input: Any, approximate: str = "none") -> Tensor:
 
 
 class ReLU(Module):
-    """``max(x, 0)``."""
+    """``max(x, 0)``.
+
+    Parameters
+    ----------
+    inplace : bool
+        Ignored: backward needs the input.
+    """
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
 
     def forward(self, input: Any) -> Tensor:
         """Return the activation."""
@@ -257,9 +217,11 @@ class LeakyReLU(Module):
     ----------
     negative_slope : float, default 0.01
         See there.
+    inplace : bool
+        Ignored, as by `ReLU`.
     """
 
-    def __init__(self, negative_slope: float = 0.01) -> None:
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
         super().__init__()
         self.negative_slope = negative_slope
 
@@ -273,7 +235,16 @@ class LeakyReLU(Module):
 
 
 class SiLU(Module):
-    """``x * sigmoid(x)``."""
+    """``x * sigmoid(x)``.
+
+    Parameters
+    ----------
+    inplace : bool
+        Ignored, as by `ReLU`.
+    """
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
 
     def forward(self, input: Any) -> Tensor:
         """Return the activation."""
@@ -281,13 +252,7 @@ class SiLU(Module):
 
 
 class GELU(Module):
-    """The Gaussian error linear unit (:func:`mpiddp.nn.functional.gelu`).
-
-    Parameters
-    ----------
-    approximate : {'none', 'tanh'}
-        Exact, or by a hyperbolic tangent.
-    """
+    """Layer of :func:`mpiddp.nn.functional.gelu`."""
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
@@ -319,8 +284,6 @@ class Sigmoid(Module):
 
 
 class _AlongAxis(Module):
-    """What the softmax layers share: an axis."""
-
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
         self.dim = dim
@@ -331,13 +294,7 @@ class _AlongAxis(Module):
 
 
 class Softmax(_AlongAxis):
-    """``exp(x)`` scaled so that it sums to 1 along ``dim``.
-
-    Parameters
-    ----------
-    dim : int, optional
-        The axis; by default 1, or 0 of inputs with 1 or 3 axes, as in torch.
-    """
+    """Layer of :func:`mpiddp.nn.functional.softmax`."""
 
     def forward(self, input: Any) -> Tensor:
         """Return the probabilities."""
@@ -345,13 +302,7 @@ class Softmax(_AlongAxis):
 
 
 class LogSoftmax(_AlongAxis):
-    """The logarithm of the softmax along ``dim``.
-
-    Parameters
-    ----------
-    dim : int, optional
-        As `Softmax` takes it.
-    """
+    """Layer of :func:`mpiddp.nn.functional.log_softmax`."""
 
     def forward(self, input: Any) -> Tensor:
         """Return the log-probabilities."""

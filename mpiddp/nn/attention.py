@@ -1,4 +1,4 @@
-"""Attention: a mean of values, weighted by how well keys fit a query; function and layer."""
+"""Attention: function and layer."""
 # ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
@@ -25,9 +25,9 @@ from .random import keep_mask
 
 
 class AttentionFunction(Function):
-    """``softmax(q k' scale + bias) v`` for q (..., L, E), k (..., S, E), v (..., S, V); scores are kept for backward.
+    """``softmax(q k' scale + bias) v`` for q (..., L, E), k (..., S, E), v (..., S, V); keeps the weights for backward.
 
-    ``bias`` broadcasts to (..., L, S) and may hold minus infinity; a row of nothing else gives zeros.
+    ``bias`` broadcasts to (..., L, S); a row of minus infinity gives zeros.
     """
 
     def forward(self, q: Array, k: Array, v: Array, bias: Array | None, scale: float, dropout_p: float) -> Array:
@@ -69,7 +69,7 @@ class AttentionFunction(Function):
 
 
 def causal_mask(length: int, source: int) -> Array:
-    """Return booleans (length, source): whether a position sees another, which it does if that is not after it."""
+    """Return booleans (length, source): True up to the position itself."""
     return np.tril(np.ones((length, source), dtype=bool))
 
 
@@ -80,9 +80,10 @@ def scaled_dot_product_attention(
     attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
 ) -> Tensor:
-    """Return, for each query, the mean of the values weighted by the softmax of its products with the keys.
+    """Return, for each query, the mean of the values, weighted by the softmax of its products with the keys.
 
     Parameters
     ----------
@@ -93,34 +94,33 @@ def scaled_dot_product_attention(
     value : array or Tensor
         Shape (..., S, V).
     attn_mask : array, optional
-        Broadcasts to (..., L, S): booleans, True where a query sees a key; or numbers, added to the products. Gets no
-        gradient.
+        Broadcasts to (..., L, S): booleans, True where a query sees a key, or numbers to add. Gets no gradient.
     dropout_p : float, default 0
-        Probability with which a weight is left out; in evaluation too.
+        Probability of leaving a weight out, in evaluation too.
     is_causal : bool, default False
-        A query sees the keys up to its own position only.
+        A query sees the keys up to its own position.
     scale : float, optional
         Factor of the products; 1 / sqrt(E).
 
     Returns
     -------
     Tensor
-        Shape (..., L, V). A query that sees no key gets zeros.
+        Shape (..., L, V); zeros for a query that sees no key.
 
     Raises
     ------
     RuntimeError
-        If ``attn_mask`` and ``is_causal`` are given, as in torch.
+        ``attn_mask`` and ``is_causal`` are given, as in torch.
     ValueError
-        If shapes do not fit.
+        Shapes do not fit.
 
     Notes
     -----
-    Keeps the weights, L S numbers for each head, for backward. Half precision is computed in float32 and rounded once.
+    Keeps L S weights for each head. Half precision is computed in float32 and rounded once.
 
     References
     ----------
-    A. Vaswani et al., Attention is all you need, NeurIPS 2017. ``torch.nn.functional.scaled_dot_product_attention``.
+    A. Vaswani et al., Attention is all you need, NeurIPS 2017.
     """
     if attn_mask is not None and is_causal:
         raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
@@ -141,7 +141,7 @@ def scaled_dot_product_attention(
 
 
 class MultiheadAttention(Module):
-    """Attention in several subspaces at once: projections of queries, keys and values, and one of what comes out.
+    """Attention in several subspaces: projections of queries, keys and values, and one of the result.
 
     Parameters
     ----------
@@ -150,22 +150,18 @@ class MultiheadAttention(Module):
     num_heads : int
         Subspaces H; divides E.
     dropout : float, default 0
-        Probability with which a weight is left out in training.
+        Probability of leaving a weight out in training.
     bias : bool, default True
-        Whether the projections have biases.
+        Projections have biases.
     batch_first : bool, default False
-        Whether batches come before positions: (N, L, E) instead of (L, N, E).
+        Shapes are (N, L, E) instead of (L, N, E).
     dtype : dtype, default float32
         Of the parameters.
 
     Raises
     ------
     ValueError
-        If ``num_heads`` does not divide ``embed_dim``.
-
-    References
-    ----------
-    A. Vaswani et al., Attention is all you need, NeurIPS 2017. ``torch.nn.MultiheadAttention``.
+        ``num_heads`` does not divide ``embed_dim``.
     """
 
     def __init__(
@@ -201,32 +197,31 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what the queries have gathered, and with which weights.
+        """Return the queries' results, and the weights.
 
         Parameters
         ----------
         query : array or Tensor
             Shape (N, L, E) with ``batch_first``, else (L, N, E).
         key, value : array or Tensor
-            Likewise with S positions instead of L. The same objects as ``query`` for self-attention, which is then one
-            product instead of three.
+            Likewise with S positions. The same object as ``query`` makes the projections one product.
         key_padding_mask : array, optional
-            Shape (N, S): booleans, True where a key is not to be seen, or numbers, which are added to the scores.
+            Shape (N, S): booleans, True hides a key, or numbers to add to the scores.
         need_weights : bool, default True
-            Whether the weights are returned; without them it is faster.
+            Return the weights; without them it is faster.
         attn_mask : array, optional
             Shape (L, S) or (N H, L, S), likewise.
         average_attn_weights : bool, default True
-            Return the mean of the heads' weights instead of each.
+            Return the mean of the heads' weights.
         is_causal : bool, default False
-            A position sees those before it and itself; torch wants the mask as well, this layer does not.
+            A position sees itself and those before it; unlike torch's, needs no mask.
 
         Returns
         -------
         output : Tensor
             Of the shape of ``query``.
         weights : Tensor or None
-            Shape (N, L, S), or (N, H, L, S) where they are not averaged.
+            Shape (N, L, S); (N, H, L, S) if not averaged.
         """
         q, k, v = (self._split(x) for x in self._projected(query, key, value))  # (N, H, L, E / H)
         p = self.dropout if self.training else 0.0
@@ -238,7 +233,6 @@ class MultiheadAttention(Module):
         return self.out_proj(self._join(weights @ v)), weights.mean(1) if average_attn_weights else weights
 
     def _projected(self, query: Any, key: Any, value: Any) -> list[Tensor]:
-        """Return the projections of queries, keys and values."""
         e, weight, bias = self.embed_dim, self.in_proj_weight, self.in_proj_bias
         if query is key and key is value:
             joined = linear(query, weight, bias)
@@ -273,7 +267,6 @@ class MultiheadAttention(Module):
         return heads.permute(0, 2, 1, 3) if self.batch_first else heads.permute(1, 2, 0, 3)
 
     def _join(self, heads: Tensor) -> Tensor:
-        """Undo `_split`."""
         x = heads.permute(0, 2, 1, 3) if self.batch_first else heads.permute(2, 0, 1, 3)
         return x.reshape(*x.shape[:2], self.embed_dim)
 

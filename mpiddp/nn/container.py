@@ -1,4 +1,4 @@
-"""Modules that hold modules, and one that only passes on. Imports ``module``."""
+"""Modules that hold modules, and one that only passes on."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from .module import Module
 
 
 class _Ordered(Module):
-    """Modules in an order."""
-
     def __getitem__(self, index: Any) -> Any:
         modules = list(self.children())
         return type(self)._of(modules[index]) if isinstance(index, slice) else modules[index]
 
     @classmethod
     def _of(cls, modules: list[Module]) -> Any:
-        """Return a container of the same kind with these modules."""
         raise NotImplementedError
 
     def __setitem__(self, index: int, module: Module) -> None:
@@ -37,7 +34,7 @@ class _Ordered(Module):
 
 
 class Sequential(_Ordered):
-    """Modules that are called one after the other.
+    """Modules called one after the other.
 
     Parameters
     ----------
@@ -74,9 +71,9 @@ class ModuleList(_Ordered):
         The first ones.
     """
 
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
+    def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()
-        self.extend(modules)
+        self.extend(modules or ())
 
     @classmethod
     def _of(cls, modules: list[Module]) -> ModuleList:
@@ -105,9 +102,9 @@ class ModuleDict(Module):
     ['parity.weight', 'parity.bias']
     """
 
-    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()) -> None:
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
         super().__init__()
-        self.update(modules)
+        self.update(modules or ())
 
     def __getitem__(self, key: str) -> Any:
         return self._modules[key]
@@ -148,13 +145,13 @@ class ModuleDict(Module):
         self._modules.clear()
 
     def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Add modules; one whose name is there takes the place of that one."""
+        """Add modules; one of the same name is replaced."""
         for key, module in dict(modules).items():
             self[key] = module
 
 
 class Identity(Module):
-    """What comes in goes out; takes, and forgets, any arguments."""
+    """Returns its input; takes, and forgets, any arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""Convolution: function, layer, and the matrices that make it a matrix product."""
+"""Convolution: functions, layers, and the matrices that make it a matrix product."""
 # ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from . import init
 from .linear import check_dtypes
 from .module import Module
 from .parameter import Parameter
+from .shaping import pad
 from .window import Pair, Window, batch_first, batch_last, pair
 
 _CACHE_BYTES = 512 << 10
@@ -31,23 +32,22 @@ _LEAST_COLUMNS = 128
 
 
 class Columns:
-    """What the kernel sees from each of its places, a block of rows of the output at a time.
+    """The pixels under the kernel at each of its places, a block of rows of the output at a time.
 
-    A pixel of the output has a column, of the C kh kw pixels of the image that it is computed from. All columns are
-    kh kw times the image, to be written to memory and read again; a block of them is made, used and forgotten in the
-    cache. A block is a stack of matrices (..., G, K, P) for G groups of channels, P columns of K = C kh kw / G pixels
-    each. On a device one block with one matrix a group is best.
+    Each pixel of the output has a column of the C kh kw pixels it is computed from. All columns are kh kw times the
+    image; a block of them is made, used and dropped in the cache. A block is a stack of matrices (..., G, K, P): G
+    groups, P columns of K = C kh kw / G pixels. On a device one block of one matrix a group is best.
 
     Parameters
     ----------
     window : Window
-        The kernel, and where it goes.
+        Kernel and stride.
     image : array
-        The padded image (C, H, W, N), or one like it.
+        Padded image (C, H, W, N), or one like it.
     groups : int
         G.
     channels : int
-        Of the output: what a column is multiplied with.
+        Of the output.
     """
 
     def __init__(self, window: Window, image: Array, groups: int, channels: int) -> None:
@@ -67,7 +67,7 @@ class Columns:
                 break
 
     def blocks(self) -> Iterator[slice]:
-        """Yield the rows of the output that each block is for."""
+        """Yield the output rows of each block."""
         height = self.window.output[0]
         for first in range(0, height, self._rows):
             yield slice(first, min(first + self._rows, height))
@@ -79,12 +79,12 @@ class Columns:
         return block.reshape(*block.shape[:2], self.groups, self._size, -1)
 
     def matrices(self, output: Array, rows: slice) -> Array:
-        """Return ``rows`` of an output (O, H', W', N) as a stack (..., G, O / G, P) like that of the block."""
+        """Return ``rows`` of an output (O, H', W', N) as a stack (..., G, O / G, P)."""
         stacked = self._stacked(output[:, rows])
         return stacked.reshape(*stacked.shape[:2], self.groups, len(output) // self.groups, -1)
 
     def _stacked(self, x: Array) -> Array:
-        """Return a view of (..., rows, W', N), in front of it what has matrices of its own: rows, and parts of rows."""
+        """Return a view of (..., rows, W', N) with the axes of its matrices in front: rows, and parts of rows."""
         *others, rows, width, n = x.shape
         stack, parts = (rows, self._parts) if self._parts else (1, 1)
         cut = x.reshape(*others, stack, rows // stack, parts, width // parts, n)
@@ -93,7 +93,7 @@ class Columns:
 
 
 class Conv2dFunction(Function):
-    """Correlation of images (N, C, H, W) with kernels (O, C / G, kh, kw) in G groups, as products of matrices."""
+    """Correlation of images (N, C, H, W) with kernels (O, C / G, kh, kw) in G groups, as matrix products."""
 
     def forward(self, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
         xp = array_namespace(x)
@@ -117,7 +117,7 @@ class Conv2dFunction(Function):
         )
 
     def _for_image(self, grad: Array) -> Array:
-        """Return the gradient of the input: what each position of the kernel takes back to the pixels that it saw."""
+        """Return the gradient of the input: from each position of the kernel, added to its pixels."""
         xp, window, groups = array_namespace(grad), self.columns.window, self.columns.groups
         n, c = grad.shape[3], len(self.image)
         flat = grad.reshape(groups, len(grad) // groups, -1)  # (G, O / G, P)
@@ -132,7 +132,6 @@ class Conv2dFunction(Function):
         return batch_first(window.crop(image))
 
     def _for_weight(self, grad: Array) -> Array:
-        """Return the gradient of the kernels, where it is wanted."""
         columns = self.columns
         # A matrix product likes the longer side in front; what turns it round in the end is small.
         matrix = sum(  # (G, K, O / G)
@@ -147,12 +146,20 @@ class Conv2dFunction(Function):
         return kernels
 
 
+def check_padding(padding: str, stride: Sequence[int]) -> None:
+    """Refuse paddings in words that torch refuses."""
+    if padding not in ("valid", "same"):
+        raise ValueError(f"Invalid padding string {padding!r}, should be one of 'valid', 'same'")
+    if padding == "same" and any(step != 1 for step in stride):
+        raise ValueError("padding='same' is not supported for strided convolutions")
+
+
 def conv2d(
     input: Any,
     weight: Any,
     bias: Any = None,
     stride: Pair = 1,
-    padding: Pair = 0,
+    padding: Pair | str = 0,
     dilation: Pair = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -161,15 +168,15 @@ def conv2d(
     Parameters
     ----------
     input : array or Tensor
-        Shape (N, C, H, W), or (C, H, W).
+        Shape (N, C, H, W) or (C, H, W).
     weight : array or Tensor
         Shape (O, C / groups, kh, kw).
     bias : array or Tensor, optional
         Shape (O).
     stride, padding, dilation : int or pair of int
-        Step of the kernel, zeros around the image, distance between the kernel's pixels.
+        Step, zeros around the image (``"same"`` keeps its size, ``"valid"`` is 0), distance between kernel pixels.
     groups : int, default 1
-        Channels are split into this many independent groups.
+        Independent groups of channels.
 
     Returns
     -------
@@ -180,10 +187,6 @@ def conv2d(
     ------
     RuntimeError
         Shapes do not fit, or dtypes differ.
-
-    References
-    ----------
-    torch.nn.functional.conv2d.
     """
     if input.ndim == 3:
         batch = input.reshape((1, *input.shape))
@@ -200,11 +203,87 @@ def conv2d(
             f"{weight.shape[1] * groups} channels, but got {c} channels instead"
         )
     check_dtypes("conv2d", input, weight)
-    window = Window(input.shape[2:], weight.shape[2:], pair(stride), pair(padding), pair(dilation))
+    steps, spread = pair(stride), pair(dilation)
+    if isinstance(padding, str):
+        check_padding(padding, steps)
+        totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(spread, weight.shape[2:], strict=True)]
+        if any(n % 2 for n in totals):  # one zero more at the end, as torch's
+            input = pad(input, [0, totals[1] % 2, 0, totals[0] % 2])
+        padding = [n // 2 for n in totals]
+    window = Window(input.shape[2:], weight.shape[2:], steps, pair(padding), spread)
     return Conv2dFunction.apply(input, weight, bias, window, groups)
 
 
-class Conv2d(Module):
+def conv1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Correlate sequences (N, C, L) or (C, L) with kernels (O, C / groups, k), as images of height 1.
+
+    Parameters are those of :func:`conv2d` for one axis, errors too.
+    """
+    if input.ndim not in (2, 3):
+        raise RuntimeError(
+            f"Expected 2D (unbatched) or 3D (batched) input to conv1d, but got input of size: {list(input.shape)}"
+        )
+    image = input.reshape((*input.shape[:-1], 1, input.shape[-1]))
+    kernels = weight.reshape((*weight.shape[:-1], 1, weight.shape[-1]))
+    margin = padding if isinstance(padding, str) else (0, _single(padding))
+    y = conv2d(image, kernels, bias, (1, _single(stride)), margin, (1, _single(dilation)), groups)
+    return y.reshape((*y.shape[:-2], y.shape[-1]))
+
+
+def _single(value: int | Sequence[int]) -> int:
+    (number,) = (value,) if isinstance(value, int) else value
+    return number
+
+
+class _Convolution(Module):
+    """Parameters of a convolution over as many axes as ``kernel_size`` has."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: tuple[int, ...],
+        stride: tuple[int, ...],
+        padding: tuple[int, ...] | str,
+        dilation: tuple[int, ...],
+        groups: int,
+        bias: bool,
+        dtype: DTypeLike,
+    ) -> None:
+        super().__init__()
+        if in_channels % groups:
+            raise ValueError("in_channels must be divisible by groups")
+        if out_channels % groups:
+            raise ValueError("out_channels must be divisible by groups")
+        if isinstance(padding, str):
+            check_padding(padding, stride)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size, self.stride, self.padding, self.dilation = kernel_size, stride, padding, dilation
+        self.weight = Parameter(np.empty((out_channels, in_channels // groups, *kernel_size), dtype))
+        self.register_parameter("bias", Parameter(np.empty(out_channels, dtype)) if bias else None)
+        init.default_(self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the sizes, and what is not at its default."""
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        if isinstance(self.padding, str) or any(self.padding):
+            text += f", padding={self.padding!r}"
+        if any(n != 1 for n in self.dilation):
+            text += f", dilation={self.dilation}"
+        if self.groups != 1:
+            text += f", groups={self.groups}"
+        return text if self.bias is not None else text + ", bias=False"
+
+
+class Conv2d(_Convolution):
     """Correlation of images (N, in_channels, H, W) with learned kernels.
 
     Parameters
@@ -212,17 +291,13 @@ class Conv2d(Module):
     in_channels, out_channels : int
         Channels of input and output.
     kernel_size, stride, padding, dilation : int or pair of int
-        As :func:`mpiddp.nn.functional.conv2d`'s.
+        As of :func:`mpiddp.nn.functional.conv2d`; ``padding`` may be ``"same"`` or ``"valid"``.
     groups : int, default 1
         Independent groups of channels.
     bias : bool, default True
-        Whether there is a bias.
+        Learn a bias.
     dtype : dtype, default float32
         Of the parameters.
-
-    References
-    ----------
-    torch.nn.Conv2d.
     """
 
     def __init__(
@@ -231,36 +306,59 @@ class Conv2d(Module):
         out_channels: int,
         kernel_size: Pair,
         stride: Pair = 1,
-        padding: Pair = 0,
+        padding: Pair | str = 0,
         dilation: Pair = 1,
         groups: int = 1,
         bias: bool = True,
         *,
         dtype: DTypeLike = np.float32,
     ) -> None:
-        super().__init__()
-        if in_channels % groups:
-            raise ValueError("in_channels must be divisible by groups")
-        if out_channels % groups:
-            raise ValueError("out_channels must be divisible by groups")
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride = pair(kernel_size), pair(stride)
-        self.padding, self.dilation = pair(padding), pair(dilation)
-        self.weight = Parameter(np.empty((out_channels, in_channels // groups, *self.kernel_size), dtype))
-        self.register_parameter("bias", Parameter(np.empty(out_channels, dtype)) if bias else None)
-        init.default_(self.weight, self.bias)
+        margin = padding if isinstance(padding, str) else pair(padding)
+        super().__init__(
+            in_channels,
+            out_channels,
+            pair(kernel_size),
+            pair(stride),
+            margin,
+            pair(dilation),
+            groups,
+            bias,
+            dtype,
+        )
+
+    def forward(self, input: Any) -> Tensor:
+        return conv2d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Conv1d(_Convolution):
+    """Correlation of sequences (N, in_channels, L) with learned kernels; parameters are those of :class:`Conv2d`."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        dtype: DTypeLike = np.float32,
+    ) -> None:
+        margin = padding if isinstance(padding, str) else (_single(padding),)
+        super().__init__(
+            in_channels,
+            out_channels,
+            (_single(kernel_size),),
+            (_single(stride),),
+            margin,
+            (_single(dilation),),
+            groups,
+            bias,
+            dtype,
+        )
 
     def forward(self, input: Any) -> Tensor:
         """Return the correlation of ``input``."""
-        return conv2d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
-
-    def extra_repr(self) -> str:
-        """Return the sizes, and what is not at its default."""
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        if self.padding != (0, 0):
-            text += f", padding={self.padding}"
-        if self.dilation != (1, 1):
-            text += f", dilation={self.dilation}"
-        if self.groups != 1:
-            text += f", groups={self.groups}"
-        return text if self.bias is not None else text + ", bias=False"
+        return conv1d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)

@@ -1,4 +1,4 @@
-"""Dropout, functions and layers. Imports ``autograd``, ``module`` and ``random``."""
+"""Dropout, functions and layers."""
 # ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
@@ -14,7 +14,7 @@ from .random import keep_mask
 
 
 class DropoutFunction(Function):
-    """The values times 0 or 1 / (1 - p); the last ``shared`` axes have one factor for all."""
+    """The values times 0 or 1 / (1 - p); one factor for all of the last ``shared`` axes."""
 
     def forward(self, x: Array, p: float, shared: int) -> Any:
         index: Any = (..., *(slice(1),) * shared)
@@ -26,7 +26,6 @@ class DropoutFunction(Function):
 
 
 def _dropped(input: Any, p: float, training: bool, shared: int) -> Tensor:
-    """Drop in training; else return the input as it is."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if training:
@@ -34,8 +33,8 @@ def _dropped(input: Any, p: float, training: bool, shared: int) -> Tensor:
     return input if isinstance(input, Tensor) else Tensor(input)
 
 
-def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
-    """Return the input with each value set to 0 with probability ``p`` and the others scaled by 1 / (1 - p).
+def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Set each value to 0 with probability ``p``, and scale the others by 1 / (1 - p).
 
     Parameters
     ----------
@@ -44,58 +43,36 @@ def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
     p : float, default 0.5
         From 0 to 1.
     training : bool, default True
-        False returns the input as it is.
+        False returns the input.
+    inplace : bool
+        Ignored.
 
     Raises
     ------
     ValueError
-        If ``p`` is not from 0 to 1.
+        ``p`` is not from 0 to 1.
     """
     return _dropped(input, p, training, shared=0)
 
 
-def dropout2d(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
-    """Return images with whole channels set to 0 with probability ``p`` and the others scaled by 1 / (1 - p).
-
-    Parameters
-    ----------
-    input : array or Tensor
-        Shape (N, C, H, W) or (C, H, W).
-    p, training
-        As :func:`dropout` takes them.
-
-    Raises
-    ------
-    ValueError
-        If ``p`` is not from 0 to 1, or the input has another number of axes.
-    """
+def dropout2d(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Do so to whole channels of images (N, C, H, W) or (C, H, W); parameters and errors as of :func:`dropout`."""
     if input.ndim not in (3, 4):
         raise ValueError(f"dropout2d needs images of shape (N, C, H, W) or (C, H, W), got {input.ndim} axes")
     return _dropped(input, p, training, shared=2)
 
 
 class Dropout(Module):
-    """In training, set each value to 0 with probability ``p`` and scale the others by 1 / (1 - p).
+    """Layer of :func:`mpiddp.nn.functional.dropout`, active in training."""
 
-    Parameters
-    ----------
-    p : float, default 0.5
-        From 0 to 1.
-
-    Raises
-    ------
-    ValueError
-        If it is not.
-    """
-
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         if not 0 <= p <= 1:
             raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
         self.p = p
 
     def forward(self, input: Any) -> Tensor:
-        """Return what is left."""
+        """Return the values left."""
         return dropout(input, self.p, self.training)
 
     def extra_repr(self) -> str:
@@ -104,14 +81,8 @@ class Dropout(Module):
 
 
 class Dropout2d(Dropout):
-    """In training, set whole channels to 0 with probability ``p`` and scale the others by 1 / (1 - p).
-
-    Parameters
-    ----------
-    p : float, default 0.5
-        From 0 to 1. Inputs are images (N, C, H, W) or (C, H, W).
-    """
+    """Layer of :func:`mpiddp.nn.functional.dropout2d`, active in training."""
 
     def forward(self, input: Any) -> Tensor:
-        """Return what is left."""
+        """Return the values left."""
         return dropout2d(input, self.p, self.training)

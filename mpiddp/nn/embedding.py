@@ -20,7 +20,7 @@ from .parameter import Parameter
 
 
 class EmbeddingFunction(Function):
-    """``weight[index]``; a row that is taken several times gets the sum of the gradients."""
+    """``weight[index]``; a row taken several times gets the sum of the gradients."""
 
     def forward(self, weight: Array, index: Array, padding_idx: int | None) -> Array:
         self.index, self.padding_idx, self.shape = index, padding_idx, weight.shape
@@ -46,21 +46,21 @@ class EmbeddingFunction(Function):
 
 
 def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor:
-    """Return the rows of ``weight`` (number, length) that the integers in ``input`` name.
+    """Return the rows of a table that integers name.
 
     Parameters
     ----------
     input : array or Tensor
         Integers of any shape.
     weight : array or Tensor
-        The table.
+        The table (number, length).
     padding_idx : int, optional
-        A row that gets no gradient.
+        Row without a gradient.
 
     Raises
     ------
     IndexError
-        A number is no row. On a GPU, where looking would be waiting, NaN comes out instead.
+        A number is no row. On a GPU, where looking means waiting, NaN comes out.
     """
     index = input.data if isinstance(input, Tensor) else input
     if index.dtype.kind not in "iu":
@@ -78,15 +78,11 @@ class Embedding(Module):
     Parameters
     ----------
     num_embeddings, embedding_dim : int
-        Rows of the table, and their length.
+        Rows, and their length.
     padding_idx : int, optional
-        A row that is 0 and gets no gradient.
+        Row of zeros without a gradient.
     dtype : dtype, default float32
         Of the table.
-
-    References
-    ----------
-    torch.nn.Embedding.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Functions that models are written in, with torch's names and argument order, on tensors and plain arrays alike.
+"""Functions of models, with torch's names and argument order, on tensors and plain arrays.
 
 Each lies beside its layer, in the module of its family.
 """
@@ -20,7 +20,7 @@ from .collectives import (
     scatter,
     send,
 )
-from .conv import conv2d
+from .conv import conv1d, conv2d
 from .dropout import dropout, dropout2d
 from .embedding import embedding
 from .linear import linear
@@ -47,6 +47,7 @@ __all__ = [
     "binary_cross_entropy_with_logits",
     "broadcast",
     "cat",
+    "conv1d",
     "conv2d",
     "cross_entropy",
     "dropout",

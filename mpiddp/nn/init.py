@@ -1,7 +1,4 @@
-"""Initial values, written in place into a parameter from the seed that all ranks share.
-
-torch's formulas from this package's own generator. Imports ``autograd`` and ``random``.
-"""
+"""Initial values, written in place, from the seed that all ranks share; torch's formulas."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from .random import value_generator
 
 
 def _fill(tensor: Tensor, values: Array) -> Tensor:
-    """Write ``values``, float64 on the host, into the tensor's array."""
     data = tensor.data
     data[...] = array_namespace(data).asarray(values.astype(data.dtype))
     return tensor
@@ -58,7 +54,7 @@ def fans(tensor: Tensor) -> tuple[int, int]:
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """Return by how much the weights before a nonlinearity should be larger, as ``torch.nn.init.calculate_gain``."""
+    """Return the factor of the weights before a nonlinearity, as ``torch.nn.init.calculate_gain``."""
     slope = 0.01 if param is None else param
     gains = {
         "linear": 1.0,
@@ -114,7 +110,7 @@ def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
 
 
 def default_(weight: Tensor, bias: Tensor | None) -> None:
-    """Fill a linear or convolution layer as torch does: both uniform within 1 / sqrt(fan in)."""
+    """Fill a linear or convolution layer as torch: uniform within 1 / sqrt(fan in)."""
     kaiming_uniform_(weight, a=math.sqrt(5))
     if bias is not None:
         bound = 1 / math.sqrt(max(fans(weight)[0], 1))

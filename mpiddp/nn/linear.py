@@ -1,4 +1,4 @@
-"""The affine map: function and layer. Imports ``autograd``, ``init``, ``module`` and ``parameter``."""
+"""The affine map: function and layer."""
 # ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
@@ -20,10 +20,10 @@ from .parameter import Parameter
 
 
 class LinearFunction(Function):
-    """``x @ weight.T + bias`` for x of shape (..., in), weight (out, in), bias (out) or None.
+    """``x @ weight.T + bias`` for x (..., in), weight (out, in), bias (out) or None.
 
-    For x of shape (N, in) the output is stored with the batch innermost, as the transposed of (out, N): that product is
-    a fifth faster with OpenBLAS, and convolutions keep their images like this too. Gradients have the layout of x.
+    The output of x (N, in) is the transposed of an array (out, N): that product is a fifth faster with OpenBLAS, and
+    images lie like this in convolutions. Gradients have the layout of x.
     """
 
     def forward(self, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -54,13 +54,13 @@ class LinearFunction(Function):
         )
 
     def _for_bias(self, rows: Array) -> Array:
-        """Return the sum over rows, as a product: a quarter of the time of a reduction along an outer axis."""
+        """Return the sum over rows, as a product: a quarter of a reduction's time."""
         ones = array_namespace(rows).ones(len(rows), dtype=rows.dtype)
         return product(ones, rows, out=self.out(2))
 
 
 def check_dtypes(name: str, input: Any, weight: Any) -> None:
-    """Refuse an input of another dtype than the weights: NumPy would go on in the larger one, through all layers."""
+    """Refuse an input of another dtype than the weights: NumPy would go on in the larger one."""
     if input.dtype != weight.dtype:
         raise RuntimeError(
             f"{name} needs input and weight of one dtype, got {input.dtype} and {weight.dtype}: convert the input"
@@ -80,11 +80,6 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
     bias : array or Tensor, optional
         Shape (out).
 
-    Returns
-    -------
-    Tensor
-        Shape (..., out).
-
     Raises
     ------
     RuntimeError
@@ -101,20 +96,16 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
 
 
 class Linear(Module):
-    """``x @ weight.T + bias``.
+    """Layer of :func:`mpiddp.nn.functional.linear`.
 
     Parameters
     ----------
     in_features, out_features : int
         Lengths of the last axis of input and output.
     bias : bool, default True
-        Whether there is a bias.
+        Learn a bias.
     dtype : dtype, default float32
         Of the parameters.
-
-    References
-    ----------
-    torch.nn.Linear.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Losses, functions and layers. Imports ``autograd``, ``activation`` and ``module``."""
+"""Losses, functions and layers. ``reduction`` is 'mean', 'sum' or 'none'; shapes and errors are torch's."""
 # ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
@@ -21,13 +21,11 @@ from .module import Module
 
 
 def _check_reduction(reduction: str) -> None:
-    """Refuse what torch refuses."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{reduction} is not a valid value for reduction; expected 'mean', 'sum' or 'none'")
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
-    """Return the mean or the sum of losses, or all of them."""
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
 
 
@@ -37,18 +35,18 @@ def _plain(operand: Any) -> Any:
 
 
 def _like(operand: Any, input: Any) -> Any:
-    """Return what is given besides scores with their dtype: float64, which NumPy makes, would go on into the loss."""
+    """Return weights with the dtype of the scores: NumPy's float64 would go on into the loss."""
     return None if operand is None else array_namespace(_plain(input)).asarray(_plain(operand), dtype=input.dtype)
 
 
-def _in_single(loss: Callable[..., Tensor], input: Any, *others: Any) -> Tensor:
-    """Return a loss of half precision, rounded once: sums overflow in float16, and so do the numbers of targets."""
+def _in_single(loss: Callable[..., Tensor], input: Any, *others: Any, **options: Any) -> Tensor:
+    """Compute a loss of half precision in float32 and round it once: sums and class numbers overflow in float16."""
     tensor = input if isinstance(input, Tensor) else Tensor(input)
-    return loss(tensor.to(np.float32), *others).to(input.dtype)
+    return loss(tensor.to(np.float32), *others, **options).to(input.dtype)
 
 
 class NLLLossFunction(Function):
-    """Minus the log-probability of the target class, weighted, summed over samples and divided."""
+    """Minus the weighted log-probability of the target class, reduced."""
 
     def forward(self, x: Array, target: Array, weight: Array | None, ignore_index: int, reduction: str) -> Any:
         xp = array_namespace(x)
@@ -96,7 +94,9 @@ class NLLLossFunction(Function):
         return result
 
 
-def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+def nll_loss(
+    input: Any, target: Any, weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
     """Return the negative log-likelihood of classes.
 
     Parameters
@@ -108,23 +108,25 @@ def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -1
     weight : array, optional
         Factor of each class, (C).
     ignore_index : int, default -100
-        Targets of this value count for nothing.
+        Targets of this value do not count.
     reduction : {'mean', 'sum', 'none'}
         'mean' divides by the sum of the targets' weights.
 
     Raises
     ------
     IndexError
-        A target is no class. On a GPU, where looking would be waiting, the loss is NaN instead.
+        A target is no class. On a GPU, where looking means waiting, the loss is NaN.
     ValueError
         Shapes do not fit.
     """
     _check_reduction(reduction)
     if is_half(_plain(input)):
-        return _in_single(nll_loss, input, target, weight, ignore_index, reduction)
+        return _in_single(nll_loss, input, target, weight, ignore_index=ignore_index, reduction=reduction)
     labels = array_namespace(_plain(input)).asarray(_plain(target))
     if input.ndim == 1:
-        loss = nll_loss(input.reshape((1, *input.shape)), labels.reshape(1), weight, ignore_index, reduction)
+        loss = nll_loss(
+            input.reshape((1, *input.shape)), labels.reshape(1), weight, ignore_index=ignore_index, reduction=reduction
+        )
         return loss.reshape(()) if isinstance(loss, Tensor) else loss
     if input.ndim < 1 or labels.shape != (input.shape[0], *input.shape[2:]):
         raise ValueError(
@@ -140,6 +142,7 @@ def cross_entropy(
     input: Any,
     target: Any,
     weight: Any = None,
+    *,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -149,26 +152,32 @@ def cross_entropy(
     Parameters
     ----------
     input : array or Tensor
-        Unnormalised scores (N, C), (N, C, ...) or (C).
+        Scores (N, C), (N, C, ...) or (C).
     target : array or Tensor
         Integer classes as for :func:`nll_loss`, or probabilities of the shape of ``input``.
     weight, ignore_index, reduction
         As for :func:`nll_loss`.
     label_smoothing : float, default 0
-        Share of the target that is spread evenly over all classes.
+        Share of the target spread over all classes.
 
     Raises
     ------
-    IndexError
-        A target is no class, as for :func:`nll_loss`.
-    ValueError
-        Shapes do not fit.
+    IndexError, ValueError
+        As :func:`nll_loss`.
     """
     _check_reduction(reduction)
     if not 0 <= label_smoothing <= 1:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     if is_half(_plain(input)):
-        return _in_single(cross_entropy, input, target, weight, ignore_index, reduction, label_smoothing)
+        return _in_single(
+            cross_entropy,
+            input,
+            target,
+            weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+        )
     axis = 0 if input.ndim == 1 else 1
     scores = log_softmax(input, axis)
     wanted = _plain(target)
@@ -185,7 +194,7 @@ def cross_entropy(
         spread = _like(wanted, input) * (1 - label_smoothing) + label_smoothing / input.shape[axis]
         losses = -(scores * (spread if factors is None else spread * factors)).sum(axis)
         return _reduced(losses, reduction)
-    loss = nll_loss(scores, wanted, weight, ignore_index, reduction)
+    loss = nll_loss(scores, wanted, weight, ignore_index=ignore_index, reduction=reduction)
     if label_smoothing == 0:
         return loss
     labels = array_namespace(scores.data).asarray(wanted)
@@ -202,7 +211,7 @@ def cross_entropy(
 
 
 def _difference(input: Any, target: Any) -> Tensor:
-    """Return ``input - target``, with a warning where shapes are not the same: (N, 1) less (N) is (N, N)."""
+    """Return ``input - target``; warn where shapes differ: (N, 1) less (N) is (N, N)."""
     difference: Tensor = (input if isinstance(input, Tensor) else Tensor(input)) - target
     shapes = tuple(input.shape), tuple(getattr(target, "shape", ()))
     if shapes[0] != shapes[1]:
@@ -214,41 +223,41 @@ def _difference(input: Any, target: Any) -> Tensor:
     return difference
 
 
-def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return the squared differences, their mean or their sum.
+def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
+    """Return squared differences, reduced.
 
     Parameters
     ----------
     input, target : array or Tensor
-        Of one shape; of shapes that NumPy broadcasts, with a warning.
+        Of one shape; others broadcast, with a warning.
     reduction : {'mean', 'sum', 'none'}
-        What becomes of the differences.
+        See above.
     """
     _check_reduction(reduction)
     difference = _difference(input, target)
     return _reduced(difference * difference, reduction)
 
 
-def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return the absolute differences, their mean or their sum; parameters as :func:`mse_loss`'s."""
+def l1_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
+    """Return absolute differences, reduced; parameters as of :func:`mse_loss`."""
     _check_reduction(reduction)
     return _reduced(_difference(input, target).abs(), reduction)
 
 
-def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Return differences, squared where they are small, absolute where they are large; their mean or their sum.
+def smooth_l1_loss(input: Any, target: Any, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """Return differences, reduced: ``d * d / (2 beta)`` where ``abs(d) < beta``, else ``abs(d) - beta / 2``.
 
     Parameters
     ----------
     input, target, reduction
-        As :func:`mse_loss` takes them.
+        As of :func:`mse_loss`.
     beta : float, default 1
-        Where one becomes the other: ``d * d / (2 beta)`` below it, ``d - beta / 2`` above; 0 is :func:`l1_loss`.
+        0 makes it :func:`l1_loss`.
 
     Raises
     ------
     RuntimeError
-        If ``beta`` is negative.
+        ``beta`` is negative.
     """
     _check_reduction(reduction)
     if beta < 0:
@@ -260,27 +269,27 @@ def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float
 
 
 def binary_cross_entropy_with_logits(
-    input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
+    input: Any, target: Any, weight: Any = None, *, reduction: str = "mean", pos_weight: Any = None
 ) -> Tensor:
-    """Return the cross entropy of two classes, of which ``sigmoid(input)`` is the probability of the second.
+    """Return the cross entropy of two classes; ``sigmoid(input)`` is the probability of the second.
 
     Parameters
     ----------
     input : array or Tensor
         Scores of any shape.
     target : array or Tensor
-        Of the same shape: 0, 1 or probabilities between, as floats.
+        Floats from 0 to 1, of that shape.
     weight : array, optional
         Factor of each element; broadcasts.
     reduction : {'mean', 'sum', 'none'}
-        What becomes of the losses.
+        See above.
     pos_weight : array, optional
-        Factor of the targets that are 1; broadcasts.
+        Factor of targets of 1; broadcasts.
 
     Raises
     ------
     ValueError
-        If shapes differ.
+        Shapes differ.
     """
     _check_reduction(reduction)
     if target.shape != input.shape:
@@ -292,128 +301,92 @@ def binary_cross_entropy_with_logits(
 
 
 class NLLLoss(Module):
-    """Negative log-likelihood of classes (:func:`mpiddp.nn.functional.nll_loss`).
+    """Layer of :func:`mpiddp.nn.functional.nll_loss`; ``weight`` is a buffer and moves with the module."""
 
-    Parameters
-    ----------
-    weight : array, optional
-        Factor of each class, (C); a buffer, so that it moves with the module.
-    ignore_index : int, default -100
-        Targets of this value count for nothing.
-    reduction : {'mean', 'sum', 'none'}
-        'mean' divides by the sum of the targets' weights.
-    """
-
-    def __init__(self, weight: Array | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
+    def __init__(self, weight: Array | None = None, *, ignore_index: int = -100, reduction: str = "mean") -> None:
         super().__init__()
         self.ignore_index, self.reduction = ignore_index, reduction
         self.register_buffer("weight", weight)
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss of log-probabilities (N, C, ...) for integer classes (N, ...)."""
-        return nll_loss(input, target, self.weight, self.ignore_index, self.reduction)
+        """Return the loss of log-probabilities (N, C, ...) for classes (N, ...)."""
+        return nll_loss(input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction)
 
 
 class CrossEntropyLoss(NLLLoss):
-    """Cross entropy of classes with the softmax of scores (:func:`mpiddp.nn.functional.cross_entropy`).
-
-    Parameters
-    ----------
-    weight, ignore_index, reduction
-        As `NLLLoss` takes them.
-    label_smoothing : float, default 0
-        Share of the target that is spread evenly over all classes.
-    """
+    """Layer of :func:`mpiddp.nn.functional.cross_entropy`; ``weight`` is a buffer and moves with the module."""
 
     def __init__(
         self,
         weight: Array | None = None,
+        *,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(weight, ignore_index, reduction)
+        super().__init__(weight, ignore_index=ignore_index, reduction=reduction)
         self.label_smoothing = label_smoothing
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss of scores (N, C, ...) for integer classes (N, ...), or probabilities (N, C, ...)."""
-        return cross_entropy(input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing)
+        """Return the loss of scores (N, C, ...) for classes (N, ...) or probabilities (N, C, ...)."""
+        return cross_entropy(
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
 
 
 class _OfValues(Module):
-    """What the losses of values share: a reduction."""
+    """A reduction."""
 
-    def __init__(self, reduction: str = "mean") -> None:
+    def __init__(self, *, reduction: str = "mean") -> None:
         super().__init__()
         self.reduction = reduction
 
 
 class MSELoss(_OfValues):
-    """Squared differences (:func:`mpiddp.nn.functional.mse_loss`).
-
-    Parameters
-    ----------
-    reduction : {'mean', 'sum', 'none'}
-        What becomes of them.
-    """
+    """Layer of :func:`mpiddp.nn.functional.mse_loss`."""
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss of values and targets of one shape."""
-        return mse_loss(input, target, self.reduction)
+        """Return the loss."""
+        return mse_loss(input, target, reduction=self.reduction)
 
 
 class L1Loss(_OfValues):
-    """Absolute differences (:func:`mpiddp.nn.functional.l1_loss`).
-
-    Parameters
-    ----------
-    reduction : {'mean', 'sum', 'none'}
-        What becomes of them.
-    """
+    """Layer of :func:`mpiddp.nn.functional.l1_loss`."""
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss of values and targets of one shape."""
-        return l1_loss(input, target, self.reduction)
+        """Return the loss."""
+        return l1_loss(input, target, reduction=self.reduction)
 
 
 class SmoothL1Loss(_OfValues):
-    """Squared differences where they are small, else absolute (:func:`mpiddp.nn.functional.smooth_l1_loss`).
+    """Layer of :func:`mpiddp.nn.functional.smooth_l1_loss`."""
 
-    Parameters
-    ----------
-    reduction : {'mean', 'sum', 'none'}
-        What becomes of them.
-    beta : float, default 1
-        What is large.
-    """
-
-    def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
-        super().__init__(reduction)
+    def __init__(self, *, reduction: str = "mean", beta: float = 1.0) -> None:
+        super().__init__(reduction=reduction)
         self.beta = beta
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss of values and targets of one shape."""
-        return smooth_l1_loss(input, target, self.reduction, self.beta)
+        """Return the loss."""
+        return smooth_l1_loss(input, target, reduction=self.reduction, beta=self.beta)
 
 
 class BCEWithLogitsLoss(_OfValues):
-    """Cross entropy of two classes (:func:`mpiddp.nn.functional.binary_cross_entropy_with_logits`).
+    """Layer of :func:`mpiddp.nn.functional.binary_cross_entropy_with_logits`; both weights are buffers."""
 
-    Parameters
-    ----------
-    weight : array, optional
-        Factor of each element; a buffer, so that it moves with the module.
-    reduction : {'mean', 'sum', 'none'}
-        What becomes of the losses.
-    pos_weight : array, optional
-        Factor of the targets that are 1; a buffer, too.
-    """
-
-    def __init__(self, weight: Array | None = None, reduction: str = "mean", pos_weight: Array | None = None) -> None:
-        super().__init__(reduction)
+    def __init__(
+        self, weight: Array | None = None, *, reduction: str = "mean", pos_weight: Array | None = None
+    ) -> None:
+        super().__init__(reduction=reduction)
         self.register_buffer("weight", weight)
         self.register_buffer("pos_weight", pos_weight)
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss of scores, and targets from 0 to 1 of the same shape."""
-        return binary_cross_entropy_with_logits(input, target, self.weight, self.reduction, self.pos_weight)
+        """Return the loss."""
+        return binary_cross_entropy_with_logits(
+            input, target, self.weight, reduction=self.reduction, pos_weight=self.pos_weight
+        )

@@ -1,7 +1,4 @@
-"""The module: parameters, buffers and modules under names, and a ``forward``.
-
-Imports ``autograd``, ``conversion``, ``parameter`` and ``state``.
-"""
+"""The module: parameters, buffers and modules under names, and a ``forward``."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ from functools import partial
 from typing import Any, Self
 
 from mpiddp.autograd import RemovableHandle, Tensor
+from mpiddp.device.conversion import conversion, is_floating
 from mpiddp.typing import Array
 
-from .conversion import conversion
 from .parameter import Parameter
 from .state import IncompatibleKeys, load
 
@@ -22,17 +19,11 @@ class Module:
     """A part of a model.
 
     A subclass calls ``super().__init__()``, assigns parameters and modules to attributes, and defines ``forward``.
-    Calling the module runs its forward hooks around it.
 
     Notes
     -----
-    Buffers are arrays, not tensors. ``state_dict`` holds the live arrays, not copies: ``copy.deepcopy`` it to keep a
-    moment; ``load_state_dict`` writes into the arrays that are there, so views of them, such as a flat array of all
-    parameters, stay valid.
-
-    References
-    ----------
-    torch.nn.Module.
+    Buffers are arrays. ``state_dict`` holds the live arrays: ``copy.deepcopy`` keeps a moment. ``load_state_dict``
+    writes into the arrays that are there, so views of them stay valid.
 
     Examples
     --------
@@ -71,7 +62,7 @@ class Module:
         raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what ``forward`` returns, with the hooks run before and after it."""
+        """Return the result of ``forward``, with the hooks before and after it."""
         for hook in tuple(self._forward_pre_hooks.values()):
             changed = hook(self, args, kwargs)
             if changed is not None:
@@ -118,12 +109,12 @@ class Module:
             super().__setattr__(name, value)
 
     def _register(self, registry: str, name: str, entry: Any) -> None:
-        """Put ``entry`` in a registry instead of what has the name; in the same place, for the order counts."""
+        """Put ``entry`` in a registry; in the place of an older one of this name, for the order counts."""
         self._forget(name, keep=registry)
         vars(self)[registry][name] = entry
 
     def _forget(self, name: str, keep: str = "") -> None:
-        """Remove what is a plain attribute, or in a registry but that to ``keep``, under ``name``."""
+        """Remove ``name`` from plain attributes and from all registries but ``keep``."""
         vars(self).pop(name, None)
         for registry in self._registries:
             if registry != keep:
@@ -150,7 +141,7 @@ class Module:
         return sorted(names.union(self._parameters, self._buffers, self._modules))
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """Add a parameter under ``name``; None keeps the name for one that is not there."""
+        """Add a parameter under ``name``; None reserves the name."""
         self._check_name(name, "parameter")
         if param is not None and not isinstance(param, Parameter):
             raise TypeError(
@@ -167,16 +158,16 @@ class Module:
         name : str
             Its attribute.
         tensor : array, Tensor or None
-            Kept as it is; of a tensor its array.
+            Kept, not copied; of a tensor its array.
         persistent : bool, default True
-            Whether ``state_dict`` holds it.
+            ``state_dict`` holds it.
 
         Raises
         ------
         TypeError
-            If it is something else.
+            ``tensor`` is something else.
         KeyError
-            If the name cannot be an attribute, or is one already.
+            The name cannot be an attribute, or is one already.
         """
         self._check_name(name, "buffer")
         self._register("_buffers", name, _as_buffer(name, tensor))
@@ -184,7 +175,7 @@ class Module:
             self._not_saved.add(name)
 
     def register_module(self, name: str, module: Module | None) -> None:
-        """Add a module under ``name``, as assigning it to an attribute does."""
+        """Add a module under ``name``, as assigning it does."""
         self._check_name(name, "module")
         if not isinstance(module, Module | None):
             kind = type(module).__name__
@@ -194,7 +185,6 @@ class Module:
     add_module = register_module
 
     def _check_name(self, name: str, kind: str) -> None:
-        """Refuse names that cannot be attributes or parts of keys."""
         if "_parameters" not in vars(self):
             raise AttributeError(f"cannot assign {kind} before Module.__init__() call")
         if "." in name:
@@ -207,12 +197,11 @@ class Module:
 
     # -- walking ---------------------------------------------------------------------------------------------------
 
-    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+    def named_modules(self, *, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield this module and all below it with their dotted names, each once."""
         yield from self._walk(prefix, set())
 
     def _walk(self, prefix: str, seen: set[Module]) -> Iterator[tuple[str, Module]]:
-        """Yield modules depth first that are not in ``seen``."""
         if self in seen:
             return
         seen.add(self)
@@ -252,7 +241,7 @@ class Module:
     def _named(self, registry: str, prefix: str, recurse: bool) -> Iterator[tuple[str, Any]]:
         """Yield the entries of a registry, each object once."""
         seen: set[int] = set()
-        modules = self.named_modules(prefix) if recurse else iter(((prefix, self),))
+        modules = self.named_modules(prefix=prefix) if recurse else iter(((prefix, self),))
         for module_name, module in modules:
             for name, entry in vars(module)[registry].items():
                 if entry is not None and id(entry) not in seen:
@@ -262,7 +251,7 @@ class Module:
     # -- modes and gradients ---------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Self:
-        """Set this module and all below it to training, or with False to evaluation."""
+        """Set this module and all below it to training, or to evaluation."""
         self.training = mode
         for module in self.children():  # each by its own method: a subclass may keep a part of it as it is
             module.train(mode)
@@ -273,7 +262,7 @@ class Module:
         return self.train(False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the parameters' gradients; with ``set_to_none`` false, fill those that are there with zeros."""
+        """Drop the parameters' gradients; with ``set_to_none=False`` fill them with zeros."""
         for parameter in self.parameters():
             if set_to_none:
                 parameter.grad = None
@@ -290,11 +279,6 @@ class Module:
         """Replace the array of every parameter and buffer by ``fn(array)``.
 
         A parameter that gets another array loses its gradient and its gradient's slot.
-
-        Parameters
-        ----------
-        fn : callable
-            Takes an array and returns one.
 
         Examples
         --------
@@ -315,13 +299,17 @@ class Module:
                     module._buffers[name] = fn(buffer)
         return self
 
-    def to(self, device: Any) -> Self:
-        """Move all parameters and buffers to a device, or cast those that are floats to a dtype, in place.
+    def to(self, device: Any = None, dtype: Any = None, non_blocking: bool = False) -> Self:
+        """Move all parameters and buffers to a device, cast those that are floats to a dtype, or both, in place.
 
         Parameters
         ----------
-        device : str, int or dtype
-            ``"cpu"``, ``"cuda"`` (the current GPU), ``"cuda:N"``, N, or a floating dtype.
+        device : str, int, dtype, array or Tensor
+            ``"cpu"``, ``"cuda"`` (the current GPU), ``"cuda:N"``, N, a floating dtype, or what has device and dtype.
+        dtype : dtype, optional
+            With a device.
+        non_blocking : bool
+            Ignored: only copies to the host wait.
 
         Returns
         -------
@@ -331,17 +319,13 @@ class Module:
         Raises
         ------
         TypeError
-            If that is neither a device nor a floating dtype.
+            Neither a device nor a floating dtype.
         ValueError
-            If there is no such device.
+            There is no such device.
 
         Notes
         -----
         A parameter that gets another array loses its gradient. Move a model before DistributedDataParallel wraps it.
-
-        References
-        ----------
-        torch.nn.Module.to.
 
         Examples
         --------
@@ -349,7 +333,11 @@ class Module:
         >>> nn.Linear(2, 1).to("cpu").to("float64").weight.dtype
         dtype('float64')
         """
-        return self.convert(conversion(device))
+        convert = conversion(device.data if isinstance(device, Tensor) else device, dtype)
+        if convert.dtype is not None and not is_floating(convert.dtype):
+            raise TypeError(f"Module.to() takes a device or a floating dtype, got {convert.dtype}")
+        others = convert._replace(dtype=None)
+        return self.convert(lambda array: (convert if is_floating(array.dtype) else others)(array))
 
     def cpu(self) -> Self:
         """Move all parameters and buffers to the host."""
@@ -367,26 +355,26 @@ class Module:
         return self
 
     def register_forward_pre_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> RemovableHandle:
-        """Call ``hook(module, args)`` before each forward; what it returns, unless None, replaces the arguments.
+        """Call ``hook(module, args)`` before each forward; a result other than None replaces the arguments.
 
         With ``with_kwargs`` it is ``hook(module, args, kwargs)``, which returns None or a pair.
         """
         return RemovableHandle(self._forward_pre_hooks, hook if with_kwargs else partial(_positional, hook))
 
     def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> RemovableHandle:
-        """Call ``hook(module, args, output)`` after each forward; what it returns, unless None, replaces the output."""
+        """Call ``hook(module, args, output)`` after each forward; a result other than None replaces the output."""
         return RemovableHandle(self._forward_hooks, hook)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def state_dict(self, prefix: str = "") -> OrderedDict[str, Array]:
-        """Return the arrays of all parameters and persistent buffers by their dotted names: live ones, not copies."""
+    def state_dict(self, *, prefix: str = "") -> OrderedDict[str, Array]:
+        """Return the live arrays of all parameters and persistent buffers by their dotted names."""
         state: OrderedDict[str, Array] = OrderedDict()
         self._collect(prefix, state)
         return state
 
     def _collect(self, prefix: str, state: OrderedDict[str, Array]) -> None:
-        """Add this module's arrays to ``state``, a shared one under each of its names, as torch does."""
+        """Add this module's arrays to ``state``, a shared one under each of its names, as torch."""
         for name, parameter in self._parameters.items():
             if parameter is not None:
                 state[prefix + name] = parameter.data
@@ -404,7 +392,7 @@ class Module:
         state_dict : mapping of str to array or Tensor
             As :meth:`state_dict` returns it.
         strict : bool, default True
-            Whether missing and unexpected keys are errors.
+            Missing and unexpected keys are errors.
 
         Returns
         -------
@@ -414,14 +402,14 @@ class Module:
         Raises
         ------
         RuntimeError
-            Keys are missing or unexpected, or shapes differ; nothing has been copied then.
+            Keys or shapes differ; nothing has been copied then.
         """
         return load(state_dict, self.state_dict(), strict, type(self).__name__)
 
     # -- text ------------------------------------------------------------------------------------------------------
 
     def extra_repr(self) -> str:
-        """Return what is to be said of this module in its ``repr``."""
+        """Return what the module's ``repr`` holds besides its class."""
         return ""
 
     def __repr__(self) -> str:

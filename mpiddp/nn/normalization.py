@@ -1,4 +1,4 @@
-"""Batch, group and layer normalisation, functions and layers."""
+"""Batch, group and layer normalization, functions and layers."""
 # ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
@@ -13,18 +13,18 @@ import numpy as np
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.function import unbroadcast
 from mpiddp.device import array_namespace, is_device_array
-from mpiddp.device.half import widened
+from mpiddp.device.half import is_half, widened
 from mpiddp.typing import Array, DTypeLike
 
+from .linear import check_dtypes
 from .module import Module
 from .parameter import Parameter
 
 
 class NormalizeFunction(Function):
-    """``(x - mean) / sqrt(variance + eps) * weight + bias`` with mean and variance of ``x`` itself over ``axes``.
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` with mean and variance of ``x`` over ``axes``.
 
-    ``weight`` and ``bias``, or None, broadcast to ``x``. Mean and variance (divided by the number of elements), with
-    the axes kept, are appended to ``statistics``.
+    ``weight`` and ``bias``, or None, broadcast to ``x``. Mean and variance, axes kept, are appended to ``statistics``.
     """
 
     def forward(
@@ -65,7 +65,7 @@ class NormalizeFunction(Function):
 
 
 class NormalizeWithFunction(Function):
-    """``(x - mean) / sqrt(variance + eps) * weight + bias`` with given statistics."""
+    """The same with given statistics."""
 
     def forward(
         self, x: Array, weight: Array | None, bias: Array | None, mean: Array, variance: Array, eps: float
@@ -94,12 +94,19 @@ def affine(normal: Array, weight: Array | None, bias: Array | None) -> Array:
 
 
 def rounded(result: Array, dtype: DTypeLike, weight: Array | None) -> Array:
-    """Return what was computed in float32 in the dtype of the input, unless the weights are wider."""
+    """Return a float32 result in the dtype of the input, unless the weights are wider."""
     return result if weight is not None and weight.dtype != dtype else result.astype(dtype, copy=False)
 
 
+def check_parameters(name: str, input: Any, *parameters: Any) -> None:
+    """Refuse parameters of another dtype than the input, but float32 ones for an input of half precision."""
+    for parameter in parameters:
+        if parameter is not None and not (parameter.dtype == np.float32 and is_half(input)):
+            check_dtypes(name, input, parameter)
+
+
 def along_channels(value: Any, ndim: int) -> Any:
-    """Return a vector with one element a channel, (C), so that it broadcasts to (N, C, ...)."""
+    """Return a vector (C) so that it broadcasts to (N, C, ...)."""
     if value is None:
         return None
     return value.reshape((1, value.shape[0], *(1,) * (ndim - 2)))
@@ -115,18 +122,18 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalise each channel of (N, C, ...).
+    """Normalize each channel of (N, C, ...).
 
     Parameters
     ----------
     input : array or Tensor
         Shape (N, C) or (N, C, ...).
     running_mean, running_var : array or None
-        Shape (C). Used in evaluation; in training moved, in place, towards the batch's mean and unbiased variance.
+        Shape (C): used in evaluation; moved in training, in place, towards the batch's mean and unbiased variance.
     weight, bias : array or Tensor, optional
         Shape (C).
     training : bool, default False
-        Use the batch's own statistics.
+        Use the batch's statistics.
     momentum : float, default 0.1
         Share of the batch in the running statistics.
     eps : float, default 1e-5
@@ -134,6 +141,8 @@ def batch_norm(
 
     Raises
     ------
+    RuntimeError
+        Dtypes differ (half precision takes float32 parameters), or evaluation lacks statistics.
     ValueError
         Training with one value a channel.
 
@@ -141,6 +150,7 @@ def batch_norm(
     ----------
     S. Ioffe and C. Szegedy, Batch normalization, ICML 2015.
     """
+    check_parameters("batch_norm", input, weight, bias)
     scale, shift = along_channels(weight, input.ndim), along_channels(bias, input.ndim)
     if not training:
         if running_mean is None or running_var is None:
@@ -167,14 +177,14 @@ def blend(running: Array, new: Array, momentum: float) -> None:
 
 
 def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
-    """Normalise each sample over groups of channels.
+    """Normalize each sample over groups of channels.
 
     Parameters
     ----------
     input : array or Tensor
         Shape (N, C, ...).
     num_groups : int
-        Groups, of C / num_groups channels each.
+        Divides C.
     weight, bias : array or Tensor, optional
         Shape (C).
     eps : float, default 1e-5
@@ -183,12 +193,13 @@ def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None
     Raises
     ------
     RuntimeError
-        If there are no such groups.
+        Dtypes differ, as of :func:`batch_norm`, or ``num_groups`` does not divide C.
 
     References
     ----------
     Y. Wu and K. He, Group normalization, ECCV 2018.
     """
+    check_parameters("group_norm", input, weight, bias)
     n, channels, *lengths = input.shape
     if channels % num_groups:
         raise RuntimeError(
@@ -205,23 +216,29 @@ def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None
 def layer_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
-    """Normalise over the last axes.
+    """Normalize over the last axes.
 
     Parameters
     ----------
     input : array or Tensor
         Shape (..., *normalized_shape).
     normalized_shape : sequence of int
-        Lengths of the axes to normalise over.
+        Lengths of these axes.
     weight, bias : array or Tensor, optional
         Of shape ``normalized_shape``.
     eps : float, default 1e-5
         Added to the variance.
 
+    Raises
+    ------
+    RuntimeError
+        Shapes do not fit, or dtypes differ, as of :func:`batch_norm`.
+
     References
     ----------
     J. L. Ba et al., Layer normalization, arXiv:1607.06450.
     """
+    check_parameters("layer_norm", input, weight, bias)
     shape = tuple(normalized_shape)
     if tuple(input.shape[-len(shape) :]) != shape:
         raise RuntimeError(
@@ -232,7 +249,7 @@ def layer_norm(
 
 
 class BatchNorm(Module):
-    """What all batch normalisations share: parameters, running statistics and their momentum.
+    """Base of the batch normalizations: parameters and running statistics.
 
     Parameters
     ----------
@@ -243,15 +260,15 @@ class BatchNorm(Module):
     momentum : float or None, default 0.1
         Share of a batch in the running statistics; None: the mean over all batches.
     affine : bool, default True
-        Whether there are a weight and a bias.
+        Learn weight and bias.
     track_running_stats : bool, default True
-        Whether statistics are kept; without them evaluation uses the batch's own.
+        Keep statistics; without them evaluation uses the batch's.
     dtype : dtype, default float32
         Of parameters and statistics.
 
     Notes
     -----
-    A subclass says which shapes it takes in ``ndims``, and may compute the output otherwise in ``normalize``.
+    A subclass names the shapes it takes in ``ndims``, and may override ``normalize``.
     """
 
     ndims: tuple[int, ...] = ()
@@ -295,7 +312,7 @@ class BatchNorm(Module):
         return self.normalize(input, self.training or self.running_mean is None, share)
 
     def normalize(self, input: Any, training: bool, momentum: float) -> Tensor:
-        """Return the input normalised with the batch's statistics, which move the running ones, or with those."""
+        """Return the input normalized by the batch's statistics, which move the running ones, or by those."""
         return batch_norm(
             input, self.running_mean, self.running_var, self.weight, self.bias, training, momentum, self.eps
         )
@@ -328,7 +345,7 @@ class BatchNorm2d(BatchNorm):
 
 
 class LayerNorm(Module):
-    """Normalisation over the last axes.
+    """Normalization over the last axes.
 
     Parameters
     ----------
@@ -337,7 +354,7 @@ class LayerNorm(Module):
     eps : float, default 1e-5
         Added to the variance.
     elementwise_affine, bias : bool, default True
-        Whether there are a weight, and a bias.
+        Learn a weight, and a bias.
     dtype : dtype, default float32
         Of the parameters.
     """
@@ -367,23 +384,23 @@ class LayerNorm(Module):
 
 
 class GroupNorm(Module):
-    """Normalisation of each sample (C, ...) over groups of channels.
+    """Normalization of each sample (C, ...) over groups of channels.
 
     Parameters
     ----------
     num_groups, num_channels : int
-        Groups, and the channels that they share out.
+        The first divides the second.
     eps : float, default 1e-5
         Added to the variance.
     affine : bool, default True
-        Whether there are a weight and a bias, one each for a channel.
+        Learn weight and bias, one for each channel.
     dtype : dtype, default float32
         Of the parameters.
 
     Raises
     ------
     ValueError
-        If the channels cannot be shared out evenly.
+        ``num_groups`` does not divide ``num_channels``.
     """
 
     def __init__(

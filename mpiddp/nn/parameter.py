@@ -1,4 +1,4 @@
-"""The parameter: a tensor that a module owns and an optimizer changes. Imports ``autograd``."""
+"""The parameter: a tensor that a module owns and an optimizer changes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ class Parameter(Tensor):
     data : array_like
         Initial values; kept, not copied.
     requires_grad : bool, default True
-        Whether it is trained.
-
-    References
-    ----------
-    torch.nn.Parameter.
+        Train it.
     """
 
     def __init__(self, data: Any, requires_grad: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Pooling over windows of images, functions and layers. Imports ``autograd``, ``module`` and ``window``."""
+"""Pooling over windows of images, functions and layers."""
 # ruff: noqa: D102 (forward and backward are Function's)
 # mypy: disable-error-code="no-any-return"
 
@@ -19,9 +19,9 @@ from .window import Pair, Window, batch_first, batch_last, pair
 
 
 class MaxPool2dFunction(Function):
-    """The largest value in each window; of equal ones the first gets the gradient, as torch's.
+    """The largest value of each window; of equal ones the first gets the gradient, as torch's.
 
-    What is kept for backward is the number of the winner's position in each window, not the image.
+    Keeps the winner's position in each window for backward, not the image.
     """
 
     def forward(self, x: Array, window: Window) -> Array:
@@ -76,7 +76,7 @@ class AvgPool2dFunction(Function):
 
 
 class AdaptiveAvgPool2dFunction(Function):
-    """Means over a given number of windows that cover the image and may share a row or column."""
+    """Means over windows that cover the image and may share a row or column."""
 
     def forward(self, x: Array, output: tuple[int, int]) -> Array:
         xp = array_namespace(x)
@@ -102,7 +102,7 @@ class AdaptiveAvgPool2dFunction(Function):
 
 
 def _window(input: Any, kernel_size: Pair, stride: Pair | None, padding: Pair) -> Window:
-    """Return the window of a pooling operation, whose stride is its size by default."""
+    """Return the window of a pooling operation; its stride is its size by default."""
     kernel, margin = pair(kernel_size), pair(padding)
     if 2 * margin[0] > kernel[0] or 2 * margin[1] > kernel[1]:
         raise RuntimeError(
@@ -113,7 +113,7 @@ def _window(input: Any, kernel_size: Pair, stride: Pair | None, padding: Pair) -
 
 
 def _pooled(function: type[Function], input: Any, window: Window) -> Tensor:
-    """Apply a pooling operation to (N, C, H, W), or to a single image (C, H, W)."""
+    """Apply a pooling operation to (N, C, H, W) or (C, H, W)."""
     if input.ndim == 3:
         output = function.apply(input.reshape((1, *input.shape)), window)
         return output.reshape(output.shape[1:])
@@ -123,29 +123,24 @@ def _pooled(function: type[Function], input: Any, window: Window) -> Tensor:
 
 
 def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """Return the largest value of each window of images (..., H, W).
+    """Return the largest value of each window.
 
     Parameters
     ----------
     input : array or Tensor
-        Shape (N, C, H, W) or (C, H, W), in any memory order, which the output has too.
+        Shape (N, C, H, W) or (C, H, W); the output has its memory order.
     kernel_size : int or pair of int
         The window.
     stride : int or pair of int, optional
         Its step; by default its size.
     padding : int or pair of int, default 0
         Margin that never wins; at most half of the window.
-
-    Returns
-    -------
-    Tensor
-        Shape (..., H', W').
     """
     return _pooled(MaxPool2dFunction, input, _window(input, kernel_size, stride, padding))
 
 
 def avg_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """Return the mean of each window of images (..., H, W); parameters as :func:`max_pool2d`'s, zeros in the margin."""
+    """Return the mean of each window, with zeros in the margin; parameters as of :func:`max_pool2d`."""
     return _pooled(AvgPool2dFunction, input, _window(input, kernel_size, stride, padding))
 
 
@@ -157,8 +152,6 @@ def adaptive_avg_pool2d(input: Any, output_size: int | tuple[int | None, int | N
 
 
 class _Pool2d(Module):
-    """What pooling layers are made of."""
-
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> None:
         super().__init__()
         self.kernel_size, self.padding = kernel_size, padding
@@ -170,7 +163,7 @@ class _Pool2d(Module):
 
 
 class MaxPool2d(_Pool2d):
-    """The largest value of each window (:func:`mpiddp.nn.functional.max_pool2d`)."""
+    """Layer of :func:`mpiddp.nn.functional.max_pool2d`."""
 
     def forward(self, input: Any) -> Tensor:
         """Return the pooled images."""
@@ -178,7 +171,7 @@ class MaxPool2d(_Pool2d):
 
 
 class AvgPool2d(_Pool2d):
-    """The mean of each window (:func:`mpiddp.nn.functional.avg_pool2d`)."""
+    """Layer of :func:`mpiddp.nn.functional.avg_pool2d`."""
 
     def forward(self, input: Any) -> Tensor:
         """Return the pooled images."""
@@ -186,13 +179,7 @@ class AvgPool2d(_Pool2d):
 
 
 class AdaptiveAvgPool2d(Module):
-    """Means over as many windows as the output has pixels (:func:`mpiddp.nn.functional.adaptive_avg_pool2d`).
-
-    Parameters
-    ----------
-    output_size : int or pair of (int or None)
-        Height and width of the output; None keeps the input's.
-    """
+    """Layer of :func:`mpiddp.nn.functional.adaptive_avg_pool2d`."""
 
     def __init__(self, output_size: int | tuple[int | None, int | None]) -> None:
         super().__init__()

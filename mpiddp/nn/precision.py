@@ -1,7 +1,4 @@
-"""Mixed precision: matrix products and convolutions in half, everything that adds up many numbers in float32.
-
-Imports ``autograd`` and the layers.
-"""
+"""Mixed precision: matrix products and convolutions in half, sums of many numbers in float32."""
 
 from __future__ import annotations
 
@@ -12,40 +9,41 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Tensor
+from mpiddp.device import array_namespace
+from mpiddp.optim import Optimizer
 from mpiddp.typing import DTypeLike
 
 from .activation import LogSoftmax, Softmax
 from .attention import MultiheadAttention
-from .conv import Conv2d
+from .conv import Conv1d, Conv2d
 from .linear import Linear
 from .module import Module
 from .normalization import BatchNorm, GroupNorm, LayerNorm
 
-HALF = (Linear, Conv2d, MultiheadAttention)
+HALF = (Linear, Conv1d, Conv2d, MultiheadAttention)
 """Layers that see their input and their parameters in half precision; their outputs are in half."""
 SINGLE = (BatchNorm, GroupNorm, LayerNorm, LogSoftmax, Softmax)
 """Layers that see their input in float32; sums and exponentials lose too much in half."""
 
 
 class MixedPrecision:
-    """Runs a model in half precision, whose parameters stay what they are: the master weights.
+    """Runs a model in half precision; its float32 parameters are the master weights.
 
-    Inside of :meth:`autocast` each layer of `HALF` sees its parameters cast to half, and the cast is on the tape: a
-    gradient comes back to the float32 parameter as float32, so averaging, clipping, optimizer and checkpoint know
-    nothing of it. Other layers and functions take what they get: rectifiers, pools and dropout stay in half.
+    Inside of :meth:`autocast` each layer of `HALF` sees its parameters cast to half. The cast is on the tape: gradients
+    come back to the parameters as float32, and averaging, clipping, optimizer and checkpoint know nothing of it. Other
+    layers and functions take what they get.
 
     Parameters
     ----------
     module : Module
-        The model; gets hooks, which do nothing outside of :meth:`autocast`.
+        The model; gets hooks that do nothing outside of :meth:`autocast`.
     dtype : dtype
-        float16, or bfloat16 (with the package ml_dtypes imported).
+        float16, or bfloat16 (with ml_dtypes imported).
 
     Notes
     -----
-    On the host half precision is for agreement with a GPU's results, not for speed: products are computed in float32
-    and rounded, which takes longer than float32 alone. Gradients of float16 activations vanish below 6e-8: multiply the
-    loss by a scale (:class:`GradScaler`).
+    On the host half precision is slower than float32: it is for agreement with a GPU. Gradients of float16 activations
+    vanish below 6e-8: scale the loss (:class:`GradScaler`, :class:`LossScale`).
 
     References
     ----------
@@ -77,7 +75,7 @@ class MixedPrecision:
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Run forwards inside of the block in half precision; backward may be anywhere."""
+        """Run the block's forwards in half precision; backward may be anywhere."""
         kept = [dict(layer._parameters) for layer in self._owners]
         twins: dict[int, Any] = {}  # one for a parameter that several layers share
         for layer, parameters in zip(self._owners, kept, strict=True):
@@ -102,7 +100,7 @@ class MixedPrecision:
 
 
 def _cast(args: tuple[Any, ...], kwargs: dict[str, Any], old: np.dtype[Any], new: np.dtype[Any]) -> Any:
-    """Return arguments with tensors and arrays of one dtype in another; the same object stays one object."""
+    """Convert arguments of one dtype to another; one object stays one object."""
     twins = {
         id(arg): arg.to(new) if isinstance(arg, Tensor) else arg.astype(new)
         for arg in (*args, *kwargs.values())
@@ -111,41 +109,34 @@ def _cast(args: tuple[Any, ...], kwargs: dict[str, Any], old: np.dtype[Any], new
     return tuple(twins.get(id(arg), arg) for arg in args), {key: twins.get(id(x), x) for key, x in kwargs.items()}
 
 
-class GradScaler:
-    """The factor of the loss that keeps float16 gradients from vanishing, as large as they can bear.
+class LossScale:
+    """Factor of the loss that keeps float16 gradients from vanishing, as large as they can bear.
 
     Parameters
     ----------
     init_scale : float, default 65536
-        The first factor; a power of two, with which multiplying is exact.
+        First factor; with a power of two multiplying is exact.
     growth_factor, backoff_factor : float, default 2 and 0.5
-        What the factor is multiplied with after many good steps, and after an overflow.
+        Factors of the factor after many good steps, and after an overflow.
     growth_interval : int, default 2000
-        How many good steps are many.
+        Number of good steps before it grows.
 
     Raises
     ------
     ValueError
-        If a factor or the interval is none.
+        A factor or the interval makes no sense.
 
     Notes
     -----
-    The factor comes down to 1 and no further, unless it began below: a gradient that overflows there does so without
-    it, and torch's would be halved until every gradient is zero.
-
-    Ranks agree without a message of their own: averaged gradients are the same bits on all of them, and an overflow on
-    one is an overflow of the average.
-
-    References
-    ----------
-    ``torch.amp.GradScaler``.
+    The factor ends at 1, or where it began if that is less: a gradient that overflows there does so without it. torch's
+    is halved until every gradient is zero. Ranks agree without a message: averaged gradients are the same bits on all.
 
     Examples
     --------
-    >>> scaler = GradScaler(init_scale=8.0, growth_interval=2)
+    >>> scale = LossScale(init_scale=8.0, growth_interval=2)
     >>> for overflow in (True, False, False):
-    ...     scaler.update(overflow)
-    ...     print(scaler.scale)
+    ...     scale.update(overflow)
+    ...     print(scale.scale)
     4.0
     4.0
     8.0
@@ -160,7 +151,7 @@ class GradScaler:
     ) -> None:
         if not (growth_factor > 1 > backoff_factor > 0 and growth_interval > 0 and init_scale > 0):
             raise ValueError(
-                "GradScaler needs growth_factor > 1 > backoff_factor > 0, init_scale > 0 and growth_interval > 0, got"
+                "a loss scale needs growth_factor > 1 > backoff_factor > 0, init_scale > 0 and growth_interval > 0, got"
                 f" {growth_factor}, {backoff_factor}, {init_scale} and {growth_interval}"
             )
         self.scale = float(init_scale)
@@ -169,12 +160,12 @@ class GradScaler:
         self._good_steps = 0
 
     def update(self, overflow: bool) -> None:
-        """Take note of a step: its gradients were finite, or not.
+        """Count a step, and whether its gradients overflowed.
 
         Raises
         ------
         FloatingPointError
-            If they were not with the least factor that there is.
+            They did with the least factor.
         """
         if overflow:
             self._good_steps = 0
@@ -192,9 +183,150 @@ class GradScaler:
             self._good_steps = 0
 
     def state_dict(self) -> dict[str, float]:
-        """Return what changes, as plain numbers."""
+        """Return the factor and the count, as plain numbers."""
         return {"scale": self.scale, "good_steps": self._good_steps}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Go on where `state_dict` was called."""
         self.scale, self._good_steps = float(state["scale"]), int(state["good_steps"])
+
+
+class GradScaler:
+    """torch's loop around a :class:`LossScale`: scale the loss, divide the gradients, leave out a step that overflowed.
+
+    Parameters
+    ----------
+    device : str
+        Ignored: gradients are looked at where they lie.
+    init_scale, growth_factor, backoff_factor, growth_interval
+        As of :class:`LossScale`.
+    enabled : bool, default True
+        False: ``scale`` returns what it gets, ``step`` is the optimizer's, the rest does nothing.
+
+    Notes
+    -----
+    The scale ends at 1: then :meth:`update` raises FloatingPointError, as :meth:`LossScale.update`.
+
+    References
+    ----------
+    ``torch.amp.GradScaler``.
+
+    Examples
+    --------
+    >>> from mpiddp import nn, optim
+    >>> layer = nn.Linear(2, 1)
+    >>> sgd, scaler = optim.SGD(layer.parameters(), lr=0.1), nn.GradScaler()
+    >>> scaler.scale(layer(np.ones((4, 2), np.float32)).sum()).backward()
+    >>> scaler.unscale_(sgd)
+    >>> norm = nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+    >>> scaler.step(sgd)
+    >>> scaler.update()
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 65536.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        self._scale = LossScale(init_scale, growth_factor, backoff_factor, growth_interval)
+        self._enabled = enabled
+        self._overflowed: dict[int, bool] = {}
+        """Whether a gradient of an optimizer, by its id, was not finite since the last update."""
+        self._stepped: set[int] = set()
+
+    def is_enabled(self) -> bool:
+        """Return whether it does anything."""
+        return self._enabled
+
+    def get_scale(self) -> float:
+        """Return the factor; 1 if disabled."""
+        return self._scale.scale if self._enabled else 1.0
+
+    def scale(self, outputs: Any) -> Any:
+        """Return a loss, or a list or tuple of them, times the factor."""
+        if not self._enabled:
+            return outputs
+        if isinstance(outputs, list | tuple):
+            return type(outputs)(self.scale(output) for output in outputs)
+        return outputs * outputs.dtype.type(self._scale.scale)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the gradients of an optimizer's parameters by the factor, such as before clipping them.
+
+        Raises
+        ------
+        RuntimeError
+            A second time, or after ``step``, before the next ``update``.
+        """
+        if not self._enabled:
+            return
+        if id(optimizer) in self._stepped:
+            raise RuntimeError("unscale_() is being called after step().")
+        if id(optimizer) in self._overflowed:
+            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+        overflowed = False
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                grad = parameter.grad
+                if grad is not None:
+                    grad *= grad.dtype.type(1 / self._scale.scale)
+                    overflowed = overflowed or not bool(array_namespace(grad).isfinite(grad).all())
+        self._overflowed[id(optimizer)] = overflowed
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Divide the gradients if ``unscale_`` has not, and make the optimizer's step if all are finite.
+
+        Returns
+        -------
+        Any
+            The optimizer's result; None if the step was left out.
+
+        Raises
+        ------
+        RuntimeError
+            A second time before the next ``update``, or with a closure.
+        """
+        if not self._enabled:
+            return optimizer.step(*args, **kwargs)
+        if "closure" in kwargs:
+            raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
+        if id(optimizer) in self._stepped:
+            raise RuntimeError("step() has already been called since the last update().")
+        if id(optimizer) not in self._overflowed:
+            self.unscale_(optimizer)
+        self._stepped.add(id(optimizer))
+        return None if self._overflowed[id(optimizer)] else optimizer.step(*args, **kwargs)
+
+    def update(self, new_scale: float | None = None) -> None:
+        """Lower the factor after an overflow, raise it after many good steps, or set it.
+
+        Raises
+        ------
+        FloatingPointError
+            A gradient was not finite with the least factor.
+        RuntimeError
+            There was no ``unscale_`` or ``step`` since the last update.
+        """
+        if not self._enabled:
+            return
+        overflowed, self._overflowed = self._overflowed, {}
+        self._stepped.clear()
+        if new_scale is not None:
+            self._scale.scale = float(new_scale)
+        elif not overflowed:
+            raise RuntimeError("No inf checks were recorded prior to update.")
+        else:
+            self._scale.update(any(overflowed.values()))
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state of the :class:`LossScale`; empty if disabled."""
+        return self._scale.state_dict() if self._enabled else {}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        """Go on where :meth:`state_dict` was called."""
+        if self._enabled:
+            self._scale.load_state_dict(state_dict)

@@ -1,8 +1,7 @@
-"""Random numbers for initial values and for dropout, from one seed.
+"""Random numbers for initial values and dropout, from one seed.
 
-Two streams, both PCG64: *values* is the same on every rank, so models start equal; *dropout* is keyed by (seed, rank),
-so ranks drop different units. This package knows no ranks: a layer that does calls :func:`set_stream`. Imports
-``device`` and ``typing``.
+Two PCG64 streams: *values* is the same on every rank, so models start equal; *dropout* has the key (seed, rank). A
+layer that knows its rank calls :func:`set_stream`.
 """
 
 from __future__ import annotations
@@ -18,15 +17,12 @@ State = dict[str, Any]
 
 
 class _Streams:
-    """The process's two generators, and what they were made from."""
-
     def __init__(self, seed: int, stream: int) -> None:
         self.seed, self.stream = seed, stream
         self.values = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
         self.restart_dropout(stream)
 
     def restart_dropout(self, stream: int) -> None:
-        """Start the dropout stream of a rank at its beginning."""
         self.stream = stream
         # A spawn key of its own: stream 0's numbers are not those of the initial values.
         key = np.random.SeedSequence(self.seed, spawn_key=(stream,))
@@ -42,8 +38,7 @@ def manual_seed(seed: int) -> None:
     Parameters
     ----------
     seed : int
-        Any integer, 0 before the first call. Equal seeds give equal initial values on every rank, and each rank its own
-        dropout masks.
+        0 before the first call. Equal seeds give equal initial values on all ranks, and each rank its own dropout.
 
     Examples
     --------
@@ -59,18 +54,18 @@ def manual_seed(seed: int) -> None:
 
 
 def initial_seed() -> int:
-    """Return the seed that the streams were started from."""
+    """Return the seed of the streams."""
     return _streams.seed
 
 
 def set_stream(stream: int) -> None:
-    """Say which dropout stream is this process's, normally its rank; does nothing if it is already."""
+    """Choose this process's dropout stream, normally its rank."""
     if stream != _streams.stream:
         _streams.restart_dropout(stream)
 
 
 def get_state() -> State:
-    """Return where both streams are, as a dictionary of strings and integers that JSON takes."""
+    """Return the position of both streams, as strings and integers that JSON takes."""
     return {
         "seed": _streams.seed,
         "stream": _streams.stream,
@@ -80,7 +75,7 @@ def get_state() -> State:
 
 
 def set_state(state: State) -> None:
-    """Go back to where :func:`get_state` was called: the same numbers follow."""
+    """Go back to :func:`get_state`: the same numbers follow."""
     global _streams
     streams = _Streams(int(state["seed"]), int(state["stream"]))
     streams.values.bit_generator.state = state["values"]
@@ -94,10 +89,7 @@ def value_generator() -> np.random.Generator:
 
 
 def keep_mask(like: Array, p: float) -> Array:
-    """Return an array like ``like``, in its memory order too, of 0 (with probability ``p``) and 1 / (1 - p).
-
-    Drawn in the order of memory: to write a transposed mask took as long as the matrix product of a layer.
-    """
+    """Return an array like ``like``, in its memory order, of 0 (with probability ``p``) and 1 / (1 - p)."""
     xp = array_namespace(like)
     mask = xp.empty_like(like)
     lying = mask.transpose(sorted(range(mask.ndim), key=lambda axis: -mask.strides[axis]))  # in C order
@@ -111,9 +103,9 @@ def keep_mask(like: Array, p: float) -> Array:
 
 
 def _kept(count: int, p: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return booleans that are False with probability ``p``: from 16 random bits each, which takes half the time.
+    """Return booleans, False with probability ``p``, from 16 random bits each: half the time.
 
-    Where the bits do not decide, because ``p`` is no multiple of 2 ** -16, more are drawn: one time in 65,536.
+    Undecided ones, because ``p`` is no multiple of 2 ** -16, get more bits: one in 65,536.
     """
     threshold, rest = divmod(p * 2**16, 1)
     bits = _streams.dropout.bit_generator.random_raw(-(-count // 4)).view(np.uint16)[:count]
@@ -125,10 +117,10 @@ def _kept(count: int, p: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def scrambled(xp: Any, size: int, low: int, high: int) -> Array:
-    """Return ``size`` evenly distributed uint32 that a key of two such numbers decides, computed where ``xp`` computes.
+    """Return ``size`` uniform uint32, decided by a key of two such numbers.
 
-    A device has no generator whose state could go into a checkpoint; here the state is that of the host's, which gives
-    the keys. Each number is its index, mixed with the key and scrambled twice.
+    A device's generator has no state for a checkpoint; here the host's generator gives the key. Each number is its
+    index, mixed with the key and scrambled twice.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Padding and flattening. Imports ``autograd`` and ``module``."""
+"""Padding and flattening."""
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from mpiddp.autograd.shaping import Pad
 from .module import Module
 
 
-def pad(input: Any, pad: Sequence[int], value: float = 0.0) -> Tensor:
+def pad(input: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
     """Put a constant around a tensor.
 
     Parameters
@@ -21,9 +21,13 @@ def pad(input: Any, pad: Sequence[int], value: float = 0.0) -> Tensor:
         Any shape.
     pad : sequence of int
         Widths before and after the last axis, then the one before it, and so on; negative ones cut.
+    mode : {'constant'}
+        torch's other modes are not there.
     value : float, default 0
         The constant.
     """
+    if mode != "constant":
+        raise NotImplementedError(f"pad has mode 'constant' only, got {mode!r}: use numpy.pad on inputs")
     if len(pad) % 2 or len(pad) > 2 * input.ndim:
         raise RuntimeError(
             f"Padding length must be divisible by 2 and at most twice the number of dimensions of the input, got {pad} "
@@ -31,17 +35,11 @@ def pad(input: Any, pad: Sequence[int], value: float = 0.0) -> Tensor:
         )
     pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
     widths = [(0, 0)] * (input.ndim - len(pairs)) + pairs[::-1]
-    return Pad.apply(input, tuple(widths), value)
+    return Pad.apply(input, tuple(widths), value or 0.0)
 
 
 class Flatten(Module):
-    """The axes from ``start_dim`` to ``end_dim`` made one.
-
-    Parameters
-    ----------
-    start_dim, end_dim : int, default 1 and -1
-        The first axis and the last; by default all but the batch's.
-    """
+    """The axes from ``start_dim`` to ``end_dim`` made one; by default all but the batch's."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()

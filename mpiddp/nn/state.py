@@ -1,4 +1,4 @@
-"""A module's state: arrays by dotted names, and how those of one are copied into another's. Imports ``autograd``."""
+"""A module's state: arrays by dotted names, and copying them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpiddp.typing import Array
 
 
 class IncompatibleKeys:
-    """What ``load_state_dict`` found: keys of the module that were missing, and keys that it has no use for."""
+    """Result of ``load_state_dict``: missing keys and unexpected ones."""
 
     def __init__(self, missing_keys: list[str], unexpected_keys: list[str]) -> None:
         self.missing_keys, self.unexpected_keys = missing_keys, unexpected_keys
@@ -33,13 +33,13 @@ def load(state_dict: Mapping[str, Any], own: Mapping[str, Array], strict: bool, 
     Parameters
     ----------
     state_dict : mapping of str to array or Tensor
-        What to copy; cast to the dtypes, and moved to the devices, of ``own``.
+        Cast to the dtypes, and moved to the devices, of ``own``.
     own : mapping of str to array
         Written to.
     strict : bool
-        Whether missing and unexpected keys are errors.
+        Missing and unexpected keys are errors.
     owner : str
-        Whose state it is, for the error's text.
+        Class of the module, for the error's text.
 
     Raises
     ------
@@ -73,5 +73,4 @@ def load(state_dict: Mapping[str, Any], own: Mapping[str, Array], strict: bool, 
 
 
 def _quoted(keys: Sequence[str]) -> str:
-    """Return keys as torch lists them."""
     return ", ".join(f'"{key}"' for key in keys)

@@ -1,4 +1,4 @@
-"""What is done to all parameters together: clipping gradients, one vector of everything. Imports ``autograd``."""
+"""Operations on all parameters together: clipping gradients, one vector of everything."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from mpiddp.typing import Array
 
 
 def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> float | Array:
-    """Scale gradients, in place, so that the norm of all of them together is at most ``max_norm``.
+    """Scale gradients, in place, to a norm of at most ``max_norm`` of all together.
 
     Parameters
     ----------
     parameters : Tensor or iterable of Tensor
-        Those without a gradient are passed over.
+        Those without a gradient do not count.
     max_norm : float
         The limit.
     norm_type : float, default 2
-        The norm's exponent; ``math.inf`` is the largest absolute value.
+        Exponent of the norm; ``math.inf`` is the largest absolute value.
 
     Returns
     -------
     float or array
-        The norm before. On a GPU an array of no axes, which nobody has waited for: ``float`` of it does.
+        The norm before; on a GPU an array of no axes, not waited for.
 
     Notes
     -----
-    Squares are summed in float64. As in torch, the factor is ``max_norm / (norm + 1e-6)``, limited to 1.
+    Squares are summed in float64. As in torch, the factor is ``max_norm / (norm + 1e-6)``, at most 1.
 
     Examples
     --------
@@ -58,22 +58,14 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-    """Limit each element of the gradients, in place, to [-clip_value, clip_value].
-
-    Parameters
-    ----------
-    parameters : Tensor or iterable of Tensor
-        Those without a gradient are passed over.
-    clip_value : float
-        The limit.
-    """
+    """Limit each element of the gradients, in place, to [-clip_value, clip_value]."""
     for tensor in [parameters] if isinstance(parameters, Tensor) else parameters:
         if tensor.grad is not None:
             array_namespace(tensor.grad).clip(tensor.grad, -clip_value, clip_value, out=tensor.grad)
 
 
 def _clip_on_device(gradients: Sequence[Array], max_norm: float, norm_type: float) -> Array:
-    """Do the same without waiting for the device; the norm is an array of no axes there."""
+    """Do the same without waiting for the device."""
     xp = array_namespace(gradients[0])
     norms = xp.stack([_norm(grad, norm_type) for grad in gradients])
     total: Array = _norm(norms, norm_type)
@@ -92,13 +84,13 @@ def _norm(grad: Array, norm_type: float) -> Any:
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Array:
-    """Return the values of all parameters, one after the other, in a new array."""
+    """Return all values, parameter after parameter, in a new array."""
     arrays = [parameter.data.reshape(-1) for parameter in parameters]
     return array_namespace(arrays[0]).concatenate(arrays)  # type: ignore[no-any-return]
 
 
 def vector_to_parameters(vec: Array, parameters: Iterable[Tensor]) -> None:
-    """Copy a vector as :func:`parameters_to_vector` makes it into the parameters' arrays."""
+    """Copy a vector of :func:`parameters_to_vector` into the parameters' arrays."""
     tensors = list(parameters)
     wanted = sum(tensor.size for tensor in tensors)
     if vec.shape != (wanted,):

@@ -1,9 +1,8 @@
 """Windows that slide over images: the arithmetic that convolution and pooling share.
 
-An image batch has the shape (N, C, H, W) and may lie in memory in any order. What is written here lies as (C, H, W, N),
-the batch innermost, seen through a transposition: copies and additions of shifted windows then run over W x N
-neighbours at a time instead of W, and one matrix product makes the whole output of a convolution. Elementwise
-operations keep the order, so layers in sequence copy nothing. Imports ``device`` and ``typing``.
+Images (N, C, H, W) made here lie in memory as (C, H, W, N), seen through a transposition: copies and sums of shifted
+windows run over W x N neighbours, and one matrix product makes the output of a convolution. Elementwise operations keep
+the order, so layers in sequence copy nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def pair(value: Pair) -> tuple[int, int]:
 
 
 class Window:
-    """A kernel's extent, step, margin and spread, on images of one size.
+    """Extent, step, margin and spread of a kernel on images of one size.
 
     Parameters
     ----------
@@ -65,7 +64,7 @@ class Window:
         """Every pixel is in one window."""
 
     def offsets(self) -> Iterator[tuple[int, int, tuple[slice, slice, slice]]]:
-        """Yield each position in the kernel and the index of what it sees in a padded (C, H, W, N)."""
+        """Yield each position in the kernel, and the index of its pixels in a padded (C, H, W, N)."""
         (step_y, step_x), (height, width) = self.stride, self.output
         for i in range(self.kernel[0]):
             top = i * self.dilation[0]
@@ -75,7 +74,7 @@ class Window:
                 yield i, j, (slice(None), rows, slice(left, left + step_x * (width - 1) + 1, step_x))
 
     def seen(self, image: Array) -> Array:
-        """Return a view of a padded image (C, H, W, N) as the kernel sees it: (C, kh, kw, H', W', N)."""
+        """Return a view of a padded image (C, H, W, N) by kernel and place: (C, kh, kw, H', W', N)."""
         (y, x), (down, right), (c, h, w, n) = self.stride, self.dilation, image.strides
         return array_namespace(image).lib.stride_tricks.as_strided(  # type: ignore[no-any-return]
             image,
@@ -106,7 +105,7 @@ class Window:
 
 
 def batch_last(image: Array) -> Array:
-    """Return (N, C, H, W) as (C, H, W, N), which is how it lies in memory if these functions made it."""
+    """Return (N, C, H, W) as (C, H, W, N)."""
     return image.transpose(1, 2, 3, 0)
 
 

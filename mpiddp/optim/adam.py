@@ -1,4 +1,4 @@
-"""``Adam`` and ``AdamW``: steps scaled by running means of the gradient and of its square."""
+"""``Adam`` and ``AdamW``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Adam(Optimizer):
     Parameters
     ----------
     params : iterable of Parameter or of dict
-        What to optimize; see :class:`Optimizer`.
+        See :class:`Optimizer`.
     lr : float, default 1e-3
         Learning rate.
     betas : pair of float, default (0.9, 0.999)
-        Decay of the means of the gradient and of its square, both in [0, 1).
+        Decay of the means of gradient and square, in [0, 1).
     eps : float, default 1e-8
         Added to the denominator.
     weight_decay : float, default 0
@@ -34,17 +34,17 @@ class Adam(Optimizer):
     Raises
     ------
     ValueError
-        If an option is negative, or a beta is not in [0, 1).
+        An option is negative, or a beta not in [0, 1).
 
     Notes
     -----
-    With :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g` and :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`, after
-    step t: :math:`p \leftarrow p - \frac{\eta}{1 - \beta_1^t} m / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)`.
+    :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`, and in step t
+    :math:`p \leftarrow p - \frac{\eta}{1 - \beta_1^t} m / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)`.
 
     References
     ----------
-    ``torch.optim.Adam``; Kingma and Ba, "Adam: a method for stochastic optimization" (2015); amsgrad: Reddi et al., "On
-    the convergence of Adam and beyond" (2018).
+    Kingma and Ba, "Adam: a method for stochastic optimization" (2015); Reddi et al., "On the convergence of Adam and
+    beyond" (2018).
     """
 
     decoupled_weight_decay = False
@@ -75,7 +75,6 @@ class Adam(Optimizer):
         super().__init__(params, options)
 
     def _update(self, stretch: Stretch, group: Group) -> None:
-        """Apply the formula of the class to one stretch."""
         # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
         lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
         beta1, beta2 = map(float, group["betas"])
@@ -118,11 +117,11 @@ class Adam(Optimizer):
 class AdamW(Adam):
     r"""Adam with decoupled weight decay: :math:`p \leftarrow (1 - \eta \lambda) p` before each step.
 
-    Parameters are those of :class:`Adam`, but ``weight_decay`` is 0.01 where not given.
+    Parameters are those of :class:`Adam`; ``weight_decay`` is 0.01 by default.
 
     References
     ----------
-    ``torch.optim.AdamW``; Loshchilov and Hutter, "Decoupled weight decay regularization" (2019).
+    Loshchilov and Hutter, "Decoupled weight decay regularization" (2019).
     """
 
     decoupled_weight_decay = True

@@ -1,11 +1,8 @@
-"""One step over many parameters: which of them lie side by side in memory, and arrays that span them.
+"""Runs of parameters that lie side by side in memory, and arrays that span them.
 
-A data-parallel wrapper may lay out parameters as consecutive views of one array, and their gradients as consecutive
-views of another. What an optimizer does is elementwise, so it may as well run over the whole stretch: a step is then a
-few operations for a whole model, with the same bits. Nobody has to tell the optimizer; it looks at addresses, and looks
-again only when a parameter's array or its gradient is another object than in the step before.
-
-Imports ``device`` and ``typing``.
+A data-parallel wrapper may lay out parameters as consecutive views of one array, and gradients of another. Updates are
+elementwise: over a whole run they are a few operations for a model, with the same bits. The optimizer finds the runs by
+their addresses, and looks again when an array of a parameter or a gradient is another object than before.
 """
 
 from __future__ import annotations
@@ -29,14 +26,14 @@ Record = dict[str, Any]
 
 
 class Parameter(Protocol):
-    """What an optimizer changes: anything with an array and a gradient, such as :class:`mpiddp.nn.Parameter`."""
+    """Anything with an array and a gradient, such as :class:`mpiddp.nn.Parameter`."""
 
     data: Array
     grad: Array | None
 
 
 def address(x: Array) -> int:
-    """Return where the first element of ``x`` lies, in bytes."""
+    """Return the address of the first element."""
     if is_device_array(x):
         memory: Any = x.data  # which an array of bfloat16 on the host does not have
         return int(memory.ptr)
@@ -44,7 +41,7 @@ def address(x: Array) -> int:
 
 
 def adjoin(left: Array, right: Array) -> bool:
-    """Tell whether ``right`` begins where ``left`` ends, both being contiguous views of one contiguous array."""
+    """Return whether ``right`` begins at the end of ``left``, both contiguous views of one contiguous array."""
     root = left.base
     return (
         root is not None
@@ -68,20 +65,19 @@ def span(pieces: Sequence[Array]) -> Array:
 
 
 class Stretch:
-    """Parameters that are neighbours in memory, or a single one, and what a step over them needs.
+    """Parameters that are neighbours in memory, or a single one, for a step over all of them.
 
     Parameters
     ----------
     data, grads : sequence of ndarray
-        The parameters' arrays in the order of memory, each adjoining the next, and their gradients, likewise.
+        Arrays and gradients of the parameters, each adjoining the next.
     records : sequence of dict
-        The state of each parameter. All hold the same names and the same number of steps.
+        State of each parameter; all with the same names and the same number of steps.
 
     Attributes
     ----------
     data, grad : ndarray
-        Span the parameters and their gradients: one-dimensional views, or the very arrays of a single parameter that
-        is not contiguous, or too small to be cut into blocks.
+        One-dimensional views of all, or the arrays of a single parameter that is not contiguous or small.
     state : dict of str to ndarray
         Spans the records, which hold views of it.
     """
@@ -105,14 +101,14 @@ class Stretch:
             self._share_step(records[0]["step"].copy())
 
     def new_state(self, name: str) -> Array:
-        """Return zeros like :attr:`data`, which are now the state ``name`` of the parameters."""
+        """Return zeros like :attr:`data`, now the state ``name`` of the parameters."""
         self.state[name] = array_namespace(self.data).zeros_like(self.data)
         for record, view in zip(self._records, self._pieces(self.state[name]), strict=True):
             record[name] = view
         return self.state[name]
 
     def count_step(self) -> int:
-        """Add one to the number of steps of the parameters, and return it."""
+        """Add one to the parameters' number of steps, and return it."""
         if "step" not in self._records[0]:
             self._share_step(np.zeros((), dtype=np.float32))
         step = self._records[0]["step"]
@@ -120,7 +116,7 @@ class Stretch:
         return int(step)
 
     def blocks(self, *names: str) -> Iterator[tuple[Array, ...]]:
-        """Go through data, gradient and the named states together, a cacheful at a time."""
+        """Yield data, gradient and the named states together, a cacheful at a time."""
         arrays = (self.data, self.grad, *(self.state[name] for name in names))
         if self.data.size <= BLOCK or not self._flat or is_device_array(self.data):
             yield arrays
@@ -129,12 +125,11 @@ class Stretch:
                 yield tuple(array[start : start + BLOCK] for array in arrays)
 
     def _share_step(self, step: Array) -> None:
-        """Let all records hold the same counter, which no other stretch has."""
+        """Give all records one counter."""
         for record in self._records:
             record["step"] = step
 
     def _whole(self, pieces: Sequence[Array]) -> Array:
-        """Return one array for one per parameter."""
         return span(pieces) if self._flat else pieces[0]
 
     def _pieces(self, whole: Array) -> list[Array]:
@@ -147,7 +142,7 @@ class Stretch:
 
 
 class Layout:
-    """The stretches of one parameter group, kept from step to step as long as the arrays are the same objects.
+    """Runs of one parameter group, kept while the arrays are the same objects.
 
     Parameters
     ----------
@@ -161,11 +156,11 @@ class Layout:
         self._stretches: list[Stretch] = []
 
     def forget(self) -> None:
-        """Look anew in the next step, because states have been replaced."""
+        """Look anew in the next step: states have been replaced."""
         self._seen, self._stretches = [], []
 
     def stretches(self, parameters: Sequence[Parameter]) -> list[Stretch]:
-        """Return stretches that cover the parameters that have a gradient, and elements."""
+        """Return runs over the parameters with a gradient and elements."""
         live = [(p, p.data, p.grad) for p in parameters if p.grad is not None and p.data.size]
         arrays = [array for _, data, grad in live for array in (data, grad)]
         if self._seen and len(arrays) == len(self._seen) and all(map(is_, arrays, self._seen)):
@@ -186,7 +181,7 @@ class Layout:
 
 
 def _follows(left: tuple[Array, Array, Record], right: tuple[Array, Array, Record]) -> bool:
-    """Tell whether one operation can go over both of two parameters: neighbours of the same age."""
+    """Return whether two parameters are neighbours of the same age."""
     (data, grad, record), (next_data, next_grad, next_record) = left, right
     return (
         adjoin(data, next_data)
@@ -203,7 +198,7 @@ class Scratch:
         self._memory: dict[tuple[type, np.dtype[Any]], Array] = {}
 
     def like(self, x: Array) -> tuple[Array, Array]:
-        """Return two arrays of the shape and type of ``x``, whose contents are undefined."""
+        """Return two uninitialised arrays of the shape and type of ``x``."""
         key = type(x), x.dtype
         memory = self._memory.get(key)
         if memory is None or memory.size < 2 * x.size:

@@ -1,7 +1,7 @@
 """Learning-rate schedules, in torch's words.
 
-Every schedule here is a closed formula of the number of steps made, so it can be resumed or asked about any step;
-torch's recursions give the same values up to rounding. Imports ``optimizer``.
+Each is a closed formula of the number of steps made: it resumes anywhere, and gives the values of torch's recursions up
+to rounding. Parameters of all: ``optimizer``, and ``last_epoch``, the step at which to go on (-1: at the beginning).
 """
 
 from __future__ import annotations
@@ -28,29 +28,28 @@ __all__ = [
 
 
 class LRScheduler(ABC):
-    """What all schedules share.
+    """Base of all schedules.
 
     Parameters
     ----------
     optimizer : Optimizer
-        Its groups' ``lr`` is set, at once and by every :meth:`step`. The rate that a group has when it meets its first
-        schedule is kept as ``initial_lr``.
+        Each :meth:`step` sets its groups' ``lr``, the constructor too. A group's first rate is kept as ``initial_lr``.
     last_epoch : int, default -1
-        The step at which to go on, for a schedule of which no state was saved.
+        Step at which to go on without a saved state.
 
     Attributes
     ----------
     last_epoch : int
-        Number of steps made. A step may be an epoch or a batch.
+        Steps made; a step may be an epoch or a batch.
     base_lrs : list of float
         ``initial_lr`` of each group.
 
     Raises
     ------
     TypeError
-        If ``optimizer`` is none.
+        ``optimizer`` is no Optimizer.
     KeyError
-        If ``last_epoch`` is given and a group has no ``initial_lr``.
+        ``last_epoch`` is given, and a group has no ``initial_lr``.
     """
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
@@ -71,24 +70,18 @@ class LRScheduler(ABC):
 
     @abstractmethod
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        """Return the learning rate after ``step`` steps of group ``index``, whose initial rate is ``base_lr``."""
+        """Return the rate of group ``index``, with initial rate ``base_lr``, after ``step`` steps."""
 
     def get_lr(self) -> list[float]:
-        """Return the learning rate that the schedule has now, for each group."""
+        """Return the present rate of each group."""
         return [self.lr_at(self.last_epoch, base_lr, i) for i, base_lr in enumerate(self.base_lrs)]
 
     def get_last_lr(self) -> list[float]:
-        """Return the learning rate that was set last, for each group."""
+        """Return the rate last set, for each group."""
         return self._last_lr
 
     def step(self, epoch: int | None = None) -> None:
-        """Go one step on, or to a given one; to be called after the optimizer's step.
-
-        Parameters
-        ----------
-        epoch : int, optional
-            The number of steps made, for a schedule that goes on in the middle; by default one more than before.
-        """
+        """Go one step on, or to step ``epoch``; call it after the optimizer's step."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._apply()
 
@@ -105,18 +98,17 @@ class LRScheduler(ABC):
             group["lr"] = lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the optimizer and functions: plain numbers and lists."""
+        """Return everything but optimizer and functions, as plain numbers and lists."""
         return {
             key: value for key, value in self.__dict__.items() if key != "optimizer" and not _holds_functions(value)
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state of a schedule of the same kind. The rates are the optimizer's to restore."""
+        """Take over the state of a schedule of the same kind; the optimizer restores the rates."""
         self.__dict__.update(state_dict)
 
 
 def _holds_functions(value: object) -> bool:
-    """Tell whether ``value`` is a function or a list of them, which are not saved."""
     return any(map(callable, value)) if isinstance(value, list) else callable(value)
 
 
@@ -125,12 +117,8 @@ class LambdaLR(LRScheduler):
 
     Parameters
     ----------
-    optimizer : Optimizer
-        What to schedule.
     lr_lambda : callable or list of callable
         Function of the step, or one for each group. Not saved by :meth:`state_dict`.
-    last_epoch : int, default -1
-        The step at which to go on.
     """
 
     def __init__(
@@ -146,7 +134,7 @@ class LambdaLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        """Return the initial rate times the function's value."""
+        """Return the initial rate times the function."""
         return base_lr * self.lr_lambdas[index](step)
 
 
@@ -155,14 +143,10 @@ class StepLR(LRScheduler):
 
     Parameters
     ----------
-    optimizer : Optimizer
-        What to schedule.
     step_size : int
         Steps between two changes.
     gamma : float, default 0.1
-        Factor of each change.
-    last_epoch : int, default -1
-        The step at which to go on.
+        Factor of a change.
     """
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
@@ -176,18 +160,14 @@ class StepLR(LRScheduler):
 
 
 class MultiStepLR(LRScheduler):
-    """The rate times ``gamma`` at each of ``milestones``.
+    """The rate times ``gamma`` at each milestone.
 
     Parameters
     ----------
-    optimizer : Optimizer
-        What to schedule.
     milestones : iterable of int
-        Steps at which the rate changes; one that is given twice counts twice.
+        Steps of the changes; one given twice counts twice.
     gamma : float, default 0.1
-        Factor of each change.
-    last_epoch : int, default -1
-        The step at which to go on.
+        Factor of a change.
     """
 
     def __init__(
@@ -207,12 +187,8 @@ class ExponentialLR(LRScheduler):
 
     Parameters
     ----------
-    optimizer : Optimizer
-        What to schedule.
     gamma : float
-        Factor of each step.
-    last_epoch : int, default -1
-        The step at which to go on.
+        Factor of a step.
     """
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
@@ -225,20 +201,16 @@ class ExponentialLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """The rate times a factor that goes from ``start_factor`` to ``end_factor`` in ``total_iters`` steps: a warm-up.
+    """The rate times a factor from ``start_factor`` to ``end_factor`` in ``total_iters`` steps: a warm-up.
 
     Parameters
     ----------
-    optimizer : Optimizer
-        What to schedule.
     start_factor : float, default 1/3
-        Factor of the first step, in (0, 1].
+        First factor, in (0, 1].
     end_factor : float, default 1.0
         Factor from step ``total_iters`` on, in [0, 1].
     total_iters : int, default 5
-        Number of steps of the way.
-    last_epoch : int, default -1
-        The step at which to go on.
+        Number of steps between the two.
     """
 
     def __init__(
@@ -268,18 +240,14 @@ class LinearLR(LRScheduler):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Half a cosine from the initial rate to ``eta_min`` in ``T_max`` steps, and back in as many more.
+    """Half a cosine from the initial rate to ``eta_min`` in ``T_max`` steps, and back in as many.
 
     Parameters
     ----------
-    optimizer : Optimizer
-        What to schedule.
     T_max : int
         Steps to the minimum.
     eta_min : float, default 0.0
-        The rate there.
-    last_epoch : int, default -1
-        The step at which to go on.
+        Rate at the minimum.
 
     References
     ----------
@@ -297,24 +265,22 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class OneCycleLR(LRScheduler):
-    """Up to a large rate and down to a tiny one in ``total_steps`` steps, momentum the other way round.
+    """Up to a large rate and down to a tiny one in ``total_steps`` steps; momentum the other way round.
 
     Parameters
     ----------
-    optimizer : Optimizer
-        What to schedule.
     max_lr : float or list of float
-        The largest rate, or one for each group.
+        Largest rate, or one for each group.
     total_steps : int, optional
-        Number of steps; or give ``epochs`` and ``steps_per_epoch``.
+        Number of steps; or ``epochs`` times ``steps_per_epoch``.
     epochs, steps_per_epoch : int, optional
-        Their product is the number of steps.
+        See ``total_steps``.
     pct_start : float, default 0.3
         Share of the steps that go up, 0 to 1.
     anneal_strategy : {"cos", "linear"}, default "cos"
         Shape of the way.
     cycle_momentum : bool, default True
-        Change momentum (of Adam: its first beta), too.
+        Change momentum (of Adam: its first beta).
     base_momentum, max_momentum : float, default 0.85 and 0.95
         Momentum at the largest rate, and at both ends.
     div_factor : float, default 25.0
@@ -323,8 +289,6 @@ class OneCycleLR(LRScheduler):
         The last rate is the first divided by this.
     three_phase : bool, default False
         Go down to the first rate as fast as up, and only then to the last.
-    last_epoch : int, default -1
-        The step at which to go on.
 
     References
     ----------
@@ -386,7 +350,6 @@ class OneCycleLR(LRScheduler):
         return self._between(rates[left], rates[right], way)
 
     def _apply(self) -> None:
-        """Set the groups' learning rates and momenta."""
         super()._apply()
         if self.cycle_momentum:
             (_, _, left), (_, _, right), way = self._leg(self.last_epoch)
@@ -395,7 +358,7 @@ class OneCycleLR(LRScheduler):
                 _set_momentum(group, momentum)
 
     def _leg(self, step: int) -> tuple[tuple[float, int, int], tuple[float, int, int], float]:
-        """Return the corners between which ``step`` lies, and how far along it is, 0 to 1."""
+        """Return the corners around ``step``, and its place between them, 0 to 1."""
         if step > self.total_steps:
             raise ValueError(f"Tried to step {step} times. The specified number of total steps is {self.total_steps}")
         i = next((i for i, corner in enumerate(self.corners[1:-1], 1) if step <= corner[0]), len(self.corners) - 1)
@@ -403,14 +366,13 @@ class OneCycleLR(LRScheduler):
         return left, right, (step - left[0]) / (right[0] - left[0])
 
     def _between(self, start: float, end: float, way: float) -> float:
-        """Return the value after ``way`` of the way from ``start`` to ``end``."""
+        """Return the value a share ``way`` of the way from ``start`` to ``end``."""
         if self.anneal_strategy == "linear":
             return (end - start) * way + start
         return end + (start - end) / 2 * (math.cos(math.pi * way) + 1)
 
 
 def _set_momentum(group: Group, momentum: float) -> None:
-    """Set what plays the part of momentum in a group."""
     if "betas" in group:
         group["betas"] = (momentum, *group["betas"][1:])
     else:
@@ -418,23 +380,19 @@ def _set_momentum(group: Group, momentum: float) -> None:
 
 
 class SequentialLR(LRScheduler):
-    """One schedule after another, such as a warm-up and then a cosine.
+    """One schedule after another, such as a warm-up and a cosine.
 
     Parameters
     ----------
-    optimizer : Optimizer
-        What to schedule.
     schedulers : sequence of LRScheduler
-        Of the same optimizer. Each counts its steps from where it takes over.
+        Of the same optimizer; each counts its steps from its beginning.
     milestones : sequence of int
-        Steps at which the second and the further ones take over.
-    last_epoch : int, default -1
-        The step at which to go on.
+        First steps of the second and the further ones.
 
     Raises
     ------
     ValueError
-        If the numbers do not fit, or a schedule is of another optimizer.
+        The numbers do not fit, or a schedule has another optimizer.
 
     Examples
     --------
@@ -490,7 +448,7 @@ class SequentialLR(LRScheduler):
         self._last_lr = current.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state with that of each schedule."""
+        """Return the state, with that of each schedule."""
         return {**super().state_dict(), "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

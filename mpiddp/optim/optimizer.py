@@ -1,4 +1,4 @@
-"""``Optimizer``: parameter groups, state and the step, in torch's structure; what an update is, subclasses say."""
+"""``Optimizer``: parameter groups, state and the step, in torch's structure."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ Group = dict[str, Any]
 
 
 class Optimizer(ABC):
-    """What all optimizers share.
+    """Base of all optimizers; a subclass defines the update.
 
     Parameters
     ----------
     params : iterable of Parameter or of dict
-        The parameters, or groups of them with options of their own: ``{"params": [...], "lr": 0.1}``.
+        Parameters, or groups of them with options of their own: ``{"params": [...], "lr": 0.1}``.
     defaults : dict
-        Options of groups that do not say otherwise.
+        Options of groups without their own.
 
     Attributes
     ----------
     param_groups : list of dict
         Options may be changed between steps.
     state : dict
-        Of each parameter, a dict of arrays. They may be views of larger arrays, so write into them; to replace them
-        is the task of :meth:`load_state_dict`.
+        Of each parameter, a dict of arrays, perhaps views of larger ones: write into them, or use
+        :meth:`load_state_dict`.
 
     Raises
     ------
     TypeError
-        If ``params`` is no iterable of parameters.
+        ``params`` is no iterable of parameters.
     ValueError
-        If there are no parameters, or one is given twice.
+        There are no parameters, or one is given twice.
     """
 
     def __init__(self, params: Iterable[Parameter] | Iterable[Group], defaults: dict[str, Any]) -> None:
@@ -63,19 +63,19 @@ class Optimizer(ABC):
             self.add_param_group(group)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add parameters with options of their own, such as layers that are trained from now on.
+        """Add parameters with options of their own.
 
         Parameters
         ----------
         param_group : dict
-            ``params``, one parameter or an iterable of them, and options that differ from the defaults.
+            ``params``, one parameter or an iterable, and options that differ from the defaults.
 
         Raises
         ------
         TypeError
-            If something in ``params`` is no parameter.
+            ``params`` holds something else.
         ValueError
-            If a parameter is in a group already, or is no leaf: what was computed has no use for an update.
+            A parameter is in a group already, or is no leaf.
         """
         params = param_group["params"]
         params = [params] if hasattr(params, "grad") else list(params)
@@ -93,13 +93,7 @@ class Optimizer(ABC):
         self._layouts.append(Layout(self.state.__getitem__))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients.
-
-        Parameters
-        ----------
-        set_to_none : bool, default True
-            Set ``grad`` to None. False fills existing gradients with zeros; :meth:`step` then does not skip them.
-        """
+        """Set gradients to None, or with ``set_to_none=False`` to zero: then :meth:`step` does not skip them."""
         for param in chain.from_iterable(group["params"] for group in self.param_groups):
             if set_to_none:
                 param.grad = None
@@ -107,17 +101,17 @@ class Optimizer(ABC):
                 param.grad[...] = 0
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters, in place, by their gradients; those without a gradient are left alone.
+        """Update the parameters in place; those without a gradient stay.
 
         Parameters
         ----------
         closure : callable, optional
-            Computes gradients anew and returns the loss; called first.
+            Computes the gradients and returns the loss; called first.
 
         Returns
         -------
         Any
-            What ``closure`` has returned, or None.
+            The closure's result, or None.
         """
         loss = None if closure is None else closure()
         for group, layout in zip(self.param_groups, self._layouts, strict=True):
@@ -127,7 +121,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _update(self, stretch: Stretch, group: Group) -> None:
-        """Update one stretch of parameters by the options of their group."""
+        """Update one run of parameters by the options of their group."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return state and options in torch's form.
@@ -135,8 +129,8 @@ class Optimizer(ABC):
         Returns
         -------
         dict
-            ``state``: for the number of each parameter, counted through all groups, its dict of arrays, which are not
-            copies; ``param_groups``: the groups with numbers in place of parameters.
+            ``state``: by the number of a parameter, counted through all groups, its arrays, not copied;
+            ``param_groups``: the groups with numbers in place of parameters.
         """
         numbers = self._numbers()
         return {
@@ -147,17 +141,17 @@ class Optimizer(ABC):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state and the options, learning rate included, of an optimizer of the same parameters.
+        """Take over state and options, learning rate included, of an optimizer of the same parameters.
 
         Parameters
         ----------
         state_dict : dict
-            From :meth:`state_dict`. Arrays are copied, and converted to the type and the device of their parameter.
+            From :meth:`state_dict`. Arrays are copied to the dtype and device of their parameter.
 
         Raises
         ------
         ValueError
-            If the groups, their lengths or the shapes of arrays differ.
+            Groups, their lengths or shapes differ.
         """
         saved = state_dict["param_groups"]
         if len(saved) != len(self.param_groups):
@@ -184,7 +178,6 @@ class Optimizer(ABC):
             layout.forget()
 
     def _numbers(self) -> dict[int, int]:
-        """Return the number of each parameter, by its id."""
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         return {id(param): number for number, param in enumerate(params)}
 

@@ -1,4 +1,4 @@
-"""``RMSprop``: steps scaled by a running mean of the gradient's square."""
+"""``RMSprop``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class RMSprop(Optimizer):
     Parameters
     ----------
     params : iterable of Parameter or of dict
-        What to optimize; see :class:`Optimizer`.
+        See :class:`Optimizer`.
     lr : float, default 1e-2
         Learning rate.
     alpha : float, default 0.99
-        Decay of the mean of the gradient's square.
+        Decay of the mean square.
     eps : float, default 1e-8
         Added to the denominator.
     weight_decay : float, default 0
@@ -28,23 +28,23 @@ class RMSprop(Optimizer):
     momentum : float, default 0
         Share of the previous update that goes on.
     centered : bool, default False
-        Divide by the gradient's deviation from its mean instead of its size.
+        Divide by the gradient's standard deviation.
     maximize : bool, default False
         Go up instead of down.
 
     Raises
     ------
     ValueError
-        If an option is negative.
+        An option is negative.
 
     Notes
     -----
-    With :math:`v \leftarrow \alpha v + (1 - \alpha) g^2`: :math:`p \leftarrow p - \eta g / (\sqrt{v} + \epsilon)`.
+    :math:`v \leftarrow \alpha v + (1 - \alpha) g^2`, :math:`p \leftarrow p - \eta g / (\sqrt{v} + \epsilon)`.
 
     References
     ----------
-    ``torch.optim.RMSprop``; G. Hinton, Neural Networks for Machine Learning, lecture 6 (2012); centered: A. Graves,
-    "Generating sequences with recurrent neural networks" (2013).
+    G. Hinton, Neural Networks for Machine Learning, lecture 6 (2012); centered: A. Graves, "Generating sequences with
+    recurrent neural networks" (2013).
     """
 
     def __init__(
@@ -80,7 +80,6 @@ class RMSprop(Optimizer):
         super().__init__(params, options)
 
     def _update(self, stretch: Stretch, group: Group) -> None:
-        """Apply the formula of the class to one stretch."""
         # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
         lr, alpha, eps = float(group["lr"]), float(group["alpha"]), float(group["eps"])
         momentum, decay = float(group["momentum"]), float(group["weight_decay"])

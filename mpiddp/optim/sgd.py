@@ -16,7 +16,7 @@ class SGD(Optimizer):
     Parameters
     ----------
     params : iterable of Parameter or of dict
-        What to optimize; see :class:`Optimizer`.
+        See :class:`Optimizer`.
     lr : float, default 1e-3
         Learning rate.
     momentum : float, default 0
@@ -33,17 +33,17 @@ class SGD(Optimizer):
     Raises
     ------
     ValueError
-        If an option is negative, or ``nesterov`` has no momentum to work with.
+        An option is negative, or ``nesterov`` lacks momentum.
 
     Notes
     -----
-    With gradient :math:`g = \nabla f(p) + \lambda p` and momentum buffer :math:`b`, which starts as :math:`g`:
+    With :math:`g = \nabla f(p) + \lambda p` and a buffer :math:`b` that starts as :math:`g`:
     :math:`b \leftarrow \mu b + (1 - \tau) g`, then :math:`p \leftarrow p - \eta b`, or
     :math:`p \leftarrow p - \eta (g + \mu b)` with ``nesterov``.
 
     References
     ----------
-    ``torch.optim.SGD``; Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013).
+    Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013).
     """
 
     def __init__(
@@ -71,7 +71,6 @@ class SGD(Optimizer):
         super().__init__(params, options)
 
     def _update(self, stretch: Stretch, group: Group) -> None:
-        """Apply the formula of the class to one stretch."""
         # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
         lr, momentum, decay = float(group["lr"]), float(group["momentum"]), float(group["weight_decay"])
         fresh = 1 - float(group["dampening"])

@@ -190,8 +190,8 @@ def build_trainer(
     return trainer
 
 
-def _scaler(config: Config) -> nn.GradScaler:
-    return nn.GradScaler(config.loss_scale, growth_interval=config.loss_scale_steps)
+def _scaler(config: Config) -> nn.LossScale:
+    return nn.LossScale(config.loss_scale, growth_interval=config.loss_scale_steps)
 
 
 def _forget(memory: PowerSGDState) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.distributed import Work, all_gather_object, all_reduce, get_world_size
-from mpiddp.nn import GradScaler, MixedPrecision
+from mpiddp.nn import LossScale, MixedPrecision
 from mpiddp.nn.utils import clip_grad_norm_
 from mpiddp.optim import Optimizer
 from mpiddp.parallel import SyncBatchNorm
@@ -87,7 +87,7 @@ class Stepper:
     accumulate: int = 1
     clip_norm: float | None = None
     precision: MixedPrecision | None = None
-    scaler: GradScaler | None = None
+    scaler: LossScale | None = None
 
     def __post_init__(self) -> None:
         self._on_device = any(is_device_array(p.data) for p in self.model.module.parameters())

@@ -82,7 +82,7 @@ class Trainer:
         Of the optimizer; moves on after every step, also one that is left out, so it ends where it was planned to.
     precision : MixedPrecision, optional
         Of the model: forward runs in half precision.
-    scaler : GradScaler, optional
+    scaler : LossScale, optional
         Scales the losses; a step whose scaled gradients overflow is left out.
 
     Attributes
@@ -134,7 +134,7 @@ class Trainer:
         clip_norm: float | None = None,
         scheduler: LRScheduler | None = None,
         precision: nn.MixedPrecision | None = None,
-        scaler: nn.GradScaler | None = None,
+        scaler: nn.LossScale | None = None,
     ) -> None:
         unknown = set(callbacks or ()) - set(EVENTS)
         if unknown:

@@ -241,3 +241,9 @@ def test_without_cupy_nothing_is_chosen() -> None:
         pytest.skip("there is a GPU")
     choice.choose(1)
     assert device.current_device() == 0
+
+
+def test_upload_gives_host_arrays_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr("mpiddp.device.transfer.cuda_fault", lambda: "CuPy is not installed")
+    x = np.ones(3)
+    assert device.upload(x) is x

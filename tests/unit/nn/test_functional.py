@@ -543,7 +543,7 @@ def test_errors() -> None:
     with pytest.raises(TypeError, match="expected integer classes"):
         F.nll_loss(x, np.array([0.0, 1.0]))
     with pytest.raises(ValueError, match="is not a valid value for reduction"):
-        F.mse_loss(x, x, "average")
+        F.mse_loss(x, x, reduction="average")
     with pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied \(2x3 and 4x5\)"):
         F.linear(x, np.zeros((5, 4), np.float32))
     with pytest.raises(RuntimeError, match=r"expected input\[1, 2, 5, 5\] to have 3 channels, but got 2"):
@@ -592,3 +592,78 @@ def test_plain_arrays_and_tensors_alike() -> None:
     np.testing.assert_array_equal(
         F.cross_entropy(x, np.array([0, 1, 2, 0])).data, F.cross_entropy(Tensor(x), Tensor(np.array([0, 1, 2, 0]))).data
     )
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("shape", "kernel", "options"),
+    [
+        ((2, 4, 9), (6, 4, 3), {}),
+        ((2, 4, 9), (6, 2, 3), {"stride": 2, "padding": 1, "groups": 2}),
+        ((4, 9), (6, 4, 3), {"dilation": (2,), "stride": (1,)}),
+        ((2, 4, 9), (6, 4, 4), {"padding": "same"}),
+        ((2, 4, 9), (6, 4, 4), {"padding": "same", "dilation": 3}),
+        ((2, 4, 9), (6, 4, 4), {"padding": "valid", "stride": 2}),
+    ],
+)
+def test_conv1d(shape: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any], dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    compare(
+        lambda *a: F.conv1d(*a, **options),
+        lambda *a: torch.nn.functional.conv1d(*a, **options),
+        draw(shape, kernel, (6,)),
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("kernel", [(3, 4), (2, 1), (5, 5)])
+@pytest.mark.parametrize("dilation", [1, (2, 3)])
+def test_conv2d_with_padding_in_words(kernel: tuple[int, int], dilation: Any) -> None:
+    torch = pytest.importorskip("torch")
+    inputs = draw((2, 3, 13, 14), (4, 3, *kernel), (4,))
+    for padding in ("same", "valid"):
+        compare(
+            lambda *a, p=padding: F.conv2d(*a, padding=p, dilation=dilation),
+            lambda *a, p=padding: torch.nn.functional.conv2d(*a, padding=p, dilation=dilation),
+            inputs,
+            "float64",
+        )
+    for framework in (nn, torch.nn):
+        with pytest.raises(ValueError, match="strided"):
+            framework.Conv2d(3, 4, 3, stride=2, padding="same")
+        with pytest.raises(ValueError, match="Invalid padding string"):
+            framework.Conv1d(3, 4, 3, padding="full")
+
+
+def test_layer_of_conv1d_is_torchs() -> None:
+    torch = pytest.importorskip("torch")
+    ours, theirs = nn.Conv1d(4, 6, 3, padding=1, groups=2), torch.nn.Conv1d(4, 6, 3, padding=1, groups=2)
+    assert repr(ours) == repr(theirs)
+    ours.load_state_dict({name: value.numpy() for name, value in theirs.state_dict().items()})
+    x = np.asarray(draw((2, 4, 9))[0], np.float32)
+    np.testing.assert_allclose(ours(x).data, theirs(torch.tensor(x)).detach().numpy(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(RuntimeError, match="Expected 2D"):
+        F.conv1d(np.zeros((1, 1, 1, 1), np.float32), ours.weight)
+
+
+NORMALIZATIONS: list[Callable[..., Tensor]] = [
+    lambda x, weight, bias: F.layer_norm(x, (4,), weight, bias),
+    lambda x, weight, bias: F.group_norm(x, 2, weight, bias),
+    lambda x, weight, bias: F.batch_norm(x, None, None, weight, bias, training=True),
+]
+
+
+@pytest.mark.parametrize("normalize", NORMALIZATIONS)
+def test_normalizations_refuse_other_dtypes(normalize: Callable[..., Tensor]) -> None:
+    single, double, half = (np.ones(4, dtype) for dtype in ("float32", "float64", "float16"))
+    x = draw((3, 4))[0]
+    for parameters in ((double, single), (single, double), (None, double), (half, single)):
+        with pytest.raises(RuntimeError, match=r"needs input and weight of one dtype, got float32 and float(64|16)"):
+            normalize(x.astype("float32"), *parameters)
+    assert normalize(x, double, double).dtype == "float64"
+    assert normalize(x.astype("float16"), single, single).shape == (3, 4)  # as torch's
+
+
+def test_pad_knows_one_mode() -> None:
+    with pytest.raises(NotImplementedError, match="'constant' only, got 'reflect'"):
+        F.pad(np.zeros((2, 2)), (1, 1), "reflect")

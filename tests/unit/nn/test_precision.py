@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mpiddp
 import mpiddp.nn.functional as F  # noqa: N812
 from mpiddp import nn
 from mpiddp.autograd import Tensor, gradcheck
@@ -221,7 +222,7 @@ def test_small_gradients_vanish_without_a_scale_and_not_with_one() -> None:
 def test_scaler_follows_torchs() -> None:
     torch = pytest.importorskip("torch")
     theirs = torch.amp.GradScaler("cpu", init_scale=32.0, growth_interval=3)
-    ours = nn.GradScaler(32.0, growth_interval=3)
+    ours = nn.LossScale(32.0, growth_interval=3)
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     for overflow in np.random.default_rng(0).random(40) < 0.2:
@@ -234,11 +235,11 @@ def test_scaler_follows_torchs() -> None:
 
 
 def test_scaler_goes_on_from_its_state() -> None:
-    first = nn.GradScaler(8.0, growth_interval=3)
+    first = nn.LossScale(8.0, growth_interval=3)
     first.update(True)
     first.update(False)
     first.update(False)
-    second = nn.GradScaler(growth_interval=3)
+    second = nn.LossScale(growth_interval=3)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     second.update(False)
     assert second.scale == 8.0
@@ -248,13 +249,13 @@ def test_scaler_goes_on_from_its_state() -> None:
     "options", [{"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"init_scale": 0.0}, {"growth_interval": 0}], ids=str
 )
 def test_scaler_refuses(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="GradScaler needs"):
-        nn.GradScaler(**options)
+    with pytest.raises(ValueError, match="loss scale needs"):
+        nn.LossScale(**options)
 
 
 @pytest.mark.parametrize(("init_scale", "least"), [(4.0, 1.0), (3.0, 1.0), (0.25, 0.25)])
 def test_scaler_comes_down_to_its_limit_and_then_says_so(init_scale: float, least: float) -> None:
-    scaler = nn.GradScaler(init_scale, growth_interval=2)
+    scaler = nn.LossScale(init_scale, growth_interval=2)
     for _ in range(20):
         if scaler.scale == least:
             break
@@ -272,3 +273,65 @@ def test_scaler_comes_down_to_its_limit_and_then_says_so(init_scale: float, leas
         assert scaler.scale == least, "only steps in a row are many"
         scaler.update(False)
     assert scaler.scale == 2 * least
+
+
+def scale_and_step(framework: Any, scaler: Any, values: Any, steps: int) -> list[tuple[list[float], float]]:
+    """Train two parameters with a scaler; the gradient of each step is in ``values``, before scaling."""
+    torch_like = framework.__name__ == "torch"
+    tensor: Any = framework.tensor if torch_like else Tensor
+    p = framework.nn.Parameter(tensor(np.ones(2, np.float32)))
+    optimizer = framework.optim.SGD([p], lr=0.1)
+    seen = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaler.scale((p * tensor(values[step])).sum()).backward()
+            if step % 2:
+                scaler.unscale_(optimizer)
+                framework.nn.utils.clip_grad_norm_([p], 1.0)
+            scaler.step(optimizer)
+        scaler.update()
+        seen.append((p.detach().numpy().tolist(), scaler.get_scale()))
+    return seen
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_grad_scaler_is_torchs(enabled: bool) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(30, 2)).astype(np.float32)
+    if enabled:
+        values[rng.random(30) < 0.2] = 3e38  # overflows when it is scaled
+    options: dict[str, Any] = {"init_scale": 32.0, "growth_interval": 3, "enabled": enabled}
+    ours, theirs = nn.GradScaler("cpu", **options), torch.amp.GradScaler("cpu", **options)
+    for (mine, scale), (other, expected) in zip(
+        scale_and_step(mpiddp, ours, values, 30), scale_and_step(torch, theirs, values, 30), strict=True
+    ):
+        np.testing.assert_allclose(mine, other, rtol=1e-5)
+        assert scale == expected
+    assert ours.is_enabled() == theirs.is_enabled() == enabled
+
+
+def test_grad_scaler_refuses_what_torchs_refuses() -> None:
+    scaler, p = nn.GradScaler(), nn.Parameter(np.ones(2, np.float32))
+    sgd = mpiddp.optim.SGD([p], lr=0.1)
+    with pytest.raises(RuntimeError, match="No inf checks were recorded"):
+        scaler.update()
+    p.grad = np.ones(2, np.float32)
+    scaler.unscale_(sgd)
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.unscale_(sgd)
+    scaler.step(sgd)
+    with pytest.raises(RuntimeError, match="after step"):
+        scaler.unscale_(sgd)
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.step(sgd)
+    scaler.update()
+    with pytest.raises(RuntimeError, match="Closure"):
+        scaler.step(sgd, closure=lambda: None)
+    scaler.update(new_scale=4.0)
+    again = nn.GradScaler()
+    again.load_state_dict(scaler.state_dict())
+    assert again.get_scale() == 4.0 and nn.GradScaler(enabled=False).state_dict() == {}
+    losses = scaler.scale([Tensor([1.0]), Tensor([2.0])])
+    assert [loss.item() for loss in losses] == [4.0, 8.0]

@@ -1,0 +1,171 @@
+"""``Adagrad`` and ``Adadelta``: steps scaled by the gradients so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpiddp.device import array_namespace
+
+from .flat import Parameter, Stretch
+from .optimizer import Group, Optimizer, check_not_negative
+
+
+class Adagrad(Optimizer):
+    r"""Adagrad, with torch's arithmetic.
+
+    Parameters
+    ----------
+    params : iterable of Parameter or of dict
+        See :class:`Optimizer`.
+    lr : float, default 1e-2
+        Learning rate.
+    lr_decay : float, default 0
+        Step t has the rate ``lr / (1 + (t - 1) * lr_decay)``.
+    weight_decay : float, default 0
+        Times the parameter, added to the gradient.
+    initial_accumulator_value : float, default 0
+        First value of the sum.
+    eps : float, default 1e-10
+        Added to the denominator.
+    maximize : bool, default False
+        Go up instead of down.
+
+    Raises
+    ------
+    ValueError
+        An option is negative.
+
+    Notes
+    -----
+    :math:`s \leftarrow s + g^2`, :math:`p \leftarrow p - \eta g / (\sqrt{s} + \epsilon)`.
+
+    References
+    ----------
+    ``torch.optim.Adagrad``; Duchi et al., "Adaptive subgradient methods" (2011).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Parameter] | Iterable[Group],
+        lr: float = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        check_not_negative(
+            **{
+                "learning rate": lr,
+                "lr_decay value": lr_decay,
+                "weight_decay value": weight_decay,
+                "initial_accumulator_value value": initial_accumulator_value,
+                "epsilon value": eps,
+            }
+        )
+        options = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "eps": eps,
+            "maximize": maximize,
+        }
+        super().__init__(params, options)
+
+    def _update(self, stretch: Stretch, group: Group) -> None:
+        # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
+        lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
+        if "sum" not in stretch.state:
+            stretch.new_state("sum")[...] = group["initial_accumulator_value"]
+        rate = lr / (1 + (stretch.count_step() - 1) * float(group["lr_decay"]))
+
+        xp = array_namespace(stretch.data)
+        for p, g, total in stretch.blocks("sum"):
+            update, product = self._scratch.like(p)
+            if group["maximize"]:
+                g = xp.negative(g, out=update)
+            if decay:
+                g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
+            total += xp.multiply(g, g, out=product)
+            denominator = xp.sqrt(total, out=product)
+            denominator += eps
+            step = xp.divide(g, denominator, out=product)
+            step *= rate
+            p -= step
+
+
+class Adadelta(Optimizer):
+    r"""Adadelta, with torch's arithmetic.
+
+    Parameters
+    ----------
+    params : iterable of Parameter or of dict
+        See :class:`Optimizer`.
+    lr : float, default 1.0
+        Factor of the step.
+    rho : float, default 0.9
+        Decay of the means of the squares of gradient and step, in [0, 1].
+    eps : float, default 1e-6
+        Added to both means.
+    weight_decay : float, default 0
+        Times the parameter, added to the gradient.
+    maximize : bool, default False
+        Go up instead of down.
+
+    Raises
+    ------
+    ValueError
+        An option is negative, or ``rho`` is larger than 1.
+
+    Notes
+    -----
+    :math:`v \leftarrow \rho v + (1 - \rho) g^2`, :math:`d = g \sqrt{u + \epsilon} / \sqrt{v + \epsilon}`,
+    :math:`u \leftarrow \rho u + (1 - \rho) d^2`, :math:`p \leftarrow p - \eta d`.
+
+    References
+    ----------
+    ``torch.optim.Adadelta``; M. Zeiler, "ADADELTA: an adaptive learning rate method" (2012).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Parameter] | Iterable[Group],
+        lr: float = 1.0,
+        rho: float = 0.9,
+        eps: float = 1e-6,
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        check_not_negative(**{"learning rate": lr, "epsilon value": eps, "weight_decay value": weight_decay})
+        if not 0 <= rho <= 1:
+            raise ValueError(f"Invalid rho value: {rho}")
+        options = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, options)
+
+    def _update(self, stretch: Stretch, group: Group) -> None:
+        lr, rho, eps, decay = (float(group[name]) for name in ("lr", "rho", "eps", "weight_decay"))
+        for name in ("square_avg", "acc_delta"):
+            if name not in stretch.state:
+                stretch.new_state(name)
+        stretch.count_step()
+
+        xp = array_namespace(stretch.data)
+        for p, g, square, delta in stretch.blocks("square_avg", "acc_delta"):
+            update, product = self._scratch.like(p)
+            if group["maximize"]:
+                g = xp.negative(g, out=update)
+            if decay:
+                g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
+            square *= rho
+            xp.multiply(g, 1 - rho, out=product)
+            square += xp.multiply(product, g, out=product)
+            step = xp.divide(xp.sqrt(delta + eps), xp.sqrt(square + eps), out=product)
+            step *= g
+            delta *= rho
+            xp.multiply(step, 1 - rho, out=update)
+            delta += xp.multiply(update, step, out=update)
+            step *= lr
+            p -= step

@@ -1,0 +1,220 @@
+"""Methods of the tensor under torch's names: values, gradients and errors against torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpiddp.autograd import Tensor, no_grad
+
+torch = pytest.importorskip("torch")
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def flat(results: Any) -> list[Any]:
+    return [results] if hasattr(results, "shape") else [one for result in results for one in flat(result)]
+
+
+X = draw(5, 7, 3)
+MASK = draw(5, 7, 3, seed=1) > 0.3
+CASES: list[tuple[str, Callable[[Any], Any]]] = [
+    ("add", lambda x: x.add(x * 2, alpha=3).add(1)),
+    ("sub", lambda x: x.sub(x * x, alpha=0.5).sub(2)),
+    ("mul", lambda x: x.mul(x).mul(3)),
+    ("div", lambda x: x.div(x * x + 1).div(2)),
+    ("neg", lambda x: x.neg()),
+    ("square", lambda x: x.square()),
+    ("relu", lambda x: x.relu()),
+    ("softmax", lambda x: x.softmax(1)),
+    ("log_softmax", lambda x: x.log_softmax(dim=-1)),
+    ("split", lambda x: x.split(3, dim=1)),
+    ("split, negative axis", lambda x: x.split(2, -1)),
+    ("split, sizes", lambda x: x.split([1, 0, 4], dim=0)),
+    ("split, larger", lambda x: x.split(9)),
+    ("chunk", lambda x: x.chunk(3, dim=1)),
+    ("chunk, fewer", lambda x: x.chunk(4)),
+    ("chunk, many", lambda x: x.chunk(20, 1)),
+    ("topk", lambda x: x.topk(3, 1)),
+    ("topk, smallest", lambda x: x.topk(2, dim=-1, largest=False)),
+    ("topk, all", lambda x: x.topk(5, 0)),
+    ("topk, none", lambda x: x.topk(0)),
+    ("contiguous", lambda x: x.transpose(0, 2).contiguous()),
+    ("view_as", lambda x: x.view_as(x.flatten(1))),
+    ("view", lambda x: x.view(-1, 7)),
+    ("expand_as", lambda x: x.sum(0, keepdim=True).expand_as(x)),
+    ("t", lambda x: x[0].t()),
+    ("t, vector", lambda x: x[0, 0].t()),
+    ("var", lambda x: x.var(1, False)),
+    ("var, correction", lambda x: x.var(dim=(0, 1), correction=2, keepdim=True)),
+    ("std", lambda x: x.std(0)),
+    ("std, biased", lambda x: x.std(-1, unbiased=False)),
+    ("max of two", lambda x: x.max(x * x)),
+    ("min of two", lambda x: x.min(-x)),
+    ("double", lambda x: x.double()),
+    ("float", lambda x: x.float()),
+]
+
+
+@pytest.mark.parametrize(("name", "function"), CASES, ids=[name for name, _ in CASES])
+def test_equals_torchs(name: str, function: Callable[[Any], Any]) -> None:
+    ours, theirs = Tensor(X.copy(), requires_grad=True), torch.tensor(X, requires_grad=True)
+    mine, other = flat(function(ours)), flat(function(theirs))
+    assert len(mine) == len(other)
+    for a, b in zip(mine, other, strict=True):
+        np.testing.assert_allclose(a.detach().numpy(), b.detach().numpy(), rtol=1e-12, atol=1e-12)
+        assert str(a.dtype) == str(b.dtype).removeprefix("torch.") and a.requires_grad == b.requires_grad
+    weights = [draw(*a.shape, seed=2 + i) for i, a in enumerate(mine)]
+    sum(((a * w).sum() for a, w in zip(mine, weights, strict=True) if a.requires_grad), Tensor(0.0)).backward()
+    sum((b * torch.tensor(w)).sum() for b, w in zip(other, weights, strict=True) if b.requires_grad).backward()
+    np.testing.assert_allclose(ours.grad, theirs.grad.numpy(), rtol=1e-6, atol=1e-6 if name == "float" else 1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("value", [-np.inf, 0.0, 2])
+def test_masked_fill(value: float, dtype: str) -> None:
+    ours, theirs = Tensor(X.astype(dtype), requires_grad=True), torch.tensor(X.astype(dtype), requires_grad=True)
+    mine, other = ours.masked_fill(MASK, value), theirs.masked_fill(torch.tensor(MASK), value)
+    assert mine.dtype == dtype and np.array_equal(mine.detach().numpy(), other.detach().numpy())
+    mine.masked_fill(MASK, 0).sum().backward()
+    other.masked_fill(torch.tensor(MASK), 0).sum().backward()
+    assert np.array_equal(ours.grad, theirs.grad.numpy())
+    with pytest.raises(RuntimeError, match="boolean masks"):
+        ours.masked_fill(MASK.astype(int), 0)
+    with pytest.raises(RuntimeError, match="boolean masks"):
+        theirs.masked_fill(torch.tensor(MASK.astype(int)), 0)
+
+
+@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
+def test_comparisons(name: str) -> None:
+    other = np.where(MASK, X, 0)
+    for operand, theirs in ((other, torch.tensor(other)), (0.5, 0.5)):
+        mine = getattr(Tensor(X), name)(operand)
+        assert mine.dtype == bool and not mine.requires_grad
+        assert np.array_equal(mine.numpy(), getattr(torch.tensor(X), name)(theirs).numpy())
+
+
+def test_booleans() -> None:
+    a, b, x, y = Tensor(MASK), Tensor(X > 0), torch.tensor(MASK), torch.tensor(X > 0)
+    for mine, theirs in ((a & b, x & y), (a | b, x | y), (~a, ~x)):
+        assert np.array_equal(mine.numpy(), theirs.numpy())
+
+
+def test_topk_of_equal_values_and_of_nan() -> None:
+    assert Tensor([1.0, 2.0, 2.0, 0.0]).topk(3).indices.tolist() == [1, 2, 0]
+    assert Tensor([1.0, 1.0, 0.0]).topk(2, largest=False).indices.tolist() == [2, 0]
+    nan = [1.0, float("nan"), 3.0]
+    assert Tensor(nan).topk(2).indices.tolist() == torch.tensor(nan).topk(2).indices.tolist() == [1, 2]
+    with pytest.raises(RuntimeError, match="selected index k out of range"):
+        Tensor([1.0]).topk(2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.split([2, 2]),
+        lambda x: x.split(-1),
+        lambda x: x.chunk(0),
+        lambda x: x.t(),
+        lambda x: x.topk(8, 1),
+    ],
+)
+def test_errors_are_those_of_torch(function: Callable[[Any], Any]) -> None:
+    for x in (Tensor(X), torch.tensor(X)):
+        with pytest.raises(RuntimeError):
+            function(x)
+
+
+def test_size_is_numpys_and_torchs() -> None:
+    x = Tensor(X)
+    assert x.size == X.size == x.numel() and x.size() == X.shape and x.size(-1) == x.size(2) == 3
+    assert x.dim() == x.ndim == torch.tensor(X).dim() and tuple(torch.tensor(X).size()) == x.size()
+    with pytest.raises(IndexError):
+        x.size(3)
+    n, *_ = x.size()
+    assert n == 5 and Tensor(np.zeros((0, 2))).size == 0 and Tensor(1.0).size == 1
+
+
+def test_to_a_device_a_dtype_or_another_tensor() -> None:
+    x = Tensor(X, requires_grad=True)
+    assert x.to("cpu") is x and x.cpu() is x and x.to("float64") is x and x.device == "cpu"
+    assert x.to("cpu", non_blocking=True) is x and x.to("cpu", copy=True) is not x
+    for single in (x.to("cpu", np.float32), x.to(np.float32), x.to(dtype="float32"), x.to(Tensor([1.0]))):
+        assert single.dtype == np.float32 and single.requires_grad
+    x.to("cpu", "float32").sum().backward()
+    assert x.grad is not None and x.grad.dtype == np.float64 and (x.grad == 1).all()
+    assert not x.long().requires_grad and x.long().dtype == np.int64 and x.bool().dtype == bool
+    assert x.half().dtype == np.float16 and x.int().dtype == np.int32
+    with no_grad():
+        assert not x.to(np.float32).requires_grad
+    for wrong in ("gpu", "cuda:x", None, 1.5, True):
+        with pytest.raises(TypeError, match="to\\(\\) takes"):
+            x.to(wrong)
+    with pytest.raises(TypeError, match="to\\(\\) takes"):
+        x.to("float32", "float32")
+
+
+def test_to_a_gpu_that_is_not_there_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpiddp.device.conversion.cuda_fault", lambda: "CuPy is not installed")
+    for move in (lambda x: x.to("cuda"), lambda x: x.cuda(), lambda x: x.to(1)):
+        with pytest.raises(ValueError, match=r"CuPy is not installed.*device_count\(\) else \"cpu\""):
+            move(Tensor(X))
+
+
+def test_in_place_operations_write_to_the_array() -> None:
+    array = np.arange(4, dtype=np.float32)
+    x = Tensor(array)
+    for operation in (
+        lambda t: t.add_(2),
+        lambda t: t.mul_(3),
+        lambda t: t.sub_(1, alpha=2),
+        lambda t: t.div_(4),
+    ):
+        assert operation(x) is x
+    theirs = torch.arange(4.0).add_(2).mul_(3).sub_(1, alpha=2).div_(4)
+    assert x.data is array and np.array_equal(array, theirs.numpy())
+    x[1] = 7
+    x[Tensor([2, 3])] = Tensor([8.0, 9.0])
+    assert array.tolist()[1:] == [7, 8, 9]
+    assert x.copy_(np.ones(4)).tolist() == [1] * 4 and x.fill_(2).tolist() == [2] * 4 and x.zero_().tolist() == [0] * 4
+    with pytest.raises(TypeError):
+        Tensor(np.arange(3)).add_(0.5)
+
+
+def test_in_place_operations_leave_the_tape_right() -> None:
+    p = Tensor([1.0, 2.0], requires_grad=True)
+    data = p.data
+    (p * p).sum().backward()
+    with no_grad():
+        p -= 0.5 * p.grad
+        p *= 2
+    assert p.data is data and data.tolist() == [0, 0] and p.is_leaf and p.requires_grad
+    for wrong in (lambda: p.add_(1), lambda: p.zero_(), lambda: p.__setitem__(0, 1), lambda: p.__iadd__(1)):
+        with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+            wrong()
+    q = p * 2
+    with pytest.raises(RuntimeError, match="backward needs"):
+        q[0] = 1
+    with pytest.raises(RuntimeError, match="backward needs"):
+        Tensor([1.0, 2.0]).copy_(p)
+    total = Tensor(0.0)
+    for _ in range(3):
+        total += (p * 3).sum()  # a new tensor each time, as the tape needs
+    total.backward()
+    assert p.grad.tolist() == [2 + 9, 4 + 9]
+
+
+def test_numpy_by_force_and_backward_as_torch_spells_it() -> None:
+    x = Tensor(X, requires_grad=True)
+    assert x.numpy(force=True) is x.data
+    with pytest.raises(RuntimeError, match="Can't call numpy"):
+        x.numpy()
+    y = (x * x).sum()
+    y.backward(None, True)
+    y.backward(gradient=None, retain_graph=None)
+    np.testing.assert_allclose(x.grad, 4 * X)
