@@ -105,8 +105,8 @@ def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Seq
     began = requests.begin_wait(operation)
     try:
         value = requests.drive(plan.steps(link, *args))
-    except Exception:
-        monitor.verify(sequence)  # the reason of the error is the better one
+    except Exception as error:
+        monitor.verify_failed(sequence, error)
         raise
     finally:
         requests.end_wait(*began)

@@ -6,7 +6,8 @@ algorithms, and between nodes.
 `Calls` holds the ranks' records side by side in memory of the node. A rank publishes its call before it sends, and
 compares: the later of two ranks that disagree raises before its data moves; the earlier one compares again at the end
 of its operation and while it waits. That costs some stores and loads, and no message. Between nodes every rank keeps a
-hash of its calls, which `handshake` compares wherever ranks exchange a few bytes.
+hash of its calls, which `handshake` compares wherever ranks exchange a few bytes;
+`distant` compares nodes in the background.
 
 A record has operation, dtype, element count, reduction and root, as far as they must be equal. An operation that
 compares calls itself, before it begins, is marked: all ranks raise, and the group goes on.
@@ -52,6 +53,7 @@ _ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
 """Memory of each rank."""
 _MAX_UNCONFIRMED = 64
+_MILESTONE, _MILESTONES = 1024, 64
 _FEW = 16
 """Up to so many ranks, comparing bytes is faster than NumPy."""
 
@@ -74,6 +76,10 @@ def register_name(name: str) -> int:
 
 for _operation in _OPERATIONS:
     register_name(_operation)
+
+
+class UnknownCallError(MismatchError):
+    """A message of another operation came where a record was expected."""
 
 
 class Call(NamedTuple):
@@ -207,6 +213,10 @@ def compare_records(link: Link, records: Array) -> None:
     if not same.all():
         odd = int(same.all(1).argmin())
         first, other = (Call(*_PACKED.unpack(records[rank].tobytes())[1:]) for rank in (0, odd))
+        if any(each.kind >> 32 not in _names for each in (first, other)):
+            raise UnknownCallError(
+                f"the ranks of {link} disagree: rank {link.ranks[0]} or {link.ranks[odd]} is in another operation"
+            )
         raise mismatch(link, link.ranks[0], first.text(), link.ranks[odd], other.text())
 
 
@@ -240,6 +250,10 @@ class Calls(Resource):
         self._distant = not link.one_node
         self.history = 0
         """Hash of this rank's calls that no other node has seen, the same on ranks that have made the same ones."""
+        self.latest = 0
+        """Number of the last call, in a group on several nodes."""
+        self.milestones: dict[int, int] = {}
+        """The hash after each `_MILESTONE` calls."""
         self._unconfirmed: dict[int, bytes] = {}
         """Records, by sequence, that some rank of the node has not matched yet."""
 
@@ -257,8 +271,13 @@ class Calls(Resource):
         self._memory[own : own + _NUMBER_BYTES] = _ERASED
         self._memory[own + _NUMBER_BYTES : own + _PACKED.size] = record[_NUMBER_BYTES:]
         self._memory[own : own + _NUMBER_BYTES] = record[:_NUMBER_BYTES]
-        if self._distant and not call.self_comparing:
-            self.history = hash((self.history, *call))
+        if self._distant:
+            if not call.self_comparing:
+                self.history = hash((self.history, *call))
+            if sequence % _MILESTONE == 0:
+                self.milestones[sequence] = self.history
+                self.milestones.pop(sequence - _MILESTONES * _MILESTONE, None)
+            self.latest = sequence
         row = self._memory[start : start + self._row_bytes]
         if row == record * self._size:
             return True
@@ -353,7 +372,7 @@ def first_difference(link: Link, recent: Array) -> MismatchError:
             first, other = rows[0][sequence], row[sequence]
             if other.differs(first):
                 return mismatch(link, link.ranks[0], first.text(sequence), link.ranks[rank], other.text(sequence))
-    return MismatchError(f"the ranks of {link} made different calls long ago: none of their last {len(rows[0])} differ")
+    return UnknownCallError(f"the ranks of {link} made different calls long ago, which are not known any more")
 
 
 def compare_eager(link: Link, rounds: Sequence[Sequence[tuple[int, int, int, int, int]]]) -> None:

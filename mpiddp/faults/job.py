@@ -9,6 +9,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.requests import All
 from mpiddp.mpi.world import World
 
+from .distant import Distant
 from .failures import Failures
 from .liveness import Liveness
 
@@ -19,6 +20,7 @@ class Job(NamedTuple):
     world: World
     liveness: Liveness
     failures: Failures
+    distant: Distant
 
     @classmethod
     def gather(cls, comm: MPI.Intracomm, *, ended: bool = False) -> Self:
@@ -27,7 +29,8 @@ class Job(NamedTuple):
         failures, questions = Failures(comm), comm.Dup()
         failures.register_comm(questions)
         All.one_by_one = failures.survivable
-        return cls(gathered, Liveness(questions, gathered.thread_multiple), failures)
+        liveness = Liveness(questions, gathered.thread_multiple)
+        return cls(gathered, liveness, failures, Distant(liveness))
 
     def survivors(self) -> Self:
         """Return the job of the survivors; collective over them."""

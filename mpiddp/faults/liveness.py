@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpiddp.mpi import requests
@@ -109,6 +109,8 @@ class Liveness:
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self._progress: dict[int, tuple[int, float]] = {}
         """By group: operations begun, and when that was last seen to change."""
+        self.handlers: dict[int, Callable[[int, bytearray], None]] = {}
+        """By tag, whoever takes the messages of others that go the same way: called with source and message."""
         self.exited = False
         """True if this rank's program has ended."""
         self.interrupted = False
@@ -142,6 +144,11 @@ class Liveness:
     def _forget_sent(self) -> None:
         self._sent = [pair for pair in self._sent if not pair[0].Test()]
 
+    def send(self, to: int, tag: int, message: bytes) -> None:
+        """Send a message to a world rank, for its handler of ``tag``."""
+        with self._lock:
+            self._send(to, tag, message)
+
     def _send(self, to: int, tag: int, message: bytes) -> None:
         self._sent.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
 
@@ -162,6 +169,8 @@ class Liveness:
                     self._send(source, _ANSWER, self._answer(*_ASKED.unpack(message)))
                 elif tag == _ENDING:
                     self.ending = True
+                elif tag in self.handlers:
+                    self.handlers[tag](source, message)
                 else:
                     group, sequence, ended, idle, interrupted = _HEAD.unpack_from(message)
                     at, operation, waits, waits_for, *rest = json.loads(message[_HEAD.size :])

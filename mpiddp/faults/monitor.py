@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import sysconfig
+import time
 import warnings
 from threading import get_ident
 
@@ -25,11 +26,14 @@ from mpiddp.shm.eager import EagerBuffers
 
 from . import calls, shutdown
 from .calls import Call, Calls
+from .distant import Comparison
 from .job import Job
 from .watchdog import Watchdog
 
 _MAX_MESSAGES = 4
 """Messages that a text lists."""
+_TOLD_S = 5.0
+"""Time in which the comparison with other nodes tells of a mismatch."""
 
 
 class GroupMonitor(Resource):
@@ -42,6 +46,9 @@ class GroupMonitor(Resource):
         self._link: Link | None = None
         self._calls: Calls | None = None
         self._eager: EagerBuffers | None = None
+        self._comparison: Comparison | None = None
+        self._told: MismatchError | None = None
+        """The error about other nodes that this rank was told of."""
 
     def attach(self, link: Link) -> None:
         """Watch over a group, and publish its calls in memory of the node; collective."""
@@ -60,9 +67,13 @@ class GroupMonitor(Resource):
                 self._eager = link.own(EagerBuffers(link, found.memory, calls.REGION_BYTES * link.size))
         else:
             self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES)))
+        self._comparison = self._job.distant.watch(link, self._calls, self._be_told)
+
+    def _be_told(self, error: MismatchError) -> None:
+        self._told = error
 
     def publish(self, sequence: int, call: Call) -> bool:
-        """Publish a call; return True if all ranks of the node are known to make the same.
+        """Publish a call; return True if all ranks are known to make the same.
 
         Raises
         ------
@@ -72,7 +83,9 @@ class GroupMonitor(Resource):
         if self._calls is None:
             return True
         try:
-            return self._calls.publish(sequence, call)
+            if self._told is not None:
+                raise self._told
+            return self._calls.publish(sequence, call) and self._comparison is None
         except MismatchError as error:
             self._abort(error)
             raise
@@ -95,12 +108,26 @@ class GroupMonitor(Resource):
                 self._abort(error)
                 raise
 
+    def verify_failed(self, sequence: int, error: Exception) -> None:
+        """Compare a call that has ended with an error: a mismatch, also one with another node, is the better reason."""
+        self.verify(sequence)
+        if isinstance(error, MismatchError) and not isinstance(error, calls.UnknownCallError):
+            return
+        self._await_told()
+
+    def _await_told(self) -> None:
+        """Give the comparison with other nodes time to name the calls that do not match; raises what it finds."""
+        deadline = time.monotonic() + _TOLD_S
+        while self._comparison is not None and time.monotonic() < deadline:
+            self.check()
+            time.sleep(_TOLD_S / 100)
+
     def verifying(self, sequence: int, steps: Steps) -> Steps:
         """Return the steps, with a last comparison of their call at the end."""
         try:
             value = yield from steps
-        except Exception:
-            self.verify(sequence)  # the reason of the error is the better one
+        except Exception as error:
+            self.verify_failed(sequence, error)
             raise
         self.verify(sequence)
         return value
@@ -108,6 +135,8 @@ class GroupMonitor(Resource):
     def disagreement(self) -> MismatchError | None:
         """Return the error of ranks that make different calls, or None."""
         link, published, buffers = self._link, self._calls, self._eager
+        if self._told is not None:
+            return self._told
         try:
             if published is not None:
                 published.check()
@@ -149,6 +178,8 @@ class GroupMonitor(Resource):
     def translate(self, error: BaseException) -> None:
         """Raise `RankFailedError` from ``error`` if a failed rank is its cause."""
         self._job.failures.translate(error)
+        if isinstance(error, MPI.Exception):
+            self._await_told()
 
     def _abort(self, error: DistError) -> None:
         if self._link is not None:
@@ -158,7 +189,7 @@ class GroupMonitor(Resource):
         """Retire the group from liveness: peers may be in its last operation."""
         if self._link is not None:
             self._job.liveness.retire(self._link)
-        self._calls = self._eager = None
+        self._calls = self._eager = self._comparison = None
 
     def drop(self, error: DistError) -> None:
         """Retire the group, too, and compare its calls no more."""
@@ -270,7 +301,7 @@ def _begin(job: Job) -> Job:
     shutdown.set_liveness(job.liveness)
     why = why_unwatched(job)
     if job.world.size > 1 and not why:
-        _shutdown.stop = Watchdog(job.liveness, job.world, job.failures).stop
+        _shutdown.stop = Watchdog(job).stop
     elif why and job.world.rank == 0:
         warnings.warn(f"no watchdog runs: {why}; a hang inside of MPI is not noticed", stacklevel=4)
     return job

@@ -24,12 +24,10 @@ from mpiddp.errors import EXIT_INTERRUPTED, EXIT_MISMATCH, EXIT_TIMEOUT
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation, waiting
-from mpiddp.mpi.world import World
 
 from . import activity, shutdown, stalls
 from .doorbell import Doorbell
-from .failures import Failures
-from .liveness import Liveness
+from .job import Job
 from .mpirun import Launcher
 from .shutdown import abort
 
@@ -63,23 +61,19 @@ class Watchdog:
 
     Parameters
     ----------
-    liveness : Liveness
-        For questions to the other ranks.
-    failures : Failures
-        The failed ranks: after one, this watchdog's world is over.
+    job : Job
+        The running job; after a failure this watchdog's world is over.
     """
 
-    def __init__(self, liveness: Liveness, world: World, failures: Failures) -> None:
-        self._liveness = liveness
-        self._world = world
+    def __init__(self, job: Job) -> None:
+        self._world, self._liveness, self._failures, self._distant = job
         self._warn_after_s = settings.warn_after_s()
-        self._failures = failures
         self._waits: dict[int, _Wait] = {}
         self._interrupted: tuple[object, ...] | None = None
         self._interrupted_at = self._alert_until = 0.0
         self._continued_in: Operation | None = None
         self._all_run = False
-        self._launcher = Launcher(liveness.rank)
+        self._launcher = Launcher(job.world.rank)
         # Python's C-level signal handler writes the numbers of signals here, whatever the main thread does.
         self._signals, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -91,7 +85,7 @@ class Watchdog:
                 signal.signal(signal.SIGUSR2, lambda *_: None)  # heard through the pipe
             # The pipe is the parent's: a signal for a forked child is none for this process.
             os.register_at_fork(after_in_child=self._let_go)
-        self._doorbell = Doorbell(world.job, world.rank)
+        self._doorbell = Doorbell(job.world.job, job.world.rank)
         self._thread = threading.Thread(target=self._watch, name="mpiddp-watchdog", daemon=True)
         self._thread.start()
 
@@ -122,6 +116,7 @@ class Watchdog:
                 return
             try:
                 self._liveness.progress()
+                self._distant.look()
                 if signal.SIGCONT in numbers:
                     self._continued()
                 if signal.SIGTERM in numbers:

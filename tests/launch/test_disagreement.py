@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from pathlib import Path
 
 import pytest
 from harness.launcher import mpirun, side_by_side
+
+from launch import hosts
 
 PROGRAM = """
 import os, time
@@ -46,6 +49,31 @@ NEXT = [
     ("a rank on each", "dist.barrier()"),
 ]
 
+HEAD = """
+import time
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group()
+rank, x = dist.get_rank(), np.ones(4, np.float32)
+mine = x.view(np.int32) if rank == 2 else x
+"""
+# Between nodes, in algorithms that compare nothing; no barrier follows. With what is said.
+UNNOTICED = {
+    "slow loop": (
+        "dist.all_reduce(mine)\nwhile True:\n    time.sleep(0.05)\n    dist.all_reduce(x)",
+        "rank 0 calls all_reduce #1 of 4 float32 elements with SUM, rank 2 calls all_reduce #1 of 4 int32",
+    ),
+    "fast loop": (
+        "dist.all_reduce(mine)\nwhile True:\n    dist.all_reduce(x)",
+        "disagree: rank",  # with both calls, or where those are long gone, the range of the calls
+    ),
+    "a root that went on": (
+        "dist.broadcast(x, 0) if rank < 2 else dist.all_gather([x.copy() for _ in range(3)], x)\ntime.sleep(1)",
+        "rank 0 calls broadcast #1 of 4 float32 elements and group rank 0 as root, rank 2 calls all_gather #1",
+    ),
+}
+
 
 @pytest.fixture(scope="module")
 def jobs():
@@ -62,6 +90,8 @@ def jobs():
     for nodes, then in NEXT:
         program = PROGRAM.format(one=one, other=other, late=2, then=then + "; print('and on')")
         programs[f"{nodes}, {then}"] = program, {"MPIDDP_NODES": NODES[nodes]}
+    for name, (body, _) in UNNOTICED.items():
+        programs[name] = HEAD + body, {"MPIDDP_NODES": "0,0,1"}
     calls = {name: partial(mpirun, 3, text, timeout_s=40, env=env) for name, (text, env) in programs.items()}
     with side_by_side(calls, places=3) as futures:
         yield futures
@@ -91,6 +121,24 @@ def test_between_nodes_it_is_found_at_the_next_barrier(jobs, nodes, then):
         "rank 0 calls all_reduce #1 of 4 float32 elements with SUM, rank 2 calls all_reduce #1 of 4 int32" in job.stderr
     )
     assert "and on" not in job.stdout, job
+
+
+@pytest.mark.parametrize("name", UNNOTICED)
+def test_between_nodes_it_is_found_without_a_barrier(jobs, name):
+    job = jobs[name].result()
+    assert job.rc == 111, job
+    assert UNNOTICED[name][1] in job.stderr, job
+    assert job.seconds < 25, job
+
+
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("count", [24, pytest.param(400, marks=pytest.mark.long)])
+def test_both_sides_of_every_pair_of_calls_are_named(nodes, count):
+    if "MPICH" not in hosts.mpi_library():
+        pytest.skip("after a mismatch Open MPI's non-blocking collectives may crash, and each pair needs a job")
+    pairs = Path(__file__).with_name("disagreeing_pairs.py")
+    job = mpirun(3, pairs, nodes, str(count), timeout_s=60 + 4 * count, env={"MPIDDP_NODES": NODES[nodes]})
+    assert job.rc == 0 and job.stdout.count(": 0 missed") == 3, job
 
 
 @pytest.mark.parametrize("nodes", NODES)

@@ -1,0 +1,143 @@
+"""Comparison of calls between nodes, in the background: no call pays for it, and a mismatch is found within seconds.
+
+On a node the ranks see each other's records in memory (`calls.Calls`). The first rank of each node sends its last
+records to the first rank of the next node of the group, from the watchdog's thread, twice a second while there are new
+ones; the receiver compares them with its own, now or when it has made as many calls. A job that makes thousands of
+calls in that time compares milestones: hashes of all calls so far. Whoever finds a mismatch tells all ranks of the
+group, each of which raises, or ends the job where it blocks.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpiddp.errors import MismatchError
+from mpiddp.mpi.link import Link
+from mpiddp.typing import Array
+
+from .calls import RECORD, Call, Calls, mismatch
+from .liveness import Liveness
+
+_RECORDS, _MISMATCH = 4, 5  # beside the tags of `liveness`
+_HEAD = struct.Struct("<qq")
+_MILESTONE = np.dtype([("sequence", "<i8"), ("history", "<i8")])
+
+
+class Distant:
+    """The comparison of this rank's groups with their other nodes.
+
+    Parameters
+    ----------
+    liveness : Liveness
+        Carries the messages.
+    """
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
+        self._groups: weakref.WeakValueDictionary[int, Comparison] = weakref.WeakValueDictionary()
+        liveness.handlers.update({_RECORDS: self._receive, _MISMATCH: self._hear})
+
+    def watch(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> Comparison | None:
+        """Compare a group's calls until what this returns is dropped; None for a group on one node.
+
+        Parameters
+        ----------
+        link : Link
+            The group.
+        calls : Calls
+            Its records.
+        report : callable
+            Called in the watchdog's thread with the error of ranks that disagree.
+        """
+        if link.one_node:
+            return None
+        found = self._groups[link.id] = Comparison(link, calls, report)
+        return found
+
+    def look(self) -> None:
+        """Send the new records of this rank, and compare those that have arrived."""
+        for group, each in tuple(self._groups.items()):
+            message = each.news()
+            if message:
+                self._liveness.send(each.successor, _RECORDS, _HEAD.pack(group, 0) + message)
+            error = each.compare()
+            if error is not None:
+                text = _HEAD.pack(group, 0) + str(error).encode()
+                for rank in each.others:
+                    self._liveness.send(rank, _MISMATCH, text)
+                each.report(error)
+
+    def _receive(self, source: int, message: bytearray) -> None:
+        each = self._groups.get(_HEAD.unpack_from(message)[0])
+        if each is not None:
+            each.take(source, message[_HEAD.size :])
+
+    def _hear(self, _: int, message: bytearray) -> None:
+        each = self._groups.get(_HEAD.unpack_from(message)[0])
+        if each is not None:
+            each.report(MismatchError(message[_HEAD.size :].decode()))
+
+
+class Comparison:
+    """The records of one group's node beside those of the node before it."""
+
+    def __init__(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> None:
+        firsts = [int(link.by_node[start]) for start in link.node_starts]
+        self.others = link.others
+        """World ranks of the other members."""
+        self.successor = -1
+        """World rank to which the records go; -1 on ranks that are not the first of their node."""
+        if link.rank in firsts:
+            self.successor = link.ranks[firsts[(firsts.index(link.rank) + 1) % len(firsts)]]
+        self.report = report
+        self._name, self._rank = str(link), link.ranks[link.rank]
+        self._calls = weakref.ref(calls)
+        self._sent = self._compared = 0
+        self._found = False
+        self._theirs: tuple[int, Array, Array] | None = None
+
+    def news(self) -> bytes:
+        """Return this node's last records, if there are new ones."""
+        calls = self._calls()
+        if calls is None or self.successor < 0 or calls.latest == self._sent:
+            return b""
+        self._sent = calls.latest
+        milestones = np.array(list(calls.milestones.items()), _MILESTONE)
+        return _HEAD.pack(milestones.size, 0) + milestones.tobytes() + calls.recent().tobytes()
+
+    def take(self, source: int, message: bytearray) -> None:
+        """Keep the records of the node before this one."""
+        count, _ = _HEAD.unpack_from(message)
+        milestones = np.frombuffer(message, _MILESTONE, count, _HEAD.size)
+        records = np.frombuffer(message, RECORD, -1, _HEAD.size + milestones.nbytes)
+        self._theirs, self._compared = (source, milestones, records), 0
+
+    def compare(self) -> MismatchError | None:
+        """Return the error of the two nodes, once, if they disagree as far as both have come."""
+        calls = self._calls()
+        if calls is None or self._theirs is None or self._found or self._compared == calls.latest:
+            return None
+        self._compared = calls.latest
+        source, milestones, records = self._theirs
+        theirs: dict[int, Any] = {sequence: fields for sequence, *fields in records.tolist() if sequence}
+        for sequence, *fields in sorted(calls.recent().tolist()):
+            if sequence in theirs and Call(*fields).differs(Call(*theirs[sequence])):
+                self._found = True
+                mine, other = Call(*fields).text(sequence), Call(*theirs[sequence]).text(sequence)
+                return mismatch(self._name, self._rank, mine, source, other)
+        before = 0
+        for sequence, history in milestones.tolist():
+            if calls.milestones.get(sequence, history) != history:
+                self._found = True
+                return MismatchError(
+                    f"the ranks of {self._name} disagree: ranks {min(source, self._rank)} and"
+                    f" {max(source, self._rank)} have made different calls between #{before} and #{sequence}; all ranks"
+                    " must call the same operations in the same order (MPIDDP_DEBUG=DETAIL compares each)"
+                )
+            before = sequence
+        return None

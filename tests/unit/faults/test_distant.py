@@ -1,0 +1,129 @@
+"""The comparison of calls between nodes, with made-up groups: what is found, when, and how it is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from mpiddp.errors import MismatchError
+from mpiddp.faults import calls, distant
+from mpiddp.faults.calls import Call, Calls, make_call
+from mpiddp.faults.distant import Distant
+
+SUM = make_call("all_reduce", np.dtype(np.float32), None, 4)
+INT = make_call("all_reduce", np.dtype(np.int32), None, 4)
+
+
+class Node:
+    """The only rank of a node, in a group of one rank a node."""
+
+    def __init__(self, nodes: list[Node], rank: int, size: int) -> None:
+        self.nodes, self.rank = nodes, rank
+        self.handlers: dict[int, Any] = {}
+        self.told: list[str] = []
+        self.sent = 0
+        self.distant = Distant(self)  # type: ignore[arg-type]
+        ranks = tuple(range(size))
+        link: Any = SimpleNamespace(
+            id=9, ranks=ranks, rank=rank, one_node=False, by_node=np.arange(size), node_starts=np.arange(size)
+        )
+        link.node = SimpleNamespace(ranks=(rank,), rank=0)
+        link.others = ranks[:rank] + ranks[rank + 1 :]
+        self.calls = Calls(link, bytearray(calls.REGION_BYTES))
+        self.kept = self.distant.watch(link, self.calls, self.report)
+
+    def report(self, error: MismatchError) -> None:
+        self.told.append(str(error))
+
+    def send(self, to: int, tag: int, message: bytes) -> None:
+        self.sent += 1
+        self.nodes[to].handlers[tag](self.rank, bytearray(message))
+
+    def call(self, *made: Call) -> None:
+        for each in made:
+            self.calls.publish(self.calls.latest + 1, each)
+
+
+def group(size: int) -> list[Node]:
+    nodes: list[Node] = []
+    nodes += [Node(nodes, rank, size) for rank in range(size)]
+    return nodes
+
+
+def look(nodes: list[Node], times: int = 2) -> None:
+    for _ in range(times):
+        for each in nodes:
+            each.distant.look()
+
+
+def test_equal_calls_are_no_mismatch_and_cost_one_message_a_look() -> None:
+    nodes = group(3)
+    for _ in range(5000):
+        for each in nodes:
+            each.call(SUM)
+    look(nodes, 5)
+    assert [each.told for each in nodes] == [[]] * 3
+    assert [each.sent for each in nodes] == [1] * 3, "nothing new was to be sent after the first look"
+
+
+def test_all_ranks_are_told_of_a_mismatch_of_one() -> None:
+    nodes = group(4)
+    for each in nodes:
+        each.call(SUM, SUM, INT if each.rank == 2 else SUM)
+    look(nodes)
+    for each in nodes:
+        assert each.told, each.rank
+        for text in each.told:
+            assert "all_reduce #3 of 4 float32" in text and "rank 2 calls all_reduce #3 of 4 int32 elements" in text
+
+
+def test_a_rank_that_comes_later_is_compared_with_what_arrived_before() -> None:
+    nodes = group(2)
+    nodes[0].call(SUM, SUM)
+    look(nodes)
+    nodes[1].call(SUM)
+    look(nodes)
+    assert not nodes[0].told and not nodes[1].told
+    nodes[1].call(INT)
+    nodes[1].distant.look()
+    assert len(nodes[0].told) == len(nodes[1].told) == 1
+    look(nodes, 3)
+    assert len(nodes[1].told) <= 2, "once from each side at most"
+
+
+def test_thousands_of_calls_in_a_look_are_compared_by_milestones() -> None:
+    nodes = group(2)
+    for each in nodes:
+        each.call(*[SUM] * 1500, INT if each.rank else SUM, *[SUM] * 4000)
+    look(nodes)
+    assert "ranks 0 and 1 have made different calls between #1024 and #2048" in nodes[0].told[0]
+
+
+def test_milestones_are_few() -> None:
+    nodes = group(2)
+    nodes[0].call(*[SUM] * 100_000)
+    assert len(nodes[0].calls.milestones) == 64
+    assert len(nodes[0].kept.news()) < 8000  # type: ignore[union-attr]
+
+
+def test_an_operation_that_compares_itself_is_left_to_do_it() -> None:
+    nodes = group(2)
+    nodes[0].call(SUM.marked())
+    nodes[1].call(INT.marked())
+    look(nodes)
+    assert not nodes[0].told and not nodes[1].told
+    nodes[0].call(SUM.marked())
+    nodes[1].call(INT)
+    look(nodes)
+    assert nodes[0].told and nodes[1].told, "one of them waits for records that the other does not send"
+
+
+def test_a_destroyed_group_is_forgotten() -> None:
+    nodes = group(2)
+    nodes[0].call(SUM)
+    nodes[1].kept = None
+    look(nodes)
+    nodes[0].send(1, distant._MISMATCH, distant._HEAD.pack(9, 0) + b"late")
+    assert not nodes[1].told
