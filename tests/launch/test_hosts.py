@@ -194,6 +194,30 @@ def test_hierarchical_sends_every_byte_once_and_the_ring_more(two, cyclic, ring)
     assert ring <= found["ring"]["bytes"] / size < 1.1 * ring
 
 
+DISAGREEING = """
+import time
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group()
+x = np.ones(4, np.float32)
+dist.all_reduce(x.view(np.int32) if dist.get_rank() == 3 else x)  # equal bytes: MPI says nothing
+while True:
+    time.sleep(0.05)
+    dist.all_reduce(x)
+"""
+
+
+def test_calls_that_differ_are_found_over_the_wire(two, tmp_path):
+    (tmp_path / "program.py").write_text(DISAGREEING)
+    with two.start(4, [sys.executable, tmp_path / "program.py"]) as job:
+        done = job.wait(60)
+    assert done.rc == 111, done
+    assert re.search(
+        r"rank [02] calls all_reduce #1 of 4 float32 .*, rank [23] calls all_reduce #1 of 4", done.stderr
+    ), done
+
+
 # Every rank writes what it knows of the world, before and after one has been killed.
 SURVIVORS = """
 import json, os, signal, sys
