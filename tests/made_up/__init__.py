@@ -18,6 +18,7 @@ import numpy as np
 
 from mpiddp.distributed import groups
 from mpiddp.faults import monitor
+from mpiddp.faults.distant import Distant
 from mpiddp.mpi import world
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.requests import READY
@@ -175,12 +176,14 @@ def gather(size: int, per_node: int) -> World:
 
 def job(size: int, per_node: int) -> Any:
     """Return the job of such a world, which watches nothing."""
+    liveness = SimpleNamespace(register=lambda _: None, retire=lambda _: None, handlers={})
     return SimpleNamespace(
         world=gather(size, per_node),
         failures=SimpleNamespace(
             survivable=False, register=lambda _: None, happened=lambda: False, translate=lambda _: None
         ),
-        liveness=SimpleNamespace(register=lambda _: None, retire=lambda _: None),
+        liveness=liveness,
+        distant=Distant(liveness),  # type: ignore[arg-type]
     )
 
 
