@@ -15,6 +15,8 @@ from . import rendezvous
 from .errors import translated
 
 NAME = "mpiddp"
+_FIRST_WITH_BACKENDS = (2, 15)
+"""The version of torch since which a Backend can be written in Python."""
 
 
 def register() -> None:
@@ -32,10 +34,17 @@ def _create(options: Any, _: Any) -> Any:
     from .process_group import ProcessGroup
 
     with translated():
-        if not options.global_ranks_in_group:
-            whole = default.begin(options.timeout, options.group_rank, options.group_size)
-            return ProcessGroup(whole, options.timeout, default.end)
-        ranks = list(options.global_ranks_in_group)
-        made = mpiddp.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
-    assert isinstance(made, mpiddp.ProcessGroup), "torch asks members only"
-    return ProcessGroup(made, options.timeout, default.free)
+        if options.global_ranks_in_group:
+            ranks = list(options.global_ranks_in_group)
+            group = mpiddp.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
+            assert isinstance(group, mpiddp.ProcessGroup), "torch asks members only"
+            close = default.free
+        else:
+            group = default.begin(options.timeout, options.group_rank, options.group_size)
+            close = default.end
+    made = ProcessGroup(group, options.timeout, close)
+    if torch.__version__ >= _FIRST_WITH_BACKENDS:
+        from .torch_backend import Backend
+
+        made.own(Backend(group, options.timeout, close))
+    return made

@@ -14,21 +14,28 @@ from mpiddp import settings
 
 from .errors import translated
 
-_kept: list[Any] = []
-"""Stores; torch's C++ may hold only its half of one."""
+_latest: Any = None
+"""The store of the last rendezvous."""
 
 
 def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:
     """Give torch a store, this process's rank, and the number of ranks; all ranks do it together."""
     from . import default, store  # what `import torch` would wait for
 
+    global _latest
     told = {name: int(numbers[0]) for name, numbers in parse_qs(urlparse(url).query).items()}
     with translated():
         group = default.begin(timeout, told.get("rank", -1), told.get("world_size", -1))
-        made = store.Store(timeout)
-    _kept.append(made)
-    yield made, group.rank(), group.size()
+        _latest = store.Store(timeout)
+        _latest.announce()
+    yield _latest, group.rank(), group.size()
     raise RuntimeError("ranks of an MPI job do not change: there is no second rendezvous")
+
+
+def renew() -> None:
+    """Let the ranks that are left meet in the store of the first of them; all of them call."""
+    if _latest is not None:
+        _latest.announce()
 
 
 def install() -> None:

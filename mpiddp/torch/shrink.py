@@ -9,8 +9,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from mpiddp import distributed as mpiddp
 
-from . import default
-
 
 def shrink_group(ranks_to_exclude: Sequence[int] = ()) -> None:
     """Make torch's default group anew without ranks that have died, or that are to take no further part.
@@ -41,6 +39,5 @@ def shrink_group(ranks_to_exclude: Sequence[int] = ()) -> None:
     backend = dist.get_backend()
     timeout = c10d._get_default_group().timeout
     mpiddp.shrink_group(ranks_to_exclude)
-    with default.kept():
-        dist.destroy_process_group()
+    dist.destroy_process_group()
     dist.init_process_group(backend, init_method="mpi://", timeout=timeout)

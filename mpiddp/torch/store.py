@@ -22,8 +22,12 @@ _CALLS = (
 )
 
 
+_kept: list[Store] = []
+"""All stores: torch's C++ may hold only its half of one."""
+
+
 class Store(torch.distributed.Store):
-    """A store that all ranks share; made by all of them together.
+    """A store that all ranks share, once they have called `announce` together.
 
     Parameters
     ----------
@@ -33,21 +37,37 @@ class Store(torch.distributed.Store):
 
     def __init__(self, timeout: timedelta) -> None:
         super().__init__()
+        _kept.append(self)
         self._timeout = timeout
+        self._server: TCPStore | None = None  # on rank 0
         self._store: TCPStore | None = None
+        self._address: tuple[str, int] | None = None
+
+    def announce(self) -> None:
+        """Make the store at rank 0 if there is none, and tell all ranks where it is; all ranks call."""
         address: list[Any] = [None]
         if mpiddp.get_rank() == 0:
-            self._store = TCPStore("127.0.0.1", 0, None, True, timeout, wait_for_workers=False)
-            address = [(socket.gethostname(), self._store.port)]
+            if self._server is None:
+                self._server = TCPStore("127.0.0.1", 0, None, True, self._timeout, wait_for_workers=False)
+            address = [(socket.gethostname(), self._server.port)]
         mpiddp.broadcast_object_list(address, src=0)
-        self._host, self._port = address[0]
+        if address[0] != self._address:
+            self._address, self._store = address[0], self._server
+
+    def clone(self) -> Store:
+        """Return another connection to the same store."""
+        made = Store(self._timeout)
+        made._address, made._server, made._store = self._address, self._server, self._server
+        return made
 
     def connected(self) -> TCPStore:
         """Return the store at rank 0."""
         if self._store is None:
             # A host's own name need not resolve.
-            host = "127.0.0.1" if self._host == socket.gethostname() else self._host
-            self._store = TCPStore(host, self._port, None, False, self._timeout, wait_for_workers=False)
+            assert self._address is not None, "announced"
+            name, port = self._address
+            host = "127.0.0.1" if name == socket.gethostname() else name
+            self._store = TCPStore(host, port, None, False, self._timeout, wait_for_workers=False)
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:

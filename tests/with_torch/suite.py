@@ -212,7 +212,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.plan is not None:
         run_rank(json.loads(options.plan.read_text()))
-    sys.path.insert(0, str(HERE.parents[1]))
+    sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
     os.environ.update(WORLD_SIZE=str(options.ranks), RANK="0", TEMP_DIR=tempfile.gettempdir())
     names = options.names or list(SHORT) if options.names or options.short else applicable(load("mpiddp"))
     for variable in ("WORLD_SIZE", "RANK", "BACKEND", "TEMP_DIR", "INIT_METHOD"):

@@ -1,0 +1,37 @@
+"""The Backend of torch 2.15 and later, beside the process group of each: what torch's shrink_group asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch._C import _distributed_c10d as c10d
+
+from mpiddp import distributed as mpiddp
+
+from . import default, rendezvous
+from .errors import translated
+from .process_group import Operations
+
+
+class Backend(Operations, c10d.Backend):
+    """The calls of a group, and the way to one without some of its ranks."""
+
+    def __init__(
+        self, group: mpiddp.ProcessGroup, timeout: timedelta, close: Callable[[mpiddp.ProcessGroup], None]
+    ) -> None:
+        c10d.Backend.__init__(self, group.rank(), group.size())
+        Operations.__init__(self, group, timeout, close)
+
+    @property
+    def supports_shrinking(self) -> bool:
+        """Whether `shrink` works: in the group of all ranks."""
+        return self.group is mpiddp.group.WORLD
+
+    def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> Backend:
+        """Return the backend of a new group without some ranks (``torch.distributed.shrink_group``)."""
+        with translated():
+            made = mpiddp.shrink_group(ranks_to_exclude, shrink_flags=shrink_flags)
+            rendezvous.renew()
+        return Backend(made, self.timeout, default.end)
