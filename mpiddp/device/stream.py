@@ -145,6 +145,14 @@ def on(stream: Any) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def external(pointer: int, device: int) -> Iterator[None]:
+    """Make a stream of another library, by its address, and its device the current ones."""
+    cuda = _cuda()
+    with cuda.Device(device), cuda.ExternalStream(pointer, device):
+        yield
+
+
 def under(stream: Any, steps: Generator[Any, None, Any]) -> Generator[Any, None, Any]:
     """Run steps, each with ``stream`` as the current one."""
     while True:

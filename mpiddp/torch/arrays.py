@@ -15,9 +15,12 @@ import torch
 
 from mpiddp.typing import Array
 
+from . import cuda
+
 _NUMPY = frozenset(
     (
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
         *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
     )
 )
@@ -55,47 +58,58 @@ class Loan:
     """Tensors lent to one call as flat arrays.
 
     What could not be lent itself is copied, and copied back by `give_back`.
+
+    Attributes
+    ----------
+    device : torch.device or None
+        Where arrays of it are CuPy's; the call is made under `cuda.on_stream` then.
     """
 
-    __slots__ = ("_copies",)
+    __slots__ = ("_copies", "device")
 
     def __init__(self) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.device: torch.device | None = None
 
     def input(self, tensor: torch.Tensor, *, moved: bool = False) -> Array:
         """Return the array of a tensor that is read only; ``moved``: its bytes will do."""
-        return _flat(_host(tensor), moved)
+        return self._flat(self._lent(tensor), moved)
 
     def output(self, tensor: torch.Tensor, *, moved: bool = False) -> Array:
         """Return the array of a tensor that is written to, and may be read before; ``moved``: its bytes will do."""
-        host = _host(tensor)
-        if host.data_ptr() != tensor.data_ptr() or host.device != tensor.device:
-            self._copies.append((tensor, host))
-        return _flat(host, moved)
+        lent = self._lent(tensor)
+        if lent.data_ptr() != tensor.data_ptr() or lent.device != tensor.device:
+            self._copies.append((tensor, lent))
+        return self._flat(lent, moved)
 
     def give_back(self) -> None:
         """Copy results to where they belong."""
-        for tensor, host in self._copies:
-            tensor.detach().copy_(host)
+        for tensor, lent in self._copies:
+            tensor.detach().copy_(lent)
+            if lent.is_cuda:  # this stream may be another than that it was made on
+                lent.record_stream(torch.cuda.current_stream(lent.device))
         self._copies.clear()
 
+    def _lent(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor, or a copy of it: contiguous, and in memory that NumPy or CuPy can look at."""
+        found = tensor.detach()
+        if found.layout is not torch.strided:
+            raise TypeError(
+                f"this operation takes dense tensors, got one of layout {found.layout}; pass tensor.to_dense()"
+            )
+        if not found.is_cpu and not cuda.usable(found):
+            found = found.cpu()
+        return found.resolve_conj().resolve_neg().contiguous()
 
-def _host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy of it, contiguous and in the host's memory."""
-    found = tensor.detach()
-    if found.layout is not torch.strided:
-        raise TypeError(f"this operation takes dense tensors, got one of layout {found.layout}; pass tensor.to_dense()")
-    if not found.is_cpu:
-        found = found.cpu()
-    return found.resolve_conj().resolve_neg().contiguous()
-
-
-def _flat(host: torch.Tensor, moved: bool) -> Array:
-    flat = host.view(-1)
-    if host.dtype in _NUMPY:
-        return flat.numpy()
-    if host.dtype == torch.bfloat16 and not moved:
-        return flat.view(torch.int16).numpy().view(_bfloat16())
-    if moved:
-        return flat.view(torch.uint8).numpy()
-    raise TypeError(f"there is no reduction of {host.dtype}: convert it, such as by tensor.float()")
+    def _flat(self, lent: torch.Tensor, moved: bool) -> Array:
+        flat, dtype = lent.view(-1), None
+        if lent.dtype not in _NUMPY and moved:
+            flat = flat.view(torch.uint8)
+        elif lent.dtype == torch.bfloat16:
+            flat, dtype = flat.view(torch.int16), _bfloat16()
+        elif lent.dtype not in _NUMPY:
+            raise TypeError(f"there is no reduction of {lent.dtype}: convert it, such as by tensor.float()")
+        if not lent.is_cpu:
+            self.device = lent.device
+        found: Array = flat.numpy() if lent.is_cpu else cuda.as_array(flat)
+        return found if dtype is None else found.view(dtype)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from datetime import timedelta
 
 from mpiddp import distributed as mpiddp
 
+from . import cuda
+
 _ours = False
-_kept = False
 
 
 def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> mpiddp.ProcessGroup:
@@ -24,7 +23,7 @@ def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> mpiddp.ProcessG
     """
     global _ours
     if not mpiddp.is_initialized():
-        mpiddp.init_process_group(timeout=timeout, rank=rank, world_size=size)
+        mpiddp.init_process_group(timeout=timeout, rank=rank, world_size=size, device_id=cuda.chosen())
         _ours = True
     found = mpiddp.group.WORLD
     assert found is not None
@@ -39,24 +38,11 @@ def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> mpiddp.ProcessG
 def end(group: mpiddp.ProcessGroup) -> None:
     """End the group of all ranks, and with it all others."""
     global _ours
-    if _ours and not _kept:
+    if _ours and group is mpiddp.group.WORLD:
         _ours = False
-        if mpiddp.is_initialized():
-            mpiddp.destroy_process_group()
+        mpiddp.destroy_process_group()
 
 
 def free(group: mpiddp.ProcessGroup) -> None:
     """End a group of some ranks."""
-    if not _kept and mpiddp.is_initialized():
-        mpiddp.destroy_process_group(group)
-
-
-@contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """Let torch destroy its groups, and mpiddp's stay."""
-    global _kept
-    _kept = True
-    try:
-        yield
-    finally:
-        _kept = False
+    mpiddp.destroy_process_group(group)

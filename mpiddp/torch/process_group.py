@@ -6,6 +6,7 @@ call that need not be asynchronous returns None: the function has returned when 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from torch.distributed.constants import default_pg_timeout
 from mpiddp import distributed as mpiddp
 from mpiddp.typing import Array
 
+from . import cuda
 from .arrays import Loan, is_plain
 from .errors import translate, translated
 from .symmetric import symmetric_empty
@@ -51,8 +53,8 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return found if found is not None and 0 < found != _NO_TIMEOUT_OF_ITS_OWN else None
 
 
-class ProcessGroup(torch.distributed.ProcessGroup):
-    """A group of mpiddp's as one of torch's.
+class Operations:
+    """The calls of torch's that communicate in a group of mpiddp's.
 
     Parameters
     ----------
@@ -67,10 +69,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def __init__(
         self, group: mpiddp.ProcessGroup, timeout: timedelta, close: Callable[[mpiddp.ProcessGroup], None]
     ) -> None:
-        super().__init__(group.rank(), group.size())
         self.group = group
         self._close = close
-        self._name = self._description = ""
         self.timeout = timeout
         self._timeout_s = _seconds(timeout)
         self._calls = 0
@@ -81,30 +81,6 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802
         """Return ``"mpiddp"``."""
         return "mpiddp"
-
-    def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Keep the name by which torch finds the group."""
-        self._name = name
-
-    def getGroupName(self) -> str:  # noqa: N802
-        """Return the name by which torch finds the group."""
-        return self._name
-
-    def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Keep the group's description."""
-        self._description = description
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        """Return the group's description."""
-        return self._description
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        cuda = [torch.device("cuda")] if torch.cuda.is_available() else []
-        return [torch.device("cpu"), *cuda]
-
-    def _get_backend(self, device: torch.device) -> ProcessGroup:
-        return self
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         """Tell whether `allocate_tensor` has memory on ``device``."""
@@ -136,8 +112,9 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     def shutdown(self) -> None:
         """End the group; all its ranks call it."""
-        with translated():
-            self._close(self.group)
+        if not self.group.link.closed:
+            with translated():
+                self._close(self.group)
 
     def abort(self) -> None:
         """Give the group up without the other ranks; nothing is freed before the program ends."""
@@ -167,6 +144,10 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         **named: Any,
     ) -> Work | None:
         """Make several calls of one function, which end as one."""
+        if loan.device is not None:
+            place, loan.device = loan.device, None
+            with cuda.on_stream(place):
+                return self._calls_of(function, calls, outputs, loan, options, timeout_s, **named)
         self._calls += len(calls)
         limit_s = timeout_s or self._timeout_s
         try:
@@ -225,14 +206,14 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         """``torch.distributed.broadcast``."""
         loan, tensor = Loan(), tensors[opts.rootTensor]
         root = opts.rootRank
-        x = loan.input(tensor, moved=True) if root == self.rank() else loan.output(tensor, moved=True)
+        x = loan.input(tensor, moved=True) if root == self.group.rank() else loan.output(tensor, moved=True)
         return self._call(mpiddp.broadcast, (x,), tensors, loan, opts, group_src=root)
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work | None:
         """``torch.distributed.reduce``."""
         loan, tensor = Loan(), tensors[opts.rootTensor]
         root = opts.rootRank
-        x = loan.output(tensor) if root == self.rank() else loan.input(tensor)
+        x = loan.output(tensor) if root == self.group.rank() else loan.input(tensor)
         return self._call(mpiddp.reduce, (x,), tensors, loan, opts, group_dst=root, op=_reduction(opts.reduceOp))
 
     def barrier(self, opts: Any = None) -> Work | None:
@@ -242,7 +223,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """``torch.distributed.monitored_barrier``."""
         with translated():
-            mpiddp.monitored_barrier(self.group, timeout, wait_all_ranks)
+            mpiddp.monitored_barrier(self.group, getattr(timeout, "timeout", timeout), wait_all_ranks)
 
     def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Work | None:
         """``torch.distributed.all_gather``."""
@@ -325,7 +306,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     def _parts(self, flat: Array, tensor: torch.Tensor, splits: Sequence[int] | None) -> list[Array]:
         """Cut an array into what goes to, or comes from, each rank: so many rows of the tensor."""
-        rows, size = tensor.shape[0] if tensor.ndim else 1, self.size()
+        rows, size = tensor.shape[0] if tensor.ndim else 1, self.group.size()
         if not splits:
             if rows % size:
                 raise ValueError(f"Tensor's dim 0 ({rows}) does not divide equally across group size {size}")
@@ -342,7 +323,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
         """``torch.distributed.isend``; ``dst`` is a rank of the group."""
-        return self._message(mpiddp.isend, Loan().input(tensors[0], moved=True), tensors, Loan(), tag, group_dst=dst)
+        loan = Loan()
+        return self._message(mpiddp.isend, loan.input(tensors[0], moved=True), tensors, loan, tag, group_dst=dst)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Work:
         """``torch.distributed.irecv``; ``src`` is a rank of the group."""
@@ -355,7 +337,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return self._message(mpiddp.irecv, loan.output(tensors[0], moved=True), tensors, loan, tag)
 
     def _message(self, function: Any, x: Array, tensors: Tensors, loan: Loan, tag: int, **peer: int) -> Work:
-        with translated():
+        with translated(), contextlib.nullcontext() if loan.device is None else cuda.on_stream(loan.device):
             work = function(x, group=self.group, tag=tag, **peer)
         return self._submitted(Received([work], tensors, loan, self._timeout_s, self.group))
 
@@ -366,6 +348,54 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+    allreduce_sparse = allreduce
+
+
+class ProcessGroup(Operations, torch.distributed.ProcessGroup):
+    """A group of mpiddp's as one of torch's; see `Operations`.
+
+    Since 2.15 torch also takes a Backend (`backend.Backend`), which this group has; but it hides the Works of one
+    behind objects of its own that can be waited for and not be asked.
+    """
+
+    def __init__(
+        self, group: mpiddp.ProcessGroup, timeout: timedelta, close: Callable[[mpiddp.ProcessGroup], None]
+    ) -> None:
+        torch.distributed.ProcessGroup.__init__(self, group.rank(), group.size())
+        Operations.__init__(self, group, timeout, close)
+        self._name = self._description = ""
+        self._backend: Any = None
+
+    def own(self, backend: Any) -> None:
+        """Take the Backend that torch's tools ask for."""
+        self._backend = backend
+        kind = torch.distributed.ProcessGroup.BackendType.CUSTOM
+        for device in self._device_types:
+            self._register_backend(device, kind, backend)
+        self._set_default_backend(kind)
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Keep the name by which torch finds the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name by which torch finds the group."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Keep the group's description."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return the group's description."""
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(each) for each in ("cpu", "cuda") if each == "cpu" or torch.cuda.is_available()]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self._backend or self
 
 
 class Received(Work):
@@ -402,9 +432,9 @@ def _all_reduce_sparse(tensor: torch.Tensor, op: mpiddp.ReduceOp, group: mpiddp.
         raise TypeError(f"sparse tensors can be reduced by SUM only, got {op}")
     mine = tensor.detach().coalesce()
     parts: list[Any] = [None] * group.size()
-    mpiddp.all_gather_object(parts, (mine.indices().numpy(), mine.values().numpy()), group)
+    mpiddp.all_gather_object(parts, (mine.indices().cpu().numpy(), mine.values().cpu().numpy()), group)
     indices = torch.cat([torch.from_numpy(part) for part, _ in parts], dim=1)
     values = torch.cat([torch.from_numpy(part) for _, part in parts])
-    total = torch.sparse_coo_tensor(indices, values, tensor.shape)
+    total = torch.sparse_coo_tensor(indices, values, tensor.shape, device=tensor.device)
     with torch.no_grad():  # a detached one would get indices and values of its own
         tensor.copy_(total.coalesce())

@@ -26,7 +26,7 @@ class _Driven(Future[Any]):
     """The future of a Work: whoever waits for it in Python drives MPI. C++ cannot, and is served by `Work`."""
 
     def __init__(self, work: Work) -> None:
-        super().__init__()
+        super().__init__(devices=list({each.device for each in work.result() if each.is_cuda}))
         self._work = work
 
     def done(self) -> bool:

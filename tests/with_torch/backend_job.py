@@ -14,7 +14,7 @@ import mpiddp
 import mpiddp.torch
 from mpiddp.shm.segment import find
 
-DTYPES = (torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (torch.uint8, torch.uint32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_dtypes_and_layouts(rank: int, size: int) -> None:
@@ -38,6 +38,34 @@ def check_dtypes_and_layouts(rank: int, size: int) -> None:
     floats8 = [torch.zeros(4, dtype=torch.float8_e4m3fn) for _ in range(size)]
     dist.all_gather(floats8, torch.full((4,), float(rank)).to(torch.float8_e4m3fn))
     assert [each.float()[0].item() for each in floats8] == list(range(size))
+
+
+def check_views(rank: int, size: int) -> None:
+    """Outputs and inputs that overlap as FSDP's do, negative bits, columns, no dimension, no element."""
+    whole = torch.zeros(4 * size)
+    mine = whole[4 * rank : 4 * rank + 4]
+    mine += rank
+    dist.all_gather_single(whole, mine)
+    assert torch.equal(whole, torch.arange(float(size)).repeat_interleave(4))
+    whole = torch.arange(4.0 * size)
+    dist.reduce_scatter_single(mine := whole[4 * rank : 4 * rank + 4], whole)
+    assert torch.equal(mine, size * torch.arange(4.0 * rank, 4 * rank + 4))
+    negative = torch.complex(torch.ones(3), torch.ones(3)).conj().imag
+    assert negative.is_neg()
+    dist.all_reduce(negative)
+    assert (negative == -size).all()
+    base = torch.zeros(4, 4 * size)
+    dist.all_gather([base[:, 4 * each : 4 * each + 4] for each in range(size)], torch.full((4, 4), float(rank)))
+    assert (base == torch.arange(float(size)).repeat_interleave(4)).all()
+    scalars = [torch.zeros(()) for _ in range(size)]
+    dist.all_gather(scalars, torch.tensor(float(rank)))
+    assert [each.item() for each in scalars] == list(range(size))
+    dist.all_reduce(torch.zeros(0))
+    dist.all_reduce(product := nn.Parameter(torch.ones(3)) * 2)
+    assert (product == 2 * size).all() and product.requires_grad
+    with torch.inference_mode():
+        dist.all_reduce(x := torch.ones(2, 3).t())
+    assert (x == size).all()
 
 
 def check_zero_copy() -> None:
@@ -199,6 +227,7 @@ def main() -> None:
     assert (rank, size) == (mpiddp.get_rank(), mpiddp.get_world_size())
     assert dist.get_backend() == "mpiddp"
     check_dtypes_and_layouts(rank, size)
+    check_views(rank, size)
     check_zero_copy()
     check_asynchronous(rank, size)
     check_messages(rank, size)

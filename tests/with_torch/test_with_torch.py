@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness import launcher
+from harness.faking import FOLDER
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -23,6 +25,17 @@ pytestmark = [
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_backend(ranks: int) -> None:
     ended = launcher.mpirun(ranks, HERE / "backend_job.py", timeout_s=120)
+    assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_cuda_tensors_go_as_cupy_arrays(ranks: int) -> None:
+    """Tensors that only say so, on the fake device: there is no CUDA here."""
+    pytest.importorskip("ml_dtypes")
+    search = f"{FOLDER}:{launcher.environment().get('PYTHONPATH', '')}"
+    command = [*launcher.launch(ranks), sys.executable, HERE / "cuda_job.py"]
+    with launcher.Program(command, {"PYTHONPATH": search, "PYTHONWARNINGS": "ignore:ranks"}) as job:
+        ended = job.wait(120)
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
 
 
@@ -87,6 +100,19 @@ def test_a_killed_rank_raises_on_the_others_and_training_goes_on() -> None:
     raised = [line for line in ended.stdout.splitlines() if "RankFailedError of ranks [1]" in line]
     assert len(raised) == 2 and all(float(line.split()[-2]) < 2 for line in raised), ended
     assert ended.stdout.count("12 steps, 2 ranks, equal: True") == 2, ended
+
+
+def _torch_has_backends() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    return tuple(map(int, importlib.metadata.version("torch").split("+")[0].split(".")[:2])) >= (2, 15)
+
+
+@pytest.mark.once
+@pytest.mark.skipif(not _torch_has_backends(), reason="torch takes Backends written in Python since 2.15")
+def test_torch_s_own_shrink_group() -> None:
+    ended = launcher.mpirun(4, HERE / "shrink_job.py", timeout_s=120)
+    assert ended.rc == 0 and ended.stdout.count("all right") == 3, ended
 
 
 def test_torch_s_own_suite_in_short() -> None:

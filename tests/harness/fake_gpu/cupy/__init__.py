@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _memory, cuda, lib
+from . import _late, _memory, cuda, lib
 from ._array import array, call, ndarray
 from ._kernel import ElementwiseKernel
 
@@ -38,6 +38,27 @@ def empty_like(prototype: ndarray, dtype: Any = None, shape: Any = None, **_: An
 def asarray(a: Any, dtype: Any = None, order: str | None = None) -> ndarray:
     """Return an array on the device."""
     return array(a, dtype, copy=False)
+
+
+class _Host:
+    """Memory of another library's device, which is the host's here, as NumPy takes it."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._x.__dlpack__(stream=_late.get_current_stream().ptr or 1)
+
+
+def from_dlpack(x: Any) -> ndarray:
+    """Return an array over the memory of another library's."""
+    assert x.__dlpack_device__()[0] == 2, "CuPy takes CUDA's memory only"
+    host = np.from_dlpack(_Host(x))
+    memory = _memory.UnownedMemory(host.__array_interface__["data"][0], host.nbytes, host, x.__dlpack_device__()[1])
+    return ndarray(host.shape, host.dtype, _memory.MemoryPointer(memory, 0), host.strides)
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:

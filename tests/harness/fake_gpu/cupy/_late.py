@@ -123,6 +123,20 @@ class Stream:
             _do_first(self)
 
 
+class ExternalStream:
+    """A stream by its address, as another library would tell it (``cupy.cuda.ExternalStream``)."""
+
+    def __init__(self, ptr: int, device_id: int = -1) -> None:
+        self._stream = stream_at(ptr)
+        assert device_id in (-1, self._stream.device_id, get_device()), "a stream of another device"
+
+    def __enter__(self) -> Stream:
+        return self._stream.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.__exit__(*error)
+
+
 class Event:
     """A point in a stream (``cupy.cuda.Event``)."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._late import Event, Stream, get_current_stream, synchronize_all
+from .._late import Event, ExternalStream, Stream, get_current_stream, synchronize_all
 from .._memory import BaseMemory, Memory, MemoryPointer, UnownedMemory, alloc_pinned_memory
 from . import runtime
 
@@ -58,6 +58,7 @@ __all__ = [
     "BaseMemory",
     "Device",
     "Event",
+    "ExternalStream",
     "Memory",
     "MemoryPointer",
     "Stream",

@@ -1,0 +1,54 @@
+"""CUDA tensors as CuPy arrays, without a copy: mpiddp's own paths for GPUs take them from there.
+
+CuPy's current stream is torch's for as long as a call submits its operation, so kernels that torch has queued come
+first. An operation of mpiddp's ends when the device has done its work, so nothing has to be ordered after it. Without
+CuPy tensors are copied through the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+
+import numpy as np
+import torch
+
+from mpiddp import device
+from mpiddp.device import dlpack, namespace, stream
+from mpiddp.typing import Array
+
+
+def usable(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor can be a CuPy array: it is on CUDA, and CuPy is there and not too old for its dtype."""
+    if not tensor.is_cuda or device.cuda_fault() is not None:
+        return False
+    if tensor.dtype == torch.bfloat16:
+        try:
+            namespace.expect_bfloat16()
+        except TypeError:
+            return False
+    return True
+
+
+def as_array(flat: torch.Tensor) -> Array:
+    """Return a contiguous CUDA tensor as a CuPy array."""
+    with on_stream(flat.device):
+        if flat.dtype == torch.bool:  # which not every DLPack knows
+            return dlpack.adopt(flat.view(torch.uint8)).view(np.bool_)
+        return dlpack.adopt(flat)
+
+
+def on_stream(place: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Make torch's current stream of a device CuPy's, and the device the current one."""
+    return stream.external(torch.cuda.current_stream(place).cuda_stream, place.index)
+
+
+def chosen() -> int | None:
+    """Return the number of the GPU that the program has chosen, or None where it uses none, or there is no CuPy.
+
+    A program that uses one has chosen it before the process group is made (``torch.cuda.set_device``). mpiddp then asks
+    MPI and the other ranks about theirs.
+    """
+    if torch.cuda.is_initialized() and importlib.util.find_spec("cupy") is not None and device.cuda_fault() is None:
+        return int(torch.cuda.current_device())
+    return None
