@@ -8,7 +8,6 @@ CuPy tensors are copied through the host.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 
 import numpy as np
 import torch
@@ -49,6 +48,6 @@ def chosen() -> int | None:
     A program that uses one has chosen it before the process group is made (``torch.cuda.set_device``). mpiddp then asks
     MPI and the other ranks about theirs.
     """
-    if torch.cuda.is_initialized() and importlib.util.find_spec("cupy") is not None and device.cuda_fault() is None:
+    if torch.cuda.is_initialized() and device.cuda_fault() is None:
         return int(torch.cuda.current_device())
     return None
