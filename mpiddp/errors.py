@@ -57,7 +57,7 @@ class RankFailedError(DistError):
     Parameters
     ----------
     text : str
-        What has happened.
+        The failure.
     ranks : list or tuple of int
         The dead ranks, by their numbers in the world that they were in, as far as this rank knows.
     """

@@ -23,7 +23,7 @@ class HoldsArray(Protocol):
 
 
 ArrayLike: TypeAlias = Array | HoldsArray
-"""What every operation takes: an array, or something that holds one."""
+"""An argument of every operation: an array, or an object that holds one."""
 
 DTypeLike: TypeAlias = npt.DTypeLike
 Shape: TypeAlias = tuple[int, ...]

@@ -7,7 +7,7 @@ from .transfer import download, placed, synchronize, upload
 
 
 def forget() -> None:
-    """Forget everything about devices: for tests, which replace CuPy by a fake."""
+    """Forget everything about devices, for tests with a fake CuPy."""
     choice.forget()
     stream.forget()
     pinned.forget()

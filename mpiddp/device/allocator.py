@@ -11,7 +11,7 @@ _KEEP_BELOW_BYTES = 1 << 30
 
 
 def tune_allocator() -> bool:
-    """Let the process keep the memory of freed arrays for the next ones.
+    """Keep the memory of freed arrays for the next ones.
 
     glibc maps every array of more than 128 KiB (a limit that grows to 32 MiB on its own) and unmaps it when it is
     freed, and trims the heap. So a training step maps, faults in and zeroes the same pages again: about half of its

@@ -12,7 +12,7 @@ _index: int | None = None
 
 @functools.cache
 def cuda_fault() -> str | None:
-    """Return the reason why CuPy arrays cannot be used in this process, or None. Imports CuPy, which takes a second."""
+    """Return the reason why CuPy cannot be used in this process, or None. Imports CuPy, which takes a second."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'mpiddp[cuda12]' or 'mpiddp[cuda13]', whichever your driver has"
     try:
@@ -25,16 +25,16 @@ def cuda_fault() -> str | None:
 
 
 def device_count() -> int:
-    """Return the number of GPUs that this process sees."""
+    """Return the number of visible GPUs."""
     if cuda_fault() is not None:
         return 0
     return int(importlib.import_module("cupy").cuda.runtime.getDeviceCount())
 
 
 def set_device(index: int) -> None:
-    """Choose the GPU on which this process allocates (``torch.cuda.set_device``).
+    """Choose this process's GPU (``torch.cuda.set_device``).
 
-    Without a GPU the index is only remembered, so that one script runs on both.
+    Without a GPU the index is only remembered: one script runs on both.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def current_device() -> int:
 
 
 def choose(local_rank: int) -> None:
-    """Choose the GPU of a rank by its number on its node, if the program has neither chosen one nor allocated on one.
+    """Choose a rank's GPU by its local rank, unless the program has chosen one or allocated on one.
 
     Does nothing if CuPy is not in use.
     """
@@ -79,12 +79,12 @@ def choose(local_rank: int) -> None:
 
 
 def in_use() -> bool:
-    """Return whether CuPy has been imported in this process and finds a GPU."""
+    """Return True if CuPy has been imported and finds a GPU."""
     return "cupy" in sys.modules and cuda_fault() is None
 
 
 def device_uuid() -> bytes:
-    """Return bytes that identify the current device on all nodes and in every container.
+    """Return the identity of the current device, unique over nodes and containers.
 
     CuPy cuts the UUID at its first zero byte. The bus id tells devices of a node apart where too little is left; parts
     of one device, which share their bus id, differ by their UUIDs.

@@ -13,7 +13,7 @@ from .namespace import expect_bfloat16
 
 
 def is_read_only(x: Any) -> bool:
-    """Return whether the owner of GPU memory forbids writing to it, which CuPy's arrays cannot say.
+    """Return True if the owner of GPU memory forbids writes, which CuPy's arrays cannot say.
 
     The CUDA array interface says it; DLPack before 1.0, which most libraries export, does not.
     """

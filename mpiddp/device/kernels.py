@@ -71,7 +71,7 @@ def source(
     combine : str
         The function of two elements, by NumPy's name.
     rows, outs : int
-        How many arrays it reads and writes.
+        Numbers of arrays that it reads and writes.
     factored, divided : bool
         True for a factor of each row, and for a divided result.
     narrow : tuple of bool

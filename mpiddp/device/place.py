@@ -73,7 +73,7 @@ class Handed:
     Parameters
     ----------
     place : Place
-        Where the other thread will work.
+        The other thread's device.
     """
 
     def __init__(self, place: Place) -> None:

@@ -13,7 +13,7 @@ from mpiddp.mpi.link import Link
 logger = logging.getLogger("mpiddp")
 
 default_pg_timeout = timedelta(minutes=30)
-"""How long an operation may take where neither ``timeout=`` nor ``MPIDDP_TIMEOUT`` says otherwise."""
+"""Time limit of an operation without ``timeout=`` and ``MPIDDP_TIMEOUT``."""
 
 
 class Backend(str):
@@ -60,7 +60,7 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
     backend : str or None
         A name, or a list of ``device:name`` pairs, as in torch.
     default : str, default "mpi"
-        What None and ``Backend.UNDEFINED`` stand for.
+        The meaning of None and ``Backend.UNDEFINED``.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
 def connect(link: Link, backend: str) -> None:
     """Connect the ranks of a new group by NCCL, if that is its backend; all of them call.
 
-    Where they share a GPU, or some have none, or no NCCL, their arrays go over MPI, and the first rank warns.
+    If they share a GPU, or some have none, or no NCCL, their arrays go over MPI, and the first rank warns.
     """
     wrong = nccl.connect(link, backend == "nccl")
     if wrong is not None and backend == "nccl" and link.rank == 0:

@@ -1,4 +1,4 @@
-"""``MPIDDP_DEBUG``: logs every operation (INFO), and finds ranks that disagree and buffers touched too early (DETAIL).
+"""``MPIDDP_DEBUG``: logs every operation (INFO); finds disagreeing ranks and buffers touched too early (DETAIL).
 
 With DETAIL every collective is preceded by an all-gather of 8 bytes: a digest of operation, sequence number, dtype,
 shape, root and reduction. Where digests differ, all ranks exchange what they call and raise the same `MismatchError`.

@@ -112,7 +112,7 @@ class ProcessGroup:
 
 
 def as_rank(value: object) -> int:
-    """Return a rank as an int: NumPy's integers are ranks too; TypeError for anything else, truth values included."""
+    """Return a rank as an int, also one of NumPy; TypeError for anything else, bool included."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -121,7 +121,7 @@ def as_rank(value: object) -> int:
 
 
 class GroupMember:
-    """The result of `new_group` on a rank that is not in the group."""
+    """The result of `new_group` on a non-member."""
 
     NON_GROUP_MEMBER: Literal[-100] = -100
 
@@ -178,7 +178,7 @@ def default_group() -> ProcessGroup:
 
 
 def has_default() -> bool:
-    """Return whether there is a group of all ranks."""
+    """Return True if there is a group of all ranks."""
     return _default is not None
 
 
@@ -189,14 +189,14 @@ def expect_idle() -> None:
 
 
 def discard() -> None:
-    """End all groups without freeing their communicators, which not all of their ranks would."""
+    """End all groups without freeing communicators, as not all ranks would."""
     for each in _groups:
         each.link.discard()
     disown(NOT_INITIALIZED)
 
 
 def disown(reason: str) -> None:
-    """Forget all groups without freeing them, in a process that must not touch MPI; say ``reason`` when asked."""
+    """Forget all groups in a process that must not touch MPI; ``reason`` is the error of further uses."""
     global _default, _made, _missing
     for each in _groups:
         each.link.closed = True
@@ -205,7 +205,7 @@ def disown(reason: str) -> None:
 
 
 def member(given: GroupLike, operation: str) -> ProcessGroup | None:
-    """Return the group to communicate in, or None, with torch's warning, for a rank that is not in it.
+    """Return the group, or None, with torch's warning, on a non-member.
 
     Raises
     ------
@@ -233,7 +233,7 @@ def member(given: GroupLike, operation: str) -> ProcessGroup | None:
 
 
 def resolve(given: GroupLike) -> ProcessGroup | None:
-    """Return the group that is asked about, or None for a rank that is not in it."""
+    """Return the group, or None on a non-member."""
     return None if given == GroupMember.NON_GROUP_MEMBER else member(given, "this")
 
 
@@ -243,7 +243,7 @@ def get_rank(group: GroupLike = None) -> int:
     Parameters
     ----------
     group : ProcessGroup, optional
-        The group that is asked about; that of all ranks by default.
+        The group; all ranks by default.
 
     Returns
     -------
@@ -265,7 +265,7 @@ def get_world_size(group: GroupLike = None) -> int:
     Parameters
     ----------
     group : ProcessGroup, optional
-        The group that is asked about; that of all ranks by default.
+        The group; all ranks by default.
 
     Returns
     -------
@@ -282,7 +282,7 @@ def get_world_size(group: GroupLike = None) -> int:
 
 
 def known(given: GroupLike) -> ProcessGroup:
-    """Return the group that is asked about; ValueError on a rank that is not in it."""
+    """Return the group; ValueError on a non-member."""
     found = resolve(given)
     if found is None:
         raise ValueError("Invalid process group specified: this rank is not a member of it")
@@ -332,7 +332,7 @@ def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
     Parameters
     ----------
     group : ProcessGroup or None
-        The group that is asked about; None: that of all ranks.
+        The group; None: all ranks.
 
     Returns
     -------
@@ -348,7 +348,7 @@ def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
 
 
 def get_pg_count() -> int:
-    """Return how many groups this process is in (``torch.distributed.get_pg_count``)."""
+    """Return the number of this process's groups (``torch.distributed.get_pg_count``)."""
     return len(_groups)
 
 

@@ -31,12 +31,12 @@ _FORKED = (
 
 
 def is_available() -> bool:
-    """Return whether the package can be used (``torch.distributed.is_available``)."""
+    """Return True (``torch.distributed.is_available``)."""
     return True
 
 
 def is_initialized() -> bool:
-    """Return whether the default process group has been made (``torch.distributed.is_initialized``)."""
+    """Return True if there is a default process group (``torch.distributed.is_initialized``)."""
     return groups.has_default()
 
 
@@ -84,14 +84,15 @@ def init_process_group(
     init_method, store, group_name, pg_options
         Accepted for compatibility; nothing is needed.
     timeout : timedelta or float, optional
-        How long an operation may take; a number is seconds. Default: 30 minutes, or ``MPIDDP_TIMEOUT`` seconds.
+        Time limit of an operation; a number is seconds. Default: 30 minutes, or ``MPIDDP_TIMEOUT`` seconds.
     world_size, rank : int, default -1
-        What the program believes; a contradiction to MPI is an error, with the backend "mpi" a warning as in torch.
+        The program's claims; a contradiction to MPI is an error, with the backend "mpi" torch's warning.
     device_id : int, optional
         The GPU of this rank. By default, in a program that has imported CuPy and has neither chosen a GPU nor allocated
         on one, the rank's number on its node modulo the number of visible GPUs.
     comm : mpi4py intracommunicator, optional
-        The ranks to work with instead of all. Every rank of the world calls, each with the communicator that it is in.
+        The ranks to work with. Every rank of the world calls, each with its communicator, also one that never
+        communicates (``comm=MPI.COMM_WORLD.Split(reads_files)``): a rank that does not call keeps the others waiting.
 
     Raises
     ------
@@ -118,7 +119,7 @@ def init_process_group(
 
 
 def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:
-    """Make the default process group of the ranks of ``comm``, or of all that run; all of them call."""
+    """Make the default process group of the ranks of ``comm``, or of all that run; collective."""
     world = job.world
     if comm is None and len(world.running) < world.size:
         own = among(world.comm, world.running)
@@ -155,7 +156,7 @@ def destroy_process_group(group: GroupLike = None) -> None:
     ValueError
         If the group has been destroyed already.
     DistError
-        If operations of the group are not finished.
+        If operations of the group are pending.
     """
     groups.destroy(group)
 
@@ -163,13 +164,13 @@ def destroy_process_group(group: GroupLike = None) -> None:
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return this process's rank among those of its node (``torch.distributed.get_node_local_rank``).
 
-    Known from MPI once the process group has been made, before that from LOCAL_RANK, which ``import mpiddp`` fills
+    MPI's word after `init_process_group`; before it LOCAL_RANK, which ``import mpiddp`` fills
     from the launcher.
 
     Parameters
     ----------
     fallback_rank : int, optional
-        What to return where neither knows.
+        The value if neither knows.
 
     Raises
     ------
@@ -194,7 +195,7 @@ def get_backend(group: GroupLike = None) -> str:
     Parameters
     ----------
     group : ProcessGroup, optional
-        The group that is asked about; that of all ranks by default.
+        The group; all ranks by default.
 
     Returns
     -------
@@ -215,7 +216,7 @@ def get_backend_config(group: GroupLike = None) -> str:
     Parameters
     ----------
     group : ProcessGroup, optional
-        The group that is asked about; that of all ranks by default.
+        The group; all ranks by default.
 
     Returns
     -------

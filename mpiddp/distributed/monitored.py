@@ -32,7 +32,7 @@ def monitored_barrier(
     group : ProcessGroup, optional
         The ranks that take part; all by default.
     timeout : timedelta or float, optional
-        How long rank 0 waits, in seconds where it is a number; the group's timeout by default.
+        Rank 0's limit; a number is seconds; the group's timeout by default.
     wait_all_ranks : bool, default False
         Name all missing ranks, instead of the first one.
 

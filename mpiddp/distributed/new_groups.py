@@ -1,4 +1,4 @@
-"""Making groups: by splits of communicators, in which all ranks concerned take part.
+"""New groups, by splits of communicators, collective over all ranks concerned.
 
 Ranks that give different lists all get the same error, and nobody waits in MPI while something else is on its way.
 """
@@ -32,7 +32,7 @@ _NEW_GROUP = make_call("new_group")
 
 
 def checked_ranks(ranks: object, world_size: int) -> list[int]:
-    """Return a list of distinct ranks of the world, or say what is wrong with it."""
+    """Return a list of distinct ranks of the world, or raise."""
     if not isinstance(ranks, (list, tuple, range)) or not ranks:
         raise TypeError(f"a group needs a non-empty list of ranks, got {ranks!r}")
     found = [as_rank(rank) for rank in ranks]
@@ -60,7 +60,7 @@ def _agree(parent: Link, what: str, value: object) -> None:
 
 
 def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
-    """Return a communicator of some ranks of ``comm``, which alone call."""
+    """Return a communicator of some ranks of ``comm``; collective over them."""
     whole = comm.Get_group()
     members = whole.Incl(ranks)
     try:
@@ -99,7 +99,7 @@ def _without_waiting(make: Callable[[], T], what: Operation) -> T:
 
 
 def _together(parent: ProcessGroup, make: Callable[[], T], what: str) -> T:
-    """Return the result of ``make``, in which all ranks of ``parent`` block in MPI, as a numbered call of the group."""
+    """Return ``make()``, in which all ranks of ``parent`` block in MPI, as a numbered call of the group."""
     link = parent.link
     expect_own_thread(link.busy, parent)
     link.sequence = sequence = link.sequence + 1
@@ -122,7 +122,7 @@ def split(
     description: str | None,
     backend: str,
 ) -> tuple[int | None, ProcessGroup | None]:
-    """Split ``parent`` into parts, lists of its ranks that share none; return this rank's part, and its group."""
+    """Split ``parent`` into disjoint lists of its ranks; return this rank's part and group."""
     seconds(timeout)
     me = parent.rank()
     mine = next((index for index, part in enumerate(parts) if me in part), None)
@@ -156,7 +156,7 @@ def new_group(
     ranks : sequence of int, optional
         Global ranks of the members; all ranks by default.
     timeout : timedelta or float, optional
-        How long an operation of the group may take; the world's by default; a number is seconds.
+        Time limit of the group's operations; the world's by default; a number is seconds.
     backend : str, optional
         As in `init_process_group`; by default that of the group it is made from.
     use_local_synchronization : bool, default False
@@ -216,7 +216,7 @@ def new_subgroups(
     group_size : int, optional
         Ranks in each group; by default the number of ranks on a node, which must be the same on all nodes.
     group : ProcessGroup, optional
-        What is cut, and who calls; all ranks by default.
+        The group to cut, whose ranks call; all ranks by default.
     timeout, backend, group_desc, pg_options
         As in `new_group`, for each of the groups.
 
@@ -225,7 +225,7 @@ def new_subgroups(
     own : ProcessGroup or None
         This rank's group; None on a rank that is not in ``group``.
     groups : list
-        All of them, in the order of their ranks, in which groups of others are ``GroupMember.NON_GROUP_MEMBER``.
+        All of them, in the order of their ranks, in which others' groups are ``GroupMember.NON_GROUP_MEMBER``.
 
     Raises
     ------
@@ -234,7 +234,7 @@ def new_subgroups(
     MismatchError
         On every rank, if ranks gave different sizes.
     DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
     """
     whole = member(group, "new_subgroups")
     if whole is None:
@@ -289,7 +289,7 @@ def new_subgroups_by_enumeration(
     own : ProcessGroup or None
         This rank's group; None if it is in none.
     groups : list
-        All of them, in the order given, in which groups of others are ``GroupMember.NON_GROUP_MEMBER``.
+        All of them, in the order given, in which others' groups are ``GroupMember.NON_GROUP_MEMBER``.
 
     Raises
     ------
@@ -300,7 +300,7 @@ def new_subgroups_by_enumeration(
     MismatchError
         On every rank, if ranks gave different lists.
     DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
     """
     parent = default_group()
     kind = check_backend(backend, backend_of(parent.link))
@@ -329,7 +329,7 @@ def split_group(
     Parameters
     ----------
     parent_pg : ProcessGroup, optional
-        What is split; all its ranks call, and nobody else.
+        The group to split, whose ranks alone call.
     split_ranks : sequence of sequences of int
         Ranks *of the parent group* that form each part.
     timeout, backend, group_desc, pg_options
@@ -346,7 +346,7 @@ def split_group(
     MismatchError
         On every rank, if ranks gave different parts.
     DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
     """
     parent = member(parent_pg, "split_group")
     if parent is None:

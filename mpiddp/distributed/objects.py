@@ -82,7 +82,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     MismatchError
         If ranks call another operation.
     DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
     """
     found = member(group, "all_gather_object")
     if found is None:
@@ -127,7 +127,7 @@ def gather_object(
     MismatchError
         If ranks name different roots or call another operation.
     DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
     """
     found = member(group, "gather_object")
     if found is None:
@@ -176,7 +176,7 @@ def broadcast_object_list(
     MismatchError
         If ranks name different roots or call another operation.
     DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
     """
     found = member(group, "broadcast_object_list")
     if found is None:
@@ -221,7 +221,7 @@ def scatter_object_list(
     MismatchError
         If ranks name different roots or call another operation.
     DistTimeoutError
-        If a rank does not come within the group's timeout; a wait inside of MPI ends the job with this text.
+        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
     """
     found = member(group, "scatter_object_list")
     if found is None:
@@ -253,11 +253,11 @@ def send_object_list(
     Parameters
     ----------
     object_list : list
-        What is sent; anything that pickle takes.
+        Anything that pickle takes.
     dst, group_dst : int
         The receiver, as a global rank or as a rank of the group: one of the two.
     group : ProcessGroup, optional
-        The group that both ranks are in; that of all ranks by default.
+        The group of both ranks; all ranks by default.
     device, use_batch
         Accepted for compatibility.
 
@@ -294,7 +294,7 @@ def recv_object_list(
     src, group_src : int, optional
         The sender, as a global rank or as a rank of the group; any rank by default.
     group : ProcessGroup, optional
-        The group that both ranks are in; that of all ranks by default.
+        The group of both ranks; all ranks by default.
     device, use_batch
         Accepted for compatibility.
 

@@ -46,13 +46,13 @@ def send(
     Parameters
     ----------
     tensor : array
-        What is sent, of any shape and dtype.
+        The data, of any shape and dtype.
     dst, group_dst : int
         The receiver, as a global rank or as a rank of the group: one of the two.
     group : ProcessGroup, optional
-        The group that both ranks are in; that of all ranks by default.
+        The group of both ranks; all ranks by default.
     tag : int, default 0
-        What the receiver must name too; at least 0.
+        The receiver's tag, too; at least 0.
 
     Raises
     ------
@@ -98,13 +98,13 @@ def isend(
     Parameters
     ----------
     tensor : array
-        What is sent; leave it alone until the returned Work has been waited for.
+        The data; leave it alone until the returned Work has finished.
     dst, group_dst : int
         The receiver, as a global rank or as a rank of the group: one of the two.
     group : ProcessGroup, optional
-        The group that both ranks are in; that of all ranks by default.
+        The group of both ranks; all ranks by default.
     tag : int, default 0
-        What the receiver must name too; at least 0.
+        The receiver's tag, too; at least 0.
 
     Returns
     -------
@@ -161,7 +161,7 @@ def recv(
     src, group_src : int, optional
         The sender, as a global rank or as a rank of the group; any rank by default.
     group : ProcessGroup, optional
-        The group that both ranks are in; that of all ranks by default.
+        The group of both ranks; all ranks by default.
     tag : int, default 0
         That of the message.
 
@@ -221,7 +221,7 @@ def irecv(
     src, group_src : int, optional
         The sender, as a global rank or as a rank of the group; any rank by default.
     group : ProcessGroup, optional
-        The group that both ranks are in; that of all ranks by default.
+        The group of both ranks; all ranks by default.
     tag : int, default 0
         That of the message.
 
@@ -260,7 +260,7 @@ class P2POp:
     op : function
         `isend` or `irecv`.
     tensor : array
-        What is sent or received.
+        The data or the buffer.
     peer : int, optional
         Global rank of the other side.
     group : ProcessGroup, optional

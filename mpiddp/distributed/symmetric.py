@@ -45,7 +45,7 @@ def symmetric_empty(
     group : ProcessGroup, optional
         The ranks that call; all by default. Groups of some of these ranks may use the array too.
     device : {"cpu", "cuda"}, default "cpu"
-        Where it lies; "cuda": a CuPy array on this rank's GPU, mapped by the others of the node through CUDA IPC. It is
+        Its device; "cuda": a CuPy array on this rank's GPU, mapped by the others of the node through CUDA IPC. It is
         in use until the last view of it is gone, may then be given out again, and is freed with the group.
 
     Returns

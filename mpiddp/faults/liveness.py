@@ -52,7 +52,7 @@ class State(NamedTuple):
     last: str = ""
     """That operation, as far as it is known."""
     stacks: str = ""
-    """Where all its threads are, if that was asked."""
+    """Stacks of all its threads, if asked."""
 
     def text(self) -> str:
         """Return the state as a part of a sentence."""

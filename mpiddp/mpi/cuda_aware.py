@@ -108,7 +108,7 @@ _FAMILIES = {
     "MVAPICH": ("MVAPICH",),
     "PALS": ("MPICH", "CRAY"),
 }
-"""How library names begin, by the launchers that start them."""
+"""Beginnings of library names, by their launchers."""
 
 
 def launcher_fits(library: str, found: settings.Launch | None, world_size: int) -> Support:

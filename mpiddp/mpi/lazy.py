@@ -28,7 +28,7 @@ from mpiddp.errors import DistError
 from . import stdio
 
 _FIRST_WORD_S = 3.0
-"""How long the other ranks wait where rank 0 says why the job may end at once: who aborts ends it for all."""
+"""Wait of the other ranks while rank 0 prints why the job may end: an abort ends it for all."""
 _finalizes = True
 
 
