@@ -35,19 +35,19 @@ from .tags import Tag
 
 
 class Transport(Protocol):
-    """The way of parts of an array to the next rank of a ring."""
+    """A way for parts of an array to the next rank of a ring."""
 
     rank: int
     size: int
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which parts are computed: the stream of a device."""
+        """Return the context of computations on parts: a device's stream."""
 
     def load(self, x: Array) -> None:
-        """Let the next `shift` send ``x``, which stays as it is until then."""
+        """Load ``x`` for the next `shift`; it stays unchanged until then."""
 
     def shift(self, target: Array) -> Steps:
-        """Send the loaded part to the next rank and receive ``target`` from the one before; that is loaded then."""
+        """Send the loaded part to the next rank, and receive and load ``target`` from the one before."""
 
 
 class HostTransport:
@@ -73,7 +73,7 @@ class HostTransport:
         self._loaded = x
 
     def shift(self, target: Array) -> Steps:
-        """Send the loaded part and receive ``target``, which is loaded then."""
+        """Send the loaded part, and receive and load ``target``."""
         yield exchange(self._comm, self.rank, self.size, Tag.RING, movable(self._loaded), movable(target))
         self._comm, self._loaded = self._later, target
 
@@ -85,7 +85,7 @@ def exchange(comm: MPI.Intracomm, rank: int, size: int, tag: int, outgoing: obje
 
 
 def reduce_around(transport: Transport, parts: Sequence[Array], op: ReduceOp) -> Steps:
-    """Reduce part r over all ranks, for all r, and return this rank's, in the type that sums are accumulated in."""
+    """Reduce part r over all ranks, for all r; return this rank's in the accumulation dtype."""
     rank, size = transport.rank, transport.size
     with transport.computing():
         carried = widened(op, parts[(rank - 1) % size])
@@ -137,7 +137,7 @@ def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Step
 
 
 def all_gather(link: Channel, output: Array, x: Array) -> Steps:
-    """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+    """Copy every rank's ``x`` to all ranks, concatenated in ``output``."""
     blocks = list(output.reshape(link.size, -1))
     blocks[link.rank][...] = x.reshape(-1)
     yield from gather_around(HostTransport(link), blocks)

@@ -1,8 +1,8 @@
-"""Tags of the messages that algorithms send on a group's communicators.
+"""Tags of the algorithms' messages on a group's communicators.
 
-Operations in flight share a communicator, and one may post its receives when it is submitted where another one probes
-for its messages later. A receive without a tag would match a message of any of them; with a tag of its own it matches
-those of its kind only, and these arrive in the order in which all ranks submit their operations.
+Operations in flight share a communicator: one may post receives at submission while another probes later. A receive
+without a tag would match any of their messages; with its own it matches its kind, in the order of submission on all
+ranks.
 """
 
 from __future__ import annotations

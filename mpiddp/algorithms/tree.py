@@ -1,8 +1,8 @@
-"""Reduction along a binomial tree, and all-reduce by recursive doubling: about log2 p rounds.
+"""Reduction along a binomial tree, and all-reduce by recursive doubling: about log2 p rounds, for short arrays.
 
-For short arrays, whose cost is the number of rounds. A rank's first message meets another rank's last, so all messages
-are sent at the head of the queue. The tree is fixed and partners combine the lower rank's numbers with the higher
-rank's, so the bits are the same on every rank and in every run. Half types travel as float32 while they are summed.
+A rank's first message meets another rank's last, so all are sent at the head of the queue. The tree is fixed, and
+partners combine the lower rank's numbers with the higher rank's: the same bits on every rank and in every run. Half
+types travel as float32 while they are summed.
 
 References
 ----------

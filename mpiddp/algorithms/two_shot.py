@@ -1,15 +1,15 @@
-"""Two shots in the memory of a node: every rank reduces its slice over all ranks' arrays and writes it to all.
+"""Two shots in a node's memory: every rank reduces its slice over all ranks' arrays and writes it to all.
 
-Where the arrays lie decides how, after the handshake:
+After the handshake the arrays' places decide:
 
-- Symmetric arrays, but short ones, are worked on in place: a barrier, the slice, a barrier. Each byte is read once and
-  written once by some rank, so an all-reduce costs about one copy of the array.
-- Long ordinary arrays are too, by copies that the kernel makes (see `peer_access`).
-- Others pass through a scratch, chunk by chunk. Two ranks, and short arrays of any number, need one shot only: every
-  rank reduces all of it. So do broadcast, all-gather and reduce-scatter.
+- Symmetric arrays, unless short, are reduced in place: a barrier, the slice, a barrier. Each byte is read and written
+  once: an all-reduce costs about one copy of the array.
+- Long ordinary arrays are reduced in place, too, by the kernel's copies (see `peer_access`).
+- Others pass through a scratch, chunk by chunk. Two ranks, and short arrays, need one shot: every rank reduces all of
+  it. So do broadcast, all-gather and reduce-scatter.
 
-The barriers are MPI's, never flags to spin on: a flag does not see a failure. All bits are the same on every rank and
-in every run: rows are combined in rank order.
+The barriers are MPI's: a flag to spin on does not see a failure. Rows are combined in rank order: the same bits on
+every rank and in every run.
 
 References
 ----------
@@ -200,7 +200,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
 
 @compares_calls
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+    """Copy every rank's ``x`` to all ranks, concatenated in ``output``."""
     if _lies_in_others(x, output, link.rank):
         x = x.copy()
     source = as_bytes(x)

@@ -1,4 +1,4 @@
-"""Several generators of steps at once: while one waits, the others go on."""
+"""Several generators at once: while one waits, the others go on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mpiddp.mpi.requests import Awaited, Steps
 
 
 class AnyOf:
-    """Several awaited things, of which one is enough."""
+    """Several events, of which one is enough."""
 
     __slots__ = ("_awaited",)
 
@@ -27,10 +27,9 @@ class AnyOf:
 
 
 def run_concurrently(generators: Sequence[Steps]) -> Steps:
-    """Run all ``generators`` to their ends, each as far as it goes without waiting.
+    """Run all ``generators`` to their ends, each as far as it goes without waiting, as one operation.
 
-    Together they are one operation. They overtake each other, differently on each rank: their messages need tags of
-    their own.
+    They overtake each other, differently on each rank: their messages need tags of their own.
     """
     waiting: dict[int, Awaited] = {}
     ready = list(range(len(generators)))

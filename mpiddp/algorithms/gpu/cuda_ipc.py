@@ -1,11 +1,11 @@
-"""CUDA IPC: memory of GPUs that all ranks of a node map.
+"""CUDA IPC: GPU memory mapped by all ranks of a node.
 
-As `mpiddp.shm.segment` on the host: a segment has a region for each rank, and from the place of an array follow the
-places of its peers. A region is memory of its rank's GPU; each handle is opened once. Mapped memory is tried: every
-rank writes to every peer, which reads it, and all ranks agree on the outcome.
+As in `mpiddp.shm.segment`, a segment has a region for each rank, in memory of its GPU, and an array's place gives those
+of its peers. Each handle is opened once. Mapped memory is tried: every rank writes to every peer, which reads it, and
+all ranks agree on the outcome.
 
-A region whose arrays are gone serves the group's next array. It is freed only with the group, because others map it:
-barrier, unmap, barrier, free.
+A region without arrays serves the group's next array. It is freed with the group, because others map it: barrier,
+unmap, barrier, free.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from mpiddp.typing import Array
 
 
 class Lease:
-    """Held by the arrays in this rank's region of a segment; the region is in use while it lives."""
+    """Held by the arrays in this rank's region: the region is in use while it lives."""
 
 
 class Segment:
-    """Memory of some ranks of a node, as this process maps it.
+    """Memory of some ranks of a node, as mapped by this process.
 
     Parameters
     ----------
     number : int
-        The same on all ranks, and of no other segment.
+        Unique, and equal on all ranks.
     memory : ipc.Memory
         This rank's region.
     starts : dict
-        Address of the region of each world rank, in this process.
+        Address of each world rank's region in this process.
     mine : int
         World rank of this process.
     """
@@ -55,7 +55,7 @@ class Segment:
         self._lease: weakref.ref[Lease] | None = None
 
     def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` elements at ``offset`` bytes of the region of a world rank, as a flat array."""
+        """Return ``count`` elements at ``offset`` bytes of a world rank's region, flat."""
         return ipc.array(self._starts[rank] + offset, count * dtype.itemsize, self, self.memory.device).view(dtype)
 
     def free(self) -> bool:
@@ -63,7 +63,7 @@ class Segment:
         return self._lease is None or self._lease() is None
 
     def lease(self, nbytes: int) -> Array:
-        """Return this rank's region as an array of bytes; it is in use until the last view of that is gone."""
+        """Return this rank's region as bytes; it is in use until their last view is gone."""
         lease = Lease()
         lease.memory = self.memory  # type: ignore[attr-defined]  # outlives the group, if the array does
         self._lease = weakref.ref(lease)
@@ -95,7 +95,7 @@ class Segments(Resource):
         self._segments: list[Segment] = []
 
     def free(self, device: int) -> list[Segment]:
-        """Return the segments on a device in which no array of the program lies."""
+        """Return the segments on a device without arrays of the program."""
         return [each for each in self._segments if each.memory.device == device and each.free()]
 
     def add(self, made: Segment) -> None:
@@ -112,7 +112,7 @@ class Segments(Resource):
             self._segments = []
 
     def drop(self, error: DistError) -> None:
-        """Unmap the peers' regions; this rank's own stay, because nobody tells when the peers have unmapped them."""
+        """Unmap the peers' regions; keep this rank's, which the peers may still map."""
         self._forget()
         for each in self._segments:
             unmap_when_idle(each)
@@ -124,7 +124,7 @@ class Segments(Resource):
 
 
 def unmap_together(link: Link, segments: Sequence[Segment]) -> None:
-    """Unmap the peers' regions; no rank frees its own before all have done so. All ranks of the group call."""
+    """Unmap the peers' regions before any rank frees its own; collective."""
     link.later.Ibarrier().Wait()
     for each in segments:
         each.unmap()
@@ -159,12 +159,12 @@ _FIT = 2  # most times that a region is larger than what it is taken for
 
 
 def empty(link: Link, nbytes: int) -> Steps:
-    """Find or make memory of ``nbytes`` for each rank of a group, on the device that is current at the call.
+    """Find or make memory of ``nbytes`` for each rank of a group, on the current device.
 
     Returns
     -------
     tuple of (array of bytes or None, str)
-        As the value of the steps: this rank's region, or None and the reason, on all ranks alike.
+        As the value of the steps: this rank's region, or None and the fault, alike on all ranks.
 
     Raises
     ------

@@ -1,13 +1,12 @@
-"""All-reduce of arrays on devices over several nodes: shared memory of a node's GPUs, and rings across nodes.
+"""All-reduce of device arrays over several nodes: shared memory of a node's GPUs, and rings across nodes.
 
-As `hierarchical` on the host: each rank of a node folds a slice of the arrays of all its ranks; the slices cross the
-nodes in parallel, each by a ring of the ranks that have the same slice, and are written to the arrays of all ranks of
-the node. A rank sends 2 (n - 1) / n of its slice of S / p bytes, with n nodes of p ranks; a ring over all ranks sends
-2 (n p - 1) / (n p) S. Nodes with different numbers of ranks have as many slices as the smallest has ranks.
+As in `hierarchical` on the host, each rank of a node reduces a slice of the arrays of all its ranks; the slices cross
+in parallel, each by a ring of the ranks with the same slice, and are written to all arrays of the node. With n nodes of
+p ranks a rank sends 2 (n - 1) / n of its slice of S / p bytes; in a ring over all ranks 2 (n p - 1) / (n p) S. There
+are as many slices as the smallest node has ranks.
 
-Symmetric arrays (see `cuda_ipc`) are reduced where they lie, ordinary ones piece by piece in the node's scratch. Half
-types are float32 from the first sum to the last, and are rounded once. The bits are the same on every rank and in every
-run.
+Symmetric arrays (see `cuda_ipc`) are reduced in place, others piece by piece in the node's scratch. Half types stay
+float32 until the last sum, and are rounded once: the same bits on every rank and in every run.
 """
 
 from __future__ import annotations
