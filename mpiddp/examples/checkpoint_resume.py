@@ -1,9 +1,9 @@
 """``mpirun -np 4 python -m mpiddp.examples.checkpoint_resume``: stop in the middle of an epoch, go on to the same bits.
 
-What has to be saved is more than the model: the optimizer's momentum, how far the epoch has come, and where each rank's
-random numbers are. The Trainer knows all of it (``arrays`` and ``state_dict``); rank 0 writes it into a folder that is
-whole or not there, without pickle. To resume, rank 0 reads, all ranks get what it has read, and training goes on with
-the next batch. ``python -m mpiddp train --output DIR --resume auto`` does all this by itself.
+A checkpoint holds more than the model: the optimizer's momentum, the position in the epoch, and the state of each
+rank's random numbers. The Trainer knows all of it (``arrays`` and ``state_dict``); rank 0 writes it into a folder that
+is whole or not there, without pickle. To resume, rank 0 reads and broadcasts it, and training goes on with the next
+batch. ``python -m mpiddp train --output DIR --resume auto`` does all this by itself.
 
 Output::
 
@@ -30,7 +30,7 @@ from mpiddp.training.store import CheckpointStore
 
 
 def new_trainer() -> Trainer:
-    """Return a trainer at its beginning: the program that one starts, the first time and after each stop."""
+    """Return a trainer at its first step, as the program makes it at every start."""
     random = np.random.default_rng(0)
     data = ArrayDataset(random.standard_normal((80, 8), np.float32), random.integers(0, 4, 80))
     nn.manual_seed(0)
@@ -47,11 +47,11 @@ def new_trainer() -> Trainer:
 
 
 def train_and_stop(store: CheckpointStore, at_step: int) -> None:
-    """Train until a step, and save what there is then."""
+    """Train until a step, and save a checkpoint."""
     trainer = new_trainer()
     trainer.stop = lambda: trainer.step + 1 == at_step
     trainer.fit(epochs=2)
-    state = trainer.state_dict()  # every rank: it collects what all ranks have
+    state = trainer.state_dict()  # collective: it gathers the states of all ranks
     if dist.get_rank() == 0:
         store.save(Checkpoint(trainer.arrays(), state))
         store.finish()
@@ -80,7 +80,7 @@ def main() -> None:
     print_once(f"trained without a stop: {never_stopped.step} steps")
 
     with tempfile.TemporaryDirectory() as folder:
-        store = CheckpointStore(Path(folder))  # one that rank 0 uses; on the others it is idle
+        store = CheckpointStore(Path(folder))  # rank 0 alone uses it
         train_and_stop(store, at_step=13)
         resumed = resume(store)
         dist.barrier()
