@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -471,3 +473,11 @@ def test_vector_round_trip() -> None:
     np.testing.assert_array_equal(nn.utils.parameters_to_vector(net.parameters()), vector * 2)
     with pytest.raises(ValueError, match="expected a vector of"):
         nn.utils.vector_to_parameters(vector[1:], net.parameters())
+
+
+def test_the_program_of_the_page_runs() -> None:
+    page = Path(__file__).parents[3] / "mpiddp/nn/README.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    np.testing.assert_allclose(names["Softplus"].apply(np.array([0.0, 1.0])).data, np.log1p(np.exp([0.0, 1.0])))
