@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from harness import tiers
 
 LAYERS = (
     ("errors", "settings", "typing", "device", "serialization"),
@@ -427,3 +428,7 @@ def test_top_level_of_the_repository():
     root = Path(__file__).parents[1]
     names = {entry.name for entry in root.iterdir() if not entry.name.startswith(".")}
     assert names - GENERATED <= TOP_LEVEL
+
+
+def test_files_of_one_number_of_ranks_are_there() -> None:
+    assert not [name for name in tiers.ONE_NUMBER if not (Path(__file__).parent / "mpi" / name).exists()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -43,6 +45,9 @@ _SILENT_S = 5.0
 _ANSWER_S = 1.5
 # When every program has ended, unfinished operations get this long until the next one finishes.
 _REST_S = 5.0
+
+# Shared memory of MPICH and Open MPI, which they remove in MPI_Finalize and not in MPI_Abort.
+_SEGMENT = re.compile(r" (/dev/shm/(?:mpich_shm_|sm_segment\.).*)$", re.MULTILINE)
 
 _rank, _size = 0, 1
 _owner_pid = 0
@@ -191,6 +196,7 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
         # mpi4py holds the interpreter while it aborts, so the backstop must not need it.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             faulthandler.dump_traceback_later(_ABORT_S, exit=True, file=sys.__stderr__ or sys.stderr)
+        _remove_segments()
         MPI.COMM_WORLD.Abort(code)
     launch = settings.launch()
     if not running() and launch is not None and "Hydra" in launch.launcher:
@@ -209,6 +215,13 @@ def _abort_by_pmi(code: int) -> None:
         if b"rc=0" in hydra.recv(_PMI_BYTES):
             hydra.sendall(b"cmd=abort exitcode=%d\n" % code)
             time.sleep(_PMI_S)
+
+
+def _remove_segments() -> None:
+    """Remove the names of MPI's shared memory on this node, which every rank of it has mapped."""
+    with contextlib.suppress(OSError):
+        for name in set(_SEGMENT.findall(Path("/proc/self/maps").read_text())):
+            Path(name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,12 @@ NO_MPIEXEC = (
 TIMED_OUT = 124
 
 _JOB = "MPIDDP_TEST_JOB"
+SHARED = Path("/dev/shm")
+_SEGMENTS = ("mpich_shm_*", "sm_segment.*", "sem.mp-*")
+"""Names of shared memory that MPICH, Open MPI and multiprocessing remove at their ends, which a killed job has not."""
+_MAPPED = re.compile(r" (/\S+)$", re.MULTILINE)
+YOUNG_S = 2.0
+"""A living job may have made shared memory, and not mapped it yet, for so long."""
 _TUNING = {
     # Open MPI refuses root, more ranks than cores, and takes a second to look for networks that a test does not need.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -126,6 +133,29 @@ class Completed:
         )
 
 
+def remove_segments(since: float) -> bool:
+    """Remove our shared memory made ``since`` (seconds since 1970) that no process maps.
+
+    Return whether there is some that is too young to tell it from that of a job which is about to map it.
+    """
+    found = {}
+    for path in (path for pattern in _SEGMENTS for path in SHARED.glob(pattern)):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            if status.st_uid == os.getuid() and status.st_mtime >= since:
+                found[str(path)] = status.st_mtime
+    if not found:
+        return False
+    young = {path for path, made in found.items() if made > time.time() - YOUNG_S}
+    mapped: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped.update(_MAPPED.findall(maps.read_text()))
+    for path in found.keys() - mapped - young:
+        Path(path).unlink(missing_ok=True)
+    return bool(young - mapped)
+
+
 class Program:
     """A running command; a context manager that leaves no process of it behind, whatever sessions these made.
 
@@ -154,6 +184,7 @@ class Program:
         # Found again by this variable: launchers put their ranks into sessions and process groups of their own.
         self._job = f"{os.environ.get(_JOB, '')}/{uuid.uuid4().hex}"
         self._started = time.monotonic()
+        self._began = time.time()
         with self._files[0].open("wb") as stdout, self._files[1].open("wb") as stderr:
             self._process = subprocess.Popen(
                 [str(part) for part in command],
@@ -227,7 +258,8 @@ class Program:
             if not left:
                 break
             time.sleep(0.02)
-        self._process.wait(5)
+        if self._process.wait(5) != 0:
+            remove_segments(self._began)
 
     def close(self) -> None:
         """Kill, and remove the output."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
-from harness import launcher
+from harness import launcher, tiers
 from harness.summary import Summary
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from _pytest._io import TerminalWriter
 
-CORE, REST = (1, 2, 3, 4), (2, 3)
-"""Numbers of ranks: of a test that is marked as core, and of another one, beside those that it is marked with."""
 LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
 """The ranks' own limit for a test; they end themselves with stacks, so this process waits a little longer."""
 PATIENCE_S = max(LIMIT_S, 60.0) + 30
@@ -317,6 +315,7 @@ class Parent:
         self._folder = config.rootpath / "tests" / "mpi"
         self._collected: Collected | None = None
         self._runners: dict[int, Runner] = {}
+        self._began = time.time()
         given = config.getoption("ranks")
         try:
             self._given = sorted({int(number) for number in given.split(",")}) if given else []
@@ -329,8 +328,7 @@ class Parent:
         """Return the numbers of ranks that a test is run on."""
         if self._given:
             return self._given
-        core = "core" in test["marks"] or self._config.option.long
-        return sorted({*(CORE if core else REST), *test["ranks"]})
+        return tiers.numbers(Path(test["location"][0]).name, test["marks"], self._config.option.long)
 
     def collected(self) -> Collected:
         """Return what there is in tests/mpi, found by one rank, once."""
@@ -339,7 +337,7 @@ class Parent:
             if launcher.mpiexec() is None:
                 found.failure = launcher.NO_MPIEXEC
                 return found
-            job = Job(self._config, 1, [str(self._folder)], None)
+            job = Job(self._config, 1, self._asked(), None)
             for event in job.events():
                 match event:
                     case {"collect": data}:
@@ -353,6 +351,14 @@ class Parent:
                 found.failure = f"mpiexec -n 1 python -m pytest --collect-only tests/mpi: {job.last_words()}"
             job.close()
         return self._collected
+
+    def _asked(self) -> list[str]:
+        """Return the files of tests/mpi that were named, or the folder."""
+        here = self._config.invocation_params.dir
+        paths = [(here / argument.partition("::")[0]).resolve() for argument in self._config.args]
+        files = [str(path) for path in paths if self._folder in path.parents]
+        whole = not files or any(path == self._folder or path in self._folder.parents for path in paths)
+        return [str(self._folder)] if whole else list(dict.fromkeys(files))
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> MpiFile | None:
         if self._folder in module_path.parents:
@@ -381,6 +387,11 @@ class Parent:
     def pytest_sessionfinish(self) -> None:
         for runner in self._runners.values():
             runner.close()
+
+    def pytest_unconfigure(self) -> None:
+        if launcher.remove_segments(self._began):
+            time.sleep(launcher.YOUNG_S)
+            launcher.remove_segments(self._began)
 
     def _runner(self, ranks: int, session: pytest.Session) -> Runner:
         """Return the runner of a number of ranks; that of another number has come to its end."""

@@ -201,8 +201,11 @@ class Ranks:
                 {
                     "nodeid": item.nodeid,
                     "location": item.location,
-                    "marks": sorted({mark.name for mark in item.iter_markers()}),
-                    "ranks": sorted({number for mark in item.iter_markers("ranks") for number in mark.args}),
+                    # The closest of a name counts.
+                    "marks": {
+                        mark.name: [number for number in mark.args if isinstance(number, int)]
+                        for mark in reversed(list(item.iter_markers()))
+                    },
                 }
                 for item in items
             ]

@@ -8,6 +8,8 @@ import sys
 import pytest
 from harness import launcher
 
+pytestmark = pytest.mark.once
+
 
 def bench(*args: str, ranks: int = 2, timeout_s: float = 120, env: dict[str, str | None] | None = None):
     command = [*launcher.launch(ranks), sys.executable, "-m", "mpiddp", "bench", *args]
@@ -37,7 +39,6 @@ def test_symmetric_arrays_and_a_chosen_algorithm():
     assert done.stdout.splitlines()[-3].split()[-2:] == ["N/A", "two_shot"], done
 
 
-@pytest.mark.once
 def test_compare_with_torch(tmp_path):
     pytest.importorskip("torch")
     file = tmp_path / "compare.json"

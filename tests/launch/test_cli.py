@@ -47,6 +47,7 @@ def test_train_prints_and_writes_what_it_promises(tmp_path):
 
 
 @pytest.mark.once
+@pytest.mark.once
 def test_the_tutorials_run_reaches_97_percent():
     """The acceptance of the main job; seconds are not tested here, the machine may be busy."""
     done = run(2, "train")
@@ -67,6 +68,7 @@ def test_blas_threads_are_limited_and_said_once():
     assert "BLAS threads:" not in done.stderr, done
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_info(ranks):
     done = run(ranks, "info")
@@ -184,6 +186,8 @@ def wrong() -> dict[str, list[tuple[int, str, str]]]:
     return dict(zip(WRONG, zip(*json.loads(done.stdout), strict=True), strict=True))
 
 
+@pytest.mark.once
+@pytest.mark.once
 @pytest.mark.parametrize("name", WRONG)
 def test_users_error_is_told_by_rank_0(wrong, name):
     first, *others = wrong[name]
@@ -239,6 +243,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 def test_a_signal_that_comes_while_a_stopped_run_saves_does_not_end_it(tmp_path):
     # The first checkpoint is followed by the signal to stop; then there is another, and another signal.
     options = ("train", "--model", "mlp", "--epochs", "3", "--batch-size", "512", "--output", str(tmp_path))
@@ -270,6 +275,7 @@ def test_the_model_is_saved_even_if_the_last_checkpoint_cannot_be(tmp_path):
     assert "saved" in done.stdout and (tmp_path / "model.safetensors").exists(), done
 
 
+@pytest.mark.long
 def test_another_number_of_ranks_goes_on(tmp_path):
     with start(2, *RUN, "--output", tmp_path / "out") as job:
         job.wait_for("epoch 1/3")
@@ -296,6 +302,7 @@ def test_steps_that_are_left_out_are_said(tmp_path):
 
 
 @pytest.mark.once
+@pytest.mark.long
 def test_a_model_is_named_by_its_module(tmp_path):
     for name, model in (("one", "mlp"), ("two", "mpiddp.training.models:MLP")):
         done = run(2, "train", "--epochs", "1", "--model", model, "--output", tmp_path / name)
@@ -340,6 +347,7 @@ def test_a_configuration_file_trains_a_transformer_on_text_with_everything_on(tm
     assert resolved["bucket_cap_mb_list"] == [0.1, 25] and resolved["momentum"] == 0.9
 
 
+@pytest.mark.long
 def test_time_that_runs_out_ends_with_75_and_a_checkpoint(tmp_path):
     options = ("--model", "mlp", "--output", tmp_path / "out")
     done = run(2, "train", "--epochs", "100000", "--max-time", "6", "--margin", "1", *options)

@@ -6,9 +6,12 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 from harness import launcher
 
 from mpiddp.examples import collective_costs as costs
+
+pytestmark = pytest.mark.once
 
 
 def test_schedules_are_right_as_real_messages():

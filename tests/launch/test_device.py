@@ -12,8 +12,9 @@ import pytest
 from harness import launcher
 from harness.faking import FOLDER
 from harness.launcher import Completed, Program
+from harness.tiers import thinned
 
-pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
+pytestmark = [pytest.mark.once, pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)]
 without_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
 
 
@@ -25,7 +26,7 @@ def train(*arguments: str | Path, ranks: int = 2, cupy: Path | None = None) -> C
         return program.wait(120)
 
 
-@pytest.mark.parametrize("model", ["net", "resnet"])
+@pytest.mark.parametrize("model", thinned(["net", "resnet"], "net"))
 def test_a_run_on_the_device_is_that_of_the_host(model: str, tmp_path: Path) -> None:
     pytest.importorskip("ml_dtypes")  # of the fake
     found = {}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness.launcher import mpirun, side_by_side
+from harness.tiers import chosen, thinned
 
 from launch import hosts
 
@@ -76,11 +77,13 @@ UNNOTICED = {
 
 
 @pytest.fixture(scope="module")
-def jobs():
+def jobs(request):
     """Run what ends with a wait side by side, and return the futures by name."""
+    names = chosen(request, "name")
     programs = {
         name: (PROGRAM.format(one=one, other=other, late=LATE[name], then="dist.barrier()"), None)
         for name, (one, other, _, _) in CALLS.items()
+        if name in names
     }
     caught = "\n    ".join(["try: dist.barrier()", "except dist.MismatchError: time.sleep(30)"])
     waiting = "dist.all_gather([x.copy() for _ in range(3)], x)"  # in MPI, where nobody can raise
@@ -97,7 +100,7 @@ def jobs():
         yield futures
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", thinned(CALLS, "operation", "count", "group", "roots"))
 def test_job_ends(jobs, name):
     _, _, first, second = CALLS[name]
     job = jobs[name].result()
@@ -141,7 +144,7 @@ def test_both_sides_of_every_pair_of_calls_are_named(nodes, count):
     assert job.rc == 0 and job.stdout.count(": 0 missed") == 3, job
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("nodes", thinned(NODES, "two nodes"))
 def test_nothing_is_found_between_nodes_where_nothing_is_wrong(nodes):
     program = """
 import numpy as np

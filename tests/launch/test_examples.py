@@ -19,10 +19,13 @@ from pathlib import Path
 
 import pytest
 from harness import launcher
+from harness.tiers import thinned
 
 from mpiddp import settings
 from mpiddp.examples import collective_costs as costs
 from mpiddp.examples import torch_user
+
+pytestmark = pytest.mark.once
 
 EXAMPLES = Path(importlib.util.find_spec("mpiddp.examples").submodule_search_locations[0])
 HELPERS = {"__init__", "__main__", "printing"}
@@ -119,12 +122,18 @@ for ranks in (2, 3, 4):
     COMMANDS[ranks, ()] += []
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command[0] or 1}{'-env' * bool(command[1])}")
-def test_examples_print_what_they_show(command, tmp_path):
-    """Run what this command line is said to print, and with it all others that such a job can run."""
+@pytest.mark.parametrize(
+    "command",
+    thinned(COMMANDS, *(command for command in COMMANDS if COMMANDS[command])),
+    ids=lambda command: f"{command[0] or 1}{'-env' * bool(command[1])}",
+)
+def test_examples_print_what_they_show(request, command, tmp_path):
+    """Run what this command line is said to print; in the long tier, with it all others that such a job can run."""
     ranks, environment = command
     shown = {example.name: example.output for example in COMMANDS[command]}
-    others = [] if environment else [example.name for example in ALL if ranks is None or example.ranks is not None]
+    others = []
+    if request.config.option.long and not environment:
+        others = [example.name for example in ALL if ranks is None or example.ranks is not None]
     printed = run(ranks, sorted({*shown, *others}), tmp_path, dict(environment))
     wrong = [
         f"--- {name} shows\n{text}\n--- and prints\n{printed[name]}"
@@ -138,7 +147,6 @@ def test_examples_print_what_they_show(command, tmp_path):
         assert "False" not in text, f"on {ranks} ranks:\n{text}"
 
 
-@pytest.mark.once
 def test_comparison_is_strict():
     assert same("loss 1.234 of -2.00", "loss 1.235 of -2.00")
     for printed in ("loss 1.236 of -2.00", "loss 1.234 of 2.00", "loss 1.23 of -2.00", "Loss 1.234 of -2.00", ""):
@@ -147,14 +155,12 @@ def test_comparison_is_strict():
     assert same("took  ~9.9 s", "took ~10.0 s") and not same("took ~9.9 s", "took 9.9 s")
 
 
-@pytest.mark.once
 def test_by_hand_and_ddp_show_the_same():
     (shown,) = (example.output for example in ALL if example.name == "sgd")
     by_hand, with_ddp = shown.removeprefix("by hand\n").split("\nwith DistributedDataParallel\n")
     assert by_hand == with_ddp
 
 
-@pytest.mark.once
 def test_list_names_every_example_and_its_ranks():
     with launcher.Program([*launcher.launch(2), sys.executable, "-m", "mpiddp.examples"]) as program:
         done = program.wait(60)
@@ -163,7 +169,6 @@ def test_list_names_every_example_and_its_ranks():
     assert sorted(listed) == [(example.name, str(example.ranks or "-")) for example in ALL], done
 
 
-@pytest.mark.once
 def test_examples_of_one_process_print_once_under_mpirun():
     alone = [example for example in ALL if example.ranks is None]
     program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name).main()\n"
@@ -180,7 +185,6 @@ def test_ranks_share_the_cores():
     assert done.rc == 0 and "BLAS threads" not in done.stderr, done
 
 
-@pytest.mark.once
 def test_costs_are_those_of_schedules_that_work():
     """Every rank begins with its own number in every part; a message adds, or copies, what its sender has."""
     ranks, everybody = range(costs.RANKS), frozenset(range(costs.RANKS))
@@ -210,7 +214,6 @@ def test_costs_are_those_of_schedules_that_work():
                     assert found == everybody, (name, rank, part)
 
 
-@pytest.mark.once
 def test_messages_over_simulated_links_take_their_time(monkeypatch):
     """No upper bound: the machine may be busy."""
     monkeypatch.setattr(costs, "HASTE", 1000)
@@ -219,7 +222,6 @@ def test_messages_over_simulated_links_take_their_time(monkeypatch):
         assert costs.tried_seconds(rounds, ranks_per_machine) >= 0.999 * counted_s, name
 
 
-@pytest.mark.once
 def test_torch_runs_the_torch_script(monkeypatch, capsys):
     """What the example says of torch: these imports, and the same text, learn with torch too."""
     torch = pytest.importorskip("torch")
@@ -240,7 +242,6 @@ def test_torch_runs_the_torch_script(monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == "it has learnt: True"
 
 
-@pytest.mark.once
 def test_our_imports_are_those_shown():
     assert torch_user.OUR_IMPORTS in Path(torch_user.__file__).read_text().split("TORCH_IMPORTS")[0]
 

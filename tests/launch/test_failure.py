@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from harness.launcher import mpirun, side_by_side
+from harness.tiers import chosen, thinned
 
 # What ranks 0 and 2 wait in, while rank 1 does something else.
 WAITS = {
@@ -41,12 +42,15 @@ def run(one, others):
 
 
 @pytest.fixture(scope="module")
-def jobs():
+def jobs(request):
     """Run what mostly waits side by side, and return the futures by name."""
-    left = {way: partial(run, way, WAITS[wait]) for way, wait in LEFT.items()}
-    whole = {text: partial(mpirun, 3, text, timeout_s=40) for text in (SENDERS_LEFT, AT_EXIT, CAUGHT)}
+    left = {way: partial(run, way, WAITS[LEFT[way]]) for way in chosen(request, "way") & set(LEFT)}
+    whole = {text: partial(mpirun, 3, text, timeout_s=40) for text in (AT_EXIT, CAUGHT)}
+    if request.config.option.long:
+        whole[SENDERS_LEFT] = partial(mpirun, 3, SENDERS_LEFT, timeout_s=40)
     late = {name: partial(run, *programs) for name, programs in LATE.items()}
-    without = {text: partial(mpirun, 3, text, timeout_s=40, env={"MPIDDP_TIMEOUT": "2"}) for text in NO_INIT.values()}
+    never = [NO_INIT[start_mpi] for start_mpi in chosen(request, "start_mpi")]
+    without = {text: partial(mpirun, 3, text, timeout_s=40, env={"MPIDDP_TIMEOUT": "2"}) for text in never}
     with side_by_side(left | whole | late | without) as futures:
         yield futures
 
@@ -69,7 +73,7 @@ def said(job):
     return lines
 
 
-@pytest.mark.parametrize("wait", ["all_reduce", "async", "recv"])
+@pytest.mark.parametrize("wait", thinned(["all_reduce", "async", "recv"], "all_reduce"))
 def test_exception_ends_job(wait):
     job = run('raise ValueError("boom")', WAITS[wait])
     assert_ended(job)
@@ -82,6 +86,7 @@ def test_exception_ends_job(wait):
     assert block in job.stderr.replace("\r", ""), job
 
 
+@pytest.mark.long
 def test_exception_ends_job_past_living_threads():
     job = run('threading.Thread(target=time.sleep, args=(60,)).start(); raise ValueError("boom")', WAITS["barrier"])
     assert_ended(job)
@@ -136,7 +141,10 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("way", LEFT)
+LEFT_EVERYDAY = ("sys.exit(3)", "sys.exit(None)", "raise SystemExit", "threading.Timer(1, print).start(); sys.exit()")
+
+
+@pytest.mark.parametrize("way", thinned(LEFT, *LEFT_EVERYDAY))
 def test_rank_that_left_is_named(jobs, way):
     job = jobs[way].result()
     assert_ended(job)
@@ -150,6 +158,7 @@ def test_rank_that_left_is_named(jobs, way):
 SENDERS_LEFT = PROGRAM.format(one="sys.exit()", others="dist.recv(np.ones(3)) if dist.get_rank() == 0 else sys.exit()")
 
 
+@pytest.mark.long
 def test_all_possible_senders_left(jobs):
     job = jobs[SENDERS_LEFT].result()
     assert_ended(job)
@@ -178,9 +187,10 @@ def test_exception_at_exit_of_a_rank_that_others_need(jobs):
     assert "all_reduce #1" in job.stderr and "rank 1 has ended" in job.stderr, job
 
 
-@pytest.mark.parametrize(
-    "way", ["os._exit(7)", "os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGTERM)"]
-)
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize("way", thinned([KILL, "os._exit(7)", "os.kill(os.getpid(), signal.SIGTERM)"], KILL))
 def test_death_ends_job(way):
     assert_ended(run(way, WAITS["all_reduce"]))
 
@@ -270,7 +280,7 @@ dist.init_process_group()
 }
 
 
-@pytest.mark.parametrize("start_mpi", NO_INIT)
+@pytest.mark.parametrize("start_mpi", thinned(NO_INIT, True))
 def test_rank_that_never_calls_init(jobs, start_mpi):
     job = jobs[NO_INIT[start_mpi]].result()
     assert_ended(job)

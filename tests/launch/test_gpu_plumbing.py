@@ -14,7 +14,7 @@ from gpu import sections
 from gpu.__main__ import table
 from harness import launcher
 
-pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
+pytestmark = [pytest.mark.once, pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -23,6 +23,7 @@ def environment(*folders: Path) -> dict[str, str]:
     return launcher.environment({"PYTHONSAFEPATH": None, "PYTHONPATH": os.pathsep.join(map(str, (*folders, ROOT)))})
 
 
+@pytest.mark.long
 def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
     pytest.importorskip("ml_dtypes")  # of the fake
     rows_file = tmp_path / "out" / "rows.json"

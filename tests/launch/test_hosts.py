@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import launcher
+from harness.tiers import thinned
 
 from launch import hosts, measure_hosts
 
@@ -153,7 +154,7 @@ def run(some: hosts.Hosts, ranks: int, *command: str | Path, cyclic: bool = Fals
 @pytest.mark.parametrize(
     ("ranks", "cyclic", "expected"),
     [
-        (4, False, ["h1", "h1", "h2", "h2"]),
+        pytest.param(4, False, ["h1", "h1", "h2", "h2"], marks=pytest.mark.long),
         (4, True, ["h1", "h2", "h1", "h2"]),
         (3, False, ["h1", "h1", "h2"]),
     ],
@@ -166,7 +167,7 @@ def test_places_memory_and_collectives(two, tmp_path, ranks, cyclic, expected):
     assert found["checked"] >= 24
 
 
-@pytest.mark.parametrize("cyclic", [False, True], ids=["block", "cyclic"])
+@pytest.mark.parametrize("cyclic", thinned([False, True], True), ids=["block", "cyclic"])
 def test_one_copy_of_a_data_set_serves_the_ranks_of_its_host(two, tmp_path, cyclic):
     (tmp_path / "data.py").write_text(DATA)
     np.save(tmp_path / "z.npy", -np.arange(3000))
@@ -178,6 +179,7 @@ def test_one_copy_of_a_data_set_serves_the_ranks_of_its_host(two, tmp_path, cycl
     assert sorted(call for _, calls, _ in found for call in calls) == ["h1", "h2"], "loaded once a host"
 
 
+@pytest.mark.long
 def test_four_hosts(tmp_path):
     (tmp_path / "ranks.py").write_text(RANKS)
     with hosts.Hosts(4) as four:
@@ -185,7 +187,9 @@ def test_four_hosts(tmp_path):
     assert found["hosts"] == ["h1", "h2", "h3", "h4"]
 
 
-@pytest.mark.parametrize(("cyclic", "ring"), [(False, 1.5), (True, 3.0)], ids=["block", "cyclic"])
+@pytest.mark.parametrize(
+    ("cyclic", "ring"), [(False, 1.5), pytest.param(True, 3.0, marks=pytest.mark.long)], ids=["block", "cyclic"]
+)
 def test_hierarchical_sends_every_byte_once_and_the_ring_more(two, cyclic, ring):
     size = 4 << 20
     found = measure_hosts.measure(two, "all_reduce", str(size), "1", cyclic=cyclic)
@@ -296,6 +300,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) 
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_overlap_is_measured_with_a_rank_on_each_host(two):
     options = ("--bytes", "256K", "--buckets", "2", "--layers", "4", "--rounds", "1", "--compute", "0.01")
     printed = measure_hosts.run(two, 1, "-m", "mpiddp", "bench", "overlap", *options)

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 from harness.launcher import mpirun, side_by_side
+from harness.tiers import chosen, thinned
 
 HEAD = """
 import atexit, sys, time
@@ -23,13 +24,15 @@ def run(body, n=3, env=None):
 
 
 @pytest.fixture(scope="module")
-def jobs():
+def jobs(request):
     """Run everything side by side, and return the futures by name."""
-    alike = {**SLOW, **ENDINGS, "alone": ALONE, "exit code": "dist.barrier()\nsys.exit(75)"}
+    names = chosen(request, "name")
+    alike = {name: body for name, body in (SLOW | ENDINGS).items() if name in names}
+    alike |= {"alone": ALONE, "exit code": "dist.barrier()\nsys.exit(75)"}
     all_jobs = {name: partial(run, body) for name, body in alike.items()}
     all_jobs["serialized"] = partial(run, SERIALIZED, env={"MPI4PY_RC_THREAD_LEVEL": "serialized"})
     all_jobs["patient"] = partial(run, "dist.all_reduce(x)", env={"MPIDDP_TIMEOUT": "inf"})
-    all_jobs |= {way: partial(run, FORKED.format(way=way)) for way in WAYS}
+    all_jobs |= {way: partial(run, FORKED.format(way=way)) for way in chosen(request, "way")}
     with side_by_side(all_jobs) as futures:
         yield futures
 
@@ -73,7 +76,16 @@ atexit.register(last_words)
 }
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize(
+    "name",
+    thinned(
+        SLOW,
+        "after the last collective",
+        "receiver of an isend that was never waited for",
+        "among those that never waited for collectives",
+        "with its last words",
+    ),
+)
 def test_slow_rank(jobs, name):
     assert_clean(jobs[name].result())
 
@@ -102,7 +114,16 @@ if rank == 1: atexit.register(last_words)
 }
 
 
-@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize(
+    "name",
+    thinned(
+        ENDINGS,
+        "groups alive",
+        "Finalize called by the program, at different times",
+        "an exception at exit",
+        "an isend that nobody receives",
+    ),
+)
 def test_ending(jobs, name):
     assert_clean(jobs[name].result())
 
@@ -179,7 +200,7 @@ assert x[0] == 27
 """
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", thinned(WAYS, "dist.all_reduce(x)", "dist.init_process_group()"))
 def test_forked_child(jobs, way):
     job = jobs[way].result()
     assert_clean(job)

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from harness import launcher
 
 SAMPLES, BATCH, EPOCHS = 1437, 64, 20
@@ -67,6 +68,7 @@ def batches(folder: Path, ranks: int) -> list[list[int]]:
     return [[index for share in shares for index in json.loads(share)] for shares in zip(*files, strict=True)]
 
 
+@pytest.mark.long
 def test_digits_reach_97_percent_with_4_then_3_then_2_ranks(tmp_path):
     for ranks, steps in ((4, 100), (3, 137)):
         stopped = run(ranks, tmp_path, steps)

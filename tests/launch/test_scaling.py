@@ -8,7 +8,10 @@ import sys
 import pytest
 from harness import launcher
 
+pytestmark = pytest.mark.once
 
+
+@pytest.mark.long
 def test_bench_train_measures_all_numbers_of_ranks_in_one_run_and_plot_draws_them(tmp_path):
     file, picture = tmp_path / "train.json", tmp_path / "scaling.svg"
     options = ["--strong-batch", "6", "--weak-batch", "2", "-n", "1", "--rounds", "2", "--json", str(file)]

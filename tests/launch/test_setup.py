@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from harness import launcher
 from harness.launcher import mpirun, python
+from harness.tiers import thinned
 
 INIT = "import mpiddp as dist\ndist.init_process_group()\nprint('went on', flush=True)\n"
 
@@ -31,7 +32,9 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", CONTRADICTIONS)
+@pytest.mark.parametrize(
+    "name", thinned(CONTRADICTIONS, "arguments", "environment", "pretended nodes", "after Finalize")
+)
 def test_contradiction_is_printed_once(name):
     program, env, texts = CONTRADICTIONS[name]
     job = mpirun(3, program, env=env)
@@ -205,7 +208,7 @@ def test_too_many_blas_threads(threads, warns):
     assert not warns or "program.py:2: UserWarning" in job.stderr, job
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", thinned(["spawn", "forkserver"], "spawn"))
 def test_a_process_that_imports_the_program_again_is_no_rank(method):
     """It has the launcher's variables of the rank that started it, and must not join the job in its place."""
     program = f"""
@@ -268,7 +271,7 @@ sys.stdout.write(f"sum {x[0]}\\n")
     assert "raises: 1 [] False ['ZeroDivisionError: division by zero']" in job.stdout, job
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", thinned(["spawn", "forkserver"], "spawn"))
 def test_a_pool_of_processes_that_import_the_program_again_ends_the_job(method):
     """A Pool replaces workers that fail, without end."""
     program = f"""

@@ -127,19 +127,37 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     with mini_slurm.MiniSlurm() as cluster:
         jobs = Jobs(cluster, tmp_path_factory.mktemp("slurm"))
-        submit_all(jobs)
+        programs = {"slow/sitecustomize.py": SLOW_AT_FIRST, "gpus/cupy.py": CUPY, "fails.py": FAILS}
+        for name, text in programs.items():
+            (jobs.folder / name).parent.mkdir(exist_ok=True)
+            (jobs.folder / name).write_text(text)
+        if request.config.option.long:
+            submit_long(jobs)
+        submit_short(jobs)
         yield jobs
 
 
-def submit_all(jobs: Jobs) -> None:
-    folder = jobs.folder
-    programs = {"slow/sitecustomize.py": SLOW_AT_FIRST, "gpus/cupy.py": CUPY, "fails.py": FAILS}
-    for name, text in programs.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
+def submit_short(jobs: Jobs) -> None:
+    """Submit the jobs of the tests that run at every change."""
+    few = "--ntasks-per-node=2"
+    jobs.submit("multinode", SLURM / "train_multinode.sbatch", *TRAIN)
+    jobs.submit("cpu", few, SLURM / "train_cpu.sbatch", "--epochs", "1")
+    jobs.submit("bad-option", few, SLURM / "train_cpu.sbatch", "--epocs", "1")
+    for name, plugin in {"wrong-plugin": jobs.other_plugin, "no-plugin": "none", "unknown-plugin": "pmix_v9"}.items():
+        jobs.submit(name, few, SLURM / "train_cpu.sbatch", MPIDDP_LAUNCH=plugin)
+    # Side by side: most of the time, Slurm waits for what is left of a step.
+    runs = [f'(run "$PYTHON" {jobs.folder}/fails.py {way} || echo "{way} $?" >> codes) &\n' for way in WAYS]
+    jobs.submit_text(
+        "fails", "".join([*runs, "wait"]), "--nodes=2", "--ntasks-per-node=1", SLURM_OVERLAP="1", SLURM_WAIT="3"
+    )
+
+
+def submit_long(jobs: Jobs) -> None:
+    """Submit the jobs of the long tier."""
+    folder, few = jobs.folder, "--ntasks-per-node=2"
     path = launcher.environment().get("PYTHONPATH", "")
     # Slurm looks at the limits every 30 s, and warns when the limit less the time given is nearer than that.
     warned = ("--time=1", "--signal=B:USR1@60")
@@ -153,10 +171,7 @@ def submit_all(jobs: Jobs) -> None:
     one_step = ("--model", "mlp", "--epochs", "1000", "--batch-size", "1437")
     jobs.submit("cancelled", *alone, "--time=10", SLURM / "requeue.sbatch", *one_step, **slow)
     jobs.submit("max-time", *alone, SLURM / "requeue.sbatch", *by_itself, **slow)
-    jobs.submit("multinode", SLURM / "train_multinode.sbatch", *TRAIN)
     jobs.submit("mpirun", SLURM / "train_multinode.sbatch", *TRAIN, MPIDDP_LAUNCH="mpirun")
-    few = "--ntasks-per-node=2"
-    jobs.submit("cpu", few, SLURM / "train_cpu.sbatch", "--epochs", "1")
     jobs.submit("array", SLURM / "array.sbatch", "--epochs", "1", "--model", "mlp")
     jobs.submit("no-gpu", SLURM / "train_gpu.sbatch", "--epochs", "1")
     rng = np.random.default_rng(0)
@@ -166,14 +181,6 @@ def submit_all(jobs: Jobs) -> None:
     jobs.submit("host", SLURM / "train_gpu.sbatch", *little, "--device", "cpu")
     jobs.submit("bench", SLURM / "bench.sbatch", *BENCH)
     jobs.submit("test", SLURM / "test.sbatch", "-q", "tests/mpi/test_naive.py")
-    jobs.submit("bad-option", few, SLURM / "train_cpu.sbatch", "--epocs", "1")
-    for name, plugin in {"wrong-plugin": jobs.other_plugin, "no-plugin": "none", "unknown-plugin": "pmix_v9"}.items():
-        jobs.submit(name, few, SLURM / "train_cpu.sbatch", MPIDDP_LAUNCH=plugin)
-    # Side by side: most of the time, Slurm waits for what is left of a step.
-    runs = [f'(run "$PYTHON" {folder}/fails.py {way} || echo "{way} $?" >> codes) &\n' for way in WAYS]
-    jobs.submit_text(
-        "fails", "".join([*runs, "wait"]), "--nodes=2", "--ntasks-per-node=1", SLURM_OVERLAP="1", SLURM_WAIT="3"
-    )
     infos = [
         f'{start} "$PYTHON" -m mpiddp info --json > {name}.json 2> {name}.err || echo {name} $? >> codes'
         for name, start in LAUNCHERS.items()
@@ -227,6 +234,7 @@ def test_train_on_two_nodes(jobs):
 
 
 @needs_slurm
+@pytest.mark.long
 def test_train_by_mpirun_in_the_same_job_script(jobs):
     end = jobs.end("mpirun")
     assert (end.state, end.rc) == ("COMPLETED", 0), end
@@ -238,6 +246,7 @@ def test_train_by_mpirun_in_the_same_job_script(jobs):
 
 
 @needs_slurm
+@pytest.mark.long
 def test_array(jobs):
     ends = jobs.ends("array")
     assert [(end.state, end.rc) for end in ends] == [("COMPLETED", 0)] * 3, "\n".join(map(str, ends))
@@ -247,6 +256,7 @@ def test_array(jobs):
 
 
 @needs_slurm
+@pytest.mark.long
 def test_suite_under_srun(jobs):
     end = jobs.end("test")
     assert (end.state, end.rc) == ("COMPLETED", 0), end
@@ -254,6 +264,7 @@ def test_suite_under_srun(jobs):
 
 
 @needs_slurm
+@pytest.mark.long
 def test_bench(jobs):
     end = jobs.end("bench")
     assert (end.state, end.rc) == ("COMPLETED", 0), end
@@ -261,6 +272,7 @@ def test_bench(jobs):
 
 
 @needs_slurm
+@pytest.mark.long
 def test_train_gpu_says_what_is_missing(jobs):
     end = jobs.end("no-gpu")
     assert end.state == "FAILED", end
@@ -268,6 +280,7 @@ def test_train_gpu_says_what_is_missing(jobs):
 
 
 @needs_slurm
+@pytest.mark.long
 def test_train_gpu(jobs):
     """On Slurm's pretended GPUs, with a CuPy that pretends too: the script, the options and the way of the data."""
     end, host = jobs.end("gpu"), jobs.end("host")
@@ -306,6 +319,7 @@ def test_failing_rank_ends_the_step_whatever_way_it_fails(jobs):
 
 
 @needs_slurm
+@pytest.mark.long
 def test_info_tells_the_truth(jobs):
     end = jobs.end("info")
     folder = jobs.folder / "info"
@@ -326,6 +340,7 @@ def test_info_tells_the_truth(jobs):
 
 
 @needs_slurm
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -347,6 +362,7 @@ def test_every_rank_of_a_node_takes_a_gpu_of_its_own(jobs, options, expected):
 
 
 @needs_slurm
+@pytest.mark.long
 def test_time_limit_leads_to_a_checkpoint_a_requeue_and_the_same_parameters(jobs):
     end, unbroken = jobs.end("requeue"), jobs.end("multinode")
     # A slow machine is warned of its limit more than once.
@@ -362,6 +378,7 @@ def test_time_limit_leads_to_a_checkpoint_a_requeue_and_the_same_parameters(jobs
 
 
 @needs_slurm
+@pytest.mark.long
 def test_max_time_ends_before_the_jobs_end_and_comes_back_without_any_signal(jobs):
     end = jobs.end("max-time")
     assert (end.state, end.rc, end.restarts) == ("FAILED", 75, 1), end
@@ -373,6 +390,7 @@ def test_max_time_ends_before_the_jobs_end_and_comes_back_without_any_signal(job
 
 
 @needs_slurm
+@pytest.mark.long
 def test_a_job_that_is_cancelled_does_not_come_back(jobs):
     jobs.wait_for("cancelled", "epoch    1/1000")
     jobs.cancel("cancelled")

@@ -15,6 +15,7 @@ import pytest
 import safetensors.numpy
 from harness import launcher
 from harness.launcher import Completed, Program, side_by_side
+from harness.tiers import chosen, thinned
 
 SEED = int(os.environ.get("MPIDDP_TEST_SEED", time.time_ns() % 2**32))
 
@@ -129,11 +130,14 @@ def mpirun(ranks: int, program: str, *args: object, timeout_s: float = 40, **env
 
 
 @pytest.fixture(scope="module")
-def jobs():
+def jobs(request):
     """Let a rank die in every state side by side, and return the futures."""
     rng = np.random.default_rng(SEED)
     calls = {}
+    wanted = chosen(request, "state")
     for state, body in STATES.items():
+        if state not in wanted:
+            continue
         ranks = int(rng.integers(2, 5))
         ending = GO_ON.format(body=body.strip().replace("\n", "\n    "))
         calls[state] = partial(
@@ -143,7 +147,20 @@ def jobs():
         yield futures
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    "state",
+    thinned(
+        STATES,
+        "short all_reduce",
+        "long all_reduce",
+        "symmetric all_reduce",
+        "all_reduce in MPI",
+        "asynchronous",
+        "a group without the victim",
+        "receiving from any",
+        "in the middle of making a group",
+    ),
+)
 def test_others_go_on(jobs, state):
     job = jobs[state].result()
     said = re.findall(r"^(\d) (went on|noticed nothing)$", job.stdout, re.M)
@@ -226,7 +243,7 @@ def test_error_that_nobody_catches_ends_the_job():
     assert "RankFailedError: rank 1 of 3 died" in job.stderr, job
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", thinned([0, 2], 0))
 def test_death_of_a_rank_for_which_the_others_wait_at_their_ends(victim):
     program = """
 if me == victim:
@@ -364,13 +381,14 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(
     ("ranks", "victims", "options"),
     [
-        pytest.param(2, [1], ("--model", "model:plain"), id="the last of two"),
+        pytest.param(2, [1], ("--model", "model:plain"), id="the last of two", marks=pytest.mark.long),
         pytest.param(3, [0], ("--model", "model:normed", "--sync-batchnorm"), id="the first, with batch norm"),
         pytest.param(
             4,
             [0, 2],
             ("--model", "model:plain", "--accumulate", "3", "--optimizer", "adamw", "--lr", "0.001"),
             id="two, one after the other",
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -472,7 +490,7 @@ sys.exit(code)
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--dtype", "float16", "--loss-scale-steps", "3"), id="loss scale"),
+        pytest.param(("--dtype", "float16", "--loss-scale-steps", "3"), id="loss scale", marks=pytest.mark.long),
         pytest.param(("--compress", "powersgd", "--powersgd-start", "9"), id="compression"),
     ],
 )
@@ -502,9 +520,10 @@ if me != 0:
 """
 
 
-@pytest.mark.parametrize(
-    "again", ["dist.shrink_group(error.ranks)", "dist.destroy_process_group(); dist.init_process_group()"]
-)
+SHRINK = "dist.shrink_group(error.ranks)"
+
+
+@pytest.mark.parametrize("again", thinned([SHRINK, "dist.destroy_process_group(); dist.init_process_group()"], SHRINK))
 def test_rank_that_has_ended_is_no_part_of_the_new_world(again):
     job = mpirun(4, PROGRAM + ONE_HAS_ENDED.format(again=again), 1, "SIGKILL")
     assert job.rc == 0 and "Traceback" not in job.stderr, job

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,43 @@ def test_a_killed_rank_leaves_no_shared_memory(tmp_path: Path, way: str) -> None
         done = program.wait(60)
     assert "going" in done.stdout and done.rc != 0, done
     assert set(Path("/dev/shm").glob("mpiddp-*")) <= before
+
+
+ABORTS = """
+import mpiddp as dist
+dist.init_process_group()
+with open("/proc/self/maps") as maps:
+    names = {line.split()[-1] for line in maps if "/dev/shm/" in line and "mpiddp" not in line}
+print(*names, sep="\\n", flush=True)
+dist.barrier()
+raise ValueError("boom")
+"""
+
+
+def test_an_exception_leaves_none_of_mpis_memory() -> None:
+    with launcher.start(2, ABORTS) as job:
+        while job.poll() is None:
+            time.sleep(0.05)
+        names = job.output[0].split()
+        left = [name for name in names if Path(name).exists()]
+        done = job.wait(10)
+    assert done.rc == 1 and names, done
+    # Open MPI: each rank has files of its own, and may be ended before it has removed them.
+    assert not [name for name in left if "mpich" in name], done
+
+
+def test_what_a_killed_job_leaves_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "SHARED", tmp_path)
+    began = time.time() - 60
+    old, young, mapped = (tmp_path / name for name in ("mpich_shm_1", "sem.mp-2", "sm_segment.3"))
+    for path in (old, young, mapped):
+        path.write_bytes(bytes(4096))
+    for path in (old, mapped):
+        os.utime(path, (began + 10, began + 10))
+    with mapped.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        launcher.remove_segments(began + 20)
+        assert old.exists(), "older than the job"
+        assert launcher.remove_segments(began), "one is young"
+        assert not old.exists() and young.exists() and mapped.exists()
+    launcher.remove_segments(began)
+    assert not mapped.exists()

@@ -25,6 +25,8 @@ class World:
     rank: int
     size: int
     rng: np.random.Generator
+    long: bool
+    """Whether the long tier runs."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,4 +64,4 @@ def _process_group(request: pytest.FixtureRequest) -> Iterator[None]:
 def world(request: pytest.FixtureRequest) -> World:
     """Return rank, size, and ``rng``, seeded by the test's name."""
     rng = np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
-    return World(dist.get_rank(), dist.get_world_size(), rng)
+    return World(dist.get_rank(), dist.get_world_size(), rng, request.config.option.long)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 import mpiddp as dist
 from mpiddp.mpi import requests
 
+_T = TypeVar("_T")
 Op = dist.ReduceOp
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (257,), (31, 37)]
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "float32", "float64", "longdouble", "bfloat16"]
 COMPLEX = ["complex64", "complex128", "clongdouble"]
 DTYPES = ["bool", *INTEGERS, *FLOATS, *COMPLEX]
+CLASSES = ("bool", "int64", "float16", "float32", "complex64")
+"""One dtype of each class: booleans, integers, types that are summed in another one, floats, complex numbers."""
 OPS = [Op.SUM, Op.AVG, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR, Op.PREMUL_SUM(0.5)]
 
 
@@ -31,6 +34,11 @@ def _bfloat16() -> Any:
     import pytest
 
     return pytest.importorskip("ml_dtypes").bfloat16
+
+
+def thinned(world: Any, dtype: np.dtype[Any], every: Sequence[_T], one: _T) -> Sequence[_T]:
+    """Return all sizes for one dtype of each class, and one size for the others; all of them in the long tier."""
+    return every if world.long or dtype.name in CLASSES else [one]
 
 
 def draw(rng: np.random.Generator, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[np.ndarray]:

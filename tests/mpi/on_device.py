@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.mpi import p2p_device
 from mpiddp.mpi.cuda_aware import DevicePointers
 
-from .inputs import reduced
+from .inputs import reduced, thinned
 
 
 def renew() -> None:
@@ -56,8 +56,8 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePointers]:
     assert not p2p_device.by_address
 
 
-def sizes(world: Any) -> list[int]:
-    return [0, 1, max(world.size - 1, 1), world.size + 1, 127, 5011]
+def sizes(world: Any, dtype: np.dtype[Any]) -> Sequence[int]:
+    return thinned(world, dtype, (0, 1, max(world.size - 1, 1), world.size + 1, 127, 5011), 127)
 
 
 def own_op(op: dist.ReduceOp, rank: int) -> dist.ReduceOp:

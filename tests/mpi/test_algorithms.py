@@ -9,7 +9,7 @@ import functools
 import importlib.util
 import itertools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.shm.scratch import Scratch
 
+from .inputs import thinned
 from .pretend import connect
 
 pytestmark = pytest.mark.core
@@ -56,6 +57,8 @@ class Case:
     """Bytes; the ranks of a node share them."""
     rng: np.random.Generator
     """Numbers that are the same on all ranks."""
+    long: bool
+    """Whether the long tier runs."""
 
     def array(self, like: Array, kind: str = "ordinary", shift: int = 0) -> Array:
         """Return a copy of an array in memory of a kind; mixed: every other rank's is symmetric."""
@@ -97,7 +100,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
         assert not found.fault
         segment.register(found, link.node.ranks, link.node.rank)
         pool = np.frombuffer(found.memory, np.uint8, POOL_BYTES, link.node.rank * POOL_BYTES)
-    yield Case(link, pool, np.random.default_rng(zlib.crc32(request.param.encode())))
+    yield Case(link, pool, np.random.default_rng(zlib.crc32(request.param.encode())), request.config.option.long)
     link.close()
 
 
@@ -178,8 +181,8 @@ def reductions(name: str, dtype: np.dtype[Any]) -> Iterator[ReduceOp]:
             yield op
 
 
-def sizes(link: Link) -> tuple[int, ...]:
-    return (0, 1, link.size - 1, link.size + 1, 1009)
+def sizes(case: Case, dtype: np.dtype[Any]) -> Sequence[int]:
+    return thinned(case, dtype, (0, 1, case.link.size - 1, case.link.size + 1, 1009), 1009)
 
 
 def variants(name: str) -> Iterator[tuple[str, int, bool, int]]:
@@ -199,7 +202,7 @@ def test_all_reduce(case: Case, name: str) -> None:
     ways, seen = variants(name), []
     for dtype in DTYPES:
         for op in reductions(name, dtype):
-            for count in sizes(case.link):
+            for count in sizes(case, dtype):
                 kind, shift, submitted, _ = next(ways)
                 rows = case.rows(count, dtype)
                 x = case.array(rows[case.link.rank], kind, shift)
@@ -218,7 +221,7 @@ def test_reduce(case: Case, name: str) -> None:
     link, ways = case.link, variants(name)
     for dtype in DTYPES:
         for op in reductions(name, dtype):
-            for count in sizes(link):
+            for count in sizes(case, dtype):
                 kind, shift, submitted, index = next(ways)
                 root = index % link.size
                 rows = case.rows(count, dtype)
@@ -238,7 +241,7 @@ def test_reduce_scatter(case: Case, name: str) -> None:
     link, ways = case.link, variants(name)
     for dtype in DTYPES:
         for op in reductions(name, dtype):
-            for count in sizes(link):
+            for count in sizes(case, dtype):
                 kind, shift, submitted, _ = next(ways)
                 rows = case.rows(count * link.size, dtype)
                 x = case.array(rows[link.rank], kind, shift)
@@ -257,7 +260,7 @@ def test_all_gather(case: Case, name: str) -> None:
         pytest.skip("the same on one node")
     ways = variants(name)
     for dtype in [*DTYPES, np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
-        for count in sizes(case.link):
+        for count in sizes(case, dtype):
             kind, shift, submitted, _ = next(ways)
             rows = list(case.rng.integers(0, 99, (case.link.size, count)).astype("int8").astype(dtype))
             output = np.zeros((case.link.size, count), dtype)
@@ -289,7 +292,7 @@ def test_broadcast(case: Case, name: str) -> None:
         pytest.skip("the same on one node")
     link, ways = case.link, variants(name)
     for dtype in [*DTYPES, np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
-        for count in sizes(link):
+        for count in sizes(case, dtype):
             kind, shift, submitted, index = next(ways)
             root = index % link.size
             rows = list(case.rng.integers(0, 99, (link.size, count)).astype("int8").astype(dtype))

@@ -18,6 +18,8 @@ from mpiddp.shm import segment
 
 from .pretend import pretended_nodes
 
+pytestmark = pytest.mark.core
+
 Array = Any
 
 

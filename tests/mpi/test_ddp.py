@@ -28,6 +28,8 @@ from .learning import (
     values,
 )
 
+pytestmark = pytest.mark.core
+
 DDP = dist.DistributedDataParallel
 
 

@@ -103,6 +103,22 @@ def test_weighted_with_an_empty_batch_that_is_run(world: World) -> None:
     assert_close(gradients(alone), gradients(ddp.module))
 
 
+def test_gradients_without_a_sample_count_nothing_even_if_they_are_no_numbers(world: World) -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(np.ones(1, np.float32))
+
+        def forward(self, x: float) -> Tensor:
+            return (self.w * x).sum()
+
+    ddp = DDP(Scale())
+    without = world.size > 1 and world.rank == world.size - 1
+    with ddp.weighted(0 if without else 2):
+        ddp(np.float32(np.nan if without else 3)).backward()
+    np.testing.assert_allclose(ddp.module.w.grad, 3, rtol=1e-6)
+
+
 def test_weighted_inside_of_weighted_leaves_the_outer_share(world: World) -> None:
     alone = mlp()
     ddp = DDP(twin(alone))

@@ -24,6 +24,8 @@ from mpiddp.shm import segment
 from .inputs import OPS, both_ways, close, draw, dtype_of, end, means_something, reduced, same
 from .on_device import by_address, cupy, expected, own_op, renew, sizes
 
+pytestmark = pytest.mark.core
+
 __all__ = ["by_address", "cupy"]  # fixtures
 Array = Any
 DTYPES = ["bool", "int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64", "complex64"]
@@ -43,7 +45,7 @@ def test_algorithm(world: Any, cupy: Any, kind: str, name: str) -> None:
         pytest.skip("one rank has an algorithm of its own")
     dtype, link = dtype_of(kind), default_group().link
     steps = table.ALGORITHMS[name].all_reduce
-    for op, size in itertools.product(OPS, sizes(world)):
+    for op, size in itertools.product(OPS, sizes(world, dtype)):
         if not means_something(op, dtype):
             continue
         xs = draw(world.rng, world.size, (size,), dtype)
@@ -68,7 +70,7 @@ def test_all_reduce(world: Any, cupy: Any, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["float32", "float16", "int64"])
 def test_symmetric_all_reduce(world: Any, cupy: Any, kind: str) -> None:
     dtype = dtype_of(kind)
-    for op, size in itertools.product(OPS, sizes(world)):
+    for op, size in itertools.product(OPS, sizes(world, dtype)):
         if not means_something(op, dtype):
             continue
         xs = draw(world.rng, world.size, (size,), dtype)
@@ -154,11 +156,11 @@ def test_collectives_by_address(world: Any, cupy: Any, by_address: DevicePointer
 
 
 def test_reductions_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
-    link = default_group().link
-    for op, size in itertools.product(OPS, sizes(world)):
-        if not means_something(op, np.dtype(np.float64)):
+    link, dtype = default_group().link, np.dtype(np.float64)
+    for op, size in itertools.product(OPS, sizes(world, dtype)):
+        if not means_something(op, dtype):
             continue
-        xs = draw(world.rng, world.size, (size,), np.dtype(np.float64))
+        xs = draw(world.rng, world.size, (size,), dtype)
         x = cupy.asarray(xs[world.rank])
         dist.all_reduce(x, own_op(op, world.rank))
         assert close(x.get(), expected(op, xs)), (op, size)

@@ -29,6 +29,8 @@ from .inputs import OPS, close, draw, dtype_of, means_something
 from .on_device import by_address, cupy, expected, own_op, renew, sizes
 from .pretend import connect, pretended_nodes, release
 
+pytestmark = pytest.mark.core
+
 Array = Any
 __all__ = ["by_address", "cupy"]  # fixtures
 
@@ -185,7 +187,7 @@ def test_several_nodes(world: Any, cupy: Any, nodes: tuple[int, ...], kind: str)
     """Ranks of a node share memory of their GPUs, and the slices that they sum there cross the nodes."""
     dtype = dtype_of(kind)
     with on_nodes(world, nodes) as link:
-        for op, size in itertools.product(OPS, sizes(world)):
+        for op, size in itertools.product(OPS, sizes(world, dtype)):
             if not means_something(op, dtype):
                 continue
             xs = draw(world.rng, world.size, (size,), dtype)

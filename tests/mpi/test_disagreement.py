@@ -193,6 +193,12 @@ ROOTED = {
         "reduce #1 .* with SUM and group rank 0",
         "reduce #1 .* with AVG and group rank 0",
     ),
+    "root, in MPI": (
+        lambda g: dist.gather(ones(), blocks(g.size()) if g.rank() == 0 else None, 0, g, True),
+        lambda g: dist.gather(ones(), blocks(g.size()) if g.rank() == 1 else None, 1, g, True),
+        "gather #1 .*k 0 as",
+        "gather #1 .*k 1 as",
+    ),
     "gather and scatter": (
         lambda g: dist.gather(ones(), blocks(g.size()) if g.rank() == 0 else None, 0, g, True),
         lambda g: dist.scatter(ones(), None, 0, g, True),

@@ -17,6 +17,8 @@ from mpiddp.mpi import message
 from .learning import import_torch
 from .pretend import pretended_gpus
 
+pytestmark = pytest.mark.core
+
 torch: Any
 LENGTHS = [0, 1, 1_001, 300_007]  # nothing, MPI's own way, shared memory
 

@@ -12,6 +12,8 @@ from mpiddp.mpi import message
 
 from .inputs import Op, both_ways, draw, end, reduced, same
 
+pytestmark = pytest.mark.core
+
 SHAPES = [(40,), (41,), (100,), (3, 39)]
 
 

@@ -10,6 +10,8 @@ import pytest
 import mpiddp as dist
 from mpiddp.mpi.lazy import MPI
 
+pytestmark = pytest.mark.core
+
 
 def total(x):
     x = np.array([float(x)])

@@ -19,6 +19,8 @@ import mpiddp
 
 from .learning import import_torch
 
+pytestmark = pytest.mark.core
+
 DTYPES = ["uint8", "int8", "int32", "int64", "float32", "float64"]
 
 

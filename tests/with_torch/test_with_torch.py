@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from harness import launcher
 from harness.faking import FOLDER
+from harness.tiers import thinned
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -22,7 +23,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", thinned([1, 2, 3], 2, 3))
 def test_backend(ranks: int) -> None:
     ended = launcher.mpirun(ranks, HERE / "backend_job.py", timeout_s=120)
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
@@ -40,7 +41,9 @@ def test_cuda_tensors_go_as_cupy_arrays(ranks: int) -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("script", ["ddp_snapshot", "fsdp2", "tensor_parallel", "dcp"])
+@pytest.mark.parametrize(
+    "script", thinned(["ddp_snapshot", "fsdp2", "tensor_parallel", "dcp"], "ddp_snapshot", "fsdp2")
+)
 def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(script: str, tmp_path: Path) -> None:
     for folder in ("ours", "theirs"):
         (tmp_path / folder).mkdir()
@@ -115,6 +118,7 @@ def test_torch_s_own_shrink_group() -> None:
     assert ended.rc == 0 and ended.stdout.count("all right") == 3, ended
 
 
+@pytest.mark.once
 def test_torch_s_own_suite_in_short() -> None:
     pytest.importorskip("expecttest", reason="torch's suite needs pip install expecttest")
     with launcher.Program([sys.executable, HERE / "suite.py", "--short", "--ranks", "3"]) as job:

@@ -1,0 +1,54 @@
+"""The tiers of the suite: what runs at every change, and what ``--long`` adds.
+
+Every promise has a test that runs at every change; other cases of it, and runs that take long, are marked as ``long``.
+A test of tests/mpi runs on 2 and 3 ranks, on 1 to 4 if it is marked as ``core``, and on those of a ``ranks`` mark.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CORE, REST = (1, 2, 3, 4), (2, 3)
+"""Numbers of ranks of a test that is marked as core, and of another one."""
+
+ONE_NUMBER = {
+    "test_bench.py": 2,
+    "test_device_training.py": 2,
+    "test_names.py": 2,
+    "test_training_batchnorm.py": 2,
+    "test_training_bits.py": 3,
+    "test_training_half.py": 2,
+    "test_training_models.py": 3,
+    "test_training_options.py": 2,
+    "test_training_skips.py": 3,
+    "test_training_windows.py": 3,
+}
+"""Files of tests/mpi that ask about options, files and texts, which are the same on any number of ranks."""
+
+
+def numbers(file: str, marks: dict[str, list[int]], long: bool) -> list[int]:
+    """Return the numbers of ranks that a test of tests/mpi runs on."""
+    if long or "core" in marks:
+        return list(CORE)
+    if marks.get("ranks"):
+        return sorted(marks["ranks"])
+    return [ONE_NUMBER[file]] if file in ONE_NUMBER else list(REST)
+
+
+def thinned(cases: Iterable[Any], *everyday: Any) -> list[Any]:
+    """Return the values of a parameter: those of ``everyday``, and the others for the long tier."""
+    cases = list(cases)
+    missing = set(everyday) - set(cases)
+    assert not missing, f"no such cases: {missing}"
+    return [pytest.param(case, marks=() if case in everyday else pytest.mark.long) for case in cases]
+
+
+def chosen(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
+    """Return the values of a parameter in the tests of this file that are going to run."""
+    calls = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
+    return {call.params[parameter] for call in calls if call is not None and parameter in call.params}
