@@ -175,13 +175,16 @@ def test_numpy_memory_under_torch_is_symmetric_still(world: Any) -> None:
         (lambda: torch.ones(3).to_sparse(), "torch.strided"),
         (lambda: torch.ones(3, device="meta"), "meta"),
         (lambda: torch.ones(3, dtype=torch.float8_e4m3fn), "Unsupported dtype"),
-        (lambda: torch.ones(3, 4).t(), "strides (4, 16) as `tensor`; pass a contiguous copy of it, such as torch's"),
+        (
+            lambda: torch.ones(3, 4).t(),
+            "strides (4, 16) as `tensor`; make y = x.contiguous(), pass y, and copy the result back",
+        ),
         (lambda: torch.ones(6)[::2], "C-contiguous array, got float32 (3,) with strides (8,)"),
         (lambda: torch.ones(1).expand(4), "C-contiguous"),
         (lambda: torch.ones(6, dtype=torch.bfloat16)[::2], "got bfloat16 (3,) with strides (4,)"),
         (
             lambda: ReadOnlyExport(np.ones(3)),
-            "a writable array, got float64 (3,) that is read-only as `tensor`; pass a copy",
+            "a writable array, got float64 (3,) that is read-only as `tensor`; pass y = x.copy()",
         ),
         (lambda: OldExport(torch.ones(3)), "that is read-only"),
         (lambda: OldExport(torch.ones(3, dtype=torch.bfloat16)), "that is read-only"),
