@@ -1,5 +1,6 @@
 """What every rank of `test_backend` runs: collectives, messages, groups and DDP of torch's on the backend "mpiddp"."""
 
+import threading
 import time
 import warnings
 from datetime import timedelta
@@ -215,6 +216,52 @@ def check_own_ddp(rank: int, size: int) -> None:
     assert torch.allclose(branches.module.even.bias.grad, torch.full((3,), 2 * ((size + 1) // 2) / size))
 
 
+def check_failing_hooks(rank: int, size: int) -> None:
+    """A hook's own error comes out of backward, and the ranks go on together."""
+
+    def hook(state, bucket):  # torch checks annotations
+        raise ValueError("of the hook")
+
+    for wrap in (nn.parallel.DistributedDataParallel, mpiddp.torch.DistributedDataParallel):
+        model = wrap(nn.Linear(3, 3))
+        model.register_comm_hook(None, hook)
+        try:
+            model(torch.ones(2, 3)).sum().backward()
+        except ValueError as error:
+            assert str(error) == "of the hook"
+        else:
+            raise AssertionError("the hook has failed")
+        dist.all_reduce(x := torch.ones(2))
+        assert (x == size).all()
+
+
+def check_loader_and_threads(rank: int, size: int) -> None:
+    """Forked workers of a DataLoader leave MPI alone; a backward in a thread of the program's own."""
+    data = torch.utils.data.TensorDataset(torch.arange(12.0)[:, None])
+    sampler = torch.utils.data.DistributedSampler(data, shuffle=False)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch about cores, of Python about forks
+        for (x,) in torch.utils.data.DataLoader(
+            data, 2, sampler=sampler, num_workers=2, multiprocessing_context="fork"
+        ):
+            model(x).sum().backward()
+    thread = threading.Thread(target=lambda: model(torch.ones(2, 1)).sum().backward())
+    model.zero_grad()
+    thread.start()
+    thread.join()
+    assert model.module.weight.grad == 2
+
+
+def check_second_round(size: int) -> None:
+    """All groups end with the default group, which can be made anew."""
+    dist.new_group([0])
+    dist.destroy_process_group()
+    dist.init_process_group("mpiddp")
+    dist.all_reduce(x := torch.ones(2))
+    assert (x == size).all()
+
+
 def _same(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: name + text)
@@ -234,6 +281,9 @@ def main() -> None:
     check_groups(rank, size)
     check_python_comm_hooks(rank)
     check_own_ddp(rank, size)
+    check_failing_hooks(rank, size)
+    check_loader_and_threads(rank, size)
+    check_second_round(size)
     check_errors(rank, size)
     dist.destroy_process_group()
     assert not mpiddp.is_initialized()
