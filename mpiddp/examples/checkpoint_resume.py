@@ -25,8 +25,7 @@ from mpiddp import nn, optim
 from mpiddp.data import ArrayDataset, DataLoader, GlobalBatchSampler
 from mpiddp.examples.printing import print_once
 from mpiddp.training import Trainer
-from mpiddp.training.checkpoint import Checkpoint
-from mpiddp.training.store import CheckpointStore
+from mpiddp.training.checkpoint import Checkpoint, CheckpointStore
 
 
 def new_trainer() -> Trainer:

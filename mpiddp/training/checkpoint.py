@@ -1,10 +1,22 @@
-"""``Checkpoint``: arrays as safetensors, the rest as JSON, and a manifest that tells a damaged one. Never a pickle."""
+"""Checkpoints: a folder for each step, whole or absent, of which the last and the best are kept.
+
+``step-0000000123/`` holds ``arrays.safetensors`` (model and optimizer, equal on all ranks), ``state.json``, a shard
+``rank-00001.safetensors`` for each rank that holds arrays of its own, and ``manifest.json`` with length and SHA-256 of
+each. Ranks write their shards before a barrier; rank 0 writes the rest in the background and renames the folder.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
+import logging
 import re
-from collections.abc import Mapping
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,61 +24,91 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+import mpiddp.distributed as dist
 from mpiddp.nn import Module
-from mpiddp.serialization import encode_arrays, on_host, save, write_synced
+from mpiddp.serialization import (
+    WRITER,
+    encode_arrays,
+    on_host,
+    save,
+    sync_folder,
+    temporary_name,
+    write_synced,
+)
 from mpiddp.typing import Array
 
-from .files import whole_folder
-from .parts import AwaitedParts, entry, part_name
+from . import bits
+from .building import group_options
+from .config import Config, UsageError
+from .lock import RunLock
+from .report import say
+from .together import arrays_of, together
+from .trainer import Trainer
 
 ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
 FORMAT = 2
-"""Raised when an older mpiddp could not read what a newer one writes; format 1 had no parts."""
+"""Raised when an older mpiddp could not read what a newer one writes; format 1 had no shards."""
 
-_PART = re.compile(re.escape(part_name(0)).replace("00000", r"(\d+)"))
+_STEP = re.compile(r"step-(\d+)")
+_SHARD = re.compile(r"rank-(\d+)\.safetensors")
+_VISIBLE_S = 60.0
+"""Time in which rank 0 has to see a shard of another rank: network file systems remember what was not there."""
+_POLL_S = 0.02
+_MUST_AGREE = ("model", "data", "seed", "optimizer")
+"""Options in which a run and its checkpoint must agree."""
+
+_logger = logging.getLogger(__name__)
 
 
 class DamagedError(ValueError):
-    """A checkpoint is not what was written: the text names the file and what is wrong with it."""
+    """A checkpoint is not as it was written; the text names the file and the damage."""
 
 
 class NewerFormatError(ValueError):
-    """A checkpoint is whole, for all that one knows, but of a newer mpiddp."""
+    """A checkpoint has the format of a newer mpiddp."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run is made of at one step."""
+    """The state of a run at one step."""
 
     arrays: Mapping[str, Array]
     state: dict[str, Any]
-    """What JSON knows; ``step`` (int) is always there, ``score`` (float or None) says how good it is."""
-    parts: Mapping[int, Mapping[str, Array]] = field(default_factory=dict)
-    """What single ranks had, by rank; of a checkpoint that was read."""
+    """JSON values; always with ``step`` (int), mostly with ``score`` (float or None, larger is better)."""
+    shards: Mapping[int, Mapping[str, Array]] = field(default_factory=dict)
+    """Arrays of single ranks, by rank; of a checkpoint that was read."""
 
     @property
     def step(self) -> int:
         """Steps made."""
         return int(self.state["step"])
 
-    @property
-    def score(self) -> float | None:
-        """How good the model is, larger is better; None where nobody has looked."""
-        return self.state.get("score")
-
     def frozen(self) -> Checkpoint:
         """Return a copy, on the host, that further training does not change."""
-        return Checkpoint(frozen_arrays(self.arrays), json.loads(json.dumps(self.state)))
+        arrays: dict[str, np.ndarray[Any, Any]] = {name: on_host(x, copy=True) for name, x in self.arrays.items()}
+        return Checkpoint(arrays, json.loads(json.dumps(self.state)))
 
-    def write(self, folder: Path, awaited: AwaitedParts | None = None) -> None:
-        """Write it as a folder that is whole or absent, with the parts that other ranks put there."""
-        with whole_folder(folder) as pending:
+    def write(self, folder: Path, shards: Mapping[str, Any] | None = None) -> None:
+        """Write it as a folder that is whole or absent.
+
+        Parameters
+        ----------
+        folder : Path
+            Replaced if it exists.
+        shards : mapping, optional
+            Manifest entries, by name, of files that other ranks have written into the folder's `temporary_name`.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written, or a shard is not visible here.
+        """
+        with _whole_folder(folder) as pending:
             contents = {ARRAYS: encode_arrays(self.arrays), STATE: _json_bytes(self.state)}
             for name, content in contents.items():
                 write_synced(pending / name, content)
-            files = {name: entry(content) for name, content in contents.items()}
-            if awaited is not None:
-                files |= awaited.receive(pending)
+            files = {name: _entry(content) for name, content in contents.items()} | dict(shards or {})
+            _await_shards(pending, shards or {})
             write_synced(pending / MANIFEST, _json_bytes({"format": FORMAT, "files": files}))
 
 
@@ -76,9 +118,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises
     ------
     DamagedError
-        If a file is missing, or has another length or other bytes than were written.
+        If a file is missing, or has another length or digest than was written.
     NewerFormatError
-        If it is not for this mpiddp to read.
+        If its format is unknown.
     """
     try:
         manifest = json.loads(_read(folder / MANIFEST))
@@ -95,48 +137,418 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         )
     contents = {name: _read(folder / name) for name in expected}
     for name, (size, digest) in expected.items():
-        found = entry(contents[name])
+        found = _entry(contents[name])
         if found["bytes"] != size:
             raise DamagedError(f"{folder / name} has {found['bytes']} bytes, {size} were written")
         if found["sha256"] != digest:
             raise DamagedError(f"{folder / name} has other bytes than were written (SHA-256)")
-    parts = {
-        int(match[1]): safetensors.numpy.load(contents[name]) for name in expected if (match := _PART.fullmatch(name))
+    shards = {
+        int(match[1]): safetensors.numpy.load(contents[name]) for name in expected if (match := _SHARD.fullmatch(name))
     }
-    return Checkpoint(safetensors.numpy.load(contents[ARRAYS]), json.loads(contents[STATE]), parts)
-
-
-def read_score(folder: Path) -> float | None:
-    """Return a checkpoint's score without reading its arrays.
-
-    Raises
-    ------
-    DamagedError
-        If the file that holds it is missing or no JSON.
-    """
-    try:
-        score: float | None = json.loads(_read(folder / STATE))["score"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"{folder / STATE} is damaged ({error})") from error
-    return score
+    return Checkpoint(safetensors.numpy.load(contents[ARRAYS]), json.loads(contents[STATE]), shards)
 
 
 def save_model(path: Path, model: Module) -> None:
-    """Save a model's parameters and buffers as safetensors; the file is whole or absent.
+    """Save a model's parameters and buffers as safetensors; the file is replaced as a whole or not at all.
 
     Parameters
     ----------
     path : Path
-        The file, ``model.safetensors`` by custom; ``safetensors.numpy.load_file`` gives what ``load_state_dict`` takes.
+        The file, by custom ``model.safetensors``; `mpiddp.load` and ``safetensors.numpy.load_file`` read it.
     model : Module
         The model itself, not its `DistributedDataParallel`.
     """
     save(model.state_dict(), path)
 
 
-def frozen_arrays(arrays: Mapping[str, Array]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return copies, on the host, in C order."""
-    return {name: on_host(x, copy=True) for name, x in arrays.items()}
+class CheckpointStore:
+    """The checkpoints in a folder, written in the background. For one process only, normally rank 0.
+
+    Parameters
+    ----------
+    folder : Path
+        Made with the first checkpoint.
+    keep : int, default 3
+        Newest checkpoints to keep, besides the one with the best score.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f"a CheckpointStore keeps at least 1 checkpoint, got keep={keep}")
+        self.folder = folder
+        self.keep = keep
+        self._scores: dict[int, float | None] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mpiddp-checkpoint")
+        self._writing: Future[None] | None = None
+
+    def tidy(self) -> None:
+        """Restore the names of folders that dead writers have moved aside, and remove the rest they have left."""
+        if self.folder.is_dir():
+            _restore_names(self.folder)
+            sweep(self.folder)
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, whole or damaged, in order."""
+        if not self.folder.is_dir():
+            return []
+        found = (_STEP.fullmatch(entry.name) for entry in self.folder.iterdir())
+        return sorted(int(name[1]) for name in found if name)
+
+    def path(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint."""
+        return self.folder / f"step-{step:010d}"
+
+    def save(self, checkpoint: Checkpoint, shards: Mapping[str, Any] | None = None) -> None:
+        """Copy a checkpoint and write it in the background (see `Checkpoint.write`).
+
+        Raises
+        ------
+        OSError
+            If the previous one could not be written.
+        """
+        self.finish()
+        self._writing = self._pool.submit(self._write, checkpoint.frozen(), shards)
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is on the disk.
+
+        Raises
+        ------
+        OSError
+            If it could not be written; those before it are still there.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the newest whole checkpoint, or None, and the damage of each newer one.
+
+        Raises
+        ------
+        NewerFormatError
+            If a newer one has an unknown format.
+        """
+        _restore_names(self.folder)
+        faults: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                return read_checkpoint(self.path(step)), faults
+            except DamagedError as error:
+                faults.append(str(error))
+        return None, faults
+
+    def _write(self, checkpoint: Checkpoint, shards: Mapping[str, Any] | None) -> None:
+        checkpoint.write(self.path(checkpoint.step), shards)
+        self._scores[checkpoint.step] = checkpoint.state.get("score")
+        self._prune(checkpoint.step)
+
+    def _prune(self, last: int) -> None:
+        """Remove all but the newest and the best, and the remains of dead writers."""
+        # Later ones are damaged, or this run would have begun with them: no reason to remove a whole one.
+        steps = [step for step in self.steps() if step <= last]
+        self._scores = {step: score for step, score in self._scores.items() if step in steps}
+        kept = set(steps[-self.keep :])
+        scored = {step: score for step in steps if (score := self._score(step)) is not None}
+        if scored:
+            kept.add(max(scored, key=lambda step: (scored[step], step)))
+        remove_folders(self.path(step) for step in steps if step not in kept)
+        sweep(self.folder)
+
+    def _score(self, step: int) -> float | None:
+        """Return the score of a checkpoint; of another run's, from the disk."""
+        if step not in self._scores:
+            try:
+                self._scores[step] = json.loads((self.path(step) / STATE).read_bytes())["score"]
+            except (OSError, ValueError, KeyError, TypeError):
+                self._scores[step] = None
+        return self._scores[step]
+
+
+class Checkpointer:
+    """Saves and resumes the checkpoints of a run. Every rank has one and calls the same methods.
+
+    Rank 0 alone reads and writes files, except for shards.
+
+    Parameters
+    ----------
+    config : Config
+        With ``output``.
+    versions : mapping, optional
+        Versions of packages, noted in each checkpoint.
+    """
+
+    def __init__(self, config: Config, versions: Mapping[str, str] | None = None) -> None:
+        assert config.output is not None
+        self._config = config
+        self._output = config.output
+        self._versions = dict(versions or {})
+        self._folder = config.output / "checkpoints"
+        self._store = CheckpointStore(self._folder, config.keep) if dist.get_rank() == 0 else None
+        self._lock: RunLock | None = None
+        self._saved: tuple[int, int] | None = None
+        self._shard_fault: str | None = None
+
+    def claim(self) -> None:
+        """Lock the output folder for this run, and mend the remains of dead ones. Rank 0 does it.
+
+        Raises
+        ------
+        BlockingIOError
+            If another run holds it.
+        UsageError
+            If it holds checkpoints, and the configuration does not resume.
+        """
+        if self._store is None:
+            return
+        self._lock = self._lock or RunLock(self._output)
+        self._store.tidy()
+        if self._config.resume == "no" and self._store.steps():
+            raise UsageError(
+                f"{self._folder} holds checkpoints of an earlier run: --resume auto goes on with it, another"
+                " --output (or removing that folder) begins anew"
+            )
+
+    def step_end(self, trainer: Trainer) -> None:
+        """Save every ``checkpoint_steps`` steps: a callback for a `Trainer`."""
+        if self._config.checkpoint_steps and trainer.step % self._config.checkpoint_steps == 0:
+            self.save(trainer)
+
+    def epoch_end(self, trainer: Trainer) -> None:
+        """Save with the accuracy as score: a callback for a `Trainer`."""
+        self.save(trainer, score=trainer.history[-1].accuracy)
+
+    def save(self, trainer: Trainer, score: float | None = None) -> None:
+        """Save a checkpoint in the background, unless this moment is saved already. Every rank calls it.
+
+        A failure is logged by rank 0, and raised by `finish` if it was that of the last checkpoint.
+        """
+        if self._saved == (trainer.epoch, trainer.step):
+            return
+        self._saved = (trainer.epoch, trainer.step)
+        state = trainer.state_dict() | {
+            "score": score,
+            "config": self._config.as_dict(),
+            "bits": bits.what_decides_bits(),
+            "versions": self._versions,
+        }
+        self._finish_previous()
+        shards = self._write_shards(trainer)
+        if self._store is not None and self._shard_fault is None:
+            self._store.save(Checkpoint(trainer.arrays(), state), shards)
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is on the disk.
+
+        Raises
+        ------
+        OSError
+            On rank 0, if it could not be written.
+        """
+        if self._store is not None:
+            self._store.finish()
+            if self._shard_fault is not None:
+                raise OSError(self._shard_fault)
+
+    def regroup(self, trainer: Trainer) -> None:
+        """Continue with the surviving ranks, from a checkpoint of this moment. They all call it."""
+        self._saved = None
+        self._finish_previous()
+        if dist.get_rank() == 0:
+            self._store = self._store or CheckpointStore(self._folder, self._config.keep)
+        together(self._reclaim)
+        # The one that was pending may have died with its writer.
+        tested = bool(trainer.history) and not trainer.running["samples"]
+        self.save(trainer, score=trainer.history[-1].accuracy if tested else None)
+
+    def _reclaim(self) -> None:
+        if self._store is not None:
+            self._lock = self._lock or RunLock(self._output)
+            self._store.tidy()
+
+    def _finish_previous(self) -> None:
+        try:
+            self.finish()
+        except OSError as error:
+            _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
+
+    def _write_shards(self, trainer: Trainer) -> dict[str, Any]:
+        """Let the ranks write the arrays that they alone hold, and return the manifest entries of all shards."""
+        own = trainer.own_arrays()
+        # Rank 0 has finished the previous checkpoint before it gets here: no shard meets that one's folder.
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, (bool(own), WRITER))
+        self._shard_fault = None
+        if not any(has_shard for has_shard, _ in told):
+            return {}
+        name = f"rank-{dist.get_rank():05d}.safetensors"
+        pending = temporary_name(self._folder / f"step-{trainer.step:010d}", writer=told[0][1])
+        entries, fault = {}, None
+        if own:
+            content = encode_arrays(own)
+            try:
+                pending.mkdir(parents=True, exist_ok=True)
+                write_synced(pending / name, content)
+                entries[name] = _entry(content)
+            except OSError as error:
+                fault = f"rank {dist.get_rank()}: {error}"
+        dist.all_gather_object(told, (entries, fault))
+        self._shard_fault = next((fault for _, fault in told if fault is not None), None)
+        if self._shard_fault is not None and self._store is not None:
+            remove_folders([pending])
+        return {name: entry for entries, _ in told for name, entry in entries.items()}
+
+    def resume(self, trainer: Trainer) -> None:
+        """Continue from the newest whole checkpoint, if the configuration says so and there is one.
+
+        Every rank calls it; only rank 0 needs to see the files.
+
+        Raises
+        ------
+        UsageError
+            On every rank, if it is of another model, data or seed, or if all of several are damaged.
+        """
+        if self._config.resume == "no":
+            return
+        found = together(self._newest)
+        told = [found.state if found else None]
+        dist.broadcast_object_list(told, src=0)
+        (state,) = told
+        if state is None:
+            return
+        _check(state["config"], self._config)
+        ranks = state["bits"]["ranks"]
+        arrays = dict(arrays_of(0, found.arrays if found else {}))
+        for rank in range(ranks):
+            shard = found.shards.get(rank, {}) if found else {}
+            arrays |= arrays_of(0, shard, functools.partial(trainer.wants, rank=rank, ranks=ranks))
+        together(lambda: _load(trainer, state, arrays))
+        _apply_changed_options(trainer, Config.from_mapping(state["config"]), self._config)
+        self._saved = (trainer.epoch, trainer.step)
+        if self._store is not None:
+            done, epochs = trainer.epoch, self._config.epochs
+            where = f"in epoch {done + 1}" if done < epochs else f"with all {epochs} epochs done"
+            say(f"resumed after step {trainer.step}, {where}, from {self._folder}")
+            for difference in bits.differences(state["bits"]):
+                said = "%s was %s and is %s: the last bits of results may differ from an unbroken run's"
+                _logger.warning(said, *difference)
+
+    def _newest(self) -> Checkpoint | None:
+        """Return the newest whole checkpoint on rank 0, and warn of damaged ones."""
+        if self._store is None:
+            return None
+        checkpoint, faults = self._store.newest()
+        if checkpoint is None and faults:
+            # Not begun anew: one look through a file system in trouble must not throw days of work away.
+            raise UsageError(
+                f"no checkpoint in {self._folder} is whole ({'; '.join(faults)}): mend that, or remove the folder"
+                " to begin anew"
+            )
+        for fault in faults:
+            _logger.warning("skipped a damaged checkpoint: %s", fault)
+        return checkpoint
+
+
+def _check(then: Mapping[str, Any], config: Config) -> None:
+    """Refuse a checkpoint of another problem."""
+    for name in _MUST_AGREE:
+        if name in then and then[name] != getattr(config, name):
+            raise UsageError(
+                f"the checkpoint to resume from was made with {name}={then[name]}, this run has"
+                f" {name}={getattr(config, name)}; give the same, or another --output"
+            )
+
+
+def _load(trainer: Trainer, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Load a checkpoint into the trainer; refuse one that does not fit."""
+    try:
+        trainer.load_state_dict(state, arrays)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"the checkpoint to resume from is not one of this model and these data: {error}; give those that it was"
+            " made with, or another --output"
+        ) from error
+
+
+def _apply_changed_options(trainer: Trainer, before: Config, now: Config) -> None:
+    """Set options of the optimizer that the user has changed since the checkpoint."""
+    old, new = group_options(before), group_options(now)
+    if before.schedule != "constant" or before.warmup_steps:
+        del old["lr"]  # the checkpoint's is the schedule's
+    for group in trainer.optimizer.param_groups:
+        group |= {
+            name: value
+            for name, value in new.items()
+            if value != old.get(name) and not (name == "lr" and trainer.scheduler is not None)
+        }
+
+
+@contextmanager
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder under its `temporary_name`, and rename it at the end of the block.
+
+    An existing folder is replaced. A writer that dies between the two renames leaves the name empty: see
+    `_restore_names`. After an exception nothing is left.
+    """
+    temporary, replaced = temporary_name(folder), temporary_name(folder, kind="old")
+    try:
+        temporary.mkdir(parents=True, exist_ok=True)  # other ranks may have written their shards
+        yield temporary
+        sync_folder(temporary)
+        if folder.exists():
+            folder.rename(replaced)
+        temporary.rename(folder)
+        sync_folder(folder.parent)
+    finally:
+        remove_folders([temporary, replaced])
+
+
+def _await_shards(pending: Path, shards: Iterable[str]) -> None:
+    """Wait until rank 0 sees the shards of all ranks, which are written."""
+    deadline_s = time.monotonic() + _VISIBLE_S
+    for name in shards:
+        while not (pending / name).exists():
+            if time.monotonic() > deadline_s:
+                raise OSError(
+                    f"{name} of {pending.name} is written, and rank 0 does not see it: --output has to be in a file"
+                    " system that all nodes share"
+                )
+            time.sleep(_POLL_S)
+
+
+def remove_folders(folders: Iterable[Path]) -> None:
+    """Remove folders, each renamed first: one that is half removed no longer has its name."""
+    for folder in folders:
+        doomed = folder if _is_temporary(folder) else temporary_name(folder)
+        if folder.exists():
+            folder.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove temporary files and folders: their writers have died."""
+    for entry in filter(_is_temporary, list(folder.iterdir())):
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _is_temporary(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith((".tmp", ".old"))
+
+
+def _restore_names(parent: Path) -> None:
+    """Give folders their names back that a writer moved aside before it died."""
+    for entry in sorted(parent.glob(".*.old")):
+        name = entry.with_name(entry.name[1:].rsplit(".", 2)[0])
+        if not name.exists():
+            entry.rename(name)
+
+
+def _entry(content: bytes) -> dict[str, Any]:
+    """Return the manifest's entry of a file."""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _json_bytes(values: dict[str, Any]) -> bytes:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import signal
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import mpiddp.distributed as dist
 from mpiddp.data import Dataset
@@ -14,17 +18,18 @@ from mpiddp.distributed.shrink import expect_no_failures
 from mpiddp.errors import EXIT_CHECKPOINTED
 from mpiddp.faults import monitor
 from mpiddp.parallel import DistributedDataParallel, Timeline
+from mpiddp.serialization import write_atomically
 
 from . import devices, environment
 from .building import build_trainer
-from .checkpoint import save_model
+from .checkpoint import Checkpointer, save_model, sweep
 from .config import Config, RunError, UsageError
 from .data import load_data
 from .deadline import Deadline, deadline_of
-from .keeper import Keeper
 from .outputs import Outputs
 from .rank_log import RankLog
 from .report import Console, configuration_lines, say
+from .revision import commit_of
 from .signals import StopRequest
 from .survival import Heritage, RestorePoint
 from .together import together
@@ -94,15 +99,16 @@ def run(config: Config, version: str) -> int:
     with log, StopRequest(_known_to_all(deadline)) as stop:
         trainer = build_trainer(here, data, stop=stop)
         together(lambda: try_out(trainer, here, data))
-        keeper = Keeper(config, first) if config.output else None
-        if keeper is not None:
-            together(keeper.claim)
+        checkpointer = None
+        if config.output is not None:
             surroundings = environment.collect(version)
-            keeper.resume(trainer)
+            checkpointer = Checkpointer(config, surroundings["versions"])
+            together(checkpointer.claim)
+            checkpointer.resume(trainer)
             # Only now: a run that is refused leaves the folder's description as it was.
-            together(lambda: keeper.prepare(surroundings))
+            together(lambda: _describe(config, surroundings) if first else None)
         # Still inside: a signal that comes late, as ranks do not get it at the same time, would end the saving.
-        job = _Job(here, data, log, stop, keeper)
+        job = _Job(here, data, log, stop, checkpointer)
         code = job.run(trainer)
         if job.outputs is not None:
             job.outputs.close()
@@ -121,7 +127,7 @@ class _Job:
     data: tuple[Dataset, Dataset]
     log: RankLog
     stop: StopRequest
-    keeper: Keeper | None
+    checkpointer: Checkpointer | None
     outputs: Outputs | None = None
     """What the first rank writes after every epoch."""
 
@@ -143,8 +149,8 @@ class _Job:
         """Return a trainer of the ranks that live."""
         trainer = build_trainer(self.config, self.data, stop=self.stop)
         trainer.load_state_dict(heritage.state, heritage.arrays)
-        if self.keeper is not None:
-            self.keeper.regroup(trainer)
+        if self.checkpointer is not None:
+            self.checkpointer.regroup(trainer)
         return trainer
 
     def _train(self, trainer: Trainer, point: RestorePoint) -> int:
@@ -158,8 +164,10 @@ class _Job:
             trainer.fit(self.config.epochs)
         except FloatingPointError as error:
             raise RunError(str(error)) from error
-        keeper = self.keeper
-        code = _stop(self.stop, trainer, keeper) if trainer.stopped else _finish(self.config, trainer, keeper)
+        if trainer.stopped:
+            code = _stop(self.stop, trainer, self.checkpointer)
+        else:
+            code = _finish(self.config, trainer, self.checkpointer)
         if timeline is not None:
             summary = together(timeline.write, RunError)
             if dist.get_rank() == 0:
@@ -177,10 +185,20 @@ class _Job:
         console = Console(self.config.epochs) if dist.get_rank() == 0 else None
         callbacks: dict[str, list[Callback]] = {
             "epoch_begin": [who.epoch_begin for who in (console, self.log) if who],
-            "step_end": [who.step_end for who in (console, self.keeper) if who],
-            "epoch_end": [who.epoch_end for who in (console, self.outputs, self.keeper, self.log) if who],
+            "step_end": [who.step_end for who in (console, self.checkpointer) if who],
+            "epoch_end": [who.epoch_end for who in (console, self.outputs, self.checkpointer, self.log) if who],
         }
         return {event: [point.note, *others] for event, others in callbacks.items()}
+
+
+def _describe(config: Config, surroundings: Mapping[str, Any]) -> None:
+    """Write configuration and surroundings into the output folder."""
+    assert config.output is not None
+    sweep(config.output)
+    write_atomically(config.output / "config.json", config.as_json().encode())
+    commits = {"mpiddp": commit_of(Path(__file__)), "working directory": commit_of(Path.cwd())}
+    described = {**surroundings, "commits": commits, "started": datetime.now(UTC).isoformat(timespec="seconds")}
+    write_atomically(config.output / "run.json", (json.dumps(described, indent=1) + "\n").encode())
 
 
 def _deadline(config: Config, began_s: float) -> Deadline | None:
@@ -204,24 +222,24 @@ def _watched(trainer: Trainer, path: Path) -> Timeline:
     return timeline
 
 
-def _stop(stop: StopRequest, trainer: Trainer, keeper: Keeper | None) -> int:
+def _stop(stop: StopRequest, trainer: Trainer, checkpointer: Checkpointer | None) -> int:
     """Save a checkpoint after a signal or at the deadline, and return the exit code that asks for another start."""
     told: list[tuple[str | None, int]] = [(None, 0)] * dist.get_world_size()
     dist.all_gather_object(told, (stop.reason, stop.number))
     rank, reason, number = next((rank, *each) for rank, each in enumerate(told) if each[0])
     said = f"{reason} on rank {rank}: stopped after step {trainer.step}"
-    if keeper is not None:
-        keeper.save(trainer)
-        together(lambda: _last_written(keeper), RunError)
+    if checkpointer is not None:
+        checkpointer.save(trainer)
+        together(lambda: _last_written(checkpointer), RunError)
     if dist.get_rank() == 0:
-        saved = "saved a checkpoint; go on with --resume auto" if keeper else "nothing saved: no --output DIR"
+        saved = "saved a checkpoint; go on with --resume auto" if checkpointer else "nothing saved: no --output DIR"
         say(f"{said}, {saved}")
     if number == signal.SIGINT:
         return EXIT_INTERRUPTED
-    return EXIT_CHECKPOINTED if keeper is not None else 128 + number
+    return EXIT_CHECKPOINTED if checkpointer is not None else 128 + number
 
 
-def _finish(config: Config, trainer: Trainer, keeper: Keeper | None) -> int:
+def _finish(config: Config, trainer: Trainer, checkpointer: Checkpointer | None) -> int:
     """Save the model, and say where it is."""
     first = dist.get_rank() == 0
     if config.output is not None:
@@ -229,14 +247,14 @@ def _finish(config: Config, trainer: Trainer, keeper: Keeper | None) -> int:
         together(lambda: save_model(path, trainer.model.module) if first else None, RunError)
     if first:
         say(f"saved {path}" if config.output else "no --output DIR, so the model is not saved")
-    if keeper is not None:
+    if checkpointer is not None:
         # After the model, which is there then even if the last checkpoint cannot be written.
-        together(lambda: _last_written(keeper), RunError)
+        together(lambda: _last_written(checkpointer), RunError)
     return 0
 
 
-def _last_written(keeper: Keeper) -> None:
+def _last_written(checkpointer: Checkpointer) -> None:
     try:
-        keeper.finish()
+        checkpointer.finish()
     except OSError as error:
         raise OSError(f"the last checkpoint could not be written ({error})") from error

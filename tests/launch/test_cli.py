@@ -232,13 +232,13 @@ def test_sigusr1_checkpoints_exits_with_75_and_resumes_to_the_same_bits(tmp_path
 LATE = """
 import os, signal, sys
 from mpiddp.cli import main
-from mpiddp.training.keeper import Keeper
+from mpiddp.training.checkpoint import Checkpointer
 
 def save(self, *args, **kwargs):
     write(self, *args, **kwargs)
     os.kill(os.getpid(), signal.SIGUSR1)
 
-write, Keeper.save = Keeper.save, save
+write, Checkpointer.save = Checkpointer.save, save
 sys.exit(main(sys.argv[1:]))
 """
 

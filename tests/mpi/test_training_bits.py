@@ -9,7 +9,7 @@ import pytest
 import mpiddp as dist
 from mpiddp.algorithms import plan
 from mpiddp.training import Config, bits
-from mpiddp.training.keeper import Keeper
+from mpiddp.training.checkpoint import Checkpointer
 from mpiddp.training.together import together
 
 from .test_training_resume import BATCH, make
@@ -18,16 +18,16 @@ from .test_training_resume import BATCH, make
 def saved(tmp_path, world):
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
     trainer, _ = make()
-    keeper = Keeper(config, first=world.rank == 0)
-    keeper.save(trainer)
-    together(keeper.finish)
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    together(checkpointer.finish)
     return config
 
 
 def resumed(config, world, caplog):
     """Resume, and return what was said of differences."""
     trainer, _ = make()
-    Keeper(config, first=world.rank == 0).resume(trainer)
+    Checkpointer(config).resume(trainer)
     return [text for text in map(str, caplog.messages) if "the last bits of results may differ" in text]
 
 

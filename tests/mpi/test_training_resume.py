@@ -13,8 +13,7 @@ from mpiddp import nn
 from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
 from mpiddp.optim import SGD, AdamW
 from mpiddp.training import Config, Trainer, UsageError, program
-from mpiddp.training.checkpoint import Checkpoint, read_checkpoint
-from mpiddp.training.keeper import Keeper
+from mpiddp.training.checkpoint import Checkpoint, Checkpointer, read_checkpoint
 from mpiddp.training.together import together
 
 SAMPLES, BATCH, EPOCHS = 45, 8, 2
@@ -133,24 +132,20 @@ def test_one_ranks_signal_stops_all_after_the_same_step(world):
     assert steps == [(5, True, 0, 0)] * world.size
 
 
-def keeper_of(config: Config, world) -> Keeper:
-    return Keeper(config, first=world.rank == 0)
-
-
-def test_keeper_saves_and_resumes_and_only_the_first_rank_sees_files(world, tmp_path):
+def test_checkpointer_saves_and_resumes_and_only_the_first_rank_sees_files(world, tmp_path):
     # tmp_path is another folder on every rank: only rank 0's has files in it.
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, epochs=EPOCHS, checkpoint_steps=4, keep=2)
     trainer, _ = make()
-    keeper = keeper_of(config, world)
-    together(lambda: keeper.prepare({}))
-    keeper.resume(trainer)
+    checkpointer = Checkpointer(config)
+    together(checkpointer.claim)
+    checkpointer.resume(trainer)
     assert trainer.step == 0, "there was nothing to resume from"
-    trainer.callbacks["step_end"].append(keeper.step_end)
-    trainer.callbacks["epoch_end"].append(keeper.epoch_end)
+    trainer.callbacks["step_end"].append(checkpointer.step_end)
+    trainer.callbacks["epoch_end"].append(checkpointer.epoch_end)
     trainer.fit(2)
-    together(keeper.finish)
+    together(checkpointer.finish)
     resumed, _ = make()
-    keeper_of(config, world).resume(resumed)
+    Checkpointer(config).resume(resumed)
     assert (resumed.step, resumed.epoch) == (12, 2)
     assert bits(resumed) == bits(trainer)
     assert (tmp_path / "checkpoints").exists() == (world.rank == 0)
@@ -160,10 +155,9 @@ def test_a_checkpoint_says_all_that_decides_how_training_goes_on(world, tmp_path
     config = Config(output=tmp_path, batch_size=BATCH)
     trainer, _ = make(stop_after=STEPS_AN_EPOCH + 2)
     trainer.fit(EPOCHS)
-    keeper = keeper_of(config, world)
-    together(lambda: keeper.prepare({"versions": {"mpiddp": "1.2.3"}}))
-    keeper.save(trainer)
-    together(keeper.finish)
+    checkpointer = Checkpointer(config, {"mpiddp": "1.2.3"})
+    checkpointer.save(trainer)
+    together(checkpointer.finish)
     if world.rank:
         return
     state = read_checkpoint(tmp_path / "checkpoints" / "step-0000000008").state
@@ -181,33 +175,32 @@ def test_a_checkpoint_says_all_that_decides_how_training_goes_on(world, tmp_path
 def test_new_run_does_not_mix_with_an_old_one(world, tmp_path):
     config = Config(output=tmp_path, batch_size=BATCH)
     trainer, _ = make()
-    keeper = keeper_of(config, world)
-    together(lambda: keeper.prepare({}))
-    keeper.save(trainer)
-    together(keeper.finish)
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    together(checkpointer.finish)
     with pytest.raises(UsageError, match="--resume auto goes on with it"):
-        together(lambda: keeper_of(config, world).prepare({}))
+        together(Checkpointer(config).claim)
 
 
 @pytest.mark.parametrize("changed", [{"model": "mlp"}, {"seed": 5}, {"data": "synthetic"}, {"optimizer": "adam"}])
 def test_checkpoint_of_another_problem_is_refused(world, tmp_path, changed):
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
     trainer, _ = make()
-    keeper = keeper_of(config, world)
-    keeper.save(trainer)
-    together(keeper.finish)
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    together(checkpointer.finish)
     (name,) = changed
     with pytest.raises(UsageError, match=f"made with {name}="):
-        keeper_of(dataclasses.replace(config, **changed), world).resume(trainer)
+        Checkpointer(dataclasses.replace(config, **changed)).resume(trainer)
 
 
 def test_checkpoint_that_does_not_fit_is_refused(world, tmp_path):
     trainer, config = make(output=tmp_path, resume="auto")
-    keeper = keeper_of(config, world)
-    keeper.save(trainer)
-    together(keeper.finish)
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    together(checkpointer.finish)
     with pytest.raises(UsageError, match=r"not one of this model and these data: Error\(s\) in loading"):
-        keeper_of(config, world).resume(make(model="mlp")[0])
+        Checkpointer(config).resume(make(model="mlp")[0])
 
 
 @pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"warmup_steps": 9}])
@@ -215,21 +208,21 @@ def test_without_a_schedule_the_learning_rate_is_the_one_given(world, tmp_path, 
     trainer, config = make(output=tmp_path, resume="auto", **planned)
     trainer.fit(1)
     assert trainer.optimizer.param_groups[0]["lr"] < 0.05
-    keeper = keeper_of(config, world)
-    keeper.save(trainer)
-    together(keeper.finish)
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    together(checkpointer.finish)
     resumed, config = make(output=tmp_path, resume="auto")
-    keeper_of(config, world).resume(resumed)
+    Checkpointer(config).resume(resumed)
     assert resumed.optimizer.param_groups[0]["lr"] == 0.05
 
 
 def test_changed_learning_rate_holds(world, tmp_path):
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4, lr=0.05)
     trainer, _ = make()
-    keeper = keeper_of(config, world)
-    keeper.save(trainer)
-    together(keeper.finish)
-    keeper_of(dataclasses.replace(config, lr=0.5), world).resume(trainer)
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    together(checkpointer.finish)
+    Checkpointer(dataclasses.replace(config, lr=0.5)).resume(trainer)
     group = trainer.optimizer.param_groups[0]
     assert isinstance(trainer.optimizer, SGD) and (group["lr"], group["momentum"]) == (0.5, 0.9)
 
@@ -237,16 +230,16 @@ def test_changed_learning_rate_holds(world, tmp_path):
 def test_damaged_checkpoint_is_skipped_with_a_warning(world, tmp_path, caplog):
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
     trainer, _ = make(stop_after=2)
-    keeper = keeper_of(config, world)
-    keeper.save(trainer)
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
     trainer.fit(1)
-    keeper.save(trainer)
-    together(keeper.finish)
+    checkpointer.save(trainer)
+    together(checkpointer.finish)
     damaged = tmp_path / "checkpoints" / "step-0000000002" / "arrays.safetensors"
     if world.rank == 0:
         damaged.write_bytes(damaged.read_bytes()[:-1])
     resumed, _ = make()
-    keeper_of(config, world).resume(resumed)
+    Checkpointer(config).resume(resumed)
     assert resumed.step == 0
     said = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
     assert len(said) == (world.rank == 0) and all(f"skipped a damaged checkpoint: {damaged}" in each for each in said)

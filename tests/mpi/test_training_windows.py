@@ -6,9 +6,9 @@ import pytest
 
 import mpiddp as dist
 from mpiddp import nn
-from mpiddp.training import Config, Trainer
+from mpiddp.training import Trainer
 from mpiddp.training.building import build_trainer
-from mpiddp.training.keeper import Keeper
+from mpiddp.training.checkpoint import Checkpointer
 
 from .configured import EPOCHS, configured, data, rate
 
@@ -46,10 +46,6 @@ def bits(trainer: Trainer) -> dict[str, bytes]:
     return {name: x.tobytes() for name, x in (trainer.arrays() | trainer.own_arrays()).items()}
 
 
-def kept(config: Config) -> Keeper:
-    return Keeper(config, first=dist.get_rank() == 0)
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, tmp_path, name):
@@ -75,13 +71,13 @@ def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, tmp_
     # A step of one batch begins with the question, so there the signal came behind it.
     reached = at + 1 + (config.accumulate == 1)
     assert stopped.stopped and stopped.step == reached
-    keeper = kept(config)
-    keeper.save(stopped)
-    keeper.finish()
+    checkpointer = Checkpointer(config)
+    checkpointer.save(stopped)
+    checkpointer.finish()
 
     nn.manual_seed(99)
     resumed = build_trainer(config, data())
-    kept(config).resume(resumed)
+    Checkpointer(config).resume(resumed)
     assert resumed.step == reached
     resumed.fit(EPOCHS)
     assert resumed.step == unbroken.step and resumed.skipped == unbroken.skipped
@@ -99,12 +95,12 @@ def test_a_changed_plan_holds_from_the_step_that_was_reached(world, tmp_path):
     config = configured(**options)
     trainer = build_trainer(config, data())
     trainer.fit(1)
-    keeper = kept(config)
-    keeper.save(trainer)
-    keeper.finish()
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    checkpointer.finish()
     longer = configured(**options | {"epochs": 4, "lr": 0.4, "weight_decay": 0.2, "momentum": 0.5})
     resumed = build_trainer(longer, data())
-    kept(longer).resume(resumed)
+    Checkpointer(longer).resume(resumed)
     (group,) = resumed.optimizer.param_groups
     assert group["lr"] == pytest.approx(rate(longer, 8, 32)) and group["lr"] != pytest.approx(rate(config, 8, 16))
     assert (group["weight_decay"], group["momentum"]) == (0.2, 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,20 +22,20 @@ import safetensors.numpy
 from harness import launcher
 
 from mpiddp import nn, serialization
+from mpiddp.serialization import encode_arrays, temporary_name
 from mpiddp.training import checkpoint as checkpoint_module
-from mpiddp.training import files
 from mpiddp.training.checkpoint import (
     ARRAYS,
     MANIFEST,
     STATE,
     Checkpoint,
+    CheckpointStore,
     DamagedError,
     NewerFormatError,
     read_checkpoint,
     save_model,
 )
 from mpiddp.training.models import Net
-from mpiddp.training.store import CheckpointStore
 
 RNG = np.random.default_rng(0)
 
@@ -206,7 +208,7 @@ def test_a_writer_that_dies_while_it_replaces_loses_nothing(tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", die_between_the_moves)
-        patch.setattr(files, "remove_folders", lambda folders: None)
+        patch.setattr(checkpoint_module, "remove_folders", lambda folders: None)
         with pytest.raises(SystemExit):
             checkpoint(5).write(store.path(5))
     assert not store.path(5).exists()
@@ -286,7 +288,7 @@ def test_whole_or_absent_under_kill_9(tmp_path):
             writer.signal(signal.SIGKILL)
             writer.wait(10)
         for entry in folder.iterdir():
-            if files.is_temporary(entry):
+            if entry.name.startswith("."):
                 half_written += 1
                 continue
             found = read_checkpoint(entry)
@@ -303,3 +305,114 @@ def test_save_model_loads_again(tmp_path):
     other.load_state_dict(safetensors.numpy.load_file(tmp_path / "m.safetensors"))
     for name, x in model.state_dict().items():
         assert np.array_equal(other.state_dict()[name], x)
+
+
+def save(store: CheckpointStore, *steps: int) -> None:
+    for step in steps:
+        store.save(checkpoint(step))
+    store.finish()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_damaged_ones_of_later_steps_are_no_reason_to_remove_whole_ones(tmp_path: Path, keep: int) -> None:
+    save(CheckpointStore(tmp_path, keep=9), 10, 50, 60, 70)
+    for step in (50, 60, 70):
+        (CheckpointStore(tmp_path).path(step) / ARRAYS).write_bytes(b"")
+    store = CheckpointStore(tmp_path, keep)
+    found, faults = store.newest()
+    assert found is not None and found.step == 10 and len(faults) == 3
+    save(store, 20)
+    assert store.steps() == [10, 20, 50, 60, 70][2 - keep :]
+    save(store, 80, 90)
+    assert store.steps() == [80, 90][2 - keep :]
+
+
+def test_the_scores_of_removed_ones_are_forgotten(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in range(1, 30):
+        store.save(checkpoint(step, score=1 / step))
+    store.finish()
+    assert store.steps() == [1, 28, 29]
+    assert len(store._scores) <= 4
+
+
+def test_what_dead_writers_have_left_is_mended_before_the_first_save(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c")
+    store.tidy()
+    save(store, 5, 6)
+    store.path(5).rename(tmp_path / "c" / ".step-0000000005.77-dead.old")
+    (tmp_path / "c" / ".step-0000000007.77-dead.tmp").mkdir()
+    store.tidy()
+    assert names(tmp_path / "c") == ["step-0000000005", "step-0000000006"]
+
+
+def test_one_of_a_newer_format_is_not_passed_over(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 5, 6)
+    manifest = store.path(6) / MANIFEST
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 3}))
+    with pytest.raises(NewerFormatError, match=r"step-0000000006 has format 3, .*; use the mpiddp that wrote it"):
+        store.newest()
+
+
+def write_shard(store: CheckpointStore, step: int, rank: int) -> dict[str, Any]:
+    """As another rank does, under the name that rank 0's process gives the folder; returns the manifest's entry."""
+    pending, name = temporary_name(store.path(step)), f"rank-{rank:05d}.safetensors"
+    content = encode_arrays({"mine": np.full(rank + 1, rank)})
+    pending.mkdir(parents=True, exist_ok=True)
+    (pending / name).write_bytes(content)
+    return {name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+
+
+def test_shards_are_part_of_it(tmp_path):
+    store = CheckpointStore(tmp_path / "c")
+    store.save(checkpoint(5), write_shard(store, 5, 2) | write_shard(store, 5, 0))
+    store.finish()
+    read = read_checkpoint(store.path(5))
+    assert {rank: shard["mine"].tolist() for rank, shard in read.shards.items()} == {0: [0], 2: [2, 2, 2]}
+    expected = [ARRAYS, STATE, MANIFEST, "rank-00000.safetensors", "rank-00002.safetensors"]
+    assert names(store.path(5)) == sorted(expected)
+
+
+def test_a_shard_that_is_seen_late_is_waited_for(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path)
+    entry = write_shard(store, 5, 1)
+    (shard,) = temporary_name(store.path(5)).iterdir()
+    hidden = shard.rename(tmp_path / "hidden")
+    monkeypatch.setattr(checkpoint_module.time, "sleep", lambda _: hidden.rename(shard))
+    store.save(checkpoint(5), entry)
+    store.finish()
+    assert list(read_checkpoint(store.path(5)).shards) == [1]
+
+
+def test_a_shard_that_is_not_seen_names_the_cause(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_module, "_VISIBLE_S", 0.1)
+    store = CheckpointStore(tmp_path / "here")
+    store.save(checkpoint(5), write_shard(CheckpointStore(tmp_path / "elsewhere"), 5, 1))
+    with pytest.raises(OSError, match=r"rank-00001\.safetensors of .* is written.* file system that all nodes share"):
+        store.finish()
+    assert names(tmp_path / "here") == []
+
+
+def test_damaged_and_missing_shards_are_named(tmp_path):
+    store = CheckpointStore(tmp_path)
+    store.save(checkpoint(5), write_shard(store, 5, 3))
+    store.finish()
+    shard = store.path(5) / "rank-00003.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(DamagedError, match=r"rank-00003\.safetensors has"):
+        read_checkpoint(store.path(5))
+    shard.unlink()
+    with pytest.raises(DamagedError, match=r"rank-00003\.safetensors cannot be read"):
+        read_checkpoint(store.path(5))
+
+
+def test_format_1_is_read(tmp_path):
+    checkpoint().write(tmp_path / "c")
+    manifest = tmp_path / "c" / MANIFEST
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 1}))
+    assert read_checkpoint(tmp_path / "c").shards == {}

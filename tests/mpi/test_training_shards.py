@@ -1,4 +1,4 @@
-"""Checkpoints whose parts are written by the ranks that hold them: sharded optimizers, memories of single ranks."""
+"""Shards of checkpoints are written by the ranks that hold them: sharded optimizers, memories of single ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import pytest
 import mpiddp as dist
 from mpiddp.optim import AdamW
 from mpiddp.training import Config, program
-from mpiddp.training.checkpoint import Checkpoint, read_checkpoint
-from mpiddp.training.files import is_temporary
-from mpiddp.training.keeper import Keeper
-from mpiddp.training.store import CheckpointStore
+from mpiddp.training import checkpoint as checkpoint_module
+from mpiddp.training.checkpoint import Checkpoint, Checkpointer, CheckpointStore, read_checkpoint
 from mpiddp.training.together import together
 
 from .test_training_resume import BATCH, bits, data
@@ -65,14 +63,14 @@ def make(config, sharded=True, stop_after=None):
 def save(config, world, sharded=True, stop_after=4):
     trainer, _ = make(config, sharded, stop_after)
     trainer.fit(2)
-    keeper = Keeper(config, first=world.rank == 0)
-    keeper.save(trainer)
-    together(keeper.finish)
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    together(checkpointer.finish)
 
 
 def resume(config, world, sharded=True):
     trainer, memory = make(config, sharded)
-    Keeper(config, first=world.rank == 0).resume(trainer)
+    Checkpointer(config).resume(trainer)
     return trainer, memory
 
 
@@ -89,16 +87,16 @@ def test_owners_write_their_shards(world, folder):
     save(config, world)
     read = read_checkpoint(CheckpointStore(folder / "checkpoints").path(4))
     assert not [name for name in read.arrays if name.startswith("optimizer.")]
-    assert sorted(read.parts) == list(range(world.size))
+    assert sorted(read.shards) == list(range(world.size))
     trainer, _ = make(config)
-    for rank, part in read.parts.items():
-        numbers = {int(name.split(".")[1]) for name in part if name.startswith("optimizer.")}
+    for rank, shard in read.shards.items():
+        numbers = {int(name.split(".")[1]) for name in shard if name.startswith("optimizer.")}
         assert (numbers == set(trainer.optimizer.owned())) == (rank == world.rank) or world.size == 1
-        assert part["stateful.memory.error_dict.0"].tolist() == [10 * rank + 4] * 3
-    everything = [name for part in read.parts.values() for name in part if name.startswith("optimizer.")]
+        assert shard["stateful.memory.error_dict.0"].tolist() == [10 * rank + 4] * 3
+    everything = [name for shard in read.shards.values() for name in shard if name.startswith("optimizer.")]
     parameters = len(list(trainer.model.module.parameters()))
     assert len(everything) == len(set(everything)) == 3 * parameters, "two moments and a count of steps each, once"
-    assert not [path for path in (folder / "checkpoints").rglob("*") if is_temporary(path) or "receipt" in path.name]
+    assert not [path for path in (folder / "checkpoints").rglob("*") if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])
@@ -123,7 +121,7 @@ def test_shards_of_another_number_of_ranks(world, folder, then):
     stopped, _ = make(config, sharded=False, stop_after=4)
     stopped.fit(2)
     state, arrays = stopped.state_dict(), stopped.arrays()
-    parts = [
+    shards = [
         {
             name: x
             for name, x in arrays.items()
@@ -138,9 +136,9 @@ def test_shards_of_another_number_of_ranks(world, folder, then):
         Checkpoint({name: x for name, x in arrays.items() if name.startswith("model.")}, state).write(folder / "whole")
     read = together(lambda: read_checkpoint(folder / "whole") if world.rank == 0 else None)
     resumed, memory = make(config)
-    keeper = Keeper(config, first=world.rank == 0)
-    keeper._newest = lambda: read and dataclasses.replace(read, parts=dict(enumerate(parts)))
-    keeper.resume(resumed)
+    checkpointer = Checkpointer(config)
+    checkpointer._newest = lambda: read and dataclasses.replace(read, shards=dict(enumerate(shards)))
+    checkpointer.resume(resumed)
     assert memory.error_dict[0].tolist() == [world.rank % then] * 3
     records = resumed.optimizer.shard()
     assert set(records) == set(resumed.optimizer.owned())
@@ -149,11 +147,11 @@ def test_shards_of_another_number_of_ranks(world, folder, then):
             assert np.array_equal(x, arrays[f"optimizer.{number}.{name}"]), (number, name)
 
 
-def test_a_part_that_cannot_be_written_costs_a_checkpoint_and_not_the_run(world, folder, caplog, monkeypatch):
+def test_a_shard_that_cannot_be_written_costs_a_checkpoint_and_not_the_run(world, folder, caplog, monkeypatch):
     config = config_in(folder)
     trainer, _ = make(config, stop_after=3)
     trainer.fit(1)
-    keeper = Keeper(config, first=world.rank == 0)
+    checkpointer = Checkpointer(config)
     last = world.size - 1
 
     def fail(*args):
@@ -161,37 +159,37 @@ def test_a_part_that_cannot_be_written_costs_a_checkpoint_and_not_the_run(world,
 
     with monkeypatch.context() as patch:
         if world.rank == last:
-            patch.setattr("mpiddp.training.keeper.write_part", fail)
-        keeper.save(trainer)
+            patch.setattr(checkpoint_module, "write_synced", fail)
+        checkpointer.save(trainer)
         trainer.step += 1
-        keeper.save(trainer)  # hears of the one before
+        checkpointer.save(trainer)  # hears of the one before
         said = [record.getMessage() for record in caplog.records if "could not be written" in record.getMessage()]
         assert len(said) == (world.rank == 0) and all(f"rank {last}: [Errno 28] No space left" in text for text in said)
         with pytest.raises(OSError, match=f"rank {last}: .*No space left") if world.rank == 0 else nullcontext():
-            keeper.finish()
+            checkpointer.finish()
     trainer.step += 1
-    keeper.save(trainer)
-    together(keeper.finish)
+    checkpointer.save(trainer)
+    together(checkpointer.finish)
     if world.rank == 0:
-        assert [path.name for path in (folder / "checkpoints").iterdir()] == [CheckpointStore.name(5)]
+        assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-0000000005"]
     dist.barrier()
 
 
-def test_of_two_checkpoints_in_a_row_each_has_its_own_parts(world, folder):
+def test_of_two_checkpoints_in_a_row_each_has_its_own_shards(world, folder):
     """The next one begins while the first is completed, under the same name when an epoch ends with a step's."""
     config = config_in(folder, keep=9)
     trainer, memory = make(config, stop_after=3)
     trainer.fit(1)
-    keeper = Keeper(config, first=world.rank == 0)
+    checkpointer = Checkpointer(config)
     for moment in range(8):
         memory.error_dict[0] = np.full(3, 100.0 * moment + world.rank)
         trainer.step += moment % 2
         trainer.epoch += 1
-        keeper.save(trainer)
-    together(keeper.finish)
+        checkpointer.save(trainer)
+    together(checkpointer.finish)
     for step, moment in ((4, 2), (5, 4), (6, 6), (7, 7)):
         read = read_checkpoint(CheckpointStore(folder / "checkpoints").path(step))
-        found = {rank: part["stateful.memory.error_dict.0"][0] for rank, part in read.parts.items()}
+        found = {rank: shard["stateful.memory.error_dict.0"][0] for rank, shard in read.shards.items()}
         assert found == {rank: 100.0 * moment + rank for rank in range(world.size)}, step
 
 
@@ -199,7 +197,7 @@ def test_left_out_steps_are_remembered(world, folder):
     config = config_in(folder)
     trainer, _ = make(config)
     trainer.skipped = 7
-    keeper = Keeper(config, first=world.rank == 0)
-    keeper.save(trainer)
-    together(keeper.finish)
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    together(checkpointer.finish)
     assert resume(config, world)[0].skipped == 7
