@@ -12,9 +12,8 @@ import mpiddp
 from mpiddp import settings
 from mpiddp.bench import cli as bench
 from mpiddp.training import config
-from mpiddp.training.config import UsageError
+from mpiddp.training.config import UsageError, resumed_threads
 from mpiddp.training.options import flag
-from mpiddp.training.threads import resumed_threads
 
 from .faults import doorbell
 from .mpi.lazy import running
@@ -89,14 +88,14 @@ def run_train(arguments: argparse.Namespace) -> int:
     if options.resume == "auto" and options.output is not None:
         before = resumed_threads(options.output, 1 if announced is None else announced.size)
     _limit_threads(before)
-    code: int = mpiddp.training.program.run(options, mpiddp.__version__)
+    code: int = mpiddp.training.run.run(options, mpiddp.__version__)
     return code
 
 
 def run_info(arguments: argparse.Namespace) -> int:
     """Describe the environment."""
     _limit_threads()
-    environment = mpiddp.training.environment
+    environment = mpiddp.training.info
     code: int = environment.run(mpiddp.__version__, as_json=arguments.json, probe_gpu=arguments.probe_gpu)
     return code
 

@@ -38,7 +38,7 @@ _MODULES = {
     "Config": "config",
     "EpochMetrics": "metrics",
     "MLP": "models",
-    "NaiveAveraging": "averaging",
+    "NaiveAveraging": "train_step",
     "Net": "models",
     "ResNet": "models",
     "Trainer": "trainer",
@@ -50,7 +50,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Load what is asked for."""
-    if name in ("environment", "program"):
+    if name in ("info", "run"):
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,12 +37,11 @@ from mpiddp.serialization import (
 )
 from mpiddp.typing import Array
 
-from . import bits
-from .building import group_options
+from . import info
+from .build import group_options
 from .config import Config, UsageError
-from .lock import RunLock
-from .report import say
-from .together import arrays_of, together
+from .outputs import RunLock, say
+from .ranks import arrays_from, raise_on_all_ranks
 from .trainer import Trainer
 
 ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
@@ -329,7 +328,7 @@ class Checkpointer:
         state = trainer.state_dict() | {
             "score": score,
             "config": self._config.as_dict(),
-            "bits": bits.what_decides_bits(),
+            "bits": info.reproducibility(),
             "versions": self._versions,
         }
         self._finish_previous()
@@ -356,7 +355,7 @@ class Checkpointer:
         self._finish_previous()
         if dist.get_rank() == 0:
             self._store = self._store or CheckpointStore(self._folder, self._config.keep)
-        together(self._reclaim)
+        raise_on_all_ranks(self._reclaim)
         # The one that was pending may have died with its writer.
         tested = bool(trainer.history) and not trainer.running["samples"]
         self.save(trainer, score=trainer.history[-1].accuracy if tested else None)
@@ -410,7 +409,7 @@ class Checkpointer:
         """
         if self._config.resume == "no":
             return
-        found = together(self._newest)
+        found = raise_on_all_ranks(self._newest)
         told = [found.state if found else None]
         dist.broadcast_object_list(told, src=0)
         (state,) = told
@@ -418,18 +417,18 @@ class Checkpointer:
             return
         _check(state["config"], self._config)
         ranks = state["bits"]["ranks"]
-        arrays = dict(arrays_of(0, found.arrays if found else {}))
+        arrays = dict(arrays_from(0, found.arrays if found else {}))
         for rank in range(ranks):
             shard = found.shards.get(rank, {}) if found else {}
-            arrays |= arrays_of(0, shard, functools.partial(trainer.wants, rank=rank, ranks=ranks))
-        together(lambda: _load(trainer, state, arrays))
+            arrays |= arrays_from(0, shard, functools.partial(trainer.wants, rank=rank, ranks=ranks))
+        raise_on_all_ranks(lambda: _load(trainer, state, arrays))
         _apply_changed_options(trainer, Config.from_mapping(state["config"]), self._config)
         self._saved = (trainer.epoch, trainer.step)
         if self._store is not None:
             done, epochs = trainer.epoch, self._config.epochs
             where = f"in epoch {done + 1}" if done < epochs else f"with all {epochs} epochs done"
             say(f"resumed after step {trainer.step}, {where}, from {self._folder}")
-            for difference in bits.differences(state["bits"]):
+            for difference in info.differences(state["bits"]):
                 said = "%s was %s and is %s: the last bits of results may differ from an unbroken run's"
                 _logger.warning(said, *difference)
 

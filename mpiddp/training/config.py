@@ -7,6 +7,7 @@ Imports the standard library only: it is read before NumPy may be imported.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from . import options
-from .deadline import parse_duration
 from .options import AT_LEAST_0, AT_LEAST_1, POSITIVE, SHARE, option
 from .options import RunError as RunError
 from .options import UsageError as UsageError
 from .options import nearest as nearest
+from .stop import parse_duration
 
 MODELS = ("net", "mlp", "resnet", "transformer")
 DATA = ("digits", "mnist", "synthetic")
@@ -385,3 +386,26 @@ def read_options(arguments: argparse.Namespace) -> Config:
         If the file cannot be read, or a key or a value is wrong.
     """
     return Config(**options.read_options(arguments, Config))
+
+
+def resumed_threads(output: Path, ranks: int) -> int | None:
+    """Return how many BLAS threads each rank had when the newest checkpoint of a run was written.
+
+    Parameters
+    ----------
+    output : Path
+        The run's folder.
+    ranks : int
+        How many there are now. With another number the bits are others anyway.
+
+    Returns
+    -------
+    int or None
+        None where there is no checkpoint, or it is of another number of ranks, or of a run that set no threads.
+    """
+    for state in sorted(output.glob("checkpoints/step-*/state.json"), reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            bits = json.loads(state.read_text())["bits"]
+            threads = bits["BLAS threads"]
+            return int(threads) if bits["ranks"] == ranks and threads is not None else None
+    return None

@@ -9,9 +9,9 @@ from mpiddp.data import ArrayDataset, Dataset, digits, labelled, mnist, open_lab
 from mpiddp.data.builtin import download_mnist, map_text, split_text
 from mpiddp.errors import MismatchError
 
-from .callables import call
 from .config import FILES, Config, UsageError
-from .together import together
+from .ranks import raise_on_all_ranks
+from .user_code import call
 
 Split = tuple[Dataset, Dataset]
 """Data for training and for the test."""
@@ -26,7 +26,7 @@ def load_data(config: Config) -> Split:
         On every rank, if there is none, or another number of samples on another rank; the text says which file, and
         what to do.
     """
-    train, test = together(lambda: _load(config))
+    train, test = raise_on_all_ranks(lambda: _load(config))
     lengths: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
     dist.all_gather_object(lengths, (len(train), len(test)))
     for rank, found in enumerate(lengths):
@@ -74,7 +74,7 @@ def _mnist(config: Config) -> Split:
     assert folder is not None, "Config has checked it"
     if config.download:
         # Where nodes share the folder, what rank 0 has fetched is there for all; where not, each fetches its own.
-        together(lambda: download_mnist(folder) if dist.get_rank() == 0 else None)
+        raise_on_all_ranks(lambda: download_mnist(folder) if dist.get_rank() == 0 else None)
     try:
         return _shared(lambda train: mnist(folder, train, download=config.download))
     except FileNotFoundError as error:

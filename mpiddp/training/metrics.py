@@ -28,7 +28,7 @@ def count_correct(output: Tensor | Array, target: Array) -> Any:
     return right * len(target) / target.size if target.ndim > 1 else right
 
 
-class Tally:
+class MetricSum:
     """Sums over samples, which all ranks add up in one message of a few numbers.
 
     Parameters
@@ -38,7 +38,7 @@ class Tally:
 
     Examples
     --------
-    >>> tally = Tally("loss", "correct")
+    >>> tally = MetricSum("loss", "correct")
     >>> tally.add(samples=3, loss=1.5, correct=2)
     >>> tally.mean("loss")
     0.5
@@ -69,7 +69,7 @@ class Tally:
         self._unread.clear()
         return numbers
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: MetricSum) -> None:
         """Add another tally of the same names."""
         self.sums += other.sums
 

@@ -1,17 +1,26 @@
-"""Files that take what is known after every epoch: JSON lines, CSV, and events for TensorBoard. For one rank only."""
+"""Output of a run: metrics as JSON lines, CSV and TensorBoard events, the console, a log for each rank, the lock."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import dataclasses
+import errno
+import fcntl
 import importlib
 import logging
+import os
+import socket
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
+from tqdm import tqdm
+
+from .config import Config
 from .metrics import EpochMetrics
 from .trainer import Trainer
 
@@ -177,3 +186,228 @@ class Outputs:
         for file in self._files:
             with contextlib.suppress(OSError):
                 file.close()
+
+
+_logger = logging.getLogger(__name__)
+
+
+def say(text: str) -> None:
+    """Print, if anybody reads it: days of training do not end because a pipe is broken, or a log's disk full."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
+
+
+def configuration_lines(config: Config, ranks: int, nodes: int) -> str:
+    """Return the configuration, a line for each of its tables."""
+    lines = [f"training on {ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}:"]
+    for table, values in config.tables().items():
+        said = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+        lines.append(f"  {table + ':':14} {said}")
+    return "\n".join(lines)
+
+
+def epoch_line(metrics: EpochMetrics, epochs: int) -> str:
+    """Return an epoch in one line."""
+    width = len(str(epochs))
+    accuracy = "" if metrics.accuracy is None else f"  accuracy {metrics.accuracy:.4f}"
+    return (
+        f"epoch {metrics.epoch:{width}d}/{epochs}  loss {metrics.loss:.4f}{accuracy}"
+        f"  {metrics.samples_per_s:7,.0f} samples/s  {metrics.epoch_s:5.2f} s  exposed comm {metrics.comm_exposed:5.1%}"
+        f"  lr {metrics.lr:g}"
+    )
+
+
+class Console:
+    """Callbacks that print: add them to a trainer on rank 0.
+
+    Parameters
+    ----------
+    epochs : int
+        How many there will be.
+    """
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs = epochs
+        self._bar: tqdm[None] | None = None
+        self._skipped = 0
+
+    def epoch_begin(self, trainer: Trainer) -> None:
+        """Show a bar, on a terminal."""
+        self._skipped = trainer.skipped
+        # Not stdout: Open MPI gives every rank a terminal there, also where its own output goes to a file.
+        if sys.stderr.isatty():
+            steps = -(-len(trainer.train_loader) // trainer.accumulate)
+            self._bar = tqdm(total=steps, desc=f"epoch {trainer.epoch + 1}", leave=False)
+
+    def step_end(self, trainer: Trainer) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def epoch_end(self, trainer: Trainer) -> None:
+        """Print the epoch's line in place of the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        say(epoch_line(trainer.history[-1], self._epochs))
+        if trainer.skipped > self._skipped:
+            left_out = trainer.skipped - self._skipped
+            _logger.warning("%d steps of epoch %d left out: loss or gradients were not finite", left_out, trainer.epoch)
+
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+_logger = logging.getLogger(__name__)
+
+
+class RankLog:
+    """While it is entered, warnings, and errors that are logged, go to stderr with the rank in front.
+
+    With a folder, every rank also writes a file there: everything from level INFO on, a line for every epoch with what
+    this rank alone knows, and the traceback that ends it.
+
+    Parameters
+    ----------
+    rank, size : int
+        This rank, and how many there are.
+    folder : Path, optional
+        Where ``rank-3.log`` is; made where it is missing. Lines are added to a file that is there.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened.
+    """
+
+    def __init__(self, rank: int, size: int, folder: Path | None = None) -> None:
+        self._prefix = f"[rank {rank}/{size}]"
+        self._waited_s = 0.0
+        on_terminal = logging.StreamHandler(sys.stderr)
+        on_terminal.setLevel(logging.WARNING)
+        on_terminal.setFormatter(_RankFormatter(f"{self._prefix} %(lowered)s: %(message)s"))
+        self._handlers: list[logging.Handler] = [on_terminal]
+        self._level = logging.WARNING
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = _LogFile(folder / f"rank-{rank}.log")
+            file.setFormatter(_RankFormatter(f"%(asctime)s {self._prefix} %(lowered)s: %(message)s"))
+            self._handlers.append(file)
+            self._level = logging.INFO
+
+    def __enter__(self) -> Self:
+        root = logging.getLogger()
+        self._before = root.level
+        root.setLevel(min(self._level, self._before))
+        for handler in self._handlers:
+            root.addHandler(handler)
+        logging.captureWarnings(True)
+        _logger.info("process %d on %s", os.getpid(), socket.gethostname())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            # The library prints it on stderr; the file has to know, too.
+            _logger.info("ended by an exception", exc_info=error)
+        root = logging.getLogger()
+        root.setLevel(self._before)
+        logging.captureWarnings(False)
+        for handler in self._handlers:
+            root.removeHandler(handler)
+            with contextlib.suppress(OSError):  # of lines that there was no space for
+                handler.close()
+
+    def epoch_begin(self, trainer: Trainer) -> None:
+        """Remember how long the trainer has waited so far: a callback for a `Trainer`."""
+        self._waited_s = trainer.comm_exposed_s
+
+    def epoch_end(self, trainer: Trainer) -> None:
+        """Log what this rank knows of the epoch that has ended: a callback for a `Trainer`."""
+        waited_s, metrics = trainer.comm_exposed_s - self._waited_s, trainer.history[-1]
+        _logger.info(
+            "epoch %d ended after step %d: %.2f s, of which this rank waited %.2f s for others; loss %.4f",
+            *(metrics.epoch, trainer.step, metrics.epoch_s, waited_s, metrics.loss),
+        )
+
+
+class _LogFile(logging.FileHandler):
+    """Loses lines for which the disk has no space; `logging` would print a traceback for each, on every rank."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (its name in logging)
+        """Take no notice of what the system refuses."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
+class _RankFormatter(logging.Formatter):
+    """Knows levels in small letters too, as ``lowered``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as text."""
+        record.lowered = record.levelname.lower()
+        return super().format(record)
+
+
+_PATIENCE_S = 5.0
+"""Ranks may outlive their launcher by so much, where it was killed."""
+_LOOK_S = 0.1
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
+
+
+class RunLock:
+    """The right to write in a run's folder: held until the process ends, however it ends, or `release`.
+
+    Two runs in one folder would remove each other's half-written checkpoints, and mix their metrics.
+
+    Parameters
+    ----------
+    folder : Path
+        Made where it is missing; gets a file ``lock`` that says who has it.
+
+    Raises
+    ------
+    BlockingIOError
+        If another process has it; the text says which.
+    OSError
+        If the file cannot be made.
+
+    Notes
+    -----
+    ``flock``, which goes over NFS too. On a file system that knows no locks there is none, and nothing is said.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file: IO[str] = (folder / "lock").open("a+")
+        if not self._taken():
+            self._file.seek(0)
+            owner = self._file.read().strip() or "another process"
+            self._file.close()
+            raise BlockingIOError(
+                f"{folder} is in use by another run, {owner}: wait for its end, or give another --output"
+            )
+        self._file.truncate(0)
+        job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}{job}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Give it up."""
+        self._file.close()
+
+    def _taken(self) -> bool:
+        """Lock the file, or tell that it remains locked."""
+        given_up_at = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _TAKEN:
+                    return True
+                if time.monotonic() > given_up_at:
+                    return False
+                time.sleep(_LOOK_S)
+            else:
+                return True

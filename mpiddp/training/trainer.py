@@ -23,12 +23,11 @@ from mpiddp.parallel.replicas import broadcast_arrays
 from mpiddp.serialization import flatten, unflatten
 from mpiddp.typing import Array
 
-from .averaging import AveragedModel
-from .metrics import EpochMetrics, Tally, count_correct
-from .step import Batch, Outcome, Stepper, new_tally
+from .metrics import EpochMetrics, MetricSum, count_correct
+from .train_step import AveragedModel, Batch, Outcome, TrainStep, new_sums
 
 Callback = Callable[["Trainer"], object]
-MOST_SKIPPED = 100
+MAX_SKIPPED = 100
 """Steps in a row that may be left out, where an epoch has more of them."""
 EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
 """When callbacks are called: on every rank, in the order of the lists, with the trainer as the only argument."""
@@ -67,7 +66,7 @@ class Trainer:
         Asked once a step whether this rank was told to stop; where one was, all ranks stop after the same step.
     on_nan : {"stop", "skip"}, default "stop"
         What to do in a step whose loss or gradients are not finite: raise, or leave the step out. As many in a row as
-        an epoch has steps, or `MOST_SKIPPED`, raise all the same: nothing is learned any more.
+        an epoch has steps, or `MAX_SKIPPED`, raise all the same: nothing is learned any more.
     callbacks : mapping of str to sequence of callable, optional
         Lists by event: ``epoch_begin``, ``step_end``, ``epoch_end``, and ``step_skip`` before the ``step_end`` of a
         step that was left out. Callbacks may communicate, if all ranks do.
@@ -91,7 +90,7 @@ class Trainer:
         Epochs completed; while one runs, its number from 0.
     step : int
         Steps made since the beginning, those left out included.
-    running : Tally
+    running : MetricSum
         Sums over the samples of all ranks in the epoch that runs.
     history : list of EpochMetrics
         Of all epochs so far.
@@ -158,7 +157,7 @@ class Trainer:
         self.scaler = scaler
         self.epoch = 0
         self.step = 0
-        self.running = new_tally()
+        self.running = new_sums()
         self.history: list[EpochMetrics] = []
         self.skipped = 0
         self.stopped = False
@@ -176,19 +175,19 @@ class Trainer:
                 self._complete_epoch()
         return self.history
 
-    def evaluate(self, loader: Iterable[Any]) -> Tally:
+    def evaluate(self, loader: Iterable[Any]) -> MetricSum:
         """Return ``loss`` and ``correct`` summed over the samples of all ranks, each counted once.
 
         All ranks test the first one's model: its running statistics are copied to all.
         """
-        tally = new_tally()
-        stepper = self.stepper()
+        tally = new_sums()
+        train_step = self.train_step()
         broadcast_arrays(list(self.model.module.buffers()), default_group())
         self.model.module.eval()
         with no_grad():
             for batch in loader:
-                inputs, targets = stepper.placed(batch)
-                output = stepper.predict(inputs)
+                inputs, targets = train_step.placed(batch)
+                output = train_step.predict(inputs)
                 samples = len(targets)
                 loss = self.loss_fn(output, targets).item() * samples
                 tally.add(samples=samples, loss=loss, correct=self.correct_fn(output, targets))
@@ -264,7 +263,7 @@ class Trainer:
         self.train_loader.load_state_dict(state["loader"])
         if get_rank() < len(state["random"]):
             nn.random.set_state(state["random"][get_rank()])
-        self.running = new_tally()
+        self.running = new_sums()
         self.running.sums[:] = state["running"]
         if (states := state.get("stateful")) is not None:
             for name, mine in unflatten(states[get_rank() % len(states)], arrays).items():
@@ -297,9 +296,9 @@ class Trainer:
         self.train_loader.set_epoch(self.epoch)
         self._emit("epoch_begin")
         began, waited_before_s = time.perf_counter(), self.comm_exposed_s
-        stepper, batches = self.stepper(), self._batches()
+        train_step, batches = self.train_step(), self._batches()
         for batch in batches:
-            self._make_step(stepper, batch, batches)
+            self._make_step(train_step, batch, batches)
             now, waited_s = time.perf_counter(), self.comm_exposed_s
             self._epoch_s += now - began
             self._epoch_exposed_s += waited_s - waited_before_s
@@ -312,7 +311,7 @@ class Trainer:
 
     def _complete_epoch(self) -> None:
         """Measure what the epoch has brought, and make ready for the next one."""
-        share = Tally("exposed")
+        share = MetricSum("exposed")
         share.add(exposed=self._epoch_exposed_s / self._epoch_s)
         share.all_reduce().wait()
         began = time.perf_counter()
@@ -331,13 +330,13 @@ class Trainer:
                 lr=self._last_lr,
             )
         )
-        self.running = new_tally()
+        self.running = new_sums()
         self._epoch_s = self._epoch_exposed_s = 0.0
         self._emit("epoch_end")
 
-    def stepper(self) -> Stepper:
+    def train_step(self) -> TrainStep:
         """Return what makes the steps of this trainer."""
-        return Stepper(
+        return TrainStep(
             self.model,
             self.optimizer,
             self.loss_fn,
@@ -355,31 +354,31 @@ class Trainer:
             samples, total = (share.samples, share.global_samples) if share else (len(targets), None)
             yield Batch(inputs, targets, samples, total)
 
-    def _make_step(self, stepper: Stepper, batch: Batch, following: Iterator[Batch]) -> None:
+    def _make_step(self, train_step: TrainStep, batch: Batch, following: Iterator[Batch]) -> None:
         """Make one step, the same on all ranks, that begins with ``batch``."""
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
-        outcome = stepper.step(batch, following, self.stop)
+        outcome = train_step.step(batch, following, self.stop)
         self._waited_s += outcome.waited_s
         self.stopped = outcome.tally["stop"] > 0
         if outcome.updated:
             self.running.merge(outcome.tally)
             self._skipped_in_a_row = 0
         else:
-            self._skip(stepper, outcome)
+            self._skip(train_step, outcome)
         self.step += 1
         if self.scheduler is not None:
             self.scheduler.step()
         if not outcome.updated:
             self._emit("step_skip")
 
-    def _skip(self, stepper: Stepper, outcome: Outcome) -> None:
+    def _skip(self, train_step: TrainStep, outcome: Outcome) -> None:
         """Leave out a step, or raise where that is not to be, or goes on for too long."""
         # Overflows come to an end by themselves, where the scale has come down.
         self._skipped_in_a_row += not outcome.overflowed
-        an_epoch = -(-length_hint(self.train_loader, MOST_SKIPPED * self.accumulate) // self.accumulate)
-        too_many = self._skipped_in_a_row >= min(MOST_SKIPPED, an_epoch)
+        an_epoch = -(-length_hint(self.train_loader, MAX_SKIPPED * self.accumulate) // self.accumulate)
+        too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, an_epoch)
         if not outcome.overflowed and (self.on_nan == "stop" or too_many):
-            what, cause = stepper.faults(outcome)
+            what, cause = train_step.faults(outcome)
             many = "" if self.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
             raise FloatingPointError(f"{many}{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
         self.skipped += 1

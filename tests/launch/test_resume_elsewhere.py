@@ -20,7 +20,7 @@ from pathlib import Path
 
 import mpiddp as dist
 from mpiddp.cli import main
-from mpiddp.training import program
+from mpiddp.training import run
 
 
 class Noted:
@@ -51,7 +51,7 @@ def load_data(config):
     return Noted(train, file, int(sys.argv[2]) if last else -1), test
 
 
-load, program.load_data = program.load_data, load_data
+load, run.load_data = run.load_data, load_data
 sys.exit(main(["train", *sys.argv[3:]]))
 """
 

@@ -24,7 +24,7 @@ TRAIN = ("--epochs", "4", "--batch-size", "60", "--dropout", "0.2")
 SLOW_AT_FIRST = """
 import os, time
 if "SLURM_STEP_ID" in os.environ and ("SLURM_RESTART_COUNT" not in os.environ or "ALWAYS_SLOW" in os.environ):
-    from mpiddp.training.signals import StopRequest
+    from mpiddp.training.stop import StopRequest
     asked = StopRequest.__call__
     def ask(self):
         time.sleep(0.5)

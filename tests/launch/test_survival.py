@@ -462,13 +462,13 @@ from mpiddp import cli
 from mpiddp import distributed as dist
 from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.lazy import MPI
-from mpiddp.training.step import Stepper
+from mpiddp.training.train_step import TrainStep
 
-update, steps, stepper = Stepper._update, 0, None
+update, steps, train_step = TrainStep._update, 0, None
 
 def interrupted(self, *args):
-    global steps, stepper
-    steps, stepper = steps + 1, self
+    global steps, train_step
+    steps, train_step = steps + 1, self
     if steps == 8:
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -478,10 +478,10 @@ def interrupted(self, *args):
             time.sleep(0.01)
     return update(self, *args)
 
-Stepper._update = interrupted
+TrainStep._update = interrupted
 code = cli.main(["train", *sys.argv[1:]])
-whole = b"".join(p.data.tobytes() for p in stepper.model.module.parameters())
-scale = stepper.scaler.scale if stepper.scaler else None
+whole = b"".join(p.data.tobytes() for p in train_step.model.module.parameters())
+scale = train_step.scaler.scale if train_step.scaler else None
 sys.stdout.write(f"ended with {scale} {hash(whole)}\\n")
 sys.exit(code)
 """

@@ -9,7 +9,7 @@ import numpy as np
 import mpiddp as dist
 from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
 from mpiddp.training import Config, Trainer
-from mpiddp.training.building import build_trainer
+from mpiddp.training.build import build_trainer
 
 SAMPLES, BATCH, EPOCHS = 29, 4, 2
 """29 = 7 * 4 + 1: the last batch leaves all ranks but one without a sample; 8 batches are windows of 3, 3 and 2."""

@@ -12,10 +12,13 @@ import pytest
 import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler
+from mpiddp.data.loader import map_nested
+from mpiddp.device import upload
 from mpiddp.nn import functional as F  # noqa: N812
-from mpiddp.training import Trainer, devices
+from mpiddp.training import Trainer
+from mpiddp.training.build import agree_on_device
 from mpiddp.training.config import UsageError
-from mpiddp.training.metrics import Tally, count_correct
+from mpiddp.training.metrics import MetricSum, count_correct
 
 from .pretend import pretended_gpus
 
@@ -68,7 +71,7 @@ def test_epochs_are_those_of_the_host(cupy: Any, options: dict[str, Any]) -> Non
 
 def test_a_step_waits_once(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(cupy.asarray)
-    stepper, batches = made.stepper(), made._batches()
+    train_step, batches = made.train_step(), made._batches()
     waits = []
     get = cupy.ndarray.get
     monkeypatch.setattr(cupy.ndarray, "get", lambda *args, **kwargs: waits.append("get") or get(*args, **kwargs))
@@ -77,7 +80,7 @@ def test_a_step_waits_once(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, "synchronize", lambda self, f=original, o=owner: waits.append(o.__name__) or f(self))
     for batch in batches:
         waits.clear()
-        outcome = stepper.step(batch, iter(()), lambda: False)
+        outcome = train_step.step(batch, iter(()), lambda: False)
         assert outcome.updated
         # The copy to the host, which waits for its stream; what communicates asks events, and blocks nowhere.
         assert waits == ["get", "Stream"], waits
@@ -103,7 +106,7 @@ def test_what_is_not_finite_is_named(cupy: Any) -> None:
 
 
 def test_a_tally_is_read_at_once(cupy: Any) -> None:
-    tally = Tally("loss", "correct")
+    tally = MetricSum("loss", "correct")
     tally.add(samples=3, loss=cupy.asarray(np.float32(1.5)), correct=cupy.asarray(2))
     tally.add(loss=1.0, correct=cupy.asarray(1))
     assert tally.read([cupy.asarray(np.float32(7))]) == [7]
@@ -115,28 +118,28 @@ def test_a_tally_is_read_at_once(cupy: Any) -> None:
 
 
 def test_ranks_agree_where_arrays_live(cupy: Any, world: Any) -> None:
-    assert not devices.agree("auto", "--device cpu")
-    assert devices.agree("auto", None) and devices.agree("cuda", None)
+    assert not agree_on_device("auto", "--device cpu")
+    assert agree_on_device("auto", None) and agree_on_device("cuda", None)
     last = world.size - 1
     mine = "there is no driver" if world.rank == last else None
     if world.size == 1:
-        assert not devices.agree("auto", mine)
+        assert not agree_on_device("auto", mine)
     else:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            assert not devices.agree("auto", mine)
+            assert not agree_on_device("auto", mine)
         assert [f"rank {last} has no GPU: there is no driver" in str(each.message) for each in caught] == (
             [True] if world.rank == 0 else []
         )
     where = f" (on rank {last})" if world.size > 1 else ""
     with pytest.raises(UsageError) as error:
-        devices.agree("cuda", mine)
+        agree_on_device("cuda", mine)
     assert str(error.value) == f"--device cuda: there is no driver{where}"
 
 
 def test_batches_are_uploaded_as_they_are_nested(cupy: Any) -> None:
     x = np.arange(3)
-    found = devices.uploaded({"a": [x, ("text", x)], "b": cupy.asarray(x), "c": Pair(x, 1)})
+    found = map_nested(upload, np.ndarray, {"a": [x, ("text", x)], "b": cupy.asarray(x), "c": Pair(x, 1)})
     assert isinstance(found["a"][0], cupy.ndarray) and isinstance(found["a"][1][1], cupy.ndarray)
     assert found["a"][1][0] == "text" and isinstance(found["b"], cupy.ndarray)
     assert isinstance(found["c"], Pair) and isinstance(found["c"].x, cupy.ndarray) and found["c"].n == 1

@@ -13,7 +13,7 @@ from mpiddp import nn
 from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler, digits
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD
-from mpiddp.training import Config, NaiveAveraging, Trainer, UsageError, program
+from mpiddp.training import Config, NaiveAveraging, Trainer, UsageError, run
 from mpiddp.training.models import Net
 
 TRAIN, TEST = 61, 29
@@ -27,7 +27,7 @@ def small_data() -> tuple[ArrayDataset, ArrayDataset]:
 
 
 def make(config: Config, data=None, callbacks=None) -> Trainer:
-    return program.build_trainer(config, data or small_data(), callbacks or {})
+    return run.build_trainer(config, data or small_data(), callbacks or {})
 
 
 def reference(config: Config) -> tuple[list[float], list[float], dict[str, np.ndarray]]:
@@ -234,10 +234,10 @@ def test_skip_leaves_the_step_out_on_all_ranks(world):
 
 
 def test_batch_smaller_than_the_ranks_is_refused(world):
-    program.check_request(Config(batch_size=world.size))
+    run.check_request(Config(batch_size=world.size))
     if world.size > 1:
         with pytest.raises(UsageError, match=f"give {world.size} or more, or start fewer"):
-            program.check_request(Config(batch_size=world.size - 1))
+            run.check_request(Config(batch_size=world.size - 1))
 
 
 def test_together_tells_every_rank(world):
@@ -247,5 +247,5 @@ def test_together_tells_every_rank(world):
         return world.rank
 
     with pytest.raises(UsageError, match="disk on fire"):
-        program.together(read)
-    assert program.together(lambda: world.rank) == world.rank
+        run.raise_on_all_ranks(read)
+    assert run.raise_on_all_ranks(lambda: world.rank) == world.rank

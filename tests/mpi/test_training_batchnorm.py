@@ -9,7 +9,7 @@ from mpiddp import nn
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD
 from mpiddp.parallel import SyncBatchNorm
-from mpiddp.training.building import build_trainer
+from mpiddp.training.build import build_trainer
 from mpiddp.training.models import ResNet
 
 from .configured import SEED, batches, configured, data, distance, everybody, trained

@@ -11,8 +11,8 @@ from mpiddp.data import ArrayDataset, DataLoader, GlobalBatchSampler
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD
 from mpiddp.training import Trainer
-from mpiddp.training.averaging import NaiveAveraging
-from mpiddp.training.building import build_trainer
+from mpiddp.training.build import build_trainer
+from mpiddp.training.train_step import NaiveAveraging
 
 from .configured import EPOCHS, configured, data, everybody, trained
 

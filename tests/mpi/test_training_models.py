@@ -12,7 +12,7 @@ import mpiddp as dist
 from mpiddp import nn
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.training import Config, UsageError
-from mpiddp.training.building import build_trainer
+from mpiddp.training.build import build_trainer
 
 from .configured import SAMPLES, configured, data, everybody, trained
 

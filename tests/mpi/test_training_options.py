@@ -13,7 +13,7 @@ from mpiddp import nn
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD
 from mpiddp.training import Config
-from mpiddp.training.building import build_trainer
+from mpiddp.training.build import build_trainer
 from mpiddp.training.models import MLP
 
 from .configured import BATCH, EPOCHS, SEED, batches, configured, data, distance, rate, trained, windows

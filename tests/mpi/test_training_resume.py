@@ -12,9 +12,9 @@ import mpiddp as dist
 from mpiddp import nn
 from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
 from mpiddp.optim import SGD, AdamW
-from mpiddp.training import Config, Trainer, UsageError, program
+from mpiddp.training import Config, Trainer, UsageError, run
 from mpiddp.training.checkpoint import Checkpoint, Checkpointer, read_checkpoint
-from mpiddp.training.together import together
+from mpiddp.training.ranks import raise_on_all_ranks
 
 SAMPLES, BATCH, EPOCHS = 45, 8, 2
 STEPS_AN_EPOCH = 6
@@ -28,7 +28,7 @@ def data() -> tuple[ArrayDataset, ArrayDataset]:
 
 def make(stop_after: int | None = None, **options) -> tuple[Trainer, Config]:
     config = Config(**{"batch_size": BATCH, "epochs": EPOCHS, "lr": 0.05, "seed": 4, **options})
-    trainer = program.build_trainer(config, data())
+    trainer = run.build_trainer(config, data())
     if stop_after is not None:
         # As a signal would: on one rank, noticed by all.
         trainer.stop = lambda: dist.get_rank() == dist.get_world_size() - 1 and trainer.step + 1 == stop_after
@@ -137,13 +137,13 @@ def test_checkpointer_saves_and_resumes_and_only_the_first_rank_sees_files(world
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, epochs=EPOCHS, checkpoint_steps=4, keep=2)
     trainer, _ = make()
     checkpointer = Checkpointer(config)
-    together(checkpointer.claim)
+    raise_on_all_ranks(checkpointer.claim)
     checkpointer.resume(trainer)
     assert trainer.step == 0, "there was nothing to resume from"
     trainer.callbacks["step_end"].append(checkpointer.step_end)
     trainer.callbacks["epoch_end"].append(checkpointer.epoch_end)
     trainer.fit(2)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     resumed, _ = make()
     Checkpointer(config).resume(resumed)
     assert (resumed.step, resumed.epoch) == (12, 2)
@@ -157,7 +157,7 @@ def test_a_checkpoint_says_all_that_decides_how_training_goes_on(world, tmp_path
     trainer.fit(EPOCHS)
     checkpointer = Checkpointer(config, {"mpiddp": "1.2.3"})
     checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     if world.rank:
         return
     state = read_checkpoint(tmp_path / "checkpoints" / "step-0000000008").state
@@ -177,9 +177,9 @@ def test_new_run_does_not_mix_with_an_old_one(world, tmp_path):
     trainer, _ = make()
     checkpointer = Checkpointer(config)
     checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     with pytest.raises(UsageError, match="--resume auto goes on with it"):
-        together(Checkpointer(config).claim)
+        raise_on_all_ranks(Checkpointer(config).claim)
 
 
 @pytest.mark.parametrize("changed", [{"model": "mlp"}, {"seed": 5}, {"data": "synthetic"}, {"optimizer": "adam"}])
@@ -188,7 +188,7 @@ def test_checkpoint_of_another_problem_is_refused(world, tmp_path, changed):
     trainer, _ = make()
     checkpointer = Checkpointer(config)
     checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     (name,) = changed
     with pytest.raises(UsageError, match=f"made with {name}="):
         Checkpointer(dataclasses.replace(config, **changed)).resume(trainer)
@@ -198,7 +198,7 @@ def test_checkpoint_that_does_not_fit_is_refused(world, tmp_path):
     trainer, config = make(output=tmp_path, resume="auto")
     checkpointer = Checkpointer(config)
     checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     with pytest.raises(UsageError, match=r"not one of this model and these data: Error\(s\) in loading"):
         Checkpointer(config).resume(make(model="mlp")[0])
 
@@ -210,7 +210,7 @@ def test_without_a_schedule_the_learning_rate_is_the_one_given(world, tmp_path, 
     assert trainer.optimizer.param_groups[0]["lr"] < 0.05
     checkpointer = Checkpointer(config)
     checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     resumed, config = make(output=tmp_path, resume="auto")
     Checkpointer(config).resume(resumed)
     assert resumed.optimizer.param_groups[0]["lr"] == 0.05
@@ -221,7 +221,7 @@ def test_changed_learning_rate_holds(world, tmp_path):
     trainer, _ = make()
     checkpointer = Checkpointer(config)
     checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     Checkpointer(dataclasses.replace(config, lr=0.5)).resume(trainer)
     group = trainer.optimizer.param_groups[0]
     assert isinstance(trainer.optimizer, SGD) and (group["lr"], group["momentum"]) == (0.5, 0.9)
@@ -234,7 +234,7 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(world, tmp_path, caplog):
     checkpointer.save(trainer)
     trainer.fit(1)
     checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     damaged = tmp_path / "checkpoints" / "step-0000000002" / "arrays.safetensors"
     if world.rank == 0:
         damaged.write_bytes(damaged.read_bytes()[:-1])

@@ -11,10 +11,10 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.optim import AdamW
-from mpiddp.training import Config, program
+from mpiddp.training import Config, run
 from mpiddp.training import checkpoint as checkpoint_module
 from mpiddp.training.checkpoint import Checkpoint, Checkpointer, CheckpointStore, read_checkpoint
-from mpiddp.training.together import together
+from mpiddp.training.ranks import raise_on_all_ranks
 
 from .test_training_resume import BATCH, bits, data
 
@@ -46,7 +46,7 @@ def folder(tmp_path):
 
 
 def make(config, sharded=True, stop_after=None):
-    trainer = program.build_trainer(config, data())
+    trainer = run.build_trainer(config, data())
     parameters = trainer.model.module.parameters()
     options = {"lr": 1e-2, "betas": (0.8, 0.9)}
     trainer.optimizer = (
@@ -65,7 +65,7 @@ def save(config, world, sharded=True, stop_after=4):
     trainer.fit(2)
     checkpointer = Checkpointer(config)
     checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
 
 
 def resume(config, world, sharded=True):
@@ -134,7 +134,7 @@ def test_shards_of_another_number_of_ranks(world, folder, then):
     state |= {"config": config.as_dict(), "bits": {"ranks": then}}
     if world.rank == 0:
         Checkpoint({name: x for name, x in arrays.items() if name.startswith("model.")}, state).write(folder / "whole")
-    read = together(lambda: read_checkpoint(folder / "whole") if world.rank == 0 else None)
+    read = raise_on_all_ranks(lambda: read_checkpoint(folder / "whole") if world.rank == 0 else None)
     resumed, memory = make(config)
     checkpointer = Checkpointer(config)
     checkpointer._newest = lambda: read and dataclasses.replace(read, shards=dict(enumerate(shards)))
@@ -169,7 +169,7 @@ def test_a_shard_that_cannot_be_written_costs_a_checkpoint_and_not_the_run(world
             checkpointer.finish()
     trainer.step += 1
     checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     if world.rank == 0:
         assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-0000000005"]
     dist.barrier()
@@ -186,7 +186,7 @@ def test_of_two_checkpoints_in_a_row_each_has_its_own_shards(world, folder):
         trainer.step += moment % 2
         trainer.epoch += 1
         checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     for step, moment in ((4, 2), (5, 4), (6, 6), (7, 7)):
         read = read_checkpoint(CheckpointStore(folder / "checkpoints").path(step))
         found = {rank: shard["stateful.memory.error_dict.0"][0] for rank, shard in read.shards.items()}
@@ -199,5 +199,5 @@ def test_left_out_steps_are_remembered(world, folder):
     trainer.skipped = 7
     checkpointer = Checkpointer(config)
     checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     assert resume(config, world)[0].skipped == 7

@@ -8,7 +8,7 @@ import pytest
 from mpiddp.data import ArrayDataset
 from mpiddp.training import Config, Trainer
 from mpiddp.training import trainer as trainer_module
-from mpiddp.training.building import build_trainer
+from mpiddp.training.build import build_trainer
 
 STEPS, BATCH = 5, 4
 
@@ -50,7 +50,7 @@ def test_windows_count_as_steps(world):
 
 
 def test_long_epochs_end_sooner_and_across_a_checkpoint(world, monkeypatch):
-    monkeypatch.setattr(trainer_module, "MOST_SKIPPED", 4)
+    monkeypatch.setattr(trainer_module, "MAX_SKIPPED", 4)
     trainer = make(broken=STEPS * BATCH)
     trainer.stop = lambda: trainer.step == 2
     trainer.fit(9)
@@ -62,7 +62,7 @@ def test_long_epochs_end_sooner_and_across_a_checkpoint(world, monkeypatch):
 
 
 def test_steps_that_are_made_in_between_begin_the_row_anew(world, monkeypatch):
-    monkeypatch.setattr(trainer_module, "MOST_SKIPPED", 3)
+    monkeypatch.setattr(trainer_module, "MAX_SKIPPED", 3)
     trainer = make()
     healthy = trainer.loss_fn
     trainer.loss_fn = lambda output, y: healthy(output, y) * (1.0 if trainer.step % 3 == 2 else float("nan"))

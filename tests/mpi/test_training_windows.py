@@ -7,7 +7,7 @@ import pytest
 import mpiddp as dist
 from mpiddp import nn
 from mpiddp.training import Trainer
-from mpiddp.training.building import build_trainer
+from mpiddp.training.build import build_trainer
 from mpiddp.training.checkpoint import Checkpointer
 
 from .configured import EPOCHS, configured, data, rate

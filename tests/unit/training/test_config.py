@@ -1,15 +1,17 @@
-"""The configuration: from a command line, a TOML file, a mapping; every wrong value is named."""
+"""Options from command line and TOML file, and their errors; a resumed run keeps its BLAS threads."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from mpiddp.training.config import OTHER_WORDS, Config, UsageError, add_options, nearest, read_options
+from mpiddp import settings
+from mpiddp.training.config import OTHER_WORDS, Config, UsageError, add_options, nearest, read_options, resumed_threads
 
 
 def parse(*arguments: str) -> Config:
@@ -224,3 +226,37 @@ def test_a_name_with_an_empty_part_is_refused(options, form):
 def test_images_are_not_for_a_transformer(data):
     with pytest.raises(UsageError, match=f"--model transformer reads text, and --data {data} is images"):
         Config(model="transformer", data=data)
+
+
+def checkpoint(output, step, text):
+    folder = output / "checkpoints" / f"step-{step:010d}"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(text)
+
+
+def bits(ranks, threads):
+    return json.dumps({"bits": {"ranks": ranks, "BLAS threads": threads}})
+
+
+def test_of_the_newest_checkpoint_that_can_be_read(tmp_path):
+    assert resumed_threads(tmp_path, 2) is None
+    checkpoint(tmp_path, 9, bits(2, 8))
+    checkpoint(tmp_path, 10, bits(2, 3))
+    checkpoint(tmp_path, 11, "{damaged")
+    checkpoint(tmp_path, 12, "[]")
+    assert resumed_threads(tmp_path, 2) == 3
+    assert resumed_threads(tmp_path, 4) is None, "the bits of another number of ranks are others anyway"
+
+
+def test_a_run_that_has_set_none(tmp_path):
+    checkpoint(tmp_path, 1, bits(2, None))
+    assert resumed_threads(tmp_path, 2) is None
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, {5}), (7, {7})])
+def test_they_take_the_place_of_the_share(monkeypatch, given, expected):
+    environment = {name: value for name, value in os.environ.items() if name not in settings.THREAD_VARIABLES}
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(settings, "_share_of_cores", lambda: 5)
+    assert {settings.limit_blas_threads(given)} == expected == {settings.blas_threads()}
+    assert settings.limit_blas_threads(9) is None, "what the environment says goes before"

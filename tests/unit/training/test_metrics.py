@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpiddp.autograd import Tensor
-from mpiddp.training.metrics import EpochMetrics, Tally, count_correct
+from mpiddp.training.metrics import EpochMetrics, MetricSum, count_correct
 
 
 def metrics(epoch: int = 1, loss: float = 0.5) -> EpochMetrics:
@@ -36,7 +36,7 @@ def test_count_correct_counts_the_largest_output():
 
 
 def test_tally_is_exact_where_float32_would_not_be():
-    tally = Tally("loss")
+    tally = MetricSum("loss")
     tally.add(samples=1, loss=2.0**24)
     for _ in range(100):
         tally.add(samples=1, loss=1.0)
@@ -45,7 +45,7 @@ def test_tally_is_exact_where_float32_would_not_be():
 
 
 def test_tally_merges():
-    one, two = Tally("loss", "correct"), Tally("loss", "correct")
+    one, two = MetricSum("loss", "correct"), MetricSum("loss", "correct")
     one.add(samples=2, loss=1.0, correct=1)
     two.add(samples=3, loss=0.5)
     one.merge(two)
@@ -54,12 +54,12 @@ def test_tally_merges():
 
 
 def test_mean_of_nothing_is_nan():
-    assert math.isnan(Tally("loss").mean("loss"))
+    assert math.isnan(MetricSum("loss").mean("loss"))
 
 
 def test_unknown_name_is_an_error():
     with pytest.raises(KeyError):
-        Tally("loss").add(losses=1.0)
+        MetricSum("loss").add(losses=1.0)
 
 
 def test_no_number_is_null_in_json(tmp_path):

@@ -1,17 +1,27 @@
-"""Files that take the epochs of a run: whole after every epoch, and without what an interrupted run has written."""
+"""Files of a run are whole after every epoch, console and logs survive a full disk, a folder has one run at a time."""
 
 from __future__ import annotations
 
 import csv
+import errno
+import fcntl
+import io
 import json
+import logging
+import os
+import signal
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from harness.launcher import Program
 
+from mpiddp.training import outputs as outputs_module
 from mpiddp.training.metrics import EpochMetrics
-from mpiddp.training.outputs import CsvLines, JsonLines, Outputs, TensorBoardEvents
+from mpiddp.training.outputs import Console, CsvLines, JsonLines, Outputs, RankLog, RunLock, TensorBoardEvents, say
 
 
 def metrics(epoch: int, loss: float = 0.5, accuracy: float | None = 0.25) -> EpochMetrics:
@@ -115,3 +125,118 @@ def test_full_disk_costs_a_line_and_not_the_run(tmp_path, caplog):
     assert "epoch 1 is missing in a JsonLines (" in caplog.text and "No space left" in caplog.text
     outputs.close()
     assert json_epochs(tmp_path / "out" / "metrics.jsonl") == [1]
+
+
+class Full(io.StringIO):
+    """A file on a full disk, as one that buffers shows it."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_behind_stdout_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(OSError, match="No space left"):
+        print("a line", flush=True)
+    say("a line")
+
+
+@pytest.mark.parametrize(("batches", "accumulate", "steps"), [(7, 1, 7), (7, 3, 3), (6, 3, 2), (1, 9, 1)])
+def test_the_bar_counts_steps(monkeypatch: pytest.MonkeyPatch, batches: int, accumulate: int, steps: int) -> None:
+    shown: dict[str, Any] = {}
+    monkeypatch.setattr(outputs_module, "tqdm", lambda **options: shown.update(options))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    trainer: Any = SimpleNamespace(skipped=0, epoch=2, train_loader=range(batches), accumulate=accumulate)
+    Console(epochs=5).epoch_begin(trainer)
+    assert (shown["total"], shown["desc"]) == (steps, "epoch 3")
+
+
+def test_warnings_go_to_stderr_with_the_rank(capsys):
+    with RankLog(2, 4):
+        logging.getLogger("somebody").warning("look %s", "here")
+        logging.getLogger("somebody").info("no matter")
+        warnings.warn("of Python", stacklevel=1)
+    logging.getLogger("somebody").warning("afterwards")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[rank")]
+    assert said[0] == "[rank 2/4] warning: look here"
+    assert len(said) == 2 and said[1].startswith("[rank 2/4] warning: ") and "UserWarning: of Python" in said[1]
+
+
+def test_file_has_everything_and_grows(tmp_path, capsys):
+    for attempt in (1, 2):
+        with pytest.raises(ZeroDivisionError), RankLog(1, 2, tmp_path / "logs"):
+            logging.getLogger("somebody").info("attempt %d", attempt)
+            raise ZeroDivisionError("boom")
+    text = (tmp_path / "logs" / "rank-1.log").read_text()
+    assert text.index("attempt 1") < text.index("ZeroDivisionError: boom") < text.index("attempt 2")
+    assert all("[rank 1/2] " in line for line in text.splitlines() if "attempt" in line or "process" in line)
+    assert "attempt" not in capsys.readouterr().err
+
+
+def test_logging_is_put_back(tmp_path):
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
+    with RankLog(0, 1, tmp_path):
+        assert root.level == logging.INFO
+    assert (root.level, root.handlers) == before
+
+
+def test_a_full_disk_costs_lines_and_says_nothing(tmp_path, capsys):
+    (tmp_path / "rank-0.log").symlink_to("/dev/full")
+    with RankLog(0, 2, tmp_path):
+        logging.getLogger("somebody").info("a line")
+        assert not capsys.readouterr().err
+        file = logging.getLogger().handlers[-1]
+        try:
+            raise ValueError("no error of the system's")
+        except ValueError:
+            file.handleError(logging.makeLogRecord({"msg": "a line"}))
+    assert "Logging error" in capsys.readouterr().err, "what is the program's own fault is told"
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from mpiddp.training.outputs import RunLock
+held = RunLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_another_process_is_refused_until_the_first_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs_module, "_PATIENCE_S", 0.2)
+    with Program([sys.executable, "-c", OWNER, str(tmp_path / "run")], {"SLURM_JOB_ID": "4711"}) as owner:
+        owner.wait_for("held")
+        for _ in range(2):
+            said = rf"in use by another run, process {owner.pid} on \S+, Slurm job 4711: wait"
+            with pytest.raises(BlockingIOError, match=said):
+                RunLock(tmp_path / "run")
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait(10)
+    mine = RunLock(tmp_path / "run")
+    assert (tmp_path / "run" / "lock").read_text().startswith(f"process {os.getpid()} on ")
+    with pytest.raises(BlockingIOError):
+        RunLock(tmp_path / "run")
+    mine.release()
+    RunLock(tmp_path / "run").release()
+
+
+def test_one_that_is_about_to_end_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = RunLock(tmp_path)
+    monkeypatch.setattr(outputs_module.time, "sleep", lambda _: first.release())
+    RunLock(tmp_path).release()
+
+
+def test_a_file_system_without_locks_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    RunLock(tmp_path).release()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        RunLock(tmp_path / "file" / "run")

@@ -1,8 +1,9 @@
-"""What a `Config` says, as objects: model, loss, optimizer, schedule and what else a `Trainer` is made of."""
+"""Objects of a `Config`: model, loss, optimizer, schedule, device and `Trainer`."""
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import mpiddp.distributed as dist
 from mpiddp import nn
 from mpiddp.autograd import Tensor
 from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
-from mpiddp.device import upload
+from mpiddp.device import choice, cuda_fault, upload
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
 from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
@@ -28,13 +29,13 @@ from mpiddp.parallel import (
 )
 from mpiddp.typing import Array
 
-from .averaging import AveragedModel, NaiveAveraging
-from .callables import call, load_callable
 from .config import Config, UsageError
 from .metrics import count_correct
 from .models import MODELS
-from .together import together
+from .ranks import raise_on_all_ranks
+from .train_step import AveragedModel, NaiveAveraging
 from .trainer import Callback, Trainer
+from .user_code import call, import_string
 
 TEST_BATCH = 256
 """Samples that a rank evaluates at once."""
@@ -53,7 +54,7 @@ def build_module(config: Config) -> nn.Module:
             options["context"] = config.context
         module = MODELS[config.model](**options)
     else:
-        module = together(lambda: _called(config.model))
+        module = raise_on_all_ranks(lambda: _called(config.model))
     module = SyncBatchNorm.convert_sync_batchnorm(module) if config.sync_batchnorm else module
     return module.convert(upload) if config.device == "cuda" else module
 
@@ -99,7 +100,7 @@ def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
 def bfloat16(option: str) -> np.dtype[Any]:
     """Return the dtype, which the package ml_dtypes teaches to NumPy."""
     try:
-        kind: Any = load_callable(option, "ml_dtypes:bfloat16")
+        kind: Any = import_string(option, "ml_dtypes:bfloat16")
     except UsageError:
         raise UsageError(f"{option} needs the package ml_dtypes: pip install ml_dtypes") from None
     dtype: np.dtype[Any] = np.dtype(kind)
@@ -198,3 +199,41 @@ def _forget(memory: PowerSGDState) -> None:
     """Drop what a gradient that was not finite has left behind, which would spoil all that come."""
     memory.error_dict.clear()
     memory.q_memory_dict.clear()
+
+
+def gpu_fault(wanted: str) -> str | None:
+    """Return why this rank's arrays cannot live on a GPU, or None where they can.
+
+    Parameters
+    ----------
+    wanted : {"auto", "cpu", "cuda"}
+        What ``--device`` says.
+
+    Notes
+    -----
+    Asked before `init_process_group`, for it imports CuPy where there is any: a rank that has it gets its GPU there,
+    before MPI starts.
+    """
+    return "--device cpu" if wanted == "cpu" else cuda_fault()
+
+
+def agree_on_device(wanted: str, fault_here: str | None) -> bool:
+    """Tell whether this run's arrays live on GPUs; every rank calls it, and gets the same answer.
+
+    Raises
+    ------
+    UsageError
+        On every rank, if GPUs are asked for and some rank has none.
+    """
+    faults: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(faults, fault_here)
+    without = [rank for rank, text in enumerate(faults) if text is not None]
+    if not without:
+        choice.choose(dist.get_node_local_rank())  # where the launcher has not announced it
+        return True
+    if wanted == "cuda":
+        where = f" (on rank {without[0]})" if len(without) < len(faults) else ""
+        raise UsageError(f"--device cuda: {faults[without[0]]}{where}")
+    if len(without) < len(faults) and dist.get_rank() == 0:
+        warnings.warn(f"training on the host, because rank {without[0]} has no GPU: {faults[without[0]]}", stacklevel=2)
+    return False

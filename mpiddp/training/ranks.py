@@ -16,7 +16,7 @@ from .config import UsageError
 _Result = TypeVar("_Result")
 
 
-def together(action: Callable[[], _Result], error_class: type[UsageError] = UsageError) -> _Result:
+def raise_on_all_ranks(action: Callable[[], _Result], error_class: type[UsageError] = UsageError) -> _Result:
     """Do something that may fail on some ranks only, such as reading a file; if it does, all ranks know.
 
     Raises
@@ -39,7 +39,7 @@ def together(action: Callable[[], _Result], error_class: type[UsageError] = Usag
     return result  # type: ignore[return-value]
 
 
-def arrays_of(
+def arrays_from(
     rank: int, arrays: Mapping[str, Array], wanted: Callable[[str], bool] = lambda _: True
 ) -> Iterator[tuple[str, Array]]:
     """Yield a rank's arrays by their names on every rank, those that it wants.

@@ -1,4 +1,4 @@
-"""What a person needs to know when something is wrong: versions, libraries, ranks and their places.
+"""Description of a job: versions, libraries, ranks and their places, and all that decides the last bits of results.
 
 ``python -m mpiddp info`` prints it; a training run saves it beside its results.
 """
@@ -10,8 +10,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 import sys
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from mpiddp.distributed.groups import default_group
 from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
 from mpiddp.mpi import cuda_aware, probe
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.world import World
 from mpiddp.shm import segment
 
@@ -261,3 +264,72 @@ def _most_threads_per_core(places: list[dict[str, Any]], threads: int) -> float:
     for place in places:
         nodes.setdefault(place["node"], []).append(place)
     return max(len(on_node) * threads / len(set().union(*(p["cores"] for p in on_node))) for on_node in nodes.values())
+
+
+def reproducibility() -> dict[str, Any]:
+    """Return the surroundings of the last bits, as JSON knows them.
+
+    The built-in table of algorithms is not among them: it depends on the nodes of the ranks only.
+    """
+    link = default_group().link
+    asked = ",".join(f"{operation}:{name}" for operation, name in sorted(settings.algorithms().items()))
+    return {
+        "ranks": link.size,
+        "nodes": list(link.nodes),
+        "BLAS threads": settings.blas_threads(),
+        "MPIDDP_DETERMINISTIC": settings.deterministic(),
+        "MPIDDP_ALGORITHM": asked or None,
+        "NumPy": np.__version__,
+        "MPI library": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+        "machine": platform.machine(),
+    }
+
+
+def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what is different now: a name, its value then, and its value now.
+
+    Parameters
+    ----------
+    then : mapping
+        The result of `reproducibility` in another run.
+    """
+    now = reproducibility()
+    same_ranks = then["ranks"] == now["ranks"]
+    for name, value in now.items():
+        if name in then and then[name] != value and (same_ranks or name != "nodes"):
+            yield name, then[name], value
+
+
+_LIMIT_S = 5.0
+"""A network file system may make git slow; a run does not wait longer to know its commit."""
+
+
+def git_commit(path: Path) -> str | None:
+    """Return the commit of the repository that has a file or, of a folder, any file in it.
+
+    Parameters
+    ----------
+    path : Path
+        A file or folder.
+
+    Returns
+    -------
+    str or None
+        40 hexadecimal digits, and ``-dirty`` behind them where files differ from the commit; None where git is not
+        installed, or does not know the file.
+    """
+    folder, name = (path, ".") if path.is_dir() else (path.parent, path.name)
+    if not _git(folder, "ls-files", "--", name):
+        return None
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what a git command prints, or None if it fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,30 +1,108 @@
-"""``Stepper``: one step on all ranks, from the batches of a window to changed parameters, or to what is wrong.
-
-Knows no epoch, no file and no model. Imports ``parallel``.
-"""
+"""``TrainStep``: one step on all ranks, from the batches of an accumulation window to changed parameters."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 
 from mpiddp.autograd import Tensor
-from mpiddp.device import array_namespace, is_device_array
+from mpiddp.data.loader import map_nested
+from mpiddp.device import array_namespace, is_device_array, upload
 from mpiddp.distributed import Work, all_gather_object, all_reduce, get_world_size
-from mpiddp.nn import LossScale, MixedPrecision
+from mpiddp.nn import LossScale, MixedPrecision, Module
 from mpiddp.nn.utils import clip_grad_norm_
 from mpiddp.optim import Optimizer
-from mpiddp.parallel import SyncBatchNorm
+from mpiddp.parallel import SyncBatchNorm, average_gradients
+from mpiddp.parallel.naive import current_share, sample_share
 from mpiddp.typing import Array
 
-from .averaging import AveragedModel
-from .devices import uploaded
-from .metrics import Tally
+from .metrics import MetricSum
+
+
+class AveragedModel(Protocol):
+    """A model whose gradients are averages over all ranks; `DistributedDataParallel` is one."""
+
+    module: Module
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the model."""
+
+    def weighted(self, n_samples: float, total: float | None = None) -> AbstractContextManager[None]:
+        """Wrap forward and backward on ``n_samples`` samples of ``total``: after it the gradients are averages."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Wrap forward and backward whose gradients are added to what there is, and not averaged yet."""
+
+    def skip_forward(self) -> None:
+        """Take part in what a forward of the other ranks sends, on a rank that has no inputs for one."""
+
+    def bucket_order(self) -> list[int] | None:
+        """Return what decides how gradients share messages, or None where nothing does yet."""
+
+    def install_bucket_order(self, order: Sequence[int]) -> None:
+        """Let gradients share messages as they did where `bucket_order` returned ``order``."""
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds for which this rank has waited for gradients, in all."""
+
+
+class NaiveAveraging:
+    """A model whose gradients are averaged after backward, one all-reduce for each parameter.
+
+    Parameters
+    ----------
+    module : Module
+        The model, with equal values on all ranks.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.exposed_s = 0.0
+        self._averages = True
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the model."""
+        return self.module(*inputs)
+
+    @contextmanager
+    def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
+        """Average the gradients at the end of the block, unless in `no_sync`; see `AveragedModel`."""
+        share = sample_share(n_samples, total)
+        token = current_share.set(share)
+        try:
+            yield
+        finally:
+            current_share.reset(token)
+        if self._averages:
+            began = time.perf_counter()
+            average_gradients(self.module, weight=share, total=1.0)
+            self.exposed_s += time.perf_counter() - began
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave the gradients of the block this rank's own."""
+        outer, self._averages = self._averages, False
+        try:
+            yield
+        finally:
+            self._averages = outer
+
+    def skip_forward(self) -> None:
+        """Do nothing: forward sends nothing here."""
+
+    def bucket_order(self) -> None:
+        """Return None: each gradient is a message of its own."""
+
+    def install_bucket_order(self, order: Sequence[int]) -> None:
+        """Take no notice: there are no buckets."""
+
 
 _MOST_NAMES = 5
 """Parameters that an error names; with one, most others are broken too."""
@@ -46,7 +124,7 @@ class Batch:
 class Outcome:
     """What has become of a step; the same on all ranks but for ``finite`` and ``waited_s``."""
 
-    tally: Tally
+    tally: MetricSum
     """Sums over the samples of all ranks."""
     updated: bool
     """Whether the parameters were changed."""
@@ -62,13 +140,13 @@ class Outcome:
     """Seconds for which this rank has waited for the tally."""
 
 
-def new_tally() -> Tally:
+def new_sums() -> MetricSum:
     """Return the sums that ranks exchange in a step."""
-    return Tally("loss", "correct", "stop")
+    return MetricSum("loss", "correct", "stop")
 
 
 @dataclasses.dataclass
-class Stepper:
+class TrainStep:
     """Makes steps: forward, backward, average, clip, update.
 
     See `Trainer` for what the attributes mean.
@@ -105,7 +183,7 @@ class Stepper:
         stop : callable
             Whether this rank is to stop; asked when the last batch has come.
         """
-        tally = new_tally()
+        tally = new_sums()
         reference = max(1, first.samples)
         batch, samples, total = first, first.samples, first.total
         for _ in range(self.accumulate - 1):
@@ -142,15 +220,15 @@ class Stepper:
 
     def placed(self, batch: Any) -> Any:
         """Return a batch where the model is."""
-        return uploaded(batch) if self._on_device else batch
+        return map_nested(upload, np.ndarray, batch) if self._on_device else batch
 
     @staticmethod
-    def _summing(tally: Tally) -> tuple[bool, Work]:
+    def _summing(tally: MetricSum) -> tuple[bool, Work]:
         """Begin to add up the tallies of all ranks; return whether this one's loss is finite, and the Work."""
         tally.read()
         return bool(np.isfinite(tally["loss"])), tally.all_reduce()
 
-    def _broken(self, tally: Tally) -> list[str]:
+    def _broken(self, tally: MetricSum) -> list[str]:
         """Return the names of the parameters whose averaged gradient is not finite; reads what is on a device, too."""
         named = [(name, p.grad) for name, p in self.model.module.named_parameters() if p.grad is not None]
         if not self._on_device:
@@ -197,7 +275,7 @@ class Stepper:
             output = model(inputs)
         return output.to(np.float32) if getattr(output, "dtype", None) == self.precision.dtype else output
 
-    def _forward(self, batch: Batch, tally: Tally) -> Tensor | None:
+    def _forward(self, batch: Batch, tally: MetricSum) -> Tensor | None:
         """Return a batch's mean loss and count it; None without samples."""
         inputs, targets = self.placed((batch.inputs, batch.targets))
         if not batch.samples:
@@ -224,7 +302,7 @@ class Stepper:
         with _no_mean_of_nothing(share), quiet:
             loss.backward(None if factor == 1 else np.asarray(factor, loss.dtype))
 
-    def _update(self, tally: Tally, broken: list[str]) -> tuple[bool, bool]:
+    def _update(self, tally: MetricSum, broken: list[str]) -> tuple[bool, bool]:
         """Change the parameters, if loss and gradients are finite; return whether, and if not, whether by overflow."""
         sound = bool(np.isfinite(tally["loss"]))
         overflowed = False
@@ -247,7 +325,7 @@ class Stepper:
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
         """Compute this rank's gradient of a batch once more, without sending it, and tell whether it is finite."""
         with self.model.no_sync(), self._sharing(max(1, batch.samples), batch.total):
-            loss = self._forward(batch, new_tally())
+            loss = self._forward(batch, new_sums())
             if loss is not None:
                 self._backward(loss, 1.0)
         return all(is_finite(p.grad) for p in self.model.module.parameters())

@@ -1,11 +1,17 @@
-"""``try_out``: whether model, loss and data go together, asked of a few samples before the first step.
+"""Code and data that the user names: imports, calls, and a check of model, loss and data before the first step.
 
-What does not is the user's to know in one sentence, on all ranks, and not from a traceback of the first that meets it.
+Errors become one sentence on all ranks, with the place in the user's code.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,11 +20,111 @@ from mpiddp.data import Dataset
 from mpiddp.data.dataset import fetch, targets_of
 from mpiddp.typing import Array
 
-from .callables import attempt
 from .config import Config, UsageError
 from .models import MODELS, TAKES
-from .step import Stepper
+from .options import nearest
+from .train_step import TrainStep
 from .trainer import Trainer
+
+_Result = TypeVar("_Result")
+
+
+def import_string(option: str, name: str) -> Callable[..., Any]:
+    """Import a module and return a callable of it.
+
+    Parameters
+    ----------
+    option : str
+        Where the name was given, for the error's text: ``--model``.
+    name : str
+        ``package.module:callable``; the working directory is searched too.
+
+    Raises
+    ------
+    UsageError
+        If there is no such module, or no such callable in it. What the module raises itself while it is imported goes
+        on to the caller.
+
+    Examples
+    --------
+    >>> import_string("--model", "math:sqrt")(4)
+    2.0
+    """
+    module_name, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # the console script's path lacks it, that of python -m has it
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and misses another one
+        raise UsageError(
+            f"{option} {name}: there is no module {module_name} ({error}), neither here nor installed"
+        ) from error
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        if hasattr(module, attribute):
+            raise UsageError(f"{option} {name}: {attribute!r} is no callable, it is of type {type(found).__name__}")
+        raise UsageError(f"{option} {name}: {attribute!r} is not in {module_name}{nearest(attribute, vars(module))}")
+    return found  # type: ignore[no-any-return]
+
+
+def call(option: str, name: str, **arguments: Any) -> Any:
+    """Return what the callable of a name returns.
+
+    Parameters
+    ----------
+    option, name : str
+        See `import_string`.
+    **arguments
+        What it is called with.
+
+    Raises
+    ------
+    UsageError
+        As `import_string`; and if it does not take these arguments, or raises something itself.
+
+    Examples
+    --------
+    >>> call("--data", "random:Random", x=3).randrange(1)
+    0
+    """
+    function = import_string(option, name)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        signature = inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])  # written in C
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
+        raise UsageError(
+            f"{option} {name} is called as {name.partition(':')[2]}({shown}), and has the parameters {signature}:"
+            f" {error}"
+        ) from error
+    return attempt(lambda: function(**arguments), f"{option} {name}")
+
+
+def attempt(action: Callable[[], _Result], said: str) -> _Result:
+    """Return what an action returns, which runs a user's code.
+
+    Raises
+    ------
+    UsageError
+        If it raises something: ``said``, the error, and the place in the user's code, in one line for all ranks.
+    """
+    try:
+        return action()
+    except UsageError:
+        raise
+    except Exception as error:
+        home = str(Path(__file__).parents[1])
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(home)]
+        at = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+        raise UsageError(f"{said}: {type(error).__name__}: {error}{notes}{at}") from error
+
 
 _SAMPLES = 2
 """That are tried: two, so that samples of unequal shapes are met."""
@@ -26,7 +132,7 @@ _IGNORED = -100
 """The target that the losses take no notice of."""
 
 
-def try_out(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]) -> None:
+def sanity_check(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]) -> None:
     """Compute the loss of the first samples for training and for the test, and look at all labels that lie in memory.
 
     Nothing is changed, drawn or sent: the model is in the mode of an evaluation.
@@ -45,22 +151,22 @@ def try_out(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]) -> 
     UsageError
         If samples, model, loss and labels do not fit each other; the text says what was expected and what was found.
     """
-    stepper, module = trainer.stepper(), trainer.model.module
+    train_step, module = trainer.train_step(), trainer.model.module
     module.eval()
     for part, dataset in zip(("training", "test"), data, strict=True):
-        _Trial(stepper, config, part).run(dataset)
+        _SanityCheck(train_step, config, part).run(dataset)
     module.train()
 
 
-class _Trial:
+class _SanityCheck:
     """The trial of one part of the data."""
 
-    def __init__(self, stepper: Stepper, config: Config, part: str) -> None:
-        self._stepper = stepper
+    def __init__(self, train_step: TrainStep, config: Config, part: str) -> None:
+        self._stepper = train_step
         self._model = f"--model {config.model}"
         self._data = f"--data {config.data}"
         self._part = part
-        module = stepper.model.module
+        module = train_step.model.module
         self._takes = TAKES.get(config.model)
         # A loss of the user's own may have targets of any kind.
         self._classifies = config.model in MODELS or not hasattr(module, "loss_fn")

@@ -8,9 +8,9 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.training import Config, bits
+from mpiddp.training import Config, info
 from mpiddp.training.checkpoint import Checkpointer
-from mpiddp.training.together import together
+from mpiddp.training.ranks import raise_on_all_ranks
 
 from .test_training_resume import BATCH, make
 
@@ -20,7 +20,7 @@ def saved(tmp_path, world):
     trainer, _ = make()
     checkpointer = Checkpointer(config)
     checkpointer.save(trainer)
-    together(checkpointer.finish)
+    raise_on_all_ranks(checkpointer.finish)
     return config
 
 
@@ -67,26 +67,15 @@ def test_a_deterministic_run_says_so(world, tmp_path, caplog, monkeypatch):
     assert all(text.startswith("MPIDDP_DETERMINISTIC was False and is True") for text in said)
 
 
-def test_a_checkpoint_with_a_table_resumes_and_is_said(world, tmp_path, caplog, monkeypatch):
-    now = bits.what_decides_bits()
-    del now["MPIDDP_ALGORITHM"]
-    with monkeypatch.context() as earlier:
-        earlier.setattr(bits, "what_decides_bits", lambda: now | {"algorithms": {"all_reduce": [[None, "ring"]]}})
-        config = saved(tmp_path, world)
-    said = resumed(config, world, caplog)
-    assert len(said) == (world.rank == 0)
-    assert all(text.startswith("the table of algorithms was the checkpoint's own") for text in said)
-
-
 def test_another_number_of_ranks_is_the_only_difference(world):
-    then = json.loads(json.dumps(bits.what_decides_bits())) | {"algorithms": {"all_reduce": [[None, "ring"]]}}
+    then = json.loads(json.dumps(info.reproducibility()))
     then |= {"ranks": world.size + 1, "nodes": [0] * (world.size + 1)}
-    assert list(bits.differences(then)) == [("ranks", world.size + 1, world.size)]
+    assert list(info.differences(then)) == [("ranks", world.size + 1, world.size)]
 
 
 def test_differences_are_named(world):
-    now = json.loads(json.dumps(bits.what_decides_bits()))
-    assert list(bits.differences(now)) == []
+    now = json.loads(json.dumps(info.reproducibility()))
+    assert list(info.differences(now)) == []
     then = now | {"NumPy": "1.0", "BLAS threads": 7, "unknown to this version": 1}
-    assert {name: was for name, was, _ in bits.differences(then)} == {"NumPy": "1.0", "BLAS threads": 7}
-    assert list(bits.differences({"ranks": dist.get_world_size()})) == [], "of an older checkpoint"
+    assert {name: was for name, was, _ in info.differences(then)} == {"NumPy": "1.0", "BLAS threads": 7}
+    assert list(info.differences({"ranks": dist.get_world_size()})) == [], "of an older checkpoint"

@@ -20,21 +20,18 @@ from mpiddp.faults import monitor
 from mpiddp.parallel import DistributedDataParallel, Timeline
 from mpiddp.serialization import write_atomically
 
-from . import devices, environment
-from .building import build_trainer
+from . import info
+from .build import agree_on_device, build_trainer, gpu_fault
 from .checkpoint import Checkpointer, save_model, sweep
 from .config import Config, RunError, UsageError
 from .data import load_data
-from .deadline import Deadline, deadline_of
-from .outputs import Outputs
-from .rank_log import RankLog
-from .report import Console, configuration_lines, say
-from .revision import commit_of
-from .signals import StopRequest
-from .survival import Heritage, RestorePoint
-from .together import together
+from .elastic import RestorePoint, Snapshot
+from .info import git_commit
+from .outputs import Console, Outputs, RankLog, configuration_lines, say
+from .ranks import raise_on_all_ranks
+from .stop import Deadline, StopRequest, deadline_of
 from .trainer import Callback, Trainer
-from .trial import try_out
+from .user_code import sanity_check
 
 EXIT_INTERRUPTED = 130
 """As of a shell's command that Ctrl-C ended."""
@@ -82,31 +79,31 @@ def run(config: Config, version: str) -> int:
     """
     began_s = time.monotonic()
     tune_allocator()
-    no_gpu = devices.fault(config.device)
+    no_gpu = gpu_fault(config.device)
     dist.init_process_group()
     world = monitor.start().world
     first = world.rank == 0
-    on_gpu = devices.agree(config.device, no_gpu)
+    on_gpu = agree_on_device(config.device, no_gpu)
     here = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
     if first:
         say(configuration_lines(here, world.size, len(set(world.nodes))))
-    together(lambda: check_request(config))
+    raise_on_all_ranks(lambda: check_request(config))
     data = load_data(config)
     logs = config.output / "logs" if config.log_ranks and config.output else None
-    log = together(lambda: RankLog(world.rank, world.size, logs))
+    log = raise_on_all_ranks(lambda: RankLog(world.rank, world.size, logs))
     # Other nodes may not have been told when the job ends.
-    deadline = together(lambda: _deadline(config, began_s) if first else None)
+    deadline = raise_on_all_ranks(lambda: _deadline(config, began_s) if first else None)
     with log, StopRequest(_known_to_all(deadline)) as stop:
         trainer = build_trainer(here, data, stop=stop)
-        together(lambda: try_out(trainer, here, data))
+        raise_on_all_ranks(lambda: sanity_check(trainer, here, data))
         checkpointer = None
         if config.output is not None:
-            surroundings = environment.collect(version)
+            surroundings = info.collect(version)
             checkpointer = Checkpointer(config, surroundings["versions"])
-            together(checkpointer.claim)
+            raise_on_all_ranks(checkpointer.claim)
             checkpointer.resume(trainer)
             # Only now: a run that is refused leaves the folder's description as it was.
-            together(lambda: _describe(config, surroundings) if first else None)
+            raise_on_all_ranks(lambda: _describe(config, surroundings) if first else None)
         # Still inside: a signal that comes late, as ranks do not get it at the same time, would end the saving.
         job = _Job(here, data, log, stop, checkpointer)
         code = job.run(trainer)
@@ -145,7 +142,7 @@ class _Job:
             except Exception as error:
                 heritage = point.survive(error)
 
-    def _begun_again(self, heritage: Heritage) -> Trainer:
+    def _begun_again(self, heritage: Snapshot) -> Trainer:
         """Return a trainer of the ranks that live."""
         trainer = build_trainer(self.config, self.data, stop=self.stop)
         trainer.load_state_dict(heritage.state, heritage.arrays)
@@ -157,7 +154,7 @@ class _Job:
         """Train, write what there is to be written, and return the exit code."""
         point.note(trainer)
         timeline = _watched(trainer, self.config.timeline) if self.config.timeline else None
-        together(lambda: self._open_outputs(trainer))
+        raise_on_all_ranks(lambda: self._open_outputs(trainer))
         for event, callbacks in self._callbacks(point).items():
             trainer.callbacks[event] += callbacks
         try:
@@ -169,7 +166,7 @@ class _Job:
         else:
             code = _finish(self.config, trainer, self.checkpointer)
         if timeline is not None:
-            summary = together(timeline.write, RunError)
+            summary = raise_on_all_ranks(timeline.write, RunError)
             if dist.get_rank() == 0:
                 say(f"{summary}\ntimeline written to {timeline.path}")
         return code
@@ -196,7 +193,7 @@ def _describe(config: Config, surroundings: Mapping[str, Any]) -> None:
     assert config.output is not None
     sweep(config.output)
     write_atomically(config.output / "config.json", config.as_json().encode())
-    commits = {"mpiddp": commit_of(Path(__file__)), "working directory": commit_of(Path.cwd())}
+    commits = {"mpiddp": git_commit(Path(__file__)), "working directory": git_commit(Path.cwd())}
     described = {**surroundings, "commits": commits, "started": datetime.now(UTC).isoformat(timespec="seconds")}
     write_atomically(config.output / "run.json", (json.dumps(described, indent=1) + "\n").encode())
 
@@ -230,7 +227,7 @@ def _stop(stop: StopRequest, trainer: Trainer, checkpointer: Checkpointer | None
     said = f"{reason} on rank {rank}: stopped after step {trainer.step}"
     if checkpointer is not None:
         checkpointer.save(trainer)
-        together(lambda: _last_written(checkpointer), RunError)
+        raise_on_all_ranks(lambda: _last_written(checkpointer), RunError)
     if dist.get_rank() == 0:
         saved = "saved a checkpoint; go on with --resume auto" if checkpointer else "nothing saved: no --output DIR"
         say(f"{said}, {saved}")
@@ -244,12 +241,12 @@ def _finish(config: Config, trainer: Trainer, checkpointer: Checkpointer | None)
     first = dist.get_rank() == 0
     if config.output is not None:
         path = config.output / "model.safetensors"
-        together(lambda: save_model(path, trainer.model.module) if first else None, RunError)
+        raise_on_all_ranks(lambda: save_model(path, trainer.model.module) if first else None, RunError)
     if first:
         say(f"saved {path}" if config.output else "no --output DIR, so the model is not saved")
     if checkpointer is not None:
         # After the model, which is there then even if the last checkpoint cannot be written.
-        together(lambda: _last_written(checkpointer), RunError)
+        raise_on_all_ranks(lambda: _last_written(checkpointer), RunError)
     return 0
 
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from mpiddp.training.callables import call, load_callable
 from mpiddp.training.config import UsageError
+from mpiddp.training.user_code import call, import_string
 
 MODULE = """
 def make():
@@ -34,7 +34,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_the_working_directory_is_searched(here):
-    assert load_callable("--model", "mine_here:make")() == 3
+    assert import_string("--model", "mine_here:make")() == 3
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,14 @@ def test_the_working_directory_is_searched(here):
 )
 def test_what_is_not_there_is_named(here, name, said):
     with pytest.raises(UsageError, match=said.replace("?", r"\?")):
-        load_callable("--model", name)
+        import_string("--model", name)
 
 
 def test_errors_of_the_module_are_its_own(here):
     with pytest.raises(ModuleNotFoundError, match="nowhere_else"):
-        load_callable("--model", "needy_here:make")
+        import_string("--model", "needy_here:make")
     with pytest.raises(ZeroDivisionError):
-        load_callable("--model", "broken_here:make")
+        import_string("--model", "broken_here:make")
 
 
 def test_what_does_not_take_the_arguments_says_what_it_takes(here):

@@ -11,9 +11,9 @@ import pytest
 from mpiddp import nn
 from mpiddp.data import ArrayDataset, ByteWindows, Subset
 from mpiddp.training import Config, UsageError
-from mpiddp.training.building import build_trainer
-from mpiddp.training.together import together
-from mpiddp.training.trial import try_out
+from mpiddp.training.build import build_trainer
+from mpiddp.training.ranks import raise_on_all_ranks
+from mpiddp.training.user_code import sanity_check
 
 N = 12
 LABELS = np.arange(N) % 10
@@ -145,7 +145,7 @@ MODELS = {
 
 def try_together(config: Config, train: Any, test: Any) -> None:
     trainer = build_trainer(config, (train, test))
-    together(lambda: try_out(trainer, config, (train, test)))
+    raise_on_all_ranks(lambda: sanity_check(trainer, config, (train, test)))
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -192,7 +192,7 @@ def test_a_trial_changes_nothing(world, options):
     for tries in (0, 2):
         trainer = build_trainer(config, (GOOD, GOOD))
         for _ in range(tries):
-            try_out(trainer, config, (GOOD, GOOD))
+            sanity_check(trainer, config, (GOOD, GOOD))
         assert trainer.model.module.training
         trainer.fit(1)
         ends.append({name: x.tobytes() for name, x in trainer.arrays().items()})

@@ -13,14 +13,14 @@ from mpiddp.distributed.shrink import any_failed, survivable
 from mpiddp.parallel import ZeroRedundancyOptimizer
 from mpiddp.typing import Array
 
-from .together import arrays_of
+from .ranks import arrays_from
 from .trainer import Trainer
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Heritage:
+class Snapshot:
     """What those that live go on with: what `Trainer.load_state_dict` takes."""
 
     state: dict[str, Any]
@@ -36,11 +36,11 @@ class RestorePoint:
 
     Parameters
     ----------
-    before : Heritage, optional
+    before : Snapshot, optional
         With what the run goes on at its first moment.
     """
 
-    def __init__(self, before: Heritage | None = None) -> None:
+    def __init__(self, before: Snapshot | None = None) -> None:
         self._before = before
         self._trainer: Trainer | None = None
         self._moment: tuple[int, int] | None = None
@@ -59,7 +59,7 @@ class RestorePoint:
         self._random = nn.random.get_state()
         self._buffers = [x.copy() for x in trainer.model.module.buffers()]
 
-    def survive(self, error: Exception) -> Heritage:
+    def survive(self, error: Exception) -> Snapshot:
         """Leave the dead out, and return what the one of those that live had that has come farthest.
 
         Every rank that lives calls it, with the error by which it has heard of a death; what is not one is raised.
@@ -86,7 +86,7 @@ class RestorePoint:
             or any(is_device_array(p.data) for p in trainer.model.module.parameters())
         )
 
-    def _farthest(self) -> Heritage:
+    def _farthest(self) -> Snapshot:
         moments: list[tuple[int, int] | None] = [None] * dist.get_world_size()
         dist.all_gather_object(moments, self._moment)
         if None in moments:  # somebody was still about to begin, so nobody has come farther
@@ -94,7 +94,7 @@ class RestorePoint:
             return self._before
         return self._of(moments.index(max(each for each in moments if each is not None)))
 
-    def _of(self, rank: int) -> Heritage:
+    def _of(self, rank: int) -> Snapshot:
         """Return what a rank had at its last moment."""
         trainer = self._trainer
         assert trainer is not None
@@ -107,4 +107,4 @@ class RestorePoint:
         (state,) = told
         # That of one step on all ranks: ranks with a loss scale of their own would make different parameters.
         state["stateful"] = state["stateful"][rank : rank + 1]
-        return Heritage(state, dict(arrays_of(rank, trainer.arrays() | trainer.own_arrays())))
+        return Snapshot(state, dict(arrays_from(rank, trainer.arrays() | trainer.own_arrays())))
