@@ -1,8 +1,4 @@
-"""Data sets, samplers and the loader.
-
-Samplers know how many ranks there are and which this one is, and nothing here communicates but `shared_on_node`. May
-import ``distributed`` and what is below it, and knows nothing of ``nn``.
-"""
+"""Data sets, samplers and the loader. Only `shared_on_node` communicates."""
 
 from .builtin import ByteWindows, digits, mnist, synthetic, text
 from .dataset import (

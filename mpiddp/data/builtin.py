@@ -36,8 +36,8 @@ DIGITS_STD = 0.325
 def bilinear_weights(source: int, target: int) -> Array:
     """Return the matrix, float64 (target, source), that resamples ``source`` pixels to ``target`` linearly.
 
-    Pixels are areas: centre ``i`` of the target lies at ``(i + 0.5) * source / target - 0.5`` of the source, and
-    beyond the outermost centres the outermost pixel goes on (torch: ``align_corners=False``).
+    Pixels are areas: centre ``i`` of the target lies at ``(i + 0.5) * source / target - 0.5`` of the source, and the
+    outermost pixels extend beyond their centres (torch: ``align_corners=False``).
     """
     centre = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
     weights: Array = np.maximum(0, 1 - np.abs(centre[:, None] - np.arange(source)))
@@ -51,16 +51,16 @@ def raw_digits() -> tuple[Array, Array]:
 
 
 def digits(train: bool = True, *, size: int = 28, seed: int = 0) -> ArrayDataset:
-    """Return the digits, normalised and scaled so that a network for MNIST takes them.
+    """Return 1,797 handwritten digits from the package, normalized and scaled for a network of MNIST's size.
 
     Parameters
     ----------
     train : bool, default True
-        The 1,437 images for training, or the 360 for the test.
+        The 1,437 training images, or the 360 of the test.
     size : int, default 28
         Height and width of an image in pixels; 8 is as scanned.
     seed : int, default 0
-        Seed of the split; training and test are disjoint for the same seed.
+        Seed of the split into training and test.
 
     Returns
     -------
@@ -98,12 +98,12 @@ SHA256 = {
 
 
 def find_idx(data_dir: Path, name: str) -> Path:
-    """Return where file ``name`` (as in :data:`SHA256`) lies below ``data_dir``, gzipped or not.
+    """Return the path of file ``name`` (see :data:`SHA256`) below ``data_dir``, gzipped or not.
 
     Raises
     ------
     FileNotFoundError
-        If it is in none of the places; the text names them and the cure.
+        If it is missing; the text names the searched places and the cure.
     """
     folders = [data_dir, data_dir / "MNIST" / "raw"]
     plain = name.removesuffix(".gz")
@@ -118,12 +118,12 @@ def find_idx(data_dir: Path, name: str) -> Path:
 
 
 def download_mnist(data_dir: Path) -> None:
-    """Fetch those of the four files, 11 MB together, into ``data_dir`` that are not there yet; checks their SHA-256.
+    """Fetch the missing ones of MNIST's four files, 11 MB in all, into ``data_dir``; checks their SHA-256.
 
     Raises
     ------
     OSError
-        If that is not possible; the text says which file, from where, and what to do without a network.
+        If that fails; the text names file, sources and the cure without a network.
     """
     for name, digest in SHA256.items():
         try:
@@ -138,11 +138,11 @@ def mnist(data_dir: str | Path, train: bool = True, *, download: bool = False) -
     Parameters
     ----------
     data_dir : path
-        Folder of the four IDX files, gzipped or not; torchvision's ``MNIST/raw`` in it is looked into, too.
+        Folder of the four IDX files, gzipped or not, or of torchvision's ``MNIST/raw``.
     train : bool, default True
-        The training images, or those for the test.
+        The training images, or those of the test.
     download : bool, default False
-        Fetch files that are missing. Several ranks may do so at once; `shared_on_node` lets one a node do it.
+        Fetch missing files. Several ranks may do so at once; `shared_on_node` lets one a node do it.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def mnist(data_dir: str | Path, train: bool = True, *, download: bool = False) -
     OSError
         If one cannot be fetched.
     ValueError
-        If a file is damaged, or images and labels do not belong together.
+        If a file is damaged, or images and labels do not match.
     """
     folder = Path(data_dir)
     part = "train" if train else "t10k"
@@ -178,33 +178,33 @@ def mnist(data_dir: str | Path, train: bool = True, *, download: bool = False) -
 
 
 STALLED_S = 30.0
-"""Seconds without a byte after which a place counts as dead."""
+"""Seconds without a byte after which a source is given up."""
 
 
 def fetch_file(name: str, folder: Path, sources: Sequence[str], sha256: str) -> Path:
-    """Fetch a file unless it is there, and check what came; it is small enough for memory.
+    """Fetch a file unless it is there, and check its digest; it is small enough for memory.
 
     Parameters
     ----------
     name : str
-        Of the file, there and here.
+        Of the file, at the source and here.
     folder : Path
-        Where to put it; made if missing.
+        Its place; made if missing.
     sources : sequence of str
-        Addresses that ``name`` is appended to, tried in turn.
+        Addresses to which ``name`` is appended, tried in turn.
     sha256 : str
-        Digest of the right content, in hexadecimal.
+        Digest of the content, in hexadecimal.
 
     Returns
     -------
     Path
-        Of the file. It appears under its name when it is whole, so that several may fetch into one folder at once.
+        Of the file. It is renamed when whole, so several processes may fetch into one folder at once.
 
     Raises
     ------
     OSError
-        If no place gives the right content, or the folder cannot be written to. The text says which file, what each
-        place has answered, and what to do without a network.
+        If no source gives the right content, or the folder is not writable. The text names the file, the answer of each
+        source, and the cure without a network.
     """
     path = folder / name
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
@@ -237,12 +237,12 @@ def synthetic(
     train: bool = True,
     noise: float = 1.0,
 ) -> ArrayDataset:
-    """Return noisy copies of one random prototype per class.
+    """Return noisy copies of one random prototype per class: data of any shape and number that a network can learn.
 
     Parameters
     ----------
     n : int, default 1024
-        Number of samples. Classes take turns, so they differ in number by one at most.
+        Number of samples; those of the classes differ by one at most.
     shape : tuple of int, default (1, 28, 28)
         Shape of a sample.
     classes : int, default 10
@@ -285,15 +285,14 @@ VALIDATION_SHARE = 0.1
 
 
 class ByteWindows:
-    """Windows of a text that lie one behind the other; the target of each byte is the next one.
+    """Consecutive windows of a text; the target of each byte is the next one.
 
-    A data set that gives whole batches. A sample is a pair (inputs, targets) of int64 (window,), where ``targets`` is
-    ``inputs`` one byte later.
+    A sample is a pair (inputs, targets) of int64 (window,), where ``targets`` is ``inputs`` one byte later.
 
     Parameters
     ----------
     tokens : ndarray
-        uint8 (n,), such as a mapped file. What is left over behind the last whole window is not used.
+        uint8 (n,), such as a mapped file. Bytes behind the last whole window are not used.
     window : int
         Bytes a window.
 
@@ -355,7 +354,7 @@ def split_text(tokens: Array, window: int) -> tuple[ByteWindows, ByteWindows]:
     Raises
     ------
     ValueError
-        If either has not one window; the text says how many bytes it takes.
+        If either has not one window; the text names the bytes needed.
     """
     cut = len(tokens) - round(VALIDATION_SHARE * len(tokens))
     if min(cut, len(tokens) - cut) <= window:
@@ -367,7 +366,7 @@ def split_text(tokens: Array, window: int) -> tuple[ByteWindows, ByteWindows]:
 
 
 def text(path: str | Path, window: int = 64) -> tuple[ByteWindows, ByteWindows]:
-    """Return the bytes of a file as training and validation data; the file is mapped, and read as it is used.
+    """Return the bytes of a file as training and validation data; the file is mapped.
 
     Parameters
     ----------

@@ -20,27 +20,25 @@ from .permutation import randperm
 
 
 def default_collate(samples: list[Any]) -> Any:
-    """Make one batch of a list of samples of the same structure.
+    """Make a batch of samples of one structure.
 
     Parameters
     ----------
     samples : list
-        At least one sample. Arrays, numbers, strings and bytes, or tuples, named tuples, lists and mappings of them,
-        nested at will.
+        At least one sample: an array, number, string or bytes, or tuples, named tuples, lists and mappings of them.
 
     Returns
     -------
     Any
-        The structure of one sample with arrays of shape (n, ...) for arrays, arrays of shape (n,) for numbers (int64,
-        float64, bool, or the type of a NumPy scalar) and lists for strings and bytes. Unlike torch's, it keeps a tuple
-        a tuple.
+        The structure of one sample, with arrays (n, ...) for arrays, arrays (n,) for numbers (int64, float64, bool, or
+        the type of a NumPy scalar) and lists for strings and bytes. Unlike torch's, it keeps a tuple a tuple.
 
     Raises
     ------
     ValueError
         If there is no sample, or samples differ in length or shape.
     TypeError
-        If a sample is of a type that makes no batch.
+        If a sample is of another type.
 
     Examples
     --------
@@ -79,7 +77,7 @@ def default_collate(samples: list[Any]) -> Any:
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Anything with a length that gives a sample for an index: lists qualify, and so do torch's data sets."""
+    """A length and a sample for each index: lists qualify, and so do torch's data sets."""
 
     def __len__(self) -> int: ...
 
@@ -88,7 +86,7 @@ class Dataset(Protocol):
 
 @runtime_checkable
 class BatchDataset(Dataset, Protocol):
-    """A data set that gives a whole batch at once."""
+    """A data set that gives whole batches."""
 
     def batch(self, indices: Array, /) -> Any:
         """Return the samples at ``indices`` (int, shape (n,)), collated: every array has a leading dimension n."""
@@ -97,15 +95,15 @@ class BatchDataset(Dataset, Protocol):
 def fetch(
     dataset: Dataset, indices: Sequence[int] | Array, collate_fn: Callable[[list[Any]], Any] | None = None
 ) -> Any:
-    """Return the samples at ``indices`` as one batch, by the quickest way that the data set offers.
+    """Return samples as one batch, by the fastest method of the data set.
 
     Parameters
     ----------
     dataset : Dataset
-        Where the samples are. Its ``batch`` is called where it has one; else its ``__getitems__`` (torch's name), which
-        returns a list of samples; else ``__getitem__`` once per sample.
+        Its ``batch`` is used if it has one, else its ``__getitems__`` (torch's name; a list of samples), else
+        ``__getitem__`` for each sample.
     indices : sequence of int
-        Which samples.
+        The samples.
     collate_fn : callable, optional
         Makes a batch of a list of samples; rules out ``batch``. Default: :func:`~mpiddp.data.default_collate`.
     """
@@ -118,7 +116,7 @@ def fetch(
 
 
 def targets_of(dataset: Dataset) -> Array | None:
-    """Return the targets of all samples, (n, ...), of a data set of pairs that has them as an array; else None."""
+    """Return the targets (n, ...) of a data set of pairs that holds them as an array, else None."""
     if isinstance(dataset, ArrayDataset):
         return dataset.arrays[1] if len(dataset.arrays) == 2 else None
     if isinstance(dataset, Subset):
@@ -133,15 +131,14 @@ class ArrayDataset:
     Parameters
     ----------
     *arrays : ndarray
-        NumPy or CuPy arrays of shape (n, ...), such as images and labels.
+        NumPy or CuPy arrays (n, ...), such as images and labels.
     transform : callable, optional
-        Function of a batch of the first array, (k, ...), that returns what takes its place: an augmentation or a
-        normalisation. A single sample passes through it as a batch of one.
+        Maps a batch (k, ...) of the first array, as augmentation or normalization. A single sample is a batch of one.
 
     Raises
     ------
     ValueError
-        If there is no array, one has no axis, or the lengths differ.
+        If there is no array, one has no axis, or lengths differ.
 
     Examples
     --------
@@ -166,7 +163,7 @@ class ArrayDataset:
         return len(self.arrays[0])
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
-        """Return the sample at an integer, or the batch at a slice, a list or an array of integers."""
+        """Return the sample at an integer, or the batch at a slice, list or array of integers."""
         if not isinstance(index, (int, np.integer)):
             return self.batch(index)
         if self.transform is None:
@@ -175,7 +172,7 @@ class ArrayDataset:
         return (first[0], *(array[index] for array in self.arrays[1:]))
 
     def batch(self, indices: Array) -> tuple[Array, ...]:
-        """Return one array per array of the data set, each of shape (len(indices), ...)."""
+        """Return one array (len(indices), ...) for each array of the data set."""
         first, *rest = (array[indices] for array in self.arrays)
         return (first if self.transform is None else self.transform(first), *rest)
 
@@ -186,9 +183,9 @@ class Subset:
     Parameters
     ----------
     dataset : Dataset
-        Where the samples are.
+        The whole.
     indices : sequence of int
-        Which of them, in order; repeats are allowed.
+        In order; repeats are allowed.
     """
 
     def __init__(self, dataset: Dataset, indices: Sequence[int] | Array) -> None:
@@ -199,7 +196,7 @@ class Subset:
         return len(self.indices)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the sample at an integer, or the batch at a slice, a list or an array of integers."""
+        """Return the sample at an integer, or the batch at a slice, list or array of integers."""
         return self.dataset[int(self.indices[index])] if isinstance(index, (int, np.integer)) else self.batch(index)
 
     def batch(self, indices: Array) -> Any:
@@ -208,23 +205,23 @@ class Subset:
 
 
 def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0) -> list[Subset]:
-    """Split a data set into random parts that do not overlap.
+    """Split a data set into random parts without overlap.
 
     Parameters
     ----------
     dataset : Dataset
-        What to split.
+        The whole.
     lengths : sequence
-        Either lengths that add up to ``len(dataset)``, or fractions that add up to 1. As in torch, what rounding
-        leaves over goes to the first parts, one sample each.
+        Lengths that add up to ``len(dataset)``, or fractions that add up to 1. As in torch, the first parts get what
+        rounding leaves, one sample each.
     seed : int, default 0
-        The same seed gives the same parts on every rank and as ``torch.utils.data.random_split`` with a generator of
+        The same seed gives the same parts on all ranks, those of ``torch.utils.data.random_split`` with a generator of
         this seed.
 
     Returns
     -------
     list of Subset
-        One per length.
+        One for each length.
 
     Raises
     ------
@@ -245,29 +242,27 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
 
 
 class Partition(Subset):
-    """One part of a partitioned data set: a data set itself, with whole batches where the original has them."""
+    """One part of a partitioned data set."""
 
 
 class DataPartitioner:
-    """Cut a data set into random parts of given relative sizes.
+    """Cut a data set into random parts of given relative sizes, as torch's tutorial on distributed applications.
+
+    Unlike with a :class:`~mpiddp.data.DistributedSampler`, a rank sees the same samples in every epoch.
 
     Parameters
     ----------
     data : Dataset
-        What to partition.
+        The whole.
     sizes : sequence of float, default (0.7, 0.2, 0.1)
-        Fraction of each part; part ``i`` has ``int(sizes[i] * len(data))`` samples. The sum may be below 1.
+        Part ``i`` has ``int(sizes[i] * len(data))`` samples. The sum may be below 1.
     seed : int, default 1234
-        Seed of the shuffle. All ranks need the same.
+        Of ``random.Random(seed).shuffle``, so that parts are the tutorial's; the same on all ranks.
 
     Raises
     ------
     ValueError
         If a size is negative or the sizes add up to more than 1.
-
-    Notes
-    -----
-    The order is that of ``random.Random(seed).shuffle``, so parts are those of the tutorial, index for index.
 
     References
     ----------
@@ -297,7 +292,7 @@ class DataPartitioner:
         ]
 
     def use(self, partition: int) -> Partition:
-        """Return part ``partition``, 0 up to the number of sizes.
+        """Return part ``partition``, from 0.
 
         Raises
         ------

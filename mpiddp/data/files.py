@@ -25,23 +25,22 @@ IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0
 
 
 def read_idx(path: Path) -> Array:
-    """Return the array of an IDX file.
+    """Return the array of an IDX file, MNIST's format.
 
     Parameters
     ----------
     path : Path
-        The file. Gzip is told by its first bytes, not by its name.
+        The file; gzip is recognized by its first bytes.
 
     Returns
     -------
     ndarray
-        Of the file's shape and type, in native byte order. Bytes that are not gzipped are mapped (``numpy.memmap``),
-        so that only what is used is read; everything else is a copy.
+        In native byte order. Bytes that are not gzipped are mapped (``numpy.memmap``), everything else is a copy.
 
     Raises
     ------
     ValueError
-        If the file is no IDX file, or is longer or shorter than its header says.
+        If the file is no IDX file, or its length does not fit its header.
 
     References
     ----------
@@ -76,9 +75,9 @@ def read_idx(path: Path) -> Array:
 
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
-"""Of a member of a zip file: the lengths of its name and of what else stands before its bytes."""
+"""Header of a zip member: the lengths of its name and of its extra field."""
 _DAMAGED = (ValueError, SyntaxError, tokenize.TokenError)
-"""What NumPy raises for the header of an array that is none: it is a Python expression."""
+"""NumPy's errors for a damaged header of an array, which is a Python expression."""
 
 
 def open_npy(path: Path) -> Array:
@@ -101,14 +100,14 @@ def open_npy(path: Path) -> Array:
 
 
 def open_npz(path: Path, names: Iterable[str]) -> list[Array]:
-    """Return arrays of a ``.npz`` file: those that ``numpy.savez`` has stored as they are mapped, others read.
+    """Return arrays of a ``.npz`` file, mapped if stored uncompressed (``numpy.savez``), else read.
 
     Parameters
     ----------
     path : Path
         The file.
     names : iterable of str
-        Which arrays (see `npz_names`).
+        Names of arrays (see `npz_names`).
 
     Raises
     ------
@@ -162,7 +161,7 @@ def _zip(path: Path) -> zipfile.ZipFile:
 
 
 def _map_array(path: Path, file: IO[bytes], label: str) -> Array:
-    """Map the array whose ``.npy`` header ``file`` stands at."""
+    """Map the array whose ``.npy`` header begins at the file's position."""
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -176,7 +175,7 @@ def _map_array(path: Path, file: IO[bytes], label: str) -> Array:
 
 
 TEST_SHARE = 0.1
-"""Of the samples, where the files do not say which are for the test."""
+"""Of the samples, if the files have no test data."""
 
 NAMES = (
     ("x_train", "y_train", "x_test", "y_test"),
@@ -185,31 +184,31 @@ NAMES = (
     ("images", "labels"),
     ("arr_0", "arr_1"),
 )
-"""What the arrays may be called where they have names: samples and labels, for training and for the test."""
+"""Accepted names of arrays: samples and labels, of training and test."""
 
 
 def open_labelled(kind: str, places: Sequence[str | Path]) -> list[Array]:
-    """Open samples and labels, and those for the test where there are some.
+    """Open samples and labels, and those of the test if there are any.
 
     Parameters
     ----------
     kind : {"npy", "npz", "idx"}
         The format of the files.
     places : sequence of path
-        For "npz" one file, and for "npy" possibly one folder, whose arrays have one of the `NAMES`. Else 2 or 4 files:
-        samples, labels, and those for the test.
+        For "npz" one file, and for "npy" possibly one folder, with arrays of one of the `NAMES`. Else 2 or 4 files:
+        samples, labels, and those of the test.
 
     Returns
     -------
     list of ndarray
-        2 or 4 arrays. Samples are as in the file, and mapped where they are not compressed; labels are int64 (n,).
+        2 or 4 arrays. Samples are as in the file, mapped if uncompressed; labels are int64 (n,).
 
     Raises
     ------
     FileNotFoundError
         If a file is missing.
     ValueError
-        If one is damaged, names or number of files are none of these, or labels are none or do not fit the samples.
+        If one is damaged, names or number of files are none of these, or labels do not fit the samples.
     """
     paths = [Path(place) for place in places]
     if kind == "npz" and len(paths) == 1:
@@ -226,7 +225,7 @@ def open_labelled(kind: str, places: Sequence[str | Path]) -> list[Array]:
 
 
 def _known_names(names: Mapping[str, Path] | Sequence[str], label: str) -> Sequence[str]:
-    """Return the first of `NAMES` that are all there."""
+    """Return the first of `NAMES` that are all present."""
     for known in NAMES:
         if set(known) <= set(names):
             return known
@@ -248,7 +247,7 @@ def _checked(labels: Array, samples: Array, places: Sequence[str | Path]) -> Arr
 
 
 def as_inputs(samples: Array) -> Array:
-    """Return a batch as float32; bytes become 0 to 1, and images (n, height, width) get an axis for their channel."""
+    """Return a batch as float32: bytes scaled to 0 to 1, images (n, height, width) with an axis for the channel."""
     scaled = samples.astype(np.float32)
     if samples.dtype == np.uint8:
         scaled /= 255
@@ -256,20 +255,19 @@ def as_inputs(samples: Array) -> Array:
 
 
 def labelled(arrays: Sequence[Array], seed: int = 0) -> tuple[ArrayDataset | Subset, ArrayDataset | Subset]:
-    """Return training and test data of 2 or 4 arrays, as `open_labelled` gives them.
+    """Return training and test data of the 2 or 4 arrays of `open_labelled`.
 
     Parameters
     ----------
     arrays : sequence of ndarray
-        Samples and labels, and those for the test. Without these a tenth of the samples, chosen at random, is kept for
-        the test.
+        Samples and labels, and those of the test. Without these a random tenth of the samples is the test.
     seed : int, default 0
         Of that choice.
 
     Returns
     -------
     tuple
-        Two data sets, whose samples pass through `as_inputs` batch by batch; the arrays stay as they are.
+        Two data sets, whose samples pass through `as_inputs` batch by batch.
 
     Raises
     ------

@@ -29,7 +29,7 @@ Indices = Sequence[int] | Array
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
-    """What the batch sampler said of a batch when it gave its indices; kept until the batch is handed over."""
+    """The batch sampler's words on a batch, kept until the batch is handed over."""
 
     share: BatchShare | None
     state: dict[str, Any]
@@ -44,53 +44,50 @@ class DataLoader:
     Parameters
     ----------
     dataset : Dataset
-        Where samples come from. One with a method ``batch`` (:class:`~mpiddp.data.ArrayDataset`) gives whole batches
-        without a loop over samples.
+        One with a method ``batch`` (:class:`~mpiddp.data.ArrayDataset`) gives whole batches without a loop over
+        samples.
     batch_size : int, default 1
         Samples a batch, on this rank.
     shuffle : bool, default False
-        Visit the samples in a random order, by a :class:`~mpiddp.data.RandomSampler`.
+        Use a :class:`~mpiddp.data.RandomSampler`.
     sampler : iterable of int, optional
-        Gives the order instead, such as a :class:`~mpiddp.data.DistributedSampler`.
+        The order instead, such as a :class:`~mpiddp.data.DistributedSampler`.
     num_workers : int, default 0
         Threads that fetch batches ahead. 0 fetches in the consumer.
     collate_fn : callable, optional
-        Makes a batch of a list of samples. Default: the data set's ``batch``, or
-        :func:`~mpiddp.data.default_collate`.
+        Makes a batch of a list of samples. Default: the data set's ``batch``, or :func:`~mpiddp.data.default_collate`.
     pin_memory : bool, default False
-        Accepted as in torch; only ``device="cuda"`` has a use for pinned memory.
+        Accepted as in torch; only ``device="cuda"`` uses pinned memory.
     drop_last : bool, default False
         Leave out the last batch if it is not full.
     prefetch_factor : int, default 2
-        Batches a worker fetches ahead.
+        Batches that a worker fetches ahead.
     generator : numpy.random.Generator or int, optional
-        Randomness of ``shuffle``, or its seed.
+        Random numbers of ``shuffle``, or their seed.
     batch_sampler : iterable of sequences of int, optional
-        Gives the indices of each batch, such as a :class:`~mpiddp.data.GlobalBatchSampler`; rules out ``batch_size``,
+        Indices of each batch, such as a :class:`~mpiddp.data.GlobalBatchSampler`; rules out ``batch_size``,
         ``shuffle``, ``sampler`` and ``drop_last``.
     device : {"cpu", "cuda"}, default "cpu"
-        Where the arrays of batches are handed over. "cuda" is the current device: workers put them into pinned memory,
-        from which the next batch is copied while the device computes on this one. The consumer's stream waits for the
-        copy, the consumer does not.
+        Place of the batches' arrays. "cuda" is the current device: workers write to pinned memory, from which the next
+        batch is copied while the device computes. The consumer's stream waits for the copy, the consumer does not.
 
     Attributes
     ----------
     current : BatchShare or None
-        Sizes, here and over all ranks, of the batch handed over last; None if the batch sampler does not know them.
+        Sizes of the batch handed over last; None if the batch sampler does not know them.
 
     Raises
     ------
     TypeError
-        If ``batch_size`` is no integer; for a float the text names the integer to use.
+        If ``batch_size`` is no integer; for a float the text names the integer.
     ValueError
         If options contradict each other or are negative.
 
     Notes
     -----
-    Batches come in the sampler's order whatever the number of workers. An exception in a worker is raised where the
-    batch would have come, with the worker's traceback. An iterator that is dropped half way ends its threads.
-
-    :meth:`state_dict` is the sampler's state as of the batch handed over last, not of those fetched ahead.
+    Batches come in the sampler's order with any number of workers. A worker's exception is raised in the place of its
+    batch, with the worker's traceback. An abandoned iterator ends its threads. :meth:`state_dict` is the sampler's
+    state as of the batch handed over last, not of those fetched ahead.
 
     References
     ----------
@@ -161,42 +158,40 @@ class DataLoader:
         self._state = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to the sampler; does nothing where it has no ``set_epoch``."""
+        """Pass the epoch on to the sampler, if it takes one."""
         self._state = None
         if hasattr(self.batch_sampler, "set_epoch"):
             self.batch_sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sampler's state as of the batch handed over last; empty where it has none."""
+        """Return the sampler's state as of the batch handed over last; empty if it has none."""
         return self._sampler_state() if self._state is None else self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on behind the batch at which ``state`` was taken."""
+        """Continue behind the batch at which ``state`` was taken."""
         self._state = None
         if hasattr(self.batch_sampler, "load_state_dict"):
             self.batch_sampler.load_state_dict(state)
 
     def _sampler_state(self) -> dict[str, Any]:
-        """Return where the batch sampler is, ahead of the consumer as it may be."""
+        """Return the batch sampler's state, which may be ahead of the consumer."""
         return self.batch_sampler.state_dict() if hasattr(self.batch_sampler, "state_dict") else {}
 
     def _tickets(self) -> Iterator[tuple[_Ticket, Indices]]:
-        """Draw indices from the batch sampler, each with what the sampler says at that moment."""
         for indices in self.batch_sampler:
             yield _Ticket(getattr(self.batch_sampler, "current", None), self._sampler_state()), indices
 
     def _fetch(self, indices: Indices) -> Any:
-        """Fetch one batch, in a worker where there are some."""
         batch = fetch(self.dataset, indices, self.collate_fn)
         return pin(batch) if self.device == "cuda" else batch
 
     def _fetched(self) -> _Batches:
-        """Make each batch when it is asked for."""
+        """Fetch each batch on request."""
         for ticket, indices in self._tickets():
             yield ticket, self._fetch(indices)
 
     def _fetched_ahead(self) -> _Batches:
-        """Make batches in threads, some ahead, and give them in order."""
+        """Fetch batches ahead in threads, and yield them in order."""
         ahead = self.num_workers * self.prefetch_factor
         waiting: deque[tuple[_Ticket, Future[Any]]] = deque()
         pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="mpiddp-loader")
@@ -214,7 +209,7 @@ class DataLoader:
 
 
 def _uploaded(batches: _Batches) -> _Batches:
-    """Send each batch to the device while the one before it is used."""
+    """Copy each batch to the device while the previous one is used."""
     waiting: deque[tuple[_Ticket, Sent]] = deque()
     fault: Exception | None = None
     try:
@@ -224,7 +219,7 @@ def _uploaded(batches: _Batches) -> _Batches:
             except StopIteration:
                 break
             except Exception as error:
-                fault = error  # raised in the place of its batch, behind those that are on their way
+                fault = error  # raised in the place of its batch, behind those that are pending
                 break
             waiting.append((ticket, send(batch)))
             if len(waiting) > 1:
@@ -242,15 +237,7 @@ def _uploaded(batches: _Batches) -> _Batches:
 
 
 class Pinned:
-    """A copy of a host array in pinned memory.
-
-    Attributes
-    ----------
-    host : ndarray
-        The copy, in ``memory``.
-    memory : ndarray
-        Bytes, of `pinned.take`.
-    """
+    """A copy of a host array (``host``) in pinned memory (``memory``, bytes of `pinned.take`)."""
 
     def __init__(self, x: Array, memory: Array) -> None:
         self.memory = memory
@@ -260,7 +247,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Sent:
-    """A batch on its way: with arrays on the device, one of them (None where there is none), and when all are there."""
+    """A batch that is being copied: with one of its device arrays, if any, and the mark after the last copy."""
 
     batch: Any
     one: Array | None
@@ -268,7 +255,7 @@ class Sent:
 
 
 def pin(batch: Any) -> Any:
-    """Return a batch with its arrays of numbers as `Pinned`; everything else stays. For any thread."""
+    """Return a batch with its arrays of numbers as `Pinned`, by any thread."""
     return map_nested(_pinned, np.ndarray, batch)
 
 
@@ -277,7 +264,7 @@ def _pinned(x: Array) -> Any:
 
 
 def send(batch: Any) -> Sent:
-    """Begin to copy a batch that `pin` has made."""
+    """Begin to copy a batch of `pin` to the device."""
     targets: list[Array] = []
     sources: list[Pinned] = []
 
@@ -299,14 +286,14 @@ def send(batch: Any) -> Sent:
 
 
 def receive(sent: Sent) -> Any:
-    """Return a batch; what the consumer's stream does from now on waits for it, the host does not."""
+    """Return a batch; from now on the consumer's stream waits for it, the host does not."""
     if sent.one is not None and sent.there is not None:
         stream.hold(sent.one, sent.there)
     return sent.batch
 
 
 def map_nested(function: Callable[[Any], Any], kind: type, batch: Any) -> Any:
-    """Return a batch, nested as it may be, with ``function`` of everything that is of a kind."""
+    """Return a nested batch with ``function`` applied to everything of a type."""
     if isinstance(batch, kind):
         return function(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -1,7 +1,4 @@
-"""``shared_on_node``: one copy of a data set on each node, for all ranks there.
-
-Imports ``distributed`` and ``mpi``: of all that lives in ``data``, this alone communicates.
-"""
+"""``shared_on_node``: one copy of a data set on each node, for all ranks there."""
 
 from __future__ import annotations
 
@@ -27,12 +24,12 @@ from mpiddp.shm import segment
 from mpiddp.typing import Array
 
 ALIGNMENT_BYTES = 64
-"""At multiples of this an array begins in the shared memory: a line of the cache."""
+"""Alignment of arrays in shared memory: a cache line."""
 
 
 @dataclass(frozen=True)
 class _Outline:
-    """What the other ranks have to know of an array: its shape and type, and for a mapped file, what to map."""
+    """Shape and dtype of an array, and of a mapped file its path and offset: enough for other ranks to find it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -49,12 +46,12 @@ class _Outline:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes in shared memory, up to where the next one begins."""
+        """Bytes in shared memory, up to the beginning of the next array."""
         exact = 0 if self.file else math.prod(self.shape) * self.dtype.itemsize
         return -(-exact // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def place(self, memory: Array, start: int) -> Array:
-        """Return the array: the mapped file, or what lies in shared memory from byte ``start`` on."""
+        """Return the array: the mapped file, or shared memory from byte ``start`` on."""
         if self.file:
             order = "F" if self.fortran else "C"
             mapped: Array = np.memmap(self.file, self.dtype, "r", self.offset, self.shape, order)  # type: ignore[call-overload]
@@ -67,38 +64,37 @@ class _Outline:
 
 
 def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None) -> tuple[Array, ...]:
-    """Let one rank of each node load arrays, and give all ranks there the same memory to read.
+    """Load arrays on one rank of each node, and give all ranks there the same memory to read.
 
-    All ranks of the group call this. The first rank of each node calls ``load``, while the others wait; so what it
-    fetches is fetched once a node.
+    All ranks of the group call this. The first rank of each node calls ``load`` while the others wait, so a download
+    happens once a node.
 
     Parameters
     ----------
     load : callable
-        Returns NumPy arrays, of the same shapes and dtypes on every node. Files that it has mapped as a whole
-        (``numpy.memmap``) are not copied: the other ranks of the node map them as well.
+        Returns NumPy arrays, of equal shapes and dtypes on every node. Whole mapped files (``numpy.memmap``) are not
+        copied: the other ranks map them as well.
     group : ProcessGroup, optional
         The ranks that call; all by default.
 
     Returns
     -------
     tuple of ndarray
-        As many as ``load`` returned, read-only. The memory lives as long as any view of it. Where the system gives no
-        shared memory every rank loads its own, with one warning that says why. Empty on a rank outside of the group.
+        The arrays of ``load``, read-only; their memory lives as long as any view of it. If the system gives no shared
+        memory, every rank loads its own, with one warning that says why. Empty on a rank outside of the group.
 
     Raises
     ------
     Exception
-        What ``load`` has raised on any node, on every rank, with a note that names the rank.
+        An exception of ``load`` on any node, on every rank, with a note that names the rank.
     MismatchError
         On every rank, if nodes have loaded arrays of different shapes or dtypes.
     TypeError
-        On every rank, if ``load`` gave something else than NumPy arrays of numbers.
+        On every rank, if ``load`` returned anything but NumPy arrays of numbers.
 
     Notes
     -----
-    Sends a few small objects; the arrays are written once, by the rank that has loaded them. Until that rank has
-    dropped its own, they exist twice on the node.
+    Sends a few small objects. The rank that loads copies its arrays once; until it drops its own, they exist twice.
 
     Examples
     --------
@@ -133,12 +129,12 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
         for mine, x in zip(shared, arrays, strict=False):
             if not isinstance(mine, np.memmap):
                 mine[...] = x
-    _exchange(found, fault)  # and from here on, what the first rank has written is there
+    _exchange(found, fault)  # from here on the first rank's copy is visible
     return tuple(map(_read_only, shared))
 
 
 def _attempt(action: Callable[[], list[Array]]) -> tuple[list[Array], Exception | None]:
-    """Return what an action gives and None, or nothing and its exception, in a form that others can be sent."""
+    """Return an action's result and None, or nothing and its exception in a form that can be pickled."""
     try:
         return action(), None
     except Exception as error:
@@ -150,7 +146,7 @@ def _attempt(action: Callable[[], list[Array]]) -> tuple[list[Array], Exception 
 
 
 def _loaded(load: Callable[[], Sequence[Array]]) -> list[Array]:
-    """Call ``load``, and check what it gives."""
+    """Call ``load`` and check its arrays."""
     arrays = list(load())
     for x in arrays:
         if not isinstance(x, np.ndarray) or x.dtype.hasobject:
@@ -160,7 +156,7 @@ def _loaded(load: Callable[[], Sequence[Array]]) -> list[Array]:
 
 
 def _exchange(group: ProcessGroup, said: Any) -> list[Any]:
-    """Return what every rank says; if it is an exception, raise that of the first rank that has one, on all ranks."""
+    """Gather an object of every rank; raise the first exception among them on all ranks."""
     told: list[Any] = [None] * group.size()
     dist.all_gather_object(told, said, group)
     for rank, each in enumerate(told):
@@ -174,7 +170,7 @@ def _exchange(group: ProcessGroup, said: Any) -> list[Any]:
 
 
 def _agreed(group: ProcessGroup, told: Sequence[list[_Outline] | None]) -> list[_Outline]:
-    """Return what this rank's node has loaded, after a look at whether all nodes have the same."""
+    """Return the outlines of this rank's node, after comparing those of all nodes."""
     loaded = {rank: said for rank, said in enumerate(told) if said is not None}
     one = min(loaded)
     for rank, said in loaded.items():
@@ -188,7 +184,7 @@ def _agreed(group: ProcessGroup, told: Sequence[list[_Outline] | None]) -> list[
 
 
 def _allocate(link: Link, nbytes: int) -> Steps:
-    """Return ``nbytes`` of memory that the ranks of each node share, or none and why."""
+    """Allocate ``nbytes`` that the ranks of each node share; return an empty array and the reason if it fails."""
     yield READY
     # Every rank allocates a part near itself, and the parts lie one behind the other.
     page = segment.ALIGNMENT_BYTES
@@ -202,7 +198,7 @@ _ALLOCATE = plain(_allocate, make_call("shared_on_node"))
 
 
 def _placed(outlines: Sequence[_Outline], memory: Array) -> list[Array]:
-    """Return the arrays that the outlines describe; in memory they lie one behind the other."""
+    """Return the arrays of the outlines; those in memory are consecutive."""
     arrays, start = [], 0
     for each in outlines:
         arrays.append(each.place(memory, start))
@@ -211,7 +207,6 @@ def _placed(outlines: Sequence[_Outline], memory: Array) -> list[Array]:
 
 
 def _read_only(x: Array) -> Array:
-    """Return a plain view through which nothing can be written."""
     seen: Array = x.view(np.ndarray)
     seen.flags.writeable = False
     return seen

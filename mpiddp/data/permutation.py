@@ -1,7 +1,4 @@
-"""The order of an epoch: ``torch.randperm`` without torch, bit for bit.
-
-Imports NumPy only.
-"""
+"""``randperm``: the order of an epoch, ``torch.randperm`` without torch, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_LENGTH = (2**32 - 1) // 20
-"""torch shuffles longer sequences by another recipe, which is not built here."""
+"""torch shuffles longer sequences by another algorithm."""
 
 
 def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
@@ -77,7 +74,7 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 def epoch_order(n: int, *, shuffle: bool, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Return the order in which an epoch visits ``n`` samples: torch's permutation keyed by ``seed + epoch``."""
+    """Return the order of an epoch of ``n`` samples: torch's permutation of ``seed + epoch``."""
     return randperm(n, seed + epoch) if shuffle else np.arange(n)
 
 

@@ -22,8 +22,8 @@ def checked_batch_size(batch_size: object) -> int:
     Raises
     ------
     TypeError
-        If it is no integer. For a float the text names the integer to use: ``128 / float(size)`` is how the tutorial
-        computes it, which Python 3 and every sampler refuse.
+        If it is no integer. For a float the text names the integer: the tutorial's ``128 / float(size)`` is refused by
+        every sampler in Python 3.
     ValueError
         If it is below 1.
     """
@@ -44,7 +44,7 @@ def checked_batch_size(batch_size: object) -> int:
 
 
 class SequentialSampler:
-    """Visit the samples in the order in which they come.
+    """Visit the samples in order.
 
     Parameters
     ----------
@@ -72,10 +72,9 @@ class RandomSampler:
     replacement : bool, default False
         Draw each sample independently of the others.
     num_samples : int, optional
-        How many to draw; default: all. More than there are, without replacement, begins further permutations.
+        Samples to draw; default: all. Beyond the length, without replacement, further permutations follow.
     generator : numpy.random.Generator or int, optional
-        Where randomness comes from, or its seed. Default: fresh entropy, so that every process and every run has
-        another order.
+        Random numbers, or their seed. Default: fresh entropy, so that every process has another order.
 
     Raises
     ------
@@ -99,7 +98,7 @@ class RandomSampler:
 
     @property
     def num_samples(self) -> int:
-        """How many samples one iteration draws."""
+        """Samples of one iteration."""
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
     def __len__(self) -> int:
@@ -117,14 +116,14 @@ class RandomSampler:
 
 
 class BatchSampler:
-    """Group the indices that a sampler gives into lists of equal length.
+    """Group the indices of a sampler into lists of equal length.
 
     Parameters
     ----------
     sampler : iterable of int
-        Anything that gives indices and has a length.
+        Indices, with a length.
     batch_size : int
-        Indices a list.
+        Indices in a list.
     drop_last : bool
         Leave out the last list if it is shorter.
 
@@ -164,31 +163,33 @@ class BatchSampler:
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to a sampler that wants it."""
+        """Pass the epoch on to the sampler."""
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sampler's state; empty where it has none."""
+        """Return the sampler's state; empty if it has none."""
         return self.sampler.state_dict() if hasattr(self.sampler, "state_dict") else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give the sampler the state that it, or one like it, had."""
+        """Pass the state on to the sampler."""
         if hasattr(self.sampler, "load_state_dict"):
             self.sampler.load_state_dict(state)
 
 
 class EpochSampler:
-    """The order of an epoch, and how far all ranks together have come in it.
+    """The order of an epoch, shared among ranks: base of the distributed samplers.
+
+    Every rank computes the same order from the same seed and takes its own part of it.
 
     Parameters
     ----------
     dataset : Sized
         Only its length counts.
     num_replicas, rank : int, optional
-        How many ranks share the order, and which of them this is. Default: the world, and this process in it.
+        Number of ranks, and this one. Default: the world's.
     shuffle : bool
-        Visit the samples in the order of :func:`~mpiddp.data.randperm` with ``seed + epoch``, or as they come.
+        Use the order of :func:`~mpiddp.data.randperm` with ``seed + epoch``.
     seed : int
         The same on every rank.
 
@@ -197,7 +198,7 @@ class EpochSampler:
     epoch : int
         Set by :meth:`set_epoch`.
     position : int
-        How many samples of the epoch's order all ranks together have been given.
+        Samples of the epoch's order that all ranks together have been given.
     """
 
     def __init__(self, dataset: Sized, num_replicas: int | None, rank: int | None, shuffle: bool, seed: int) -> None:
@@ -215,9 +216,9 @@ class EpochSampler:
         self._warned = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, and with it the order, of the next iteration; the same epoch on every rank.
+        """Choose the epoch, and with it the order, of the next iteration; the same on every rank.
 
-        Choosing the epoch that :meth:`load_state_dict` has restored keeps the position in it.
+        The epoch that :meth:`load_state_dict` has restored keeps its position.
         """
         if epoch != self.epoch:
             self.epoch = epoch
@@ -225,10 +226,10 @@ class EpochSampler:
             self._finished = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return epoch and position, and what makes the order, as plain numbers.
+        """Return epoch, position and the parameters of the order, as plain numbers.
 
-        The position counts the samples of all ranks, so that any number of ranks can go on from it. Rank 0 is never
-        behind another rank: save its state.
+        The position counts the samples of all ranks, so any number of ranks can continue. Rank 0 is never behind
+        another rank: save its state.
         """
         return {
             "epoch": self.epoch,
@@ -239,12 +240,12 @@ class EpochSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on where ``state`` was taken, on any number of ranks.
+        """Continue with the next iteration where ``state`` was taken, on any number of ranks.
 
         Raises
         ------
         ValueError
-            If the data set's length, seed or shuffle differ: then the order does, and samples would be repeated.
+            If length, seed or shuffle differ: samples would be repeated.
         """
         for key, mine in self.state_dict().items():
             if key not in ("epoch", "position") and state[key] != mine:
@@ -257,12 +258,12 @@ class EpochSampler:
         self.position = self._start = state["position"]
 
     def _begin(self) -> tuple[Array, int]:
-        """Return the epoch's order and the position from which to walk it; used up by one iteration."""
+        """Return the epoch's order and the first position; a restored position serves one iteration."""
         self.position, self._start = self._start, 0
         return epoch_order(len(self.dataset), shuffle=self.shuffle, seed=self.seed, epoch=self.epoch), self.position
 
     def _end(self, position: int) -> None:
-        """Note that the epoch was iterated to its end, at ``position``; warn where this is the second time."""
+        """Record the end of the epoch, and warn if it was iterated before."""
         # Only now: a script may look at a first batch before it calls set_epoch.
         if self.shuffle and self._finished and not self._warned:
             self._warned = True
@@ -276,27 +277,24 @@ class EpochSampler:
 
 
 class DistributedSampler(EpochSampler):
-    """Give rank ``r`` of ``N`` every N-th sample of the epoch's order, from ``r`` on.
-
-    The order, the padding and the arithmetic are torch's to the letter.
+    """Give rank ``r`` of ``N`` every N-th sample of the epoch's order, from ``r`` on; order and padding are torch's.
 
     Parameters
     ----------
     dataset : Sized
         The data set to sample from.
     num_replicas, rank : int, optional
-        Number of ranks, and this one. Default: the world's, so the process group has to be initialised.
+        Number of ranks, and this one. Default: the world's, which needs an initialized process group.
     shuffle : bool, default True
         Another order in each epoch; needs :meth:`set_epoch`.
     seed : int, default 0
         The same on every rank.
     drop_last : bool, default False
-        Drop up to ``N - 1`` samples at the end of the order, so that all ranks have equally many.
+        Drop up to ``N - 1`` samples at the end, so that ranks have equally many.
     mode : {"pad", "exact"}, default "pad"
-        What to do where the length is no multiple of ``N`` and nothing is dropped. "pad" (torch) repeats samples from
-        the start of the order, so that all ranks have equally many. "exact" repeats and drops nothing: lengths of
-        ranks differ by up to one. Right for an evaluation that counts every sample once; training then needs
-        :meth:`DistributedDataParallel.join <mpiddp.DistributedDataParallel.join>` or a
+        If the length is no multiple of ``N``, "pad" (torch) repeats samples from the start of the order, so that ranks
+        have equally many. "exact" repeats and drops none, and ranks differ by up to one: right for an evaluation;
+        training then needs :meth:`DistributedDataParallel.join <mpiddp.DistributedDataParallel.join>` or a
         :class:`~mpiddp.data.GlobalBatchSampler`.
 
     Raises
@@ -306,10 +304,8 @@ class DistributedSampler(EpochSampler):
 
     Notes
     -----
-    :meth:`state_dict` holds the position in the order, in samples of all ranks; after :meth:`load_state_dict` the
-    rest of the epoch is shared anew among the ranks that there are then. ``len`` is always that of a whole epoch.
-
-    Warns once when an epoch is iterated to its end twice with ``shuffle``: the call of ``set_epoch`` was forgotten.
+    After :meth:`load_state_dict` the rest of the epoch is shared anew among the ranks; ``len`` is always that of a
+    whole epoch. Warns once if an epoch is iterated to its end twice with ``shuffle``: ``set_epoch`` was forgotten.
 
     References
     ----------
@@ -345,7 +341,7 @@ class DistributedSampler(EpochSampler):
         self.num_samples = len(range(self.rank, self.total_size, self.num_replicas))
 
     def _total(self, n: int) -> int:
-        """Return how many samples all ranks together take where ``n`` are left."""
+        """Return the samples of all ranks if ``n`` are left."""
         if self.mode == "exact":
             return n
         return (n if self.drop_last else n + self.num_replicas - 1) // self.num_replicas * self.num_replicas
@@ -367,16 +363,16 @@ class DistributedSampler(EpochSampler):
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:
-    """How large a batch is, on this rank and on all.
+    """Size of a batch, on this rank and on all.
 
     Attributes
     ----------
     index : int
         Number of the batch in its epoch, from 0.
     samples : int
-        How many of its samples this rank has; may be 0.
+        Samples of this rank; may be 0.
     global_samples : int
-        How many samples all ranks together have. Every rank knows it without asking the others.
+        Samples of all ranks, known without communication.
     """
 
     index: int
@@ -385,19 +381,19 @@ class BatchShare:
 
 
 class GlobalBatchSampler(EpochSampler):
-    """Divide batches of ``batch_size`` samples among the ranks.
+    """Divide batches of ``batch_size`` samples among the ranks: a step's samples do not depend on the number of ranks.
 
-    Batch ``k`` is samples ``k B`` to ``(k + 1) B`` of the epoch's order; rank ``r`` takes every N-th of them from
-    ``r`` on. Pass it to :class:`~mpiddp.data.DataLoader` as ``batch_sampler``.
+    Batch ``k`` is samples ``k B`` to ``(k + 1) B`` of the epoch's order; rank ``r`` takes every N-th of them from ``r``
+    on. Pass it to :class:`~mpiddp.data.DataLoader` as ``batch_sampler``.
 
     Parameters
     ----------
     dataset : Sized
         The data set to sample from.
     batch_size : int
-        ``B``, samples a step over all ranks together; at least the number of ranks.
+        ``B``, samples a step over all ranks; at least the number of ranks.
     num_replicas, rank : int, optional
-        Number of ranks, and this one. Default: the world's, so the process group has to be initialised.
+        Number of ranks, and this one. Default: the world's, which needs an initialized process group.
     shuffle : bool, default True
         Another order in each epoch; needs :meth:`set_epoch`.
     seed : int, default 0
@@ -408,7 +404,7 @@ class GlobalBatchSampler(EpochSampler):
     Attributes
     ----------
     current : BatchShare or None
-        Size of the batch given last. A loader with workers is ahead of its consumer: ask
+        Size of the batch given last. A loader with workers is ahead of its consumer: use
         :attr:`DataLoader.current <mpiddp.data.DataLoader.current>` there.
 
     Raises
@@ -418,16 +414,13 @@ class GlobalBatchSampler(EpochSampler):
 
     Notes
     -----
-    Ranks differ by up to one sample in every batch if ``B`` is no multiple of ``N``, so the mean of their gradients
-    is right only if each is weighted by its number of samples: ``current.samples`` and ``current.global_samples``.
+    If ``B`` is no multiple of ``N``, ranks differ by one sample: weight their gradients, and sums over an epoch, by
+    ``current.samples``. A last batch may have fewer samples than there are ranks; a rank without one gets the batch's
+    first sample as a stand-in, with ``current.samples`` 0, because all ranks have to take the step and no model should
+    see an empty batch.
 
-    A last batch may have fewer samples than there are ranks. All ranks still get it, or the step's collectives would
-    not meet; a rank that has none of its samples gets the batch's first one as a stand-in, with ``current.samples``
-    0. Its gradient then has the weight 0, and no model ever sees an empty batch, whose mean loss would be NaN. What
-    is counted over an epoch has to be weighted by ``current.samples`` as well.
-
-    :meth:`state_dict` holds the position in the order. After :meth:`load_state_dict` the batches go on from there,
-    with any number of ranks and any batch size, and every sample is seen once. ``len`` is always that of a whole epoch.
+    After :meth:`load_state_dict` batches continue from the position, with any number of ranks and any batch size, and
+    every sample is seen once. ``len`` is always that of a whole epoch.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Training as a job: configuration, models, metrics, checkpoints, and a `Trainer` that knows no model.
+"""Training as a job: configuration, models, metrics, checkpoints, and a `Trainer` for any model.
 
-What ``python -m mpiddp train`` runs, usable from a script. Names are loaded when they are first used: the command line
-reads `Config` before NumPy may be imported, because BLAS reads its number of threads then.
+``python -m mpiddp train`` runs it; scripts use its parts. Names are loaded on first use: the command line reads
+`Config` before NumPy is imported, because BLAS reads its number of threads then.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for."""
+    """Load a public name on first use."""
     if name in ("info", "run"):
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:

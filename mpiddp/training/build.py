@@ -38,14 +38,14 @@ from .trainer import Callback, Trainer
 from .user_code import call, import_string
 
 TEST_BATCH = 256
-"""Samples that a rank evaluates at once."""
+"""Samples a batch, on each rank, in evaluations."""
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-"""Optimizers by the name that ``--optimizer`` takes."""
+"""Optimizers by their name in ``--optimizer``."""
 
 
 def build_module(config: Config) -> nn.Module:
-    """Return the model that a configuration names, with initial values that are equal on all ranks; all call it."""
+    """Return the model of a configuration, with equal initial values on all ranks; all call it."""
     nn.manual_seed(config.seed)
     nn.random.set_stream(dist.get_rank())
     if config.model in MODELS:
@@ -60,7 +60,7 @@ def build_module(config: Config) -> nn.Module:
 
 
 def _called(name: str) -> nn.Module:
-    """Return the model that a user's callable returns."""
+    """Return the model of a user's callable."""
     module = call("--model", name)
     if not isinstance(module, nn.Module):
         raise UsageError(f"--model {name} has to return an mpiddp.nn.Module, got {type(module).__name__}")
@@ -70,7 +70,7 @@ def _called(name: str) -> nn.Module:
 
 
 def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
-    """Return a configuration's model with averaged gradients, and what its communication hook remembers."""
+    """Return the model with averaged gradients, and the state of its communication hook."""
     module = build_module(config)
     if config.average == "naive":
         return NaiveAveraging(module), None
@@ -98,7 +98,7 @@ def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
 
 
 def bfloat16(option: str) -> np.dtype[Any]:
-    """Return the dtype, which the package ml_dtypes teaches to NumPy."""
+    """Return the dtype, which the package ml_dtypes adds to NumPy."""
     try:
         kind: Any = import_string(option, "ml_dtypes:bfloat16")
     except UsageError:
@@ -108,14 +108,14 @@ def bfloat16(option: str) -> np.dtype[Any]:
 
 
 def build_loss(config: Config, module: nn.Module) -> Callable[[Any, Array], Tensor]:
-    """Return the loss: the model's own ``loss_fn`` where it has one, else cross entropy over its second axis."""
+    """Return the model's own ``loss_fn`` if it has one, else cross entropy over the second axis."""
     own = getattr(module, "loss_fn", None)
     if config.label_smoothing and own is not None and config.model not in MODELS:
         raise UsageError("--label-smoothing changes the cross entropy, and this model has a loss_fn of its own")
     if own is not None and not config.label_smoothing:
         loss_fn: Callable[[Any, Array], Tensor] = own
         return loss_fn
-    # Of log-probabilities it is what it is of scores: their softmax is what they are the logarithms of.
+    # Right for log-probabilities, too: softmax inverts their logarithm.
     return functools.partial(F.cross_entropy, label_smoothing=config.label_smoothing)
 
 
@@ -136,7 +136,7 @@ def build_optimizer(config: Config, module: nn.Module) -> Optimizer:
 
 
 def build_scheduler(config: Config, optimizer: Optimizer, steps_an_epoch: int) -> LRScheduler | None:
-    """Return the schedule of the learning rate, in steps; None where it does not change."""
+    """Return the schedule of the learning rate, in steps; None if it is constant."""
     parts: list[LRScheduler] = []
     warmup = config.warmup_steps
     if warmup:
@@ -160,7 +160,7 @@ def build_trainer(
     callbacks: Mapping[str, Sequence[Callback]] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Trainer:
-    """Return a trainer that does what a configuration says; every rank calls it."""
+    """Return the trainer of a configuration; every rank calls it."""
     train, test = data
     sampler = GlobalBatchSampler(train, config.batch_size, seed=config.seed)
     test_sampler = DistributedSampler(test, shuffle=False, mode="exact")
@@ -196,40 +196,39 @@ def _scaler(config: Config) -> nn.LossScale:
 
 
 def _forget(memory: PowerSGDState) -> None:
-    """Drop what a gradient that was not finite has left behind, which would spoil all that come."""
+    """Drop the hook's memory of a gradient that was not finite, which would spoil all later ones."""
     memory.error_dict.clear()
     memory.q_memory_dict.clear()
 
 
 def gpu_fault(wanted: str) -> str | None:
-    """Return why this rank's arrays cannot live on a GPU, or None where they can.
+    """Return the reason why this rank's arrays cannot live on a GPU, or None.
 
     Parameters
     ----------
     wanted : {"auto", "cpu", "cuda"}
-        What ``--device`` says.
+        The option ``--device``.
 
     Notes
     -----
-    Asked before `init_process_group`, for it imports CuPy where there is any: a rank that has it gets its GPU there,
-    before MPI starts.
+    Call it before `init_process_group`: it imports CuPy, and the rank gets its GPU before MPI starts.
     """
     return "--device cpu" if wanted == "cpu" else cuda_fault()
 
 
 def agree_on_device(wanted: str, fault_here: str | None) -> bool:
-    """Tell whether this run's arrays live on GPUs; every rank calls it, and gets the same answer.
+    """Return whether this run's arrays live on GPUs; every rank calls it, and gets the same answer.
 
     Raises
     ------
     UsageError
-        On every rank, if GPUs are asked for and some rank has none.
+        On every rank, if GPUs are requested and some rank has none.
     """
     faults: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault_here)
     without = [rank for rank, text in enumerate(faults) if text is not None]
     if not without:
-        choice.choose(dist.get_node_local_rank())  # where the launcher has not announced it
+        choice.choose(dist.get_node_local_rank())  # the launcher may not have announced it
         return True
     if wanted == "cuda":
         where = f" (on rank {without[0]})" if len(without) < len(faults) else ""

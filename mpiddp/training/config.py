@@ -1,4 +1,4 @@
-"""``Config``: what a training run can be told. The command line and the TOML file are made from its fields.
+"""``Config``: the configuration of a training run; command line and TOML file are made from its fields.
 
 Imports the standard library only: it is read before NumPy may be imported.
 """
@@ -266,7 +266,7 @@ class Config:
                 raise UsageError(said)
 
     def _contradictions(self) -> Iterable[tuple[bool, str]]:
-        """Yield what does not go together, and whether it is asked for."""
+        """Yield (is it so, error) for every contradiction."""
         files = self.output is None
         yield files and self.resume != "no", f"--resume {self.resume} needs --output DIR, the folder of the run"
         yield files and self.log_ranks, "--log-ranks needs --output DIR, the folder to write the files in"
@@ -326,16 +326,16 @@ class Config:
         Raises
         ------
         UsageError
-            If a key is unknown (the text names the nearest one that is), or a value is of another type.
+            If a key is unknown (the text names the nearest one), or a value has the wrong type.
         """
         return cls(**options.from_mapping(cls, values))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as values that JSON and TOML know; those that are not set as None."""
+        """Return the fields as values for JSON and TOML; those not set as None."""
         return {key: _plain(value) for key, value in vars(self).items()}
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """Return `as_dict` in tables, as a TOML file may have them."""
+        """Return `as_dict` in the tables of a TOML file."""
         found: dict[str, dict[str, Any]] = {}
         for each in dataclasses.fields(self):
             found.setdefault(each.metadata["table"], {})[each.name] = _plain(getattr(self, each.name))
@@ -347,20 +347,19 @@ class Config:
 
 
 def _plain(value: Any) -> Any:
-    """Return a field's value as JSON has it."""
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
 
 
 def _check_name(flag: str, value: str, names: Iterable[str], form: str) -> None:
-    """Refuse a name that is none, and has no colon either."""
+    """Refuse an unknown name without a colon."""
     if value not in names and ":" not in value:
         raise UsageError(f"{flag} has to be {', '.join(names)}, {form}, got {value!r}{nearest(value, names)}")
 
 
 def _check_parts(flag: str, value: str) -> None:
-    """Refuse a name that has nothing before or behind its colon, or between two commas of files."""
+    """Refuse an empty part before or behind the colon, or between commas."""
     kind, colon, rest = value.partition(":")
     parts = rest.split(",") if kind in FILES else [rest]
     if colon and not (kind and all(parts)):
@@ -369,11 +368,11 @@ def _check_parts(flag: str, value: str) -> None:
 
 
 OTHER_WORDS = options.other_words(Config)
-"""What others call the options, with their names here."""
+"""Other names of the options, with their names here."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and an option for every field; what is not given stays out of the parsed namespace."""
+    """Add ``--config`` and an option for every field; options that are not given stay out of the namespace."""
     options.add_options(parser, Config)
 
 
@@ -389,19 +388,19 @@ def read_options(arguments: argparse.Namespace) -> Config:
 
 
 def resumed_threads(output: Path, ranks: int) -> int | None:
-    """Return how many BLAS threads each rank had when the newest checkpoint of a run was written.
+    """Return the BLAS threads of each rank in the newest checkpoint of a run; they decide the order of sums.
 
     Parameters
     ----------
     output : Path
         The run's folder.
     ranks : int
-        How many there are now. With another number the bits are others anyway.
+        Ranks of this run. With another number the bits differ anyway.
 
     Returns
     -------
     int or None
-        None where there is no checkpoint, or it is of another number of ranks, or of a run that set no threads.
+        None without a checkpoint of that number of ranks, or if it was written by a run that set no threads.
     """
     for state in sorted(output.glob("checkpoints/step-*/state.json"), reverse=True):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

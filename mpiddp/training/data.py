@@ -1,4 +1,4 @@
-"""What ``--data`` names, as training and test data: one copy on each node."""
+"""Training and test data of ``--data``: one copy on each node."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ Split = tuple[Dataset, Dataset]
 
 
 def load_data(config: Config) -> Split:
-    """Return the training and the test data that a configuration names; every rank calls it.
+    """Return the training and test data of a configuration; every rank calls it.
 
     Raises
     ------
     UsageError
-        On every rank, if there is none, or another number of samples on another rank; the text says which file, and
-        what to do.
+        On every rank, if there are none, or another number of samples on another rank; the text names file and cure.
     """
     train, test = raise_on_all_ranks(lambda: _load(config))
     lengths: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
@@ -44,7 +43,6 @@ def load_data(config: Config) -> Split:
 
 
 def _load(config: Config) -> Split:
-    """Return the data, where this rank finds it."""
     kind, colon, place = config.data.partition(":")
     try:
         if not colon:
@@ -73,7 +71,7 @@ def _mnist(config: Config) -> Split:
     folder = config.data_dir
     assert folder is not None, "Config has checked it"
     if config.download:
-        # Where nodes share the folder, what rank 0 has fetched is there for all; where not, each fetches its own.
+        # Nodes that share the folder find the files of rank 0; others fetch their own.
         raise_on_all_ranks(lambda: download_mnist(folder) if dist.get_rank() == 0 else None)
     try:
         return _shared(lambda train: mnist(folder, train, download=config.download))
@@ -85,7 +83,7 @@ _MADE = {"digits": _digits, "synthetic": _synthetic, "mnist": _mnist}
 
 
 def _called(name: str) -> Split:
-    """Return what a callable of the user's returns; every rank calls it, so it may use `shared_on_node`."""
+    """Return the data of a user's callable; every rank calls it, so it may use `shared_on_node`."""
     train, test = (call("--data", name, train=part) for part in (True, False))
     for part in (train, test):
         if not isinstance(part, Dataset):

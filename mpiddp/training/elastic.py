@@ -1,4 +1,4 @@
-"""``RestorePoint``: from where a run goes on, in the ranks that live, when one has died in the middle of a step."""
+"""``RestorePoint``: surviving ranks resume in the middle of a step after another rank has failed."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What those that live go on with: what `Trainer.load_state_dict` takes."""
+    """Arguments of `Trainer.load_state_dict` on the surviving ranks."""
 
     state: dict[str, Any]
     arrays: dict[str, Array]
 
 
 class RestorePoint:
-    """The last moment at which the run was whole on this rank, and the way back there.
+    """The last consistent moment of the run on this rank, and the way back to it.
 
-    Only an optimizer's step changes parameters and its own state, and it waits for nobody: they are whole at any time.
-    What forward, the loader and dropout have changed since the last step is small and kept here. What a communication
-    hook remembers is that of the rank that has come farthest, in the middle of the step that is begun again.
+    Only an optimizer's step changes parameters and optimizer state, and it waits for no one, so these are always
+    consistent. The changes of forward, loader and dropout since the last step are small and copied here. A
+    communication hook's memory is that of the most advanced rank, in the middle of the repeated step.
 
     Parameters
     ----------
     before : Snapshot, optional
-        With what the run goes on at its first moment.
+        State at the first moment.
     """
 
     def __init__(self, before: Snapshot | None = None) -> None:
@@ -49,20 +49,20 @@ class RestorePoint:
         self._buffers: list[Array] = []
 
     def note(self, trainer: Trainer) -> None:
-        """Let this be the moment, if there may be a way back: a callback that stands before all others."""
+        """Record this moment if failures are survivable: a callback before all others."""
         if not survivable():
             return
         if self._moment is not None and trainer.step > self._moment[0]:
-            self._before = None  # all have begun with it
+            self._before = None  # every rank has loaded it
         self._trainer, self._moment = trainer, (trainer.step, trainer.epoch)
         self._loader = trainer.train_loader.state_dict()
         self._random = nn.random.get_state()
         self._buffers = [x.copy() for x in trainer.model.module.buffers()]
 
     def survive(self, error: Exception) -> Snapshot:
-        """Leave the dead out, and return what the one of those that live had that has come farthest.
+        """Leave failed ranks out, and return the state of the most advanced survivor.
 
-        Every rank that lives calls it, with the error by which it has heard of a death; what is not one is raised.
+        Every survivor calls it with the error by which it learned of the failure; any other error is raised.
         """
         before = dist.get_world_size()
         while any_failed() and not self._is_shared():
@@ -79,7 +79,7 @@ class RestorePoint:
         raise error
 
     def _is_shared(self) -> bool:
-        """Tell whether some of the run is on single ranks only, or in memory of GPUs that ranks have mapped."""
+        """Return whether some state is on single ranks only, or in GPU memory that other ranks have mapped."""
         trainer = self._trainer
         return trainer is not None and (
             isinstance(trainer.optimizer, ZeroRedundancyOptimizer)
@@ -89,13 +89,13 @@ class RestorePoint:
     def _farthest(self) -> Snapshot:
         moments: list[tuple[int, int] | None] = [None] * dist.get_world_size()
         dist.all_gather_object(moments, self._moment)
-        if None in moments:  # somebody was still about to begin, so nobody has come farther
-            assert self._before is not None, "it is there until all have made a step"
+        if None in moments:  # a rank had not begun, so none has made a step
+            assert self._before is not None, "kept until all have made a step"
             return self._before
         return self._of(moments.index(max(each for each in moments if each is not None)))
 
     def _of(self, rank: int) -> Snapshot:
-        """Return what a rank had at its last moment."""
+        """Return a rank's state at its last moment."""
         trainer = self._trainer
         assert trainer is not None
         trainer.train_loader.load_state_dict(self._loader)
@@ -105,6 +105,6 @@ class RestorePoint:
         told = [trainer.state_dict()]
         dist.broadcast_object_list(told, src=rank)
         (state,) = told
-        # That of one step on all ranks: ranks with a loss scale of their own would make different parameters.
+        # One rank's for all: ranks with different loss scales would get different parameters.
         state["stateful"] = state["stateful"][rank : rank + 1]
         return Snapshot(state, dict(arrays_from(rank, trainer.arrays() | trainer.own_arrays())))

@@ -34,12 +34,12 @@ from mpiddp.shm import segment
 from .config import UsageError
 
 _PACKAGES = ("mpi4py", "numpy", "safetensors")
-# CuPy's wheels have other names than its module.
+# Names of CuPy's wheels differ from that of its module.
 _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
 
 
 def collect(version: str) -> dict[str, Any]:
-    """Return a description of this job, as values that JSON knows; every rank calls it, every rank gets it.
+    """Return a description of this job, as JSON values; every rank calls it and gets the same.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def collect(version: str) -> dict[str, Any]:
 
     Notes
     -----
-    One gather of a small object per rank. Looks for GPUs, which imports CuPy where it is installed.
+    One gather of a small object per rank. Looks for GPUs, which imports CuPy if installed.
     """
     job = monitor.start()
     world = job.world
@@ -75,7 +75,7 @@ def collect(version: str) -> dict[str, Any]:
 
 
 def complaints(found: dict[str, Any]) -> list[str]:
-    """Return what looks wrong in a description, a sentence each, with the cure."""
+    """Return the likely mistakes in a description, a sentence each, with the cure."""
     said = []
     wheels = found["mpi"]["wheels"]
     if len(wheels) > 1:
@@ -130,12 +130,12 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
     as_json : bool
         Print one JSON object.
     probe_gpu : bool, default False
-        First let a job of its own try whether MPI takes device pointers.
+        First test in a job of its own whether MPI takes device pointers.
 
     Raises
     ------
     UsageError
-        If that cannot be tried.
+        If that cannot be tested.
     """
     if probe_gpu:
         _probe()
@@ -148,7 +148,7 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
 
 
 def _probe() -> None:
-    """Try whether MPI takes device pointers; before MPI runs here, for a launcher starts the job."""
+    """Test whether MPI takes device pointers, before MPI runs here: a launcher starts the job."""
     announced = settings.launch()
     if announced is not None and announced.size > 1:
         raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
@@ -159,7 +159,6 @@ def _probe() -> None:
 
 
 def _place(world: World) -> dict[str, Any]:
-    """Return where this rank runs."""
     count = device_count()
     return {
         "rank": world.rank,
@@ -173,7 +172,6 @@ def _place(world: World) -> dict[str, Any]:
 
 
 def _cores() -> list[int]:
-    """Return the numbers of the cores that this process may run on."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
@@ -189,7 +187,6 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _table(places: list[dict[str, Any]]) -> list[str]:
-    """Return the ranks as lines of a table."""
     head = ("rank", "host", "node", "local rank", "cores", "GPU")
     rows = [head] + [
         tuple(
@@ -203,7 +200,6 @@ def _table(places: list[dict[str, Any]]) -> list[str]:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of the packages that matter, as far as they are installed."""
     found = {}
     for package in (*_PACKAGES, *_CUPY_WHEELS):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -217,7 +213,7 @@ def _device_pointers(kind: str, answer: dict[str, Any]) -> str:
 
 
 def _failed_ranks(job: Job) -> str:
-    """Return what becomes of the other ranks when one fails."""
+    """Return the effect of a rank's failure on the others."""
     if job.failures.survivable:
         return "the others go on"
     if settings.launcher_survives():
@@ -232,7 +228,7 @@ def _why_no_watchdog(job: Job) -> str:
 
 
 def _shared_memory() -> str:
-    """Return by what the ranks of a node share memory; tried, so every rank calls it."""
+    """Return the kind of shared memory of the ranks on a node; every rank calls it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         array = dist.symmetric_empty(1, np.uint8)
@@ -243,7 +239,7 @@ def _shared_memory() -> str:
 
 
 def _algorithms() -> dict[str, str]:
-    """Return, for each operation that has several, which one the group of all ranks runs on arrays of what size."""
+    """Return the algorithms of the group of all ranks, by operation and size."""
     link = default_group().link
     return {name: ", ".join(_up_to(*row) for row in plan.rows(name, link)) for name in plan.ONE_NODE}
 
@@ -253,13 +249,12 @@ def _up_to(limit: float, name: str) -> str:
 
 
 def _blas_name() -> str:
-    """Return the BLAS library that NumPy was built with."""
     blas: Any = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
 
 
 def _most_threads_per_core(places: list[dict[str, Any]], threads: int) -> float:
-    """Return how many BLAS threads share a core on the node where it is worst."""
+    """Return the most BLAS threads a core on any node."""
     nodes: dict[int, list[dict[str, Any]]] = {}
     for place in places:
         nodes.setdefault(place["node"], []).append(place)
@@ -267,7 +262,7 @@ def _most_threads_per_core(places: list[dict[str, Any]], threads: int) -> float:
 
 
 def reproducibility() -> dict[str, Any]:
-    """Return the surroundings of the last bits, as JSON knows them.
+    """Return the surroundings that decide the last bits of results, besides a `Trainer`'s state, as JSON values.
 
     The built-in table of algorithms is not among them: it depends on the nodes of the ranks only.
     """
@@ -286,7 +281,7 @@ def reproducibility() -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what is different now: a name, its value then, and its value now.
+    """Yield the differences to now: a name, its value then, and its value now.
 
     Parameters
     ----------
@@ -301,7 +296,7 @@ def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
 
 
 _LIMIT_S = 5.0
-"""A network file system may make git slow; a run does not wait longer to know its commit."""
+"""Limit of a git command, which may be slow on a network file system."""
 
 
 def git_commit(path: Path) -> str | None:
@@ -315,8 +310,8 @@ def git_commit(path: Path) -> str | None:
     Returns
     -------
     str or None
-        40 hexadecimal digits, and ``-dirty`` behind them where files differ from the commit; None where git is not
-        installed, or does not know the file.
+        40 hexadecimal digits, followed by ``-dirty`` if files differ from the commit; None if git is not installed, or
+        does not know the file.
     """
     folder, name = (path, ".") if path.is_dir() else (path.parent, path.name)
     if not _git(folder, "ls-files", "--", name):
@@ -325,7 +320,7 @@ def git_commit(path: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what a git command prints, or None if it fails."""
+    """Return the output of a git command, or None if it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=True

@@ -1,4 +1,4 @@
-"""What is counted while training: sums over samples and ranks, and what is known after an epoch."""
+"""Metrics: sums over samples and ranks, and the record of an epoch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mpiddp.typing import Array
 
 
 def count_correct(output: Tensor | Array, target: Array) -> Any:
-    """Return for how many samples the class of the largest output (N, C, ...) is the target (N, ...).
+    """Return the number of samples whose target (N, ...) is the class of the largest output (N, C, ...).
 
-    Where a sample has several targets, as a text has, it counts for the share of them that is right. On a GPU the
-    number is an array of no axes, for which nobody has waited.
+    A sample with several targets, as in text, counts for the share that is right. On a GPU the number is an array
+    without axes, not yet waited for.
     """
     values = output.data if isinstance(output, Tensor) else output
     right: Any = array_namespace(values).count_nonzero(values.argmax(axis=1) == target)
@@ -29,12 +29,12 @@ def count_correct(output: Tensor | Array, target: Array) -> Any:
 
 
 class MetricSum:
-    """Sums over samples, which all ranks add up in one message of a few numbers.
+    """Sums over samples, added up over all ranks by one short message.
 
     Parameters
     ----------
     *names : str
-        What is summed. In what is added, each is a sum over samples, not a mean.
+        The quantities, each added as a sum over samples, not a mean.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class MetricSum:
         self._unread: list[tuple[int, Array]] = []
 
     def add(self, **amounts: float | Array) -> None:
-        """Add to the sums named; numbers of a GPU, arrays of no axes, when they are `read`."""
+        """Add to the sums named; numbers of a GPU, arrays without axes, are added by `read`."""
         for name, amount in amounts.items():
             if is_device_array(amount):
                 self._unread.append((self._places[name], amount))  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ class MetricSum:
                 self.sums[self._places[name]] += amount
 
     def read(self, besides: Sequence[Array] = ()) -> list[float]:
-        """Add what is still on a GPU, and return the numbers of other such arrays: all by one wait and one copy."""
+        """Add pending numbers of a GPU, and return those of other such arrays: one wait and one copy for all."""
         arrays = [amount for _, amount in self._unread] + list(besides)
         if not arrays:
             return []
@@ -70,11 +70,11 @@ class MetricSum:
         return numbers
 
     def merge(self, other: MetricSum) -> None:
-        """Add another tally of the same names."""
+        """Add another sum of the same names."""
         self.sums += other.sums
 
     def all_reduce(self) -> Work:
-        """Begin to add up the tallies of all ranks; when the returned Work is done, every rank has the sum."""
+        """Start to add up the sums of all ranks."""
         self.read()
         work = all_reduce(self.sums, async_op=True)
         assert work is not None
@@ -84,24 +84,24 @@ class MetricSum:
         return float(self.sums[self._places[name]])
 
     def mean(self, name: str) -> float:
-        """Return a sum divided by the number of samples; NaN where there are none."""
+        """Return a sum divided by the number of samples; NaN without samples."""
         return self[name] / self["samples"] if self["samples"] else float("nan")
 
 
 @dataclasses.dataclass(frozen=True)
 class EpochMetrics:
-    """What is known after an epoch, the same on every rank but for times."""
+    """Metrics of an epoch, the same on every rank except for times."""
 
     epoch: int
     """From 1."""
     loss: float
-    """Mean over all training samples, each as seen in its step."""
+    """Mean over all training samples, each at its step."""
     accuracy: float | None
-    """Share of the test samples that are classified rightly, 0 to 1, each counted once; None without test data."""
+    """Share of correctly classified test samples, 0 to 1; None without test data."""
     samples_per_s: float
     """Training samples of all ranks per second."""
     comm_exposed: float
-    """Share of the epoch's time, 0 to 1, that ranks waited for communication; the mean over ranks."""
+    """Share of the time, 0 to 1, spent waiting for communication; mean over ranks."""
     epoch_s: float
     """Seconds of the pass over the training data."""
     test_loss: float | None
@@ -112,7 +112,7 @@ class EpochMetrics:
     """Learning rate of the epoch's last step."""
 
     def as_json(self) -> str:
-        """Return one line of JSON, without line feed; what is not finite, which JSON cannot say, is null."""
+        """Return one line of JSON, without line feed; values that are not finite are null."""
         values = dataclasses.asdict(self)
         finite = {key: value if value is None or math.isfinite(value) else None for key, value in values.items()}
         return json.dumps(finite, allow_nan=False)

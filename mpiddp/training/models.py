@@ -1,4 +1,4 @@
-"""The models that the main job offers. Imports ``nn``."""
+"""Models of the main job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Net(nn.Module):
     Parameters
     ----------
     dropout : float, default 0.5
-        Probability with which a channel, and later a unit, is left out in training.
+        Probability of dropping a channel, and later a unit.
 
     References
     ----------
@@ -48,7 +48,7 @@ class MLP(nn.Module):
     Parameters
     ----------
     dropout : float, default 0.5
-        Probability with which a hidden unit is left out in training.
+        Probability of dropping a hidden unit.
     hidden : int, default 256
         Units of each hidden layer.
     """
@@ -81,9 +81,9 @@ class ResNet(nn.Module):
     Parameters
     ----------
     dropout : float, default 0
-        Probability with which a channel is left out before the last layer, in training.
+        Probability of dropping a channel before the last layer.
     width : int, default 16
-        Channels of the first stage; the second has twice as many, and pixels half as dense.
+        Channels of the first stage; the second has twice as many at half the resolution.
 
     References
     ----------
@@ -107,14 +107,14 @@ class ResNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions with batch normalisation, added to what goes in.
+    """Two convolutions with batch normalization, added to the input.
 
     Parameters
     ----------
     channels, out_channels : int
         Of input and output.
     stride : int, default 1
-        Of the first convolution, and of the shortcut, which is a convolution too where shapes differ.
+        Of the first convolution and of the shortcut, which is a convolution if shapes differ.
     """
 
     def __init__(self, channels: int, out_channels: int, stride: int = 1) -> None:
@@ -137,12 +137,12 @@ class ResidualBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A small language model that reads bytes: each position predicts the next from those before it and itself.
+    """A small language model of bytes: each position predicts the next one.
 
     Parameters
     ----------
     dropout : float, default 0.1
-        Probability with which an attention weight, or a feature that a layer adds, is left out in training.
+        Probability of dropping an attention weight, or a feature that a layer adds.
     context : int, default 64
         Most positions it can see.
     width, heads, layers : int, default 64, 4 and 2
@@ -176,7 +176,7 @@ class Transformer(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Causal attention and a perceptron, each added to what goes in, which it sees normalised.
+    """Causal attention and a perceptron, each of the normalized input, and added to it.
 
     Parameters
     ----------
@@ -202,11 +202,11 @@ class TransformerBlock(nn.Module):
 
 
 MODELS: dict[str, type[nn.Module]] = {"net": Net, "mlp": MLP, "resnet": ResNet, "transformer": Transformer}
-"""Models by the name that ``--model`` takes."""
+"""Models by their name in ``--model``."""
 TAKES = {
     "net": "images (1, 28, 28)",
     "mlp": "images (1, 28, 28), or other samples of 784 numbers",
     "resnet": "images (1, height, width)",
     "transformer": "text",
 }
-"""What these models take, in words."""
+"""Their inputs, in words."""

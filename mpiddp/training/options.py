@@ -1,6 +1,6 @@
-"""Options: the fields of a dataclass as options of a command line and as keys of a TOML file.
+"""Fields of a dataclass as options of a command line and keys of a TOML file.
 
-Knows no particular dataclass. Imports the standard library only: it is read before NumPy may be imported.
+Imports the standard library only: it is used before NumPy may be imported.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any, NamedTuple
 
 
 class UsageError(Exception):
-    """What the user has asked for cannot be done; the text says it in one line, and rank 0 alone prints it."""
+    """A request that cannot be fulfilled; rank 0 alone prints its text, one line."""
 
     exit_code = 2
 
 
 class RunError(UsageError):
-    """A run has failed in a way that all ranks know of and that needs no traceback."""
+    """A failure of a run that all ranks know of and that needs no traceback."""
 
     exit_code = 1
 
 
 class Range(NamedTuple):
-    """Which values an option may have."""
+    """Values that an option may have."""
 
     expected: str
     """In words, after "has to be"."""
@@ -69,31 +69,31 @@ def option(
     within: Range | None = None,
     also: Iterable[str] = (),
 ) -> Any:
-    """Return a field of a dataclass that is an option.
+    """Return a dataclass field that is an option.
 
     Parameters
     ----------
     default : Any
-        Its value where none is given.
+        Its default.
     table : str
-        Where it may stand in a TOML file, besides the top, and the group in which ``--help`` shows it.
+        Its table in a TOML file, besides the top, and its group in ``--help``.
     text : str
         The help.
     *choices : str
-        The values that it may have; none: any.
+        Its values; none: any.
     metavar : str, optional
-        What stands for the value in ``--help``.
+        Placeholder of the value in ``--help``.
     within : Range, optional
-        The values that it may have.
+        Its range.
     also : iterable of str
-        What others call it: for suggestions.
+        Other names for it, for suggestions.
     """
     metadata = {"table": table, "help": text, "choices": choices, "metavar": metavar, "within": within}
     return dataclasses.field(default=default, metadata={**metadata, "also": tuple(also)})
 
 
 def nearest(name: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
-    """Return ``"; did you mean X?"`` where one of the known names is near, or another word for one; else nothing.
+    """Return ``"; did you mean X?"`` if a known name, or another word for one, is near; else an empty text.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def kinds(cls: type) -> dict[str, Kind]:
 
 
 def other_words(cls: Any) -> dict[str, str]:
-    """Return what others call the fields, with the names that they have here."""
+    """Return other names of the fields, with their names here."""
     return {word: each.name for each in dataclasses.fields(cls) for word in each.metadata["also"]}
 
 
@@ -150,15 +150,15 @@ def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     Parameters
     ----------
     cls : dataclass
-        Whose fields are described by `option`.
+        With fields made by `option`.
     values : mapping
         By name; a value that is a mapping is a table of such values.
 
     Raises
     ------
     UsageError
-        If a key is unknown (the text names the nearest one that is), stands in another table than its own or is given
-        twice, or a value is of another type.
+        If a key is unknown (the text names the nearest one), in the wrong table or given twice, or a value has the
+        wrong type.
     """
     tables = {each.name: each.metadata["table"] for each in dataclasses.fields(cls)}
     found: dict[str, Any] = {}
@@ -176,7 +176,7 @@ def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flattened(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
-    """Yield (table, key, value) for everything; the table of what stands at the top is empty."""
+    """Yield (table, key, value) for everything; the table of the top is empty."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from ((key, inner, content) for inner, content in value.items())
@@ -200,7 +200,7 @@ def _converted(key: str, value: Any, kind: Kind) -> Any:
 
 
 def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
-    """Add ``--config`` and an option for every field; what is not given stays out of the parsed namespace."""
+    """Add ``--config`` and an option for every field; options that are not given stay out of the namespace."""
     parser.add_argument(
         "--config",
         type=Path,
@@ -239,7 +239,7 @@ def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
 
 
 def _reader(wanted: type) -> Callable[[str], Any]:
-    """Return what makes a value of a word of the command line, and says in words what it should have been."""
+    """Return a converter of a word of the command line, with an error in words."""
 
     def read(word: str) -> Any:
         try:

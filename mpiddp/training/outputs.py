@@ -31,7 +31,7 @@ class EpochFile(Protocol):
     """A file that takes the metrics of one epoch after the other."""
 
     def write(self, metrics: EpochMetrics) -> None:
-        """Write what is known after an epoch, and hand it to the system."""
+        """Write the metrics of an epoch and flush."""
 
     def close(self) -> None:
         """Close the file."""
@@ -43,12 +43,12 @@ class _Lines:
     Parameters
     ----------
     path : Path
-        The file; begun anew, its folder is made where it is missing.
+        The file, begun anew; its folder is made if missing.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Lines end as they are written, which csv insists on.
+        # csv writes its own line ends.
         self._file = path.open("w", newline="")
 
     def close(self) -> None:
@@ -60,13 +60,13 @@ class JsonLines(_Lines):
     """A file of one JSON object per line."""
 
     def write(self, metrics: EpochMetrics) -> None:
-        """Write one line and hand it to the system."""
+        """Write one line and flush."""
         self._file.write(metrics.as_json() + "\n")
         self._file.flush()
 
 
 class CsvLines(_Lines):
-    """A table for spreadsheets: a line of names, and one of values for each epoch; what is unknown is empty."""
+    """A table for spreadsheets: a line of names, and one of values for each epoch; missing values are empty."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -75,21 +75,21 @@ class CsvLines(_Lines):
         self._file.flush()
 
     def write(self, metrics: EpochMetrics) -> None:
-        """Write one line and hand it to the system."""
+        """Write one line and flush."""
         self._writer.writerow(dataclasses.asdict(metrics))
         self._file.flush()
 
 
 class TensorBoardEvents:
-    """Event files that TensorBoard draws; needs the package ``tensorboard``, and neither torch nor TensorFlow.
+    """Event files of TensorBoard; needs the package ``tensorboard``, and neither torch nor TensorFlow.
 
     Parameters
     ----------
     folder : Path
-        Where they are. Every start of a run adds one; TensorBoard shows them as one curve.
+        Their place. Every start of a run adds one; TensorBoard shows them as one curve.
     history : sequence of EpochMetrics
-        Epochs before a checkpoint, written where the folder has no events of them. Whatever an earlier start has
-        written of later epochs, which are trained again now, TensorBoard no longer shows.
+        Epochs before a checkpoint, written if the folder has no events of them. TensorBoard hides the events of later
+        epochs that an earlier start has written.
 
     Raises
     ------
@@ -109,7 +109,7 @@ class TensorBoardEvents:
             self.write(metrics)
 
     def write(self, metrics: EpochMetrics) -> None:
-        """Write an event for each number, at the epoch's number, and hand them to the system."""
+        """Write an event for each number, at the epoch's number, and flush."""
         numbers = {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
         values = [
             self._summaries.Summary.Value(tag=tag(name), simple_value=value)
@@ -128,7 +128,7 @@ class TensorBoardEvents:
 
 
 def tag(name: str) -> str:
-    """Return what TensorBoard calls a number: that of a pass over test data has its name after the slash.
+    """Return TensorBoard's name of a number, with the pass over the data after the slash.
 
     Examples
     --------
@@ -141,7 +141,7 @@ def tag(name: str) -> str:
 
 
 class Outputs:
-    """All files of a run that take its epochs; `epoch_end` is a callback for a `Trainer` on rank 0.
+    """All files of metrics of a run; `epoch_end` is a callback for a `Trainer` on rank 0.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class Outputs:
     output : Path, optional
         The run's folder: gets ``metrics.jsonl``, ``metrics.csv`` and, with tensorboard installed, ``tensorboard/``.
     history : sequence of EpochMetrics
-        Epochs before a checkpoint, which the files begin with.
+        Epochs before a checkpoint, with which the files begin.
 
     Raises
     ------
@@ -172,7 +172,7 @@ class Outputs:
                 self._files.append(TensorBoardEvents(output / "tensorboard", history))
 
     def epoch_end(self, trainer: Trainer) -> None:
-        """Write what has been added to the history; what cannot be, as on a full disk, does not stop the training."""
+        """Write the new epochs; a full disk does not stop the training."""
         for metrics in trainer.history[self._written :]:
             for file in self._files:
                 try:
@@ -182,7 +182,7 @@ class Outputs:
         self._written = len(trainer.history)
 
     def close(self) -> None:
-        """Close the files; `epoch_end` has said what could not be written."""
+        """Close the files; `epoch_end` has reported failures."""
         for file in self._files:
             with contextlib.suppress(OSError):
                 file.close()
@@ -192,7 +192,7 @@ _logger = logging.getLogger(__name__)
 
 
 def say(text: str) -> None:
-    """Print, if anybody reads it: days of training do not end because a pipe is broken, or a log's disk full."""
+    """Print, unless the pipe is broken or the log's disk full: that must not end days of training."""
     with contextlib.suppress(OSError):
         print(text, flush=True)
 
@@ -218,12 +218,12 @@ def epoch_line(metrics: EpochMetrics, epochs: int) -> str:
 
 
 class Console:
-    """Callbacks that print: add them to a trainer on rank 0.
+    """Callbacks that print, for a trainer on rank 0: one line per epoch, and a progress bar on a terminal.
 
     Parameters
     ----------
     epochs : int
-        How many there will be.
+        Number of epochs.
     """
 
     def __init__(self, epochs: int) -> None:
@@ -232,9 +232,9 @@ class Console:
         self._skipped = 0
 
     def epoch_begin(self, trainer: Trainer) -> None:
-        """Show a bar, on a terminal."""
+        """Show a bar on a terminal."""
         self._skipped = trainer.skipped
-        # Not stdout: Open MPI gives every rank a terminal there, also where its own output goes to a file.
+        # Not stdout: Open MPI gives every rank a terminal there, even if its own output goes to a file.
         if sys.stderr.isatty():
             steps = -(-len(trainer.train_loader) // trainer.accumulate)
             self._bar = tqdm(total=steps, desc=f"epoch {trainer.epoch + 1}", leave=False)
@@ -262,17 +262,17 @@ _logger = logging.getLogger(__name__)
 
 
 class RankLog:
-    """While it is entered, warnings, and errors that are logged, go to stderr with the rank in front.
+    """Context in which warnings and logged errors go to stderr with the rank in front.
 
-    With a folder, every rank also writes a file there: everything from level INFO on, a line for every epoch with what
-    this rank alone knows, and the traceback that ends it.
+    With a folder, every rank also writes a log file: everything from level INFO on, a line for every epoch, and the
+    traceback that ends it.
 
     Parameters
     ----------
     rank, size : int
-        This rank, and how many there are.
+        This rank, and the number of ranks.
     folder : Path, optional
-        Where ``rank-3.log`` is; made where it is missing. Lines are added to a file that is there.
+        Folder of ``rank-3.log``; made if missing. An existing file is appended to.
 
     Raises
     ------
@@ -309,22 +309,22 @@ class RankLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            # The library prints it on stderr; the file has to know, too.
+            # On stderr the library prints it.
             _logger.info("ended by an exception", exc_info=error)
         root = logging.getLogger()
         root.setLevel(self._before)
         logging.captureWarnings(False)
         for handler in self._handlers:
             root.removeHandler(handler)
-            with contextlib.suppress(OSError):  # of lines that there was no space for
+            with contextlib.suppress(OSError):  # lines that there was no space for
                 handler.close()
 
     def epoch_begin(self, trainer: Trainer) -> None:
-        """Remember how long the trainer has waited so far: a callback for a `Trainer`."""
+        """Remember the trainer's waiting time: a callback for a `Trainer`."""
         self._waited_s = trainer.comm_exposed_s
 
     def epoch_end(self, trainer: Trainer) -> None:
-        """Log what this rank knows of the epoch that has ended: a callback for a `Trainer`."""
+        """Log this rank's times of the epoch: a callback for a `Trainer`."""
         waited_s, metrics = trainer.comm_exposed_s - self._waited_s, trainer.history[-1]
         _logger.info(
             "epoch %d ended after step %d: %.2f s, of which this rank waited %.2f s for others; loss %.4f",
@@ -333,16 +333,16 @@ class RankLog:
 
 
 class _LogFile(logging.FileHandler):
-    """Loses lines for which the disk has no space; `logging` would print a traceback for each, on every rank."""
+    """Drops lines that the disk has no space for; `logging` would print a traceback for each, on every rank."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (its name in logging)
-        """Take no notice of what the system refuses."""
+        """Ignore errors of the system."""
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
 
 
 class _RankFormatter(logging.Formatter):
-    """Knows levels in small letters too, as ``lowered``."""
+    """Formats levels in lower case, too, as ``lowered``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as text."""
@@ -351,31 +351,31 @@ class _RankFormatter(logging.Formatter):
 
 
 _PATIENCE_S = 5.0
-"""Ranks may outlive their launcher by so much, where it was killed."""
+"""Ranks may outlive a killed launcher by this time."""
 _LOOK_S = 0.1
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 class RunLock:
-    """The right to write in a run's folder: held until the process ends, however it ends, or `release`.
+    """Exclusive right to write in a run's folder, held until the process ends, however it ends, or `release`.
 
-    Two runs in one folder would remove each other's half-written checkpoints, and mix their metrics.
+    Two runs in one folder would remove each other's unfinished checkpoints and mix their metrics.
 
     Parameters
     ----------
     folder : Path
-        Made where it is missing; gets a file ``lock`` that says who has it.
+        Made if missing; gets a file ``lock`` that names the owner.
 
     Raises
     ------
     BlockingIOError
-        If another process has it; the text says which.
+        If another process holds it; the text names it.
     OSError
         If the file cannot be made.
 
     Notes
     -----
-    ``flock``, which goes over NFS too. On a file system that knows no locks there is none, and nothing is said.
+    ``flock``, which works over NFS, too. A file system without locks has none, silently.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -394,11 +394,11 @@ class RunLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Give it up."""
+        """Release the lock."""
         self._file.close()
 
     def _taken(self) -> bool:
-        """Lock the file, or tell that it remains locked."""
+        """Lock the file; return False if it remains locked."""
         given_up_at = time.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What ranks do together: what fails on all if it fails on one, and what all get from one. Imports ``distributed``."""
+"""Errors of one rank raised on all, and arrays of one rank received by all."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _Result = TypeVar("_Result")
 
 
 def raise_on_all_ranks(action: Callable[[], _Result], error_class: type[UsageError] = UsageError) -> _Result:
-    """Do something that may fail on some ranks only, such as reading a file; if it does, all ranks know.
+    """Run an action that may fail on some ranks only, such as reading a file, and raise its error on all.
 
     Raises
     ------
     UsageError
-        On every rank, with the text of the first that failed by an OSError, ValueError, ImportError or UsageError.
+        On every rank, with the text of the first OSError, ValueError, ImportError or UsageError.
     """
     fault, result = None, None
     try:
         result = action()
     except (OSError, ValueError, ImportError, UsageError) as error:
         fault = str(error)
-    # Without a timeout, ranks that wait for one that downloads would keep their cores busy inside of MPI.
+    # With a timeout ranks poll; without, those that wait for a download would keep their cores busy inside MPI.
     dist.barrier(timeout=default_group().link.timeout_s)
     faults: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault)
@@ -42,9 +42,9 @@ def raise_on_all_ranks(action: Callable[[], _Result], error_class: type[UsageErr
 def arrays_from(
     rank: int, arrays: Mapping[str, Array], wanted: Callable[[str], bool] = lambda _: True
 ) -> Iterator[tuple[str, Array]]:
-    """Yield a rank's arrays by their names on every rank, those that it wants.
+    """Yield the arrays of one rank, by name, on every rank that wants them.
 
-    One at a time goes through all ranks, so that none has to hold all of them.
+    They are broadcast one at a time, so that no rank has to hold all of them.
     """
     layouts = [{name: (x.shape, x.dtype.str) for name, x in arrays.items()}]
     dist.broadcast_object_list(layouts, src=rank)

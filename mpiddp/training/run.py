@@ -34,11 +34,11 @@ from .trainer import Callback, Trainer
 from .user_code import sanity_check
 
 EXIT_INTERRUPTED = 130
-"""As of a shell's command that Ctrl-C ended."""
+"""As a shell reports a command ended by Ctrl-C."""
 
 
 def check_request(config: Config) -> None:
-    """Refuse what these ranks cannot do."""
+    """Refuse a configuration that these ranks cannot run."""
     ranks = dist.get_world_size()
     if config.batch_size < ranks:
         raise UsageError(
@@ -54,7 +54,7 @@ def check_request(config: Config) -> None:
 
 
 def _check_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that is a file, or is to be in one."""
+    """Refuse a folder that is a file, or lies in one."""
     for place in (folder, *folder.parents):
         if place.exists():
             if not place.is_dir():
@@ -63,19 +63,19 @@ def _check_folder(option: str, folder: Path) -> None:
 
 
 def run(config: Config, version: str) -> int:
-    """Train as a configuration says, and return the exit code. Starts MPI.
+    """Train as configured, and return the exit code. Starts MPI.
 
     Parameters
     ----------
     config : Config
-        What to do.
+        The configuration.
     version : str
         Of mpiddp, for the description of the run.
 
     Raises
     ------
     UsageError
-        On every rank, if it cannot be done; RunError, if it was begun.
+        On every rank, if the configuration cannot be run; RunError, if the run failed.
     """
     began_s = time.monotonic()
     tune_allocator()
@@ -91,7 +91,7 @@ def run(config: Config, version: str) -> int:
     data = load_data(config)
     logs = config.output / "logs" if config.log_ranks and config.output else None
     log = raise_on_all_ranks(lambda: RankLog(world.rank, world.size, logs))
-    # Other nodes may not have been told when the job ends.
+    # Other nodes may not know the end of the job.
     deadline = raise_on_all_ranks(lambda: _deadline(config, began_s) if first else None)
     with log, StopRequest(_known_to_all(deadline)) as stop:
         trainer = build_trainer(here, data, stop=stop)
@@ -102,23 +102,23 @@ def run(config: Config, version: str) -> int:
             checkpointer = Checkpointer(config, surroundings["versions"])
             raise_on_all_ranks(checkpointer.claim)
             checkpointer.resume(trainer)
-            # Only now: a run that is refused leaves the folder's description as it was.
+            # Last: a run that is refused leaves the folder's description as it was.
             raise_on_all_ranks(lambda: _describe(config, surroundings) if first else None)
-        # Still inside: a signal that comes late, as ranks do not get it at the same time, would end the saving.
+        # Still inside: ranks do not get a signal at the same time, and a late one would end the saving.
         job = _Job(here, data, log, stop, checkpointer)
         code = job.run(trainer)
         if job.outputs is not None:
             job.outputs.close()
         dist.destroy_process_group()
     if code == EXIT_CHECKPOINTED:
-        # srun -K terminates the ranks that leave a moment after the first, and would report that instead.
+        # srun -K terminates ranks that end a moment after the first, and would report that instead.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return code
 
 
 @dataclasses.dataclass
 class _Job:
-    """A run that has been prepared."""
+    """A prepared run."""
 
     config: Config
     data: tuple[Dataset, Dataset]
@@ -126,10 +126,10 @@ class _Job:
     stop: StopRequest
     checkpointer: Checkpointer | None
     outputs: Outputs | None = None
-    """What the first rank writes after every epoch."""
+    """Files that rank 0 writes after every epoch."""
 
     def run(self, trainer: Trainer) -> int:
-        """Train to the end, where MPI lets them with the ranks that live when others die, and return the exit code."""
+        """Train to the end, with the surviving ranks if MPI allows it, and return the exit code."""
         point, heritage = RestorePoint(), None
         while True:
             try:
@@ -143,7 +143,7 @@ class _Job:
                 heritage = point.survive(error)
 
     def _begun_again(self, heritage: Snapshot) -> Trainer:
-        """Return a trainer of the ranks that live."""
+        """Return a trainer of the surviving ranks."""
         trainer = build_trainer(self.config, self.data, stop=self.stop)
         trainer.load_state_dict(heritage.state, heritage.arrays)
         if self.checkpointer is not None:
@@ -151,7 +151,7 @@ class _Job:
         return trainer
 
     def _train(self, trainer: Trainer, point: RestorePoint) -> int:
-        """Train, write what there is to be written, and return the exit code."""
+        """Train, write the outputs, and return the exit code."""
         point.note(trainer)
         timeline = _watched(trainer, self.config.timeline) if self.config.timeline else None
         raise_on_all_ranks(lambda: self._open_outputs(trainer))
@@ -175,10 +175,10 @@ class _Job:
         if dist.get_rank() == 0 and self.outputs is None:
             self.outputs = Outputs(self.config.metrics, self.config.output, trainer.history)
         elif self.outputs is not None:
-            self.outputs.epoch_end(trainer)  # another rank may have completed an epoch that this one had not
+            self.outputs.epoch_end(trainer)  # another rank may have completed one more epoch
 
     def _callbacks(self, point: RestorePoint) -> dict[str, list[Callback]]:
-        """Return what is done besides training: say, write, save, in this order."""
+        """Return the callbacks: print, write, save, in this order."""
         console = Console(self.config.epochs) if dist.get_rank() == 0 else None
         callbacks: dict[str, list[Callback]] = {
             "epoch_begin": [who.epoch_begin for who in (console, self.log) if who],
@@ -203,7 +203,7 @@ def _deadline(config: Config, began_s: float) -> Deadline | None:
 
 
 def _known_to_all(deadline: Deadline | None) -> Deadline | None:
-    """Return rank 0's deadline by the clock of this rank: rank 0 may be the one that does not live to see it."""
+    """Return rank 0's deadline by this rank's clock, because rank 0 may fail before it."""
     told = [None if deadline is None else (deadline.end_s - time.monotonic(), deadline.margin_s)]
     dist.broadcast_object_list(told, src=0)
     (left,) = told
@@ -211,7 +211,7 @@ def _known_to_all(deadline: Deadline | None) -> Deadline | None:
 
 
 def _watched(trainer: Trainer, path: Path) -> Timeline:
-    """Return a timeline on which the trainer's steps are noted from now on."""
+    """Return a timeline that records the trainer's steps from now on."""
     assert isinstance(trainer.model, DistributedDataParallel), "Config has checked it"
     timeline = Timeline(path)
     timeline.watch(trainer.optimizer)
@@ -220,7 +220,7 @@ def _watched(trainer: Trainer, path: Path) -> Timeline:
 
 
 def _stop(stop: StopRequest, trainer: Trainer, checkpointer: Checkpointer | None) -> int:
-    """Save a checkpoint after a signal or at the deadline, and return the exit code that asks for another start."""
+    """Save a checkpoint after a signal or at the deadline, and return the exit code for a restart."""
     told: list[tuple[str | None, int]] = [(None, 0)] * dist.get_world_size()
     dist.all_gather_object(told, (stop.reason, stop.number))
     rank, reason, number = next((rank, *each) for rank, each in enumerate(told) if each[0])
@@ -237,7 +237,7 @@ def _stop(stop: StopRequest, trainer: Trainer, checkpointer: Checkpointer | None
 
 
 def _finish(config: Config, trainer: Trainer, checkpointer: Checkpointer | None) -> int:
-    """Save the model, and say where it is."""
+    """Save the model and print its path."""
     first = dist.get_rank() == 0
     if config.output is not None:
         path = config.output / "model.safetensors"
@@ -245,7 +245,7 @@ def _finish(config: Config, trainer: Trainer, checkpointer: Checkpointer | None)
     if first:
         say(f"saved {path}" if config.output else "no --output DIR, so the model is not saved")
     if checkpointer is not None:
-        # After the model, which is there then even if the last checkpoint cannot be written.
+        # After the model, which is saved even if the last checkpoint cannot be written.
         raise_on_all_ranks(lambda: _last_written(checkpointer), RunError)
     return 0
 

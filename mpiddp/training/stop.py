@@ -19,7 +19,7 @@ def parse_duration(text: str) -> float | None:
     Raises
     ------
     UsageError
-        If it is none of these, or no time at all.
+        If it is none of these, or zero.
 
     Examples
     --------
@@ -39,19 +39,19 @@ def parse_duration(text: str) -> float | None:
 
 
 class Deadline:
-    """Tells, asked once a step, that there is no time for another step.
+    """Tells, once a step, whether there is time for another step.
 
     Parameters
     ----------
     end_s : float
-        When all is to be over, as ``time.monotonic()`` counts, whatever is done to the clock meanwhile.
+        The end by ``time.monotonic()``.
     margin_s : float
-        Time before that to leave for what comes after the last step, such as a checkpoint.
+        Time before it to leave for a checkpoint.
 
     Notes
     -----
-    Another step takes, for all that is known, as long as the longest time between two questions so far, which may have
-    had a test or a checkpoint in it.
+    The next step is assumed to take the longest time between two questions so far, which may include a test or a
+    checkpoint.
 
     Examples
     --------
@@ -66,12 +66,12 @@ class Deadline:
         self._longest_s = 0.0
 
     def due(self) -> bool:
-        """Tell whether the step that runs has to be the last one."""
+        """Return whether the current step has to be the last one."""
         now_s = time.monotonic()
         if self._asked_s is not None:
             self._longest_s = max(self._longest_s, now_s - self._asked_s)
         self._asked_s = now_s
-        # The step that runs has still to end, and another one would come after it.
+        # Twice: the current step has to end, and another one would follow.
         return now_s + 2 * self._longest_s + self.margin_s >= self.end_s
 
 
@@ -81,16 +81,16 @@ def deadline_of(max_time: str, margin_s: float, began_s: float) -> Deadline:
     Parameters
     ----------
     max_time : str
-        As `parse_duration` takes it.
+        See `parse_duration`.
     margin_s : float
         See `Deadline`.
     began_s : float
-        When the run began, as ``time.monotonic()`` counts.
+        Start of the run by ``time.monotonic()``.
 
     Raises
     ------
     UsageError
-        If ``max_time`` is ``slurm``, and Slurm has not said when the job ends.
+        If ``max_time`` is ``slurm``, and Slurm has not announced the end of the job.
     """
     seconds = parse_duration(max_time)
     if seconds is not None:
@@ -105,25 +105,23 @@ def deadline_of(max_time: str, margin_s: float, began_s: float) -> Deadline:
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""SIGUSR1 is what a batch system is told to send before the time limit, SIGTERM what it sends at the limit."""
+"""Batch systems send SIGUSR1 before the time limit, on request, and SIGTERM at it."""
 
 
 class StopRequest:
-    """While it is entered, the first signal is remembered; a second Ctrl-C interrupts at once.
-
-    To be entered in the main thread, as all handling of signals.
+    """Context in which the first signal is recorded; a second Ctrl-C interrupts at once. For the main thread.
 
     Parameters
     ----------
     deadline : Deadline, optional
-        When it is due, that is a reason to stop as well.
+        Another reason to stop.
 
     Attributes
     ----------
     number : int
-        The signal that came, or 0.
+        The signal received, or 0.
     late : bool
-        Whether the deadline was due.
+        True once the deadline was due.
     """
 
     def __init__(self, deadline: Deadline | None = None) -> None:
@@ -144,14 +142,14 @@ class StopRequest:
             signal.signal(each, handler)
 
     def __call__(self) -> bool:
-        """Tell whether a signal has come, or there is no time for another step; to be asked once a step."""
+        """Return whether to stop; to be asked once a step."""
         if self._deadline is not None and self._deadline.due():
             self.late = True
         return self.number != 0 or self.late
 
     @property
     def reason(self) -> str | None:
-        """What asked for the stop, in a word."""
+        """The reason to stop, in a word."""
         if self.number:
             return signal.Signals(self.number).name
         return "--max-time" if self.late else None

@@ -26,7 +26,7 @@ from .metrics import MetricSum
 
 
 class AveragedModel(Protocol):
-    """A model whose gradients are averages over all ranks; `DistributedDataParallel` is one."""
+    """A model whose gradients are averaged over all ranks; `DistributedDataParallel` is one."""
 
     module: Module
 
@@ -34,27 +34,27 @@ class AveragedModel(Protocol):
         """Run the model."""
 
     def weighted(self, n_samples: float, total: float | None = None) -> AbstractContextManager[None]:
-        """Wrap forward and backward on ``n_samples`` samples of ``total``: after it the gradients are averages."""
+        """Wrap forward and backward on ``n_samples`` samples of ``total``; gradients are averages afterwards."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Wrap forward and backward whose gradients are added to what there is, and not averaged yet."""
+        """Wrap forward and backward whose gradients are added up locally."""
 
     def skip_forward(self) -> None:
-        """Take part in what a forward of the other ranks sends, on a rank that has no inputs for one."""
+        """Take part in the communication of other ranks' forward, on a rank without inputs."""
 
     def bucket_order(self) -> list[int] | None:
-        """Return what decides how gradients share messages, or None where nothing does yet."""
+        """Return the order in which gradients share messages, or None."""
 
     def install_bucket_order(self, order: Sequence[int]) -> None:
-        """Let gradients share messages as they did where `bucket_order` returned ``order``."""
+        """Restore the order of `bucket_order`."""
 
     @property
     def exposed_s(self) -> float:
-        """Seconds for which this rank has waited for gradients, in all."""
+        """Seconds this rank has waited for gradients."""
 
 
 class NaiveAveraging:
-    """A model whose gradients are averaged after backward, one all-reduce for each parameter.
+    """A model whose gradients are averaged after backward, by one all-reduce for each parameter.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class NaiveAveraging:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Leave the gradients of the block this rank's own."""
+        """Keep the gradients of the block local."""
         outer, self._averages = self._averages, False
         try:
             yield
@@ -95,49 +95,49 @@ class NaiveAveraging:
             self._averages = outer
 
     def skip_forward(self) -> None:
-        """Do nothing: forward sends nothing here."""
+        """Do nothing: forward does not communicate."""
 
     def bucket_order(self) -> None:
         """Return None: each gradient is a message of its own."""
 
     def install_bucket_order(self, order: Sequence[int]) -> None:
-        """Take no notice: there are no buckets."""
+        """Do nothing: there are no buckets."""
 
 
 _MOST_NAMES = 5
-"""Parameters that an error names; with one, most others are broken too."""
+"""Most parameters that an error names."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Batch:
-    """What one rank has of a batch."""
+    """Part of a batch on this rank."""
 
     inputs: Any
     targets: Array
     samples: int
-    """How many samples count here; 0: inputs and targets are a stand-in."""
+    """Samples that count; 0: inputs and targets are a stand-in."""
     total: int | None
-    """How many samples all ranks have, or None where this rank does not know."""
+    """Samples of all ranks, or None if unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What has become of a step; the same on all ranks but for ``finite`` and ``waited_s``."""
+    """Result of a step; the same on all ranks except for ``finite`` and ``waited_s``."""
 
     tally: MetricSum
     """Sums over the samples of all ranks."""
     updated: bool
-    """Whether the parameters were changed."""
+    """True if the parameters were changed."""
     overflowed: bool
-    """Whether it was left out because the scaled gradients were too large, which a smaller scale mends."""
+    """True if it was skipped because scaled gradients overflowed."""
     broken: list[str]
-    """Names of the parameters whose averaged gradient is not finite."""
+    """Parameters whose averaged gradient is not finite."""
     finite: bool
-    """Whether this rank's losses are."""
+    """True if this rank's losses are finite."""
     last: Batch
     """The last batch."""
     waited_s: float
-    """Seconds for which this rank has waited for the tally."""
+    """Seconds this rank has waited for the sums."""
 
 
 def new_sums() -> MetricSum:
@@ -147,15 +147,13 @@ def new_sums() -> MetricSum:
 
 @dataclasses.dataclass
 class TrainStep:
-    """Makes steps: forward, backward, average, clip, update.
-
-    See `Trainer` for what the attributes mean.
+    """One step: forward, backward, average, clip, update. See `Trainer` for the attributes.
 
     Notes
     -----
-    A step has the gradient of the mean loss over all samples of its batches on all ranks, whatever their sizes: with
-    ``n`` samples in a batch here, ``n0`` in the window's first and ``T`` in all batches of all ranks, a batch's loss is
-    multiplied with ``n / n0``, and the sum of the gradients with ``n0 / T`` while it is reduced.
+    The gradient is that of the mean loss over all samples of all ranks, whatever their numbers: with ``n`` samples in a
+    batch, ``n0`` in the window's first and ``T`` in all batches of all ranks, a batch's loss is multiplied by ``n /
+    n0``, and the sum of the gradients by ``n0 / T`` during reduction.
     """
 
     model: AveragedModel
@@ -172,16 +170,16 @@ class TrainStep:
         self._mixes_samples = any(isinstance(module, SyncBatchNorm) for module in self.model.module.modules())
 
     def step(self, first: Batch, following: Iterator[Batch], stop: Callable[[], bool]) -> Outcome:
-        """Make a step of ``first`` and what comes after it, `accumulate` batches or what there is.
+        """Make a step of ``first`` and up to `accumulate` - 1 batches that follow.
 
         Parameters
         ----------
         first : Batch
             The first batch of the window.
         following : iterator of Batch
-            Those after it; not asked for more than the window has.
+            The next ones; only those of the window are taken.
         stop : callable
-            Whether this rank is to stop; asked when the last batch has come.
+            Whether this rank is to stop; asked at the last batch.
         """
         tally = new_sums()
         reference = max(1, first.samples)
@@ -201,8 +199,7 @@ class TrainStep:
         tally.add(stop=stop())
         with self.model.weighted(reference if samples else 0, total):
             loss = self._forward(batch, tally)
-            # Sent before backward, so that it has come when backward is done; but nobody waits for a GPU before it has
-            # got all its work.
+            # Sent before backward, to arrive during it; with a GPU after, which would be waited for otherwise.
             early = None if self._on_device else self._summing(tally)
             if loss is not None:
                 self._backward(loss, batch.samples / reference)
@@ -215,33 +212,33 @@ class TrainStep:
         return Outcome(tally, updated, overflowed, broken, finite, batch, waited_s)
 
     def predict(self, inputs: Any) -> Any:
-        """Return the output of the model itself, without any average, as the loss takes it."""
+        """Return the output of the model itself, without averaging, as the loss takes it."""
         return self._call(self.model.module, inputs)
 
     def placed(self, batch: Any) -> Any:
-        """Return a batch where the model is."""
+        """Return a batch on the model's device."""
         return map_nested(upload, np.ndarray, batch) if self._on_device else batch
 
     @staticmethod
     def _summing(tally: MetricSum) -> tuple[bool, Work]:
-        """Begin to add up the tallies of all ranks; return whether this one's loss is finite, and the Work."""
+        """Start to add up the metrics of all ranks; return whether this rank's loss is finite, and the Work."""
         tally.read()
         return bool(np.isfinite(tally["loss"])), tally.all_reduce()
 
     def _broken(self, tally: MetricSum) -> list[str]:
-        """Return the names of the parameters whose averaged gradient is not finite; reads what is on a device, too."""
+        """Return the names of parameters whose averaged gradient is not finite; reads pending device numbers, too."""
         named = [(name, p.grad) for name, p in self.model.module.named_parameters() if p.grad is not None]
         if not self._on_device:
             return [name for name, grad in named if not is_finite(grad)]
         squares = [grad.reshape(-1) @ grad.reshape(-1) for _, grad in named]
         found = zip(named, tally.read(squares), strict=True)
-        # Averaged gradients are the same on all ranks, so all of them see what one sees.
+        # Averaged gradients are the same on all ranks, so all come to the same result.
         return [name for (name, grad), square in found if not (np.isfinite(square) or is_finite(grad))]
 
     def faults(self, outcome: Outcome) -> tuple[str, str]:
-        """Return what is not finite in a step that was left out, with its ranks, and what may be the cause.
+        """Return the values that are not finite in a skipped step, with their ranks, and the likely cause.
 
-        Every rank calls it; the gradients are gone afterwards.
+        Every rank calls it; it discards the gradients.
         """
         spoilt = [name for name, p in self.model.module.named_parameters() if not is_finite(p.data)]
         if ranks := _ranks_where(not outcome.finite):
@@ -265,7 +262,7 @@ class TrainStep:
         return what, cause
 
     def _sharing(self, samples: int, total: int | None) -> contextlib.AbstractContextManager[None]:
-        """Let layers that mix the gradients of several ranks know this rank's weight, where there are some."""
+        """Tell layers that average over ranks in forward this rank's weight, if there are any."""
         return self.model.weighted(samples, total) if self._mixes_samples else contextlib.nullcontext()
 
     def _call(self, model: Callable[[Any], Any], inputs: Any) -> Any:
@@ -282,7 +279,7 @@ class TrainStep:
             if not self._mixes_samples:
                 self.model.skip_forward()
                 return None
-            # The other ranks' layers wait for this one's part of their sums: that of an empty batch.
+            # The other ranks' layers wait for this rank's part of their sums: that of an empty batch.
             inputs, targets = inputs[:0], targets[:0]
         with _no_mean_of_nothing(batch.samples):
             output = self._call(self.model, inputs)
@@ -295,7 +292,7 @@ class TrainStep:
 
     def _backward(self, loss: Tensor, share: float) -> None:
         factor = share if self.scaler is None else share * self.scaler.scale
-        # An overflow is no surprise where a scaler looks for the largest scale without one.
+        # A scaler looks for the largest scale without overflow, so overflows are expected.
         quiet: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.scaler is not None:
             quiet = np.errstate(over="ignore", invalid="ignore")
@@ -303,12 +300,12 @@ class TrainStep:
             loss.backward(None if factor == 1 else np.asarray(factor, loss.dtype))
 
     def _update(self, tally: MetricSum, broken: list[str]) -> tuple[bool, bool]:
-        """Change the parameters, if loss and gradients are finite; return whether, and if not, whether by overflow."""
+        """Change the parameters if loss and gradients are finite; return (updated, overflowed)."""
         sound = bool(np.isfinite(tally["loss"]))
         overflowed = False
         if self.scaler is not None and sound:
             scale = self.scaler.scale
-            with contextlib.suppress(FloatingPointError):  # where no smaller scale mends it
+            with contextlib.suppress(FloatingPointError):  # no smaller scale would help
                 self.scaler.update(bool(broken))
                 overflowed = bool(broken)
             if not broken:
@@ -323,7 +320,7 @@ class TrainStep:
         return sound and not broken, overflowed
 
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
-        """Compute this rank's gradient of a batch once more, without sending it, and tell whether it is finite."""
+        """Compute this rank's gradient of a batch once more, locally, and return whether it is finite."""
         with self.model.no_sync(), self._sharing(max(1, batch.samples), batch.total):
             loss = self._forward(batch, new_sums())
             if loss is not None:
@@ -332,16 +329,16 @@ class TrainStep:
 
 
 def _no_mean_of_nothing(share: float) -> contextlib.AbstractContextManager[Any]:
-    """Keep NumPy from warning of the mean loss of a batch without samples, which is NaN and counts for nothing."""
+    """Silence NumPy about the mean loss of an empty batch, NaN of weight 0."""
     return contextlib.nullcontext() if share else np.errstate(divide="ignore", invalid="ignore")
 
 
 def is_finite(x: Array | None) -> bool:
-    """Tell whether all elements are finite; one pass, where they are."""
+    """Return whether all elements are finite; one pass if they are."""
     if x is None:
         return True
     flat = x.reshape(-1)
-    # A sum of squares is quick and never hides a NaN, but may overflow where no element is infinite.
+    # A sum of squares is fast and never hides a NaN, but may overflow without an infinite element.
     with np.errstate(over="ignore", invalid="ignore"):
         xp = array_namespace(flat)
         return bool(xp.isfinite(flat @ flat)) or bool(xp.isfinite(flat).all())
@@ -354,7 +351,7 @@ def _sum_over_ranks(number: int) -> int:
 
 
 def _ranks_where(here: bool) -> str:
-    """Return the ranks that say yes, as a list for a person; every rank calls it."""
+    """Return the ranks where a condition holds, as text; every rank calls it."""
     found = [False] * get_world_size()
     all_gather_object(found, here)
     return ", ".join(str(rank) for rank, yes in enumerate(found) if yes)

@@ -1,7 +1,4 @@
-"""``Trainer``: synchronous training of any model on all ranks.
-
-Knows how steps, epochs and ranks fit together; what a model, a loss, a sample or a file is, it is told.
-"""
+"""``Trainer``: synchronous training of any model on all ranks, in steps and epochs."""
 
 from __future__ import annotations
 
@@ -28,19 +25,19 @@ from .train_step import AveragedModel, Batch, Outcome, TrainStep, new_sums
 
 Callback = Callable[["Trainer"], object]
 MAX_SKIPPED = 100
-"""Steps in a row that may be left out, where an epoch has more of them."""
+"""Steps in a row that may be skipped, if an epoch has more of them."""
 EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
-"""When callbacks are called: on every rank, in the order of the lists, with the trainer as the only argument."""
+"""Events of callbacks, which are called on every rank, in the order of the lists, with the trainer."""
 
 
 class Stateful(Protocol):
-    """What has a state that decides how training goes on: a schedule, a loss scale, a communication hook's memory."""
+    """An object whose state a checkpoint carries: a schedule, a loss scale, a communication hook's memory."""
 
     def state_dict(self) -> Any:
-        """Return the state: numbers, strings, None and arrays, in dicts and lists."""
+        """Return the state: numbers, strings, None and arrays, in dicts, lists and tuples."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from such a state."""
+        """Continue from such a state."""
 
 
 class Trainer:
@@ -53,60 +50,59 @@ class Trainer:
     optimizer : Optimizer
         Of the model's parameters.
     loss_fn : callable
-        Gives the mean loss, a Tensor, of the model's output and the targets.
+        Returns the mean loss, a Tensor, of the model's output and the targets.
     train_loader : DataLoader
-        Gives batches (inputs, targets), equally many on every rank; best with a `GlobalBatchSampler`, which makes
-        steps independent of the number of ranks.
+        Batches (inputs, targets), equally many on every rank; best with a `GlobalBatchSampler`, whose steps do not
+        depend on the number of ranks.
     test_loader : DataLoader, optional
-        Gives each test sample on one rank: ``DistributedSampler(..., mode="exact")``. Ranks may have unequal numbers of
+        Each test sample on one rank: ``DistributedSampler(..., mode="exact")``. Ranks may have unequal numbers of
         batches.
     correct_fn : callable, default count_correct
-        Gives the number of samples, of an output and its targets, for which the model is right.
+        Returns the number of correct samples, of an output and its targets.
     stop : callable, optional
-        Asked once a step whether this rank was told to stop; where one was, all ranks stop after the same step.
+        Asked once a step; if it is true on one rank, all ranks stop after the same step.
     on_nan : {"stop", "skip"}, default "stop"
-        What to do in a step whose loss or gradients are not finite: raise, or leave the step out. As many in a row as
-        an epoch has steps, or `MAX_SKIPPED`, raise all the same: nothing is learned any more.
+        Raise in a step whose loss or gradients are not finite, or skip it. As many in a row as an epoch has steps, or
+        `MAX_SKIPPED`, raise all the same.
     callbacks : mapping of str to sequence of callable, optional
         Lists by event: ``epoch_begin``, ``step_end``, ``epoch_end``, and ``step_skip`` before the ``step_end`` of a
-        step that was left out. Callbacks may communicate, if all ranks do.
+        skipped step. Callbacks may communicate if all ranks do.
     stateful : mapping of str to Stateful, optional
-        By names, what else has a state that a checkpoint has to carry; the state may differ from rank to rank.
+        Further state for checkpoints, by name; it may differ from rank to rank.
     accumulate : int, default 1
-        Batches whose gradients make one step; the last step of an epoch takes what there is. A step has the gradient of
-        the mean loss over all of its samples.
+        Batches whose gradients make one step; the last step of an epoch takes the rest.
     clip_norm : float, optional
         Limit of the norm of all averaged gradients together.
     scheduler : LRScheduler, optional
-        Of the optimizer; moves on after every step, also one that is left out, so it ends where it was planned to.
+        Of the optimizer; advances after every step, also a skipped one.
     precision : MixedPrecision, optional
         Of the model: forward runs in half precision.
-    scaler : LossScale, optional
-        Scales the losses; a step whose scaled gradients overflow is left out.
+        scaler : LossScale, optional
+        Scales the losses; a step whose scaled gradients overflow is skipped.
 
     Attributes
     ----------
     epoch : int
-        Epochs completed; while one runs, its number from 0.
+        Epochs completed, which is the number of the current one, from 0.
     step : int
-        Steps made since the beginning, those left out included.
+        Steps since the beginning, skipped ones included.
     running : MetricSum
-        Sums over the samples of all ranks in the epoch that runs.
+        Sums over the samples of all ranks in the current epoch.
     history : list of EpochMetrics
-        Of all epochs so far.
+        Of all completed epochs.
     skipped : int
-        Steps left out.
+        Steps skipped.
     stopped : bool
-        Whether a rank was told to stop; the same on all ranks.
+        True if a rank was told to stop; the same on all ranks.
 
     Raises
     ------
     ValueError
-        If ``callbacks`` names an event that does not exist, or ``accumulate`` is below 1.
+        If ``callbacks`` names an unknown event, or ``accumulate`` is below 1.
 
     Notes
     -----
-    A step sends the gradients and one message of 32 bytes, which goes while backward runs.
+    A step sends the gradients and one message of 32 bytes, which is sent during backward.
 
     Examples
     --------
@@ -164,11 +160,11 @@ class Trainer:
         self._skipped_in_a_row = 0
         self._waited_s = 0.0
         self._last_lr = float(optimizer.param_groups[0]["lr"])
-        # Of the epoch that runs, over all processes that have had a part in it.
+        # Of the current epoch, over all runs that have trained in it.
         self._epoch_s = self._epoch_exposed_s = 0.0
 
     def fit(self, epochs: int) -> list[EpochMetrics]:
-        """Train until ``epochs`` epochs are completed, or `stop` has said so, and return the metrics of all epochs."""
+        """Train until ``epochs`` epochs are completed, or `stop` is true, and return the metrics of all epochs."""
         while self.epoch < epochs and not self.stopped:
             self._train_epoch()
             if not self.stopped:
@@ -176,9 +172,9 @@ class Trainer:
         return self.history
 
     def evaluate(self, loader: Iterable[Any]) -> MetricSum:
-        """Return ``loss`` and ``correct`` summed over the samples of all ranks, each counted once.
+        """Return ``loss`` and ``correct`` summed over the samples of all ranks.
 
-        All ranks test the first one's model: its running statistics are copied to all.
+        All ranks test rank 0's model: its running statistics are broadcast.
         """
         tally = new_sums()
         train_step = self.train_step()
@@ -196,26 +192,26 @@ class Trainer:
         return tally
 
     def arrays(self) -> dict[str, Array]:
-        """Return the live arrays of model and optimizer, the same on every rank, by names for a checkpoint."""
+        """Return the live arrays of model and optimizer that are equal on every rank, by name."""
         found = {f"model.{name}": x for name, x in self.model.module.state_dict().items()}
         if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
             found |= _by_names(self.optimizer.state_dict()["state"])
         return found
 
     def own_arrays(self) -> dict[str, Array]:
-        """Return the live arrays that only this rank has: its share of an optimizer's state, and that of `stateful`."""
+        """Return the live arrays of this rank alone: its shard of the optimizer's state, and of `stateful`."""
         found = _by_names(self.optimizer.shard()) if isinstance(self.optimizer, ZeroRedundancyOptimizer) else {}
         return found | flatten(self._states(), "stateful")[1]
 
     def wants(self, name: str, rank: int, ranks: int) -> bool:
-        """Tell whether this rank goes on with an array that ``rank`` of ``ranks`` alone had (see `own_arrays`)."""
+        """Return whether this rank needs an array that ``rank`` of ``ranks`` alone held (see `own_arrays`)."""
         if name.startswith("optimizer."):
             optimizer, number = self.optimizer, int(name.split(".")[1])
             return not isinstance(optimizer, ZeroRedundancyOptimizer) or number in optimizer.owned()
         return get_rank() % ranks == rank
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything else that decides how training goes on, as JSON knows it. Every rank calls it."""
+        """Return all other state, as JSON values. Every rank calls it."""
         own: list[Any] = [None] * get_world_size()
         all_gather_object(own, (nn.random.get_state(), flatten(self._states(), "stateful")[0]))
         random_states, states = (list(each) for each in zip(*own, strict=True))
@@ -230,7 +226,7 @@ class Trainer:
             "skipped": self.skipped,
             "skipped_in_a_row": self._skipped_in_a_row,
             "last_lr": self._last_lr,
-            # Not its own method: that of a sharded optimizer wants the whole state collected first.
+            # The base class's method: that of a sharded optimizer wants the whole state collected first.
             "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
             "random": random_states,
             "stateful": states,
@@ -238,16 +234,16 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """Go on where `state_dict` and `arrays` were taken, in the middle of an epoch too.
+        """Continue where `state_dict` and `arrays` were taken, also in the middle of an epoch.
 
-        With as many ranks as then, training goes on to the same bits. With another number no sample of the epoch is
-        lost or repeated; a rank that was not there begins its own stream of dropout, and goes on with what of
-        `stateful` another rank had. Of `own_arrays` each rank needs those that it `wants`.
+        With the same number of ranks training continues to the same bits. With another number no sample of the epoch is
+        lost or repeated; a new rank begins its own stream of dropout, and takes the `stateful` of another rank. Of
+        `own_arrays` each rank needs those that it `wants`.
 
         Raises
         ------
         RuntimeError, ValueError
-            If model, optimizer or data are not those of the state.
+            If model, optimizer or data do not fit the state.
         """
         self.model.module.load_state_dict(
             {name.removeprefix("model."): x for name, x in arrays.items() if name.startswith("model.")}
@@ -273,14 +269,14 @@ class Trainer:
         self._skipped_in_a_row = state.get("skipped_in_a_row", 0)
         self._last_lr = state.get("last_lr", self._last_lr)
         if self.scheduler is not None:
-            # The plan is this run's, which may have been changed; how far it has come, the checkpoint's.
+            # The schedule is this run's, which may have changed; the position is the checkpoint's.
             self.scheduler.step(self.step)
         self._epoch_s, self._epoch_exposed_s = state["epoch_s"], state["epoch_exposed_s"]
         self.history = [EpochMetrics(**metrics) for metrics in state["history"]]
 
     @property
     def comm_exposed_s(self) -> float:
-        """Seconds for which this rank has waited for communication in steps, in all."""
+        """Seconds this rank has waited for communication in steps."""
         return self.model.exposed_s + self._waited_s
 
     def _states(self) -> dict[str, Any]:
@@ -291,7 +287,7 @@ class Trainer:
             callback(self)
 
     def _train_epoch(self) -> None:
-        """Make a pass over the training data, or what remains of it."""
+        """Iterate over the training data, or over the rest of it."""
         self.model.module.train()
         self.train_loader.set_epoch(self.epoch)
         self._emit("epoch_begin")
@@ -306,11 +302,11 @@ class Trainer:
             self._emit("step_end")
             if self.stopped:
                 return
-        if not self._epoch_s:  # samples may be none where every step was left out
+        if not self._epoch_s:  # running has no samples either if every step was skipped
             raise ValueError("train_loader gave no batch: there is nothing to train on")
 
     def _complete_epoch(self) -> None:
-        """Measure what the epoch has brought, and make ready for the next one."""
+        """Evaluate the epoch and prepare the next one."""
         share = MetricSum("exposed")
         share.add(exposed=self._epoch_exposed_s / self._epoch_s)
         share.all_reduce().wait()
@@ -335,7 +331,7 @@ class Trainer:
         self._emit("epoch_end")
 
     def train_step(self) -> TrainStep:
-        """Return what makes the steps of this trainer."""
+        """Return the `TrainStep` of this trainer."""
         return TrainStep(
             self.model,
             self.optimizer,
@@ -348,7 +344,7 @@ class Trainer:
         )
 
     def _batches(self) -> Iterator[Batch]:
-        """Yield this rank's shares of the batches that remain of the epoch."""
+        """Yield this rank's shares of the remaining batches."""
         for inputs, targets in self.train_loader:
             share = self.train_loader.current
             samples, total = (share.samples, share.global_samples) if share else (len(targets), None)
@@ -372,8 +368,8 @@ class Trainer:
             self._emit("step_skip")
 
     def _skip(self, train_step: TrainStep, outcome: Outcome) -> None:
-        """Leave out a step, or raise where that is not to be, or goes on for too long."""
-        # Overflows come to an end by themselves, where the scale has come down.
+        """Skip a step, or raise if that is not wanted or goes on for too long."""
+        # Overflows end by themselves, as the scale decreases.
         self._skipped_in_a_row += not outcome.overflowed
         an_epoch = -(-length_hint(self.train_loader, MAX_SKIPPED * self.accumulate) // self.accumulate)
         too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, an_epoch)
@@ -385,5 +381,4 @@ class Trainer:
 
 
 def _by_names(state: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:
-    """Return an optimizer's state as arrays by names."""
     return {f"optimizer.{number}.{name}": x for number, record in state.items() for name, x in record.items()}

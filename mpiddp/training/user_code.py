@@ -35,15 +35,14 @@ def import_string(option: str, name: str) -> Callable[..., Any]:
     Parameters
     ----------
     option : str
-        Where the name was given, for the error's text: ``--model``.
+        The option that names it, for errors: ``--model``.
     name : str
         ``package.module:callable``; the working directory is searched too.
 
     Raises
     ------
     UsageError
-        If there is no such module, or no such callable in it. What the module raises itself while it is imported goes
-        on to the caller.
+        If there is no such module or callable. Other errors of the import propagate.
 
     Examples
     --------
@@ -53,7 +52,7 @@ def import_string(option: str, name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.append(here)  # the console script's path lacks it, that of python -m has it
+        sys.path.append(here)  # sys.path of the console script lacks it
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -71,19 +70,19 @@ def import_string(option: str, name: str) -> Callable[..., Any]:
 
 
 def call(option: str, name: str, **arguments: Any) -> Any:
-    """Return what the callable of a name returns.
+    """Return the result of a named callable.
 
     Parameters
     ----------
     option, name : str
         See `import_string`.
     **arguments
-        What it is called with.
+        Its arguments.
 
     Raises
     ------
     UsageError
-        As `import_string`; and if it does not take these arguments, or raises something itself.
+        As `import_string`; and if it does not take these arguments, or raises.
 
     Examples
     --------
@@ -107,12 +106,12 @@ def call(option: str, name: str, **arguments: Any) -> Any:
 
 
 def attempt(action: Callable[[], _Result], said: str) -> _Result:
-    """Return what an action returns, which runs a user's code.
+    """Return the result of an action that runs a user's code.
 
     Raises
     ------
     UsageError
-        If it raises something: ``said``, the error, and the place in the user's code, in one line for all ranks.
+        If it raises: ``said``, the error, and the place in the user's code, in one line.
     """
     try:
         return action()
@@ -127,29 +126,29 @@ def attempt(action: Callable[[], _Result], said: str) -> _Result:
 
 
 _SAMPLES = 2
-"""That are tried: two, so that samples of unequal shapes are met."""
+"""Samples checked: two, to find unequal shapes."""
 _IGNORED = -100
-"""The target that the losses take no notice of."""
+"""Target that the losses ignore."""
 
 
 def sanity_check(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]) -> None:
-    """Compute the loss of the first samples for training and for the test, and look at all labels that lie in memory.
+    """Compute the loss of the first samples of training and test, and check all labels in memory.
 
-    Nothing is changed, drawn or sent: the model is in the mode of an evaluation.
+    Changes, draws and sends nothing: the model is in evaluation mode.
 
     Parameters
     ----------
     trainer : Trainer
-        What `build_trainer` has made of the configuration.
+        The trainer of the configuration.
     config : Config
         For the names of model and data.
     data : tuple of Dataset
-        For training and for the test.
+        For training and test.
 
     Raises
     ------
     UsageError
-        If samples, model, loss and labels do not fit each other; the text says what was expected and what was found.
+        If samples, model, loss and labels do not fit; the text names what was expected and found.
     """
     train_step, module = trainer.train_step(), trainer.model.module
     module.eval()
@@ -159,7 +158,7 @@ def sanity_check(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]
 
 
 class _SanityCheck:
-    """The trial of one part of the data."""
+    """Check of one part of the data."""
 
     def __init__(self, train_step: TrainStep, config: Config, part: str) -> None:
         self._stepper = train_step
@@ -168,7 +167,7 @@ class _SanityCheck:
         self._part = part
         module = train_step.model.module
         self._takes = TAKES.get(config.model)
-        # A loss of the user's own may have targets of any kind.
+        # A loss of the user may have targets of any kind.
         self._classifies = config.model in MODELS or not hasattr(module, "loss_fn")
 
     def run(self, dataset: Dataset) -> None:
@@ -195,7 +194,6 @@ class _SanityCheck:
             )
 
     def _output(self, inputs: Any) -> Any:
-        """Return what the model makes of inputs."""
         found = f"{self._data} has {self._part} samples {_shape(inputs)}"
         if self._takes is None:
             return attempt(lambda: self._stepper.predict(inputs), f"{self._model} does not take them: {found}")
@@ -229,13 +227,13 @@ class _SanityCheck:
 
 
 def _shape(x: Any) -> str:
-    """Return what an array of a batch is, in words: its dtype, and its shape without the samples."""
+    """Return dtype and shape of a batch's array, without the samples, as text."""
     shape = getattr(x, "shape", None)
     return f"{x.dtype} {tuple(shape[1:])}" if shape else f"of type {type(x).__name__}"
 
 
 def _described(sample: Any) -> str:
-    """Return what a sample is, in words."""
+    """Return the structure of a sample as text."""
     if isinstance(sample, (tuple, list)):
         inner = ", ".join(_described(each) for each in sample[:4]) + ", ..." * (len(sample) > 4)
         return f"({inner})"
@@ -243,5 +241,5 @@ def _described(sample: Any) -> str:
 
 
 def _listed(labels: Array) -> str:
-    """Return the least and the largest of some labels, where there are several."""
+    """Return the least and the largest of some labels as text."""
     return str(labels[0]) if len(labels) == 1 else f"{labels[0]} to {labels[-1]}"
