@@ -116,7 +116,7 @@ DATA = {
     "no labels": (ArrayDataset(images(1, 28, 28)), "mlp", rf"{PAIRS}\(float32 \(1, 28, 28\)\)"),
     "three": (ArrayDataset(images(4), LABELS, LABELS), "mlp", rf"{PAIRS}\(float32 \(4,\), int64"),
     "ragged": ([(images(1, 2 + i)[0], 0) for i in range(N)], "mlp", f"{BAD_BATCH}ValueError: default_collate needs"),
-    "fails": (Fails(), "mlp", rf"{BAD_BATCH}KeyError: 'sample-0' \(.*trial\.py, line \d+, in __getitem__\)"),
+    "fails": (Fails(), "mlp", rf"{BAD_BATCH}KeyError: 'sample-0' \(.*sanity_check\.py, line \d+, in __getitem__\)"),
     "floats": (
         ArrayDataset(images(784), LABELS / 2),
         "mlp",
