@@ -21,7 +21,7 @@ ONE_NUMBER = {
     "test_device_training.py": 2,
     "test_names.py": 2,
     "test_training_batchnorm.py": 2,
-    "test_training_bits.py": 3,
+    "test_training_reproducibility.py": 3,
     "test_training_half.py": 2,
     "test_training_models.py": 3,
     "test_training_options.py": 2,
