@@ -1,17 +1,17 @@
-"""Gradient buckets: arrays in which gradients are born and which are sent as they are.
+"""Gradient buckets: arrays that gradients are written to by backward, and that are sent as they are.
 
-All buckets of a dtype are slices of one array, and the parameters' own arrays are laid out alike in another: nothing is
+All buckets of a dtype are slices of one array, and the parameters' arrays are laid out alike in another: nothing is
 packed or unpacked, and an optimizer may step over a whole model in a few operations.
 
-Gradients become ready from the last layer to the first. A bucket leaves when its last gradient is there, so a large
-bucket saves messages and a small one leaves early; the one that closes last has nothing left to hide behind.
+Gradients become ready from the last layer to the first. A bucket is sent when its last gradient is ready: a large
+bucket saves messages, a small one is sent early; no computation hides the last one.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,11 +26,11 @@ _logger = logging.getLogger("mpiddp")
 MIB = 1 << 20
 DEFAULT_CAP_BYTES = 25 * MIB
 LAST_CAP_BYTES = 1 * MIB
-"""Cap of the bucket that closes last: torch makes the one that leaves first small, which hides no communication."""
+"""Cap of the bucket that is sent last; torch makes the first one small, which hides no communication."""
 
 LEAST_BYTES = MIB // 4
-"""What is left for the bucket that closes first joins the next one, where it is less than this: in each bucket ranks
-wait for each other twice, which took longer than what so little could hide (784-256-256-10: 10 KB of 1 MB)."""
+"""A smaller first bucket is merged with the second: ranks wait for each other twice in each bucket, which took longer
+than so few bytes could hide (784-256-256-10: 10 KB of 1 MB)."""
 
 
 class Handle(Protocol):
@@ -61,18 +61,18 @@ class ParameterLike(Protocol):
 
 
 class GradBucket:
-    """Some parameters, their gradients in one array, and how far the reduction is (``torch.distributed.GradBucket``).
+    """Parameters and their gradients, in one array (``torch.distributed.GradBucket``).
 
     Parameters
     ----------
     index : int
-        Its place among the buckets.
+        Position in the order of reduction.
     parameters : sequence of Parameter
-        The parameters, in the order of memory.
+        In the order of memory.
     buffer : array
-        One-dimensional; exactly as long as the gradients.
+        Shape (n,), with n the number of elements of all gradients.
     is_last : bool
-        Whether no bucket follows.
+        Whether it is the last bucket.
     """
 
     def __init__(self, index: int, parameters: Sequence[ParameterLike], buffer: Array, is_last: bool) -> None:
@@ -82,14 +82,14 @@ class GradBucket:
         self._is_last = is_last
         self._slots = _views(buffer, parameters)
         self.pending = len(self._parameters)
-        """Parameters whose gradients this backward has not made yet."""
+        """Parameters whose gradients are not ready yet in this backward."""
 
     def index(self) -> int:
-        """Return the bucket's place in the order of reduction."""
+        """Return the bucket's position in the order of reduction."""
         return self._index
 
     def buffer(self) -> Array:
-        """Return the one-dimensional array that holds all gradients of the bucket; not divided by anything yet."""
+        """Return the one-dimensional array of all gradients, not divided by the number of ranks yet."""
         return self._buffer
 
     def gradients(self) -> list[Array]:
@@ -101,11 +101,11 @@ class GradBucket:
         return list(self._parameters)
 
     def is_last(self) -> bool:
-        """Tell whether this bucket is the last of the backward."""
+        """Return whether this bucket is the last of the backward."""
         return self._is_last
 
     def set_buffer(self, buffer: Array) -> None:
-        """Copy ``buffer``, of the bucket's length, into the bucket's, unless it is that memory already."""
+        """Copy ``buffer``, of the same length, into the bucket's unless it is that memory."""
         if address(buffer) != address(self._buffer) or buffer.dtype != self._buffer.dtype:
             assign(self._buffer, buffer.reshape(-1))
 
@@ -120,16 +120,16 @@ def _views(flat: Array, parameters: Sequence[ParameterLike]) -> list[Array]:
 
 
 def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> list[GradBucket]:
-    """Make the buckets: move the parameters' arrays side by side, and give each a place for its gradient.
+    """Make buckets: move the parameters' arrays side by side, and give each a slot for its gradient.
 
-    Gradients that exist move too. Collective over the group: the gradients' memory is shared by the ranks of a node.
+    Existing gradients are moved too. Collective over the group: the ranks of a node share the gradients' memory.
 
     Parameters
     ----------
     buckets : sequence of sequences of Parameter
-        The plan: the same on all ranks; dtypes never share a bucket.
+        The same on all ranks, each of one dtype.
     group : ProcessGroup
-        Who reduces them.
+        The ranks.
     """
     made: dict[int, GradBucket] = {}
     for dtype in dict.fromkeys(bucket[0].dtype for bucket in buckets):
@@ -161,7 +161,7 @@ def _move_together(parameters: Sequence[ParameterLike], flat: Array) -> None:
 
 
 def _gradient_memory(like: Array, length: int, group: ProcessGroup) -> Array:
-    """Return memory for gradients where ``like`` is, which the ranks of the node share."""
+    """Return node-shared memory on the device of ``like``."""
     shared = symmetric_empty(length, like.dtype, group, "cuda" if is_device_array(like) else "cpu")
     assert shared is not None, "the reducer is a member of its group"
     return shared
@@ -181,13 +181,15 @@ def _fill(order: Sequence[int], sizes_bytes: Sequence[int], caps_bytes: Sequence
     return buckets
 
 
-def plan(
+def assign_to_buckets(
     order: Sequence[int],
     sizes_bytes: Sequence[int],
     kinds: Sequence[Hashable],
     caps_bytes: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Return the buckets, each a list of parameters, in the order in which they will be complete.
+    """Assign parameters to buckets: return a list of parameters for each bucket, in the order of completion.
+
+    Pure arithmetic on sizes, the same on every rank.
 
     Parameters
     ----------
@@ -199,11 +201,11 @@ def plan(
         Dtype (and device) of each parameter; kinds never share a bucket.
     caps_bytes : sequence of int, optional
         Caps of the first, second, ... bucket of each kind, the last one for all that follow. By default 25 MiB, and
-        1 MiB for the bucket that closes last; less than 256 KiB make no bucket of their own.
+        1 MiB for the bucket that is sent last; less than 256 KiB make no bucket of their own.
 
     Examples
     --------
-    >>> plan([3, 2, 1, 0], [4, 4, 4, 4], "aaaa", caps_bytes=[8])
+    >>> assign_to_buckets([3, 2, 1, 0], [4, 4, 4, 4], "aaaa", caps_bytes=[8])
     [[3, 2], [1, 0]]
     """
     buckets: list[list[int]] = []
@@ -221,7 +223,7 @@ def plan(
 
 
 def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int] | None:
-    """Return the caps that a program gives in MiB, as one number or one for each bucket, or None without any.
+    """Return caps in bytes of one cap in MiB or one for each bucket; None without any.
 
     Raises
     ------
@@ -238,35 +240,33 @@ def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[floa
     return [int(cap * MIB) for cap in caps]
 
 
-class Place(NamedTuple):
-    """Where a gradient is born."""
+class Slot(NamedTuple):
+    """A gradient's memory."""
 
     bucket: GradBucket
-    slot: Array
+    gradient: Array
 
 
-class Layout:
-    """Some parameters' places in buckets.
+class Buckets:
+    """The buckets of a model, iterable in the order in which they are sent.
 
     Parameters
     ----------
     parameters : sequence of Parameter
         In the order of registration, which numbers them; the same on all ranks.
     group : ProcessGroup
-        The ranks. Making a layout, and whatever changes it, is collective over them.
+        The ranks. Making buckets and changing their order is collective.
     caps_bytes : sequence of int, optional
-        See `plan`.
+        See `assign_to_buckets`.
 
     Attributes
     ----------
     order : list of int
-        The parameters in the order in which their gradients are expected; the reverse of registration at first.
-    buckets : list of GradBucket
-        In the order in which they are sent.
-    places : list of Place
+        Parameters in the order in which their gradients are expected; the reverse of registration at first.
+    slots : list of Slot
         By the parameter's number.
     settled : bool
-        Whether the order is there to stay.
+        Whether the order is final.
     """
 
     def __init__(
@@ -277,10 +277,10 @@ class Layout:
         self._caps_bytes = caps_bytes
         self._rebuilt = False
         self.settled = False
-        self._arrange(list(reversed(range(len(parameters)))))
+        self._build(list(reversed(range(len(parameters)))))
 
     def install_order(self, order: Sequence[int]) -> None:
-        """Follow a known order from the start.
+        """Use a known order from the start.
 
         Raises
         ------
@@ -292,58 +292,66 @@ class Layout:
                 f"the order of buckets has to name each of {len(self._parameters)} trained parameters once, got"
                 f" {len(order)} numbers: it is that of another model, or of one with other parameters frozen"
             )
-        self._follow(list(order))
+        self._rebuild(list(order))
         self.settled = True
 
     def settle(self, order_here: Sequence[int] | None = None) -> None:
-        """Follow for good the order in which gradients came on the first rank; None: the one that was expected."""
+        """Make final the order in which gradients became ready on the first rank; None: the expected one."""
         if order_here is not None:
             agreed = np.array(order_here, dtype=np.int64)
             broadcast(agreed, group=self._group, group_src=0)
-            self._follow(agreed.tolist())
+            self._rebuild(agreed.tolist())
         self.settled = True
 
-    def _follow(self, order: list[int]) -> None:
-        """Make buckets for gradients that come in ``order``, where they are not those that there are."""
-        if list(map(set, self._plan(order))) != list(map(set, self._plan(self.order))):
-            self._arrange(order)
+    def _rebuild(self, order: list[int]) -> None:
+        """Make buckets for gradients in ``order``, if they differ from the present ones."""
+        if list(map(set, self._assign(order))) != list(map(set, self._assign(self.order))):
+            self._build(order)
             self._rebuilt = True
             if self._group.rank() == 0:
-                _logger.info("buckets follow the order of gradients from now on: %s bytes", self.bucket_sizes_bytes())
+                _logger.info("buckets follow the order of gradients from now on: %s bytes", self.sizes_bytes())
 
-    def _arrange(self, order: list[int]) -> None:
-        """Lay the parameters out in buckets for gradients that come in ``order``."""
-        chosen = self._plan(order)
+    def _build(self, order: list[int]) -> None:
+        chosen = self._assign(order)
         self.order = order
-        self.buckets = lay_out([[self._parameters[index] for index in members] for members in chosen], self._group)
-        places = {
-            index: Place(bucket, slot)
-            for members, bucket in zip(chosen, self.buckets, strict=True)
-            for index, slot in zip(members, bucket.gradients(), strict=True)
+        self._buckets = lay_out([[self._parameters[index] for index in members] for members in chosen], self._group)
+        slots = {
+            index: Slot(bucket, gradient)
+            for members, bucket in zip(chosen, self._buckets, strict=True)
+            for index, gradient in zip(members, bucket.gradients(), strict=True)
         }
-        self.places = [places[index] for index in range(len(places))]
+        self.slots = [slots[index] for index in range(len(slots))]
 
-    def _plan(self, order: list[int]) -> list[list[int]]:
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def __getitem__(self, index: int) -> GradBucket:
+        return self._buckets[index]
+
+    def __iter__(self) -> Iterator[GradBucket]:
+        return iter(self._buckets)
+
+    def _assign(self, order: list[int]) -> list[list[int]]:
         sizes = [parameter.data.nbytes for parameter in self._parameters]
         kinds = [parameter.dtype for parameter in self._parameters]
-        return plan(order, sizes, kinds, self._caps_bytes)
+        return assign_to_buckets(order, sizes, kinds, self._caps_bytes)
 
-    def bucket_sizes_bytes(self) -> list[int]:
+    def sizes_bytes(self) -> list[int]:
         """Return the size of each bucket."""
-        return [bucket.buffer().nbytes for bucket in self.buckets]
+        return [bucket.buffer().nbytes for bucket in self._buckets]
 
     def logging_data(self) -> dict[str, Any]:
-        """Return what is to know of parameters and buckets, under torch's names."""
+        """Return facts on parameters and buckets under torch's names."""
         data: dict[str, Any] = {
             "dtypes": ", ".join(dict.fromkeys(str(parameter.dtype) for parameter in self._parameters)),
             "total_parameter_size_bytes": sum(parameter.data.nbytes for parameter in self._parameters),
             "num_parameter_tensors": len(self._parameters),
             "bucket_cap_bytes": DEFAULT_CAP_BYTES if self._caps_bytes is None else self._caps_bytes[-1],
-            "bucket_sizes": ", ".join(map(str, self.bucket_sizes_bytes())),
+            "bucket_sizes": ", ".join(map(str, self.sizes_bytes())),
             "has_rebuilt_buckets": self._rebuilt,
         }
         if self._rebuilt:
             data["rebuilt_bucket_sizes"] = data["bucket_sizes"]
-            members = self._plan(self.order)
+            members = self._assign(self.order)
             data["rebuilt_per_bucket_param_indices"] = ", ".join(" ".join(map(str, bucket)) for bucket in members)
         return data

@@ -128,8 +128,8 @@ class DistributedDataParallel(Wrapper, Module):
         }
         self._replicate(process_group, init_sync, **self._options)
 
-    def _announcing(self, output: Any) -> Any:
-        return announcing(output, self._reducer)
+    def _register_output_hook(self, output: Any) -> Any:
+        return hooked(output, self._reducer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.process_group is not default_group():
@@ -164,8 +164,8 @@ def _wrapped_anew(
     return ddp
 
 
-class _BackwardBegins(Function):
-    """The identity on an output; its backward, the first of all, tells the reducer."""
+class _OutputHook(Function):
+    """The identity on an output, whose backward, the first of all, calls `Reducer.begin`."""
 
     def forward(self, x: Array, reducer: Reducer) -> Array:
         self.reducer = reducer
@@ -176,34 +176,34 @@ class _BackwardBegins(Function):
         return grad, None
 
 
-def announcing(output: Any, reducer: Reducer) -> Any:
-    """Return ``output`` with every tensor in it replaced by one that announces its backward.
+def hooked(output: Any, reducer: Reducer) -> Any:
+    """Return ``output`` with every tensor in it replaced by one whose backward calls ``reducer.begin``.
 
     Parameters
     ----------
     output : Any
-        A tensor, or tensors in dicts, lists, tuples, named tuples and dataclasses, nested. Where something else may
-        hide tensors, the first gradient announces the backward.
+        A tensor, or tensors in nested dicts, lists, tuples, named tuples and dataclasses. For other types, which may
+        hold tensors, the reducer begins with the first gradient.
     reducer : Reducer
-        Who is told.
+        The reducer.
     """
     if isinstance(output, Tensor):
-        return _BackwardBegins.apply(output, reducer) if output.requires_grad else output
+        return _OutputHook.apply(output, reducer) if output.requires_grad else output
     if isinstance(output, dict):
         twin = copy.copy(output)
         for key, value in output.items():
-            twin[key] = announcing(value, reducer)
+            twin[key] = hooked(value, reducer)
         return twin
     if isinstance(output, tuple) and hasattr(output, "_fields"):
-        return type(output)(*(announcing(value, reducer) for value in output))
+        return type(output)(*(hooked(value, reducer) for value in output))
     if isinstance(output, (list, tuple)):
-        return type(output)(announcing(value, reducer) for value in output)
+        return type(output)(hooked(value, reducer) for value in output)
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         record: Any = copy.copy(output)
         for field in dataclasses.fields(output):
             # Object's own, because a frozen one has no other.
-            object.__setattr__(record, field.name, announcing(getattr(output, field.name), reducer))
+            object.__setattr__(record, field.name, hooked(getattr(output, field.name), reducer))
         return record
     if output is not None:
-        reducer.arm()  # whatever hides in there, the first gradient tells
+        reducer.expect_backward()
     return output

@@ -13,7 +13,7 @@ import numpy as np
 from mpiddp.distributed import ProcessGroup, ReduceOp, Work, all_reduce
 
 from .reducer import Reducer
-from .replicas import BufferSync, Selection, broadcast_arrays
+from .replicas import BufferSync, ModuleState, broadcast_arrays
 
 _SKEWED = 1_000
 
@@ -200,19 +200,19 @@ def announce(model: Joinable, reduces: bool, syncs: bool) -> tuple[int, int | No
     return source, int(work.result()[0][0])
 
 
-class Shadow(JoinHook):
+class DDPJoinHook(JoinHook):
     """Contributes zeros to each iteration of the other ranks, and takes their last model in the end.
 
     Parameters
     ----------
-    reducer, buffer_sync, selection
+    reducer, buffer_sync, state
         The model's.
     group : ProcessGroup
         The ranks that hold it.
     """
 
-    def __init__(self, reducer: Reducer, buffer_sync: BufferSync, selection: Selection, group: ProcessGroup) -> None:
-        self._reducer, self._buffer_sync, self._selection, self._group = reducer, buffer_sync, selection, group
+    def __init__(self, reducer: Reducer, buffer_sync: BufferSync, state: ModuleState, group: ProcessGroup) -> None:
+        self._reducer, self._buffer_sync, self._state, self._group = reducer, buffer_sync, state, group
 
     def main_hook(self) -> None:
         """Take part in one forward and, where it has one, its reduced backward."""
@@ -220,13 +220,13 @@ class Shadow(JoinHook):
         if syncs:
             self._buffer_sync.broadcast(source, self._reducer.backwards)
         if reduces:
-            self._reducer.share = 0
+            self._reducer.weight = 0
             try:
-                self._reducer.contribute_nothing()
+                self._reducer.shadow_backward()
             finally:
-                self._reducer.share = None
+                self._reducer.weight = None
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the model of a rank that had inputs to the end, the last of several."""
         _, _, source = _agree(self._group, False, False, active=is_last_joiner)
-        broadcast_arrays(self._selection.arrays(), self._group, source)
+        broadcast_arrays(self._state.arrays(), self._group, source)

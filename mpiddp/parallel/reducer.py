@@ -1,8 +1,8 @@
-"""The reducer: sends each bucket when its last gradient is there, while backward makes the others.
+"""The reducer: sends each bucket as soon as its last gradient is ready, while backward computes the others.
 
-One gradient's way: autograd writes it into its bucket and calls the parameter's hook; the bucket's last hook submits an
-all-reduce of the bucket; later hooks poll, which is what moves it; the end of backward waits. Buckets are submitted in
-one order on all ranks, whatever the order in which their gradients were made.
+The path of a gradient: autograd writes it into its bucket and calls the parameter's hook; the bucket's last hook
+submits its all-reduce; later hooks poll, which moves the messages; the end of backward waits. All ranks submit buckets
+in one order, in whatever order their gradients become ready.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mpiddp.distributed.collectives import all_reduce_bucket
 from mpiddp.mpi.requests import poll
 from mpiddp.typing import Array
 
-from .buckets import GradBucket, Handle, Layout, ParameterLike
+from .buckets import Buckets, GradBucket, Handle, ParameterLike
 from .hooks import CommHook, averages, call
 from .timeline import StepTimes, Timeline
 
@@ -34,7 +34,7 @@ _UNUSED = (
 
 
 class Reducer:
-    """Averages the gradients of some parameters over a group, bucket by bucket.
+    """Averages gradients over a group, bucket by bucket.
 
     Parameters
     ----------
@@ -43,15 +43,15 @@ class Reducer:
     group : ProcessGroup
         The ranks.
     caps_bytes : sequence of int, optional
-        See `mpiddp.parallel.buckets.plan`.
+        See `mpiddp.parallel.buckets.assign_to_buckets`.
     find_unused : bool
-        Some parameters may get no gradient in a backward, different ones on different ranks.
+        Parameters may get no gradient in a backward, different ones on different ranks.
     static_graph : bool
-        The ones that get none are the same in every backward: learned in the first.
+        The unused parameters are the same in every backward: learned in the first.
     skip_unused : bool
-        With ``find_unused``: those that get none are the same on all ranks, and buckets of nothing else stay here.
+        With ``find_unused``: unused parameters are the same on all ranks, and buckets of only such are not sent.
     queue_callback : callable
-        Of the autograd that makes the gradients: calls what it is given when the backward that runs now has ended.
+        The autograd's: calls its argument at the end of the running backward.
     """
 
     def __init__(
@@ -73,38 +73,31 @@ class Reducer:
         self._queue_callback = queue_callback
         self._hook: CommHook | None = None
         self._hook_state: Any = None
-        self.share: float | None = None
-        """This rank's share of the samples, or None where all ranks count alike."""
+        self.weight: float | None = None
+        """This rank's share of the samples; None: 1 / ranks."""
         self.divisor: int | None = None
-        """The number of ranks that have inputs, where it is to divide; None: all."""
+        """The number of ranks that have inputs, if sums are divided by it; None: all."""
         self.times = StepTimes()
-        """Where the time of the iterations went."""
         self.backwards = 0
-        """Backward passes that were reduced."""
+        """Reduced backward passes."""
         self._running = False
-        self._armed = False
+        self._expected = False
         self._unused_bytes = 0
         self._ready_order: list[int] = []
         self._next_bucket = 0
-        self._on_their_way: list[tuple[GradBucket, Work | Future]] = []
+        self._pending: list[tuple[GradBucket, Work | Future]] = []
         self._used_somewhere: Array | None = None
-        # Kept, because what to do for an operation is remembered by its object.
+        # One object: the cache of collective plans has it in its key.
         self._average = ReduceOp.PREMUL_SUM(1 / group.size())
-        self.layout = Layout(self._parameters, group, caps_bytes)
-        """Which bucket holds whose gradient."""
+        self.buckets = Buckets(self._parameters, group, caps_bytes)
         self._handles: list[Handle] = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._mark_ready, index))
             for index, parameter in enumerate(self._parameters)
         ]
 
-    @property
-    def buckets(self) -> list[GradBucket]:
-        """The buckets, in the order in which they are sent."""
-        return self.layout.buckets
-
     def logging_data(self) -> dict[str, Any]:
-        """Return layout, options and times under torch's names."""
-        data = self.layout.logging_data() | {
+        """Return buckets, options and times under torch's names."""
+        data = self.buckets.logging_data() | {
             "iteration": self.backwards,
             "num_buckets_reduced": self._next_bucket,
             "find_unused_parameters": self._find_unused,
@@ -119,7 +112,7 @@ class Reducer:
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
-        """Let ``hook(state, bucket)`` reduce the buckets instead of an all-reduce.
+        """Reduce the buckets by ``hook(state, bucket)``.
 
         Raises
         ------
@@ -137,7 +130,7 @@ class Reducer:
         self._hook, self._hook_state = hook, state
 
     def detach(self) -> None:
-        """Take the hooks off the parameters: their backward is a local matter again."""
+        """Remove the hooks: backward is local again."""
         for handle in self._handles:
             handle.remove()
         for parameter in self._parameters:
@@ -145,59 +138,58 @@ class Reducer:
 
     # -- one backward ----------------------------------------------------------------------------------------------
 
-    def arm(self, armed: bool = True) -> None:
-        """Let the next gradient begin the reduction, where the output of forward hides its tensors."""
-        self._armed = armed
+    def expect_backward(self, expected: bool = True) -> None:
+        """Begin with the next gradient, if no output's hook has called `begin` before."""
+        self._expected = expected
 
     def begin(self) -> None:
-        """Reduce what the backward that runs now makes, and finish at its end."""
+        """Begin to reduce the gradients of the running backward."""
         if not self._running:
             self._reset()
             self._running = True
-            self._armed = False
+            self._expected = False
             self.times.begin_backward()
             self._queue_callback(self._finish_backward)
 
     def _reset(self) -> None:
         self._ready_order.clear()
-        self._on_their_way.clear()
+        self._pending.clear()
         self._next_bucket = 0
         for bucket in self.buckets:
             bucket.pending = len(bucket.parameters())
 
-    def abandon(self) -> None:
-        """End a backward that an error has cut short.
+    def abort_backward(self) -> None:
+        """End a backward that an error has interrupted.
 
-        The other ranks may be in the same step without an error. What they wait for is sent as NaN: a sum that lacks
-        this rank must not look like one, and the next step must not meet this one's messages.
+        The other ranks may be in the same step without an error. The remaining buckets are sent as NaN: a sum without
+        this rank's part must be recognisable, and the next step's messages must not match this one's.
         """
         if not self._running:
             return
         self._running = False
-        for bucket in self.buckets[self._next_bucket :]:
+        for bucket in list(self.buckets)[self._next_bucket :]:
             bucket.buffer()[...] = np.nan
             bucket.pending = 0
         self._send_complete()
         self._agree_on_use((), complete=False)
         self._wait()
-        self._count_backward(self.layout.order)
+        self._count_backward(self.buckets.order)
 
-    def _ready(self, index: int, parameter: ParameterLike) -> None:
-        """Take note of a final gradient, and send what is complete."""
+    def _mark_ready(self, index: int, parameter: ParameterLike) -> None:
         if not self._running:
-            if not self._armed:
+            if not self._expected:
                 return
             self.begin()
         self._ready_order.append(index)
-        bucket, slot = self.layout.places[index]
-        self._keep(index, parameter, slot)
+        bucket, slot = self.buckets.slots[index]
+        self._move_to_slot(index, parameter, slot)
         bucket.pending -= 1
         if bucket.pending == 0:
             self._send_complete()
         poll()
 
-    def _keep(self, index: int, parameter: ParameterLike, slot: Array) -> None:
-        """Move a gradient that the program put elsewhere into its slot."""
+    def _move_to_slot(self, index: int, parameter: ParameterLike, slot: Array) -> None:
+        """Copy a gradient that the program has put elsewhere into its slot."""
         if slot.dtype != parameter.data.dtype:
             raise RuntimeError(
                 f"{self._names[index]} was {slot.dtype} when DistributedDataParallel wrapped the model and is"
@@ -208,7 +200,7 @@ class Reducer:
             parameter.grad = slot
 
     def _send_complete(self, unused: Sequence[int] = ()) -> None:
-        """Submit the complete buckets that are next in order, but those that hold ``unused`` parameters only."""
+        """Submit the complete buckets that are next in order, except those with ``unused`` parameters only."""
         needless = {id(self._parameters[index]) for index in unused}
         while self._next_bucket < len(self.buckets) and self.buckets[self._next_bucket].pending == 0:
             bucket = self.buckets[self._next_bucket]
@@ -219,30 +211,30 @@ class Reducer:
                 continue
             timeline, began = self.times.timeline, perf_counter_ns()
             outcome = self._send(bucket)
-            self._on_their_way.append((bucket, outcome))
+            self._pending.append((bucket, outcome))
             if timeline is not None:
-                _note(timeline, bucket, began, outcome)
+                _trace(timeline, bucket, began, outcome)
 
     def _send(self, bucket: GradBucket) -> Work | Future:
         buffer, size = bucket.buffer(), self._group.size()
-        share = 1 / (self.divisor or size) if self.share is None else self.share
-        if share == 0:
-            buffer[...] = 0  # the mean over no samples is no number, and zero times it is none either
+        weight = 1 / (self.divisor or size) if self.weight is None else self.weight
+        if weight == 0:
+            buffer[...] = 0  # the mean over no samples is NaN, and so is 0 times it
         if self._hook is None:
-            if self._average.factor != share:
-                self._average = ReduceOp.PREMUL_SUM(share)
+            if self._average.factor != weight:
+                self._average = ReduceOp.PREMUL_SUM(weight)
             return all_reduce_bucket(buffer, self._average, self._group, bucket.index())
-        if share != 1 / size:
-            buffer *= buffer.dtype.type(share * size)  # a hook divides by the number of ranks itself
+        if weight != 1 / size:
+            buffer *= buffer.dtype.type(weight * size)  # a hook divides by the number of ranks
         return call(self._hook, self._hook_state, bucket)
 
-    def contribute_nothing(self) -> None:
+    def shadow_backward(self) -> None:
         """Take part in a backward of the other ranks with gradients of zero, and receive its result.
 
         Raises
         ------
         RuntimeError
-            With ``skip_unused``: which buckets the other ranks send is not known without a backward.
+            With ``skip_unused``: only a backward tells which buckets are sent.
         """
         if self._skip_unused:
             raise RuntimeError(
@@ -250,44 +242,44 @@ class Reducer:
                 " Run forward and backward on an empty batch there, choose a batch size that gives every rank a sample,"
                 " or leave the option out"
             )
-        self.abandon()
+        self.abort_backward()
         self._reset()
         self._finish_backward()
 
     def _finish_backward(self) -> None:
-        """Send the rest, wait for everything, and settle what becomes of parameters without a gradient."""
+        """Send the remaining buckets, wait for all, and set the gradients of unused parameters."""
         self._running = False
-        came = set(self._ready_order)
-        silent = [index for index in self.layout.order if index not in came]
-        for index in silent:
+        ready = set(self._ready_order)
+        not_ready = [index for index in self.buckets.order if index not in ready]
+        for index in not_ready:
             parameter = self._parameters[index]
-            bucket, slot = self.layout.places[index]
+            bucket, slot = self.buckets.slots[index]
             if parameter.grad is None:
                 slot[...] = 0
             else:
-                self._keep(index, parameter, slot)  # of an earlier backward that was not reduced
+                self._move_to_slot(index, parameter, slot)  # from an earlier backward under no_sync
             bucket.pending -= 1
-        unused = [index for index in silent if self._parameters[index].grad is None]
+        unused = [index for index in not_ready if self._parameters[index].grad is None]
         self._send_complete(unused if self._skip_unused else ())
         self._unused_bytes = sum(self._parameters[index].data.nbytes for index in unused)
         used_somewhere = self._agree_on_use(unused)
         self._wait()
         for index in unused:
             if used_somewhere is None or used_somewhere[index]:
-                self._parameters[index].grad = self.layout.places[index].slot
-        self._count_backward(self._ready_order + silent)
-        if unused and used_somewhere is None and self.share != 0:
+                self._parameters[index].grad = self.buckets.slots[index].gradient
+        self._count_backward(self._ready_order + not_ready)
+        if unused and used_somewhere is None and self.weight != 0:
             names = ", ".join(self._names[index] for index in sorted(unused))
             raise RuntimeError(_UNUSED.format(rank=self._group.rank(), names=names))
 
     def _count_backward(self, order: list[int]) -> None:
-        """Count a reduced backward; after the first, follow the order in which gradients came, unless it is known."""
+        """Count a reduced backward; after the first, order the buckets as gradients became ready."""
         self.backwards += 1
-        if not self.layout.settled:
-            self.layout.settle(None if self._find_unused else order)
+        if not self.buckets.settled:
+            self.buckets.settle(None if self._find_unused else order)
 
     def _agree_on_use(self, unused: Sequence[int], *, complete: bool = True) -> Array | None:
-        """Return, for each parameter, whether any rank has a gradient for it; None where all ranks must.
+        """Return for each parameter whether any rank has a gradient for it; None if all ranks must have one.
 
         A static graph is learned from a backward that is complete on all ranks.
         """
@@ -305,18 +297,17 @@ class Reducer:
         return self._used_somewhere
 
     def _wait(self) -> None:
-        """Wait until all buckets hold their averages."""
         self.times.begin_wait()
-        for bucket, outcome in self._on_their_way:
+        for bucket, outcome in self._pending:
             value = outcome.wait()
             if isinstance(outcome, Future):
                 bucket.set_buffer(averages(value, bucket))
         self.times.end_wait()
-        self._on_their_way.clear()
+        self._pending.clear()
 
 
-def _note(timeline: Timeline, bucket: GradBucket, began_ns: int, outcome: Work | Future) -> None:
-    """Note a bucket's span when its communication ends."""
+def _trace(timeline: Timeline, bucket: GradBucket, began_ns: int, outcome: Work | Future) -> None:
+    """Add a bucket's span to the timeline when its communication ends."""
     future = outcome.get_future() if isinstance(outcome, Work) else outcome
     lane, size = f"bucket {bucket.index()}", f"{bucket.buffer().nbytes} bytes"
     future.then(lambda _: timeline.add(lane, size, began_ns, perf_counter_ns()))

@@ -87,12 +87,7 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
                 )
 
 
-def ignore(module: Any, names: Iterable[str]) -> None:
-    """Leave the parameters and buffers with these names out of every later `Selection` of ``module``."""
-    module._ddp_params_and_buffers_to_ignore = frozenset(names)
-
-
-class Selection:
+class ModuleState:
     """A module's parameters and buffers, but those to `ignore`; looked up each time, because they may be replaced.
 
     Parameters
@@ -142,14 +137,14 @@ class BufferSync:
 
     Parameters
     ----------
-    selection : Selection
+    state : ModuleState
         Whose buffers.
     group : ProcessGroup
         The ranks.
     """
 
-    def __init__(self, selection: Selection, group: ProcessGroup) -> None:
-        self._selection, self._group = selection, group
+    def __init__(self, state: ModuleState, group: ProcessGroup) -> None:
+        self._state, self._group = state, group
         self._hook: tuple[object, BufferHook, BufferCommHookLocation] | None = None
         self._backwards = 0
 
@@ -176,7 +171,7 @@ class BufferSync:
 
     def broadcast(self, source: int, backwards: int) -> None:
         """Make the buffers those of ``source``, a rank of the group, after so many reduced backward passes."""
-        broadcast_arrays(list(self._selection.buffers().values()), self._group, source)
+        broadcast_arrays(list(self._state.buffers().values()), self._group, source)
         self._backwards = backwards
 
     def sync(self, source: int, backwards: int, now: BufferCommHookLocation) -> None:
@@ -190,6 +185,6 @@ class BufferSync:
             return
         state, hook, when = self._hook
         if when is now:
-            for work in hook(state, self._selection.buffers()) or ():
+            for work in hook(state, self._state.buffers()) or ():
                 work.wait()
             self._backwards = backwards

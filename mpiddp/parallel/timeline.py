@@ -206,7 +206,7 @@ def summary(everybody: list[list[Span]]) -> str:
 _asked_for: Timeline | None = None
 
 
-def asked_for(group: ProcessGroup) -> Timeline | None:
+def timeline_of_environment(group: ProcessGroup) -> Timeline | None:
     """Return the timeline that ``MPIDDP_TIMELINE`` asks for, one for the process, or None.
 
     It is written when its group is destroyed, or at the end of the program; the summary goes to standard error.
@@ -217,13 +217,13 @@ def asked_for(group: ProcessGroup) -> Timeline | None:
         return None
     if _asked_for is None or _asked_for.group.link.closed:
         _asked_for = Timeline(path, group)
-        group.link.own(_AskedFor())
+        group.link.own(_WriteAtEnd())
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
     return _asked_for
 
 
-class _AskedFor(Resource):
+class _WriteAtEnd(Resource):
     """Writes the timeline that ``MPIDDP_TIMELINE`` asks for before its group ends."""
 
     def close(self) -> None:
@@ -238,7 +238,7 @@ class _AskedFor(Resource):
 
 def _at_exit() -> None:
     if _asked_for is not None and is_initialized():
-        _AskedFor().close()
+        _WriteAtEnd().close()
 
 
 class StepTimes:

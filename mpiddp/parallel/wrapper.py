@@ -12,20 +12,19 @@ from mpiddp.distributed.groups import GroupLike, member
 
 from .buckets import caps_in_bytes
 from .hooks import CommHook
-from .join import Join, Joinable, JoinHook, Shadow, announce
+from .join import DDPJoinHook, Join, Joinable, JoinHook, announce
 from .naive import current_share, sample_share
 from .reducer import Reducer
 from .replicas import (
     BufferCommHookLocation,
     BufferHook,
     BufferSync,
-    Selection,
+    ModuleState,
     broadcast_arrays,
     check_equal_values,
     check_same_parameters,
-    ignore,
 )
-from .timeline import Timeline, asked_for
+from .timeline import Timeline, timeline_of_environment
 
 
 class Wrapper(Joinable):
@@ -37,7 +36,7 @@ class Wrapper(Joinable):
     module: Any
     training: bool
     process_group: ProcessGroup
-    _selection_type: type[Selection] = Selection
+    _state_type: type[ModuleState] = ModuleState
     _sync_batchnorm_type: type
 
     @staticmethod
@@ -51,7 +50,7 @@ class Wrapper(Joinable):
         """Call ``callback`` when the backward that runs now has made all gradients."""
 
     @abstractmethod
-    def _announcing(self, output: Any) -> Any:
+    def _register_output_hook(self, output: Any) -> Any:
         """Return ``output`` such that its backward calls ``self._reducer.begin`` first of all."""
 
     def _replicate(
@@ -72,16 +71,16 @@ class Wrapper(Joinable):
         if group is None:
             raise ValueError("DistributedDataParallel: this rank is not a member of process_group")
         self.process_group = group
-        self._selection = self._selection_type(self.module)
-        named = self._selection.parameters()
+        self._state = self._state_type(self.module)
+        named = self._state.parameters()
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         self._check_trained([name for name, _ in trained])
         with_buffers = broadcast_buffers is not False
         self._forward_sync_buffers = with_buffers if forward_sync_buffers is None else forward_sync_buffers
-        self._buffer_sync = BufferSync(self._selection, group)
+        self._buffer_sync = BufferSync(self._state, group)
         if init_sync:
             check_same_parameters(named, group)
-            buffers = self._selection.buffers().values() if with_buffers else ()
+            buffers = self._state.buffers().values() if with_buffers else ()
             broadcast_arrays([*(parameter.data for _, parameter in named), *buffers], group)
         self._reducer = Reducer(
             trained,
@@ -92,7 +91,7 @@ class Wrapper(Joinable):
             skip_all_reduce_unused_params,
             self._queue_callback,
         )
-        self.timeline = asked_for(group)
+        self.timeline = timeline_of_environment(group)
         self._reduce = True
         self._divide_by_all = True
 
@@ -116,9 +115,9 @@ class Wrapper(Joinable):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; the backward of what it returns reduces the gradients, unless under `no_sync`."""
         recording = self._is_grad_enabled()
-        self._reducer.abandon()
+        self._reducer.abort_backward()
         if recording:  # else an earlier forward's backward may still be to come
-            self._reducer.arm(False)
+            self._reducer.expect_backward(False)
         reduces, syncs = self._reduce and recording, self._will_sync_buffers()
         source, self._reducer.divisor = 0, None
         if self._join_config.enable:
@@ -132,7 +131,7 @@ class Wrapper(Joinable):
         self._reducer.times.end_forward()
         if syncs:
             self._sync_buffers(source, BufferCommHookLocation.POST_FORWARD)
-        return self._announcing(output) if reduces else output
+        return self._register_output_hook(output) if reduces else output
 
     def skip_forward(self) -> None:
         """Take part in what a forward of the other ranks sends, on a rank that has no inputs for one."""
@@ -182,16 +181,16 @@ class Wrapper(Joinable):
         """
         if self._join_config.enable:
             raise RuntimeError("weighted() averages uneven inputs by itself: use it or join(), not both")
-        outer, self._reducer.share = self._reducer.share, sample_share(n_samples, total, self.process_group)
-        token = current_share.set(self._reducer.share)
+        outer, self._reducer.weight = self._reducer.weight, sample_share(n_samples, total, self.process_group)
+        token = current_share.set(self._reducer.weight)
         reduced = self._reducer.backwards
         try:
             yield
             # Inside of another weighted() the backward that reduces may be still to come.
             if self._reduce and self._reducer.backwards == reduced and (outer is None or n_samples == 0):
-                self._reducer.contribute_nothing()
+                self._reducer.shadow_backward()
         finally:
-            self._reducer.share = outer
+            self._reducer.weight = outer
             current_share.reset(token)
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
@@ -277,7 +276,7 @@ class Wrapper(Joinable):
         if self._has_sync_batchnorm():
             raise RuntimeError("a rank without inputs cannot follow SyncBatchNorm: use weighted() with empty batches")
         self._divide_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
-        return Shadow(self._reducer, self._buffer_sync, self._selection, self.process_group)
+        return DDPJoinHook(self._reducer, self._buffer_sync, self._state, self.process_group)
 
     def _has_sync_batchnorm(self) -> bool:
         return any(isinstance(each, self._sync_batchnorm_type) for each in self.module.modules())
@@ -293,7 +292,7 @@ class Wrapper(Joinable):
 
         Called before the model is wrapped (torch: ``_set_params_and_buffers_to_ignore_for_model``).
         """
-        ignore(module, params_and_buffers_to_ignore)
+        module._ddp_params_and_buffers_to_ignore = frozenset(params_and_buffers_to_ignore)
 
     def logging_data(self) -> dict[str, Any]:
         """Return what is to know of this wrapper: its layout and options, and where the last iterations' time went.
@@ -321,8 +320,8 @@ class Wrapper(Joinable):
         list of int or None
             Numbers of the parameters that are trained, in the order of registration; the same on every rank.
         """
-        layout = self._reducer.layout
-        return list(layout.order) if layout.settled else None
+        buckets = self._reducer.buckets
+        return list(buckets.order) if buckets.settled else None
 
     def install_bucket_order(self, order: Sequence[int]) -> None:
         """Make the buckets those of a wrapper with this `bucket_order`; collective over the group.
@@ -334,7 +333,7 @@ class Wrapper(Joinable):
         ValueError
             If it is not an order of this model's parameters.
         """
-        self._reducer.layout.install_order(order)
+        self._reducer.buckets.install_order(order)
 
     def detach(self) -> None:
         """Let go of the model: its backward is a local matter again, and its gradients have no place in buckets."""
@@ -349,7 +348,7 @@ class Wrapper(Joinable):
         MismatchError
             On every rank; names the rank and the parameter that differ.
         """
-        named = self._selection_type(self.module, ()).parameters()
+        named = self._state_type(self.module, ()).parameters()
         check_equal_values([(name, parameter.data) for name, parameter in named], self.process_group)
 
     @property
@@ -371,4 +370,4 @@ class Wrapper(Joinable):
 
     def bucket_sizes_bytes(self) -> list[int]:
         """Return the size of each bucket, in the order in which they are sent."""
-        return self._reducer.layout.bucket_sizes_bytes()
+        return self._reducer.buckets.sizes_bytes()

@@ -81,7 +81,7 @@ class Parameter:
         return self.parameter.register_post_accumulate_grad_hook(lambda _: hook(self))
 
 
-class Selection(replicas.Selection):
+class ModuleState(replicas.ModuleState):
     """A module's parameters, in adapters, and the arrays of its buffers."""
 
     def _parameter(self, name: str, parameter: torch.nn.Parameter) -> ParameterLike:
@@ -127,7 +127,7 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
     """
 
     _is_grad_enabled = staticmethod(torch.is_grad_enabled)
-    _selection_type = Selection
+    _state_type = ModuleState
     _sync_batchnorm_type = torch.nn.SyncBatchNorm
 
     def __init__(
@@ -166,8 +166,8 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
     def _queue_callback(callback: Callable[[], object]) -> None:
         Variable._execution_engine.queue_callback(callback)
 
-    def _announcing(self, output: Any) -> Any:
-        self._reducer.arm()  # the first parameter's gradient announces the backward where no output's does
+    def _register_output_hook(self, output: Any) -> Any:
+        self._reducer.expect_backward()  # the first parameter's gradient announces the backward where no output's does
         for each in tree_leaves(output):
             if isinstance(each, torch.Tensor) and each.grad_fn is not None:
                 each.register_hook(lambda _: self._reducer.begin())

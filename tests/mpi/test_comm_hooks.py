@@ -106,7 +106,7 @@ def test_a_future_of_something_else_is_refused(world: World, value: Any) -> None
     ddp.register_comm_hook(None, lambda _, b: a_work(None, b).get_future().then(lambda _: value))
     with pytest.raises(RuntimeError, match=r"future must hold an array of \d+ elements"):
         step_of(ddp, *batch(world.rng, 3))
-    ddp._reducer._on_their_way.clear()
+    ddp._reducer._pending.clear()
 
 
 def test_an_error_in_a_callback_surfaces_in_backward(world: World) -> None:

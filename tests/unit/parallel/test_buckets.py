@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpiddp.parallel.buckets import DEFAULT_CAP_BYTES, LAST_CAP_BYTES, LEAST_BYTES, MIB, plan
+from mpiddp.parallel.buckets import DEFAULT_CAP_BYTES, LAST_CAP_BYTES, LEAST_BYTES, MIB, assign_to_buckets
 
 
 def sizes_of(buckets: list[list[int]], sizes: list[int]) -> list[int]:
@@ -19,35 +19,35 @@ def backwards(n: int) -> list[int]:
 def test_the_parameter_that_crosses_the_cap_is_included() -> None:
     # Measured on torch 2.13: cap 20971 bytes, parameters of 16384 bytes.
     sizes = [16384] * 6
-    assert sizes_of(plan(backwards(6), sizes, "f" * 6, [20971]), sizes) == [32768, 32768, 32768]
+    assert sizes_of(assign_to_buckets(backwards(6), sizes, "f" * 6, [20971]), sizes) == [32768, 32768, 32768]
 
 
 def test_a_bucket_that_reaches_its_cap_exactly_is_closed() -> None:
-    assert plan([3, 2, 1, 0], [8, 8, 8, 8], "ffff", [16]) == [[3, 2], [1, 0]]
+    assert assign_to_buckets([3, 2, 1, 0], [8, 8, 8, 8], "ffff", [16]) == [[3, 2], [1, 0]]
 
 
 def test_each_bucket_of_a_list_has_its_own_cap_and_the_last_holds_for_the_rest() -> None:
     # Measured on torch 2.13: bucket_cap_mb_list=[1, 2, 3].
     sizes = [MIB] * 9
-    buckets = plan(backwards(9), sizes, "f" * 9, [MIB, 2 * MIB, 3 * MIB])
+    buckets = assign_to_buckets(backwards(9), sizes, "f" * 9, [MIB, 2 * MIB, 3 * MIB])
     assert sizes_of(buckets, sizes) == [MIB, 2 * MIB, 3 * MIB, 3 * MIB]
 
 
 def test_kinds_never_share_a_bucket() -> None:
     # Measured on torch 2.13: "576, 288" for a float64 and a float32 half of a model.
     kinds = ["float32", "float32", "float64", "float64"]
-    buckets = plan(backwards(4), [256, 32, 512, 64], kinds, [25 * MIB])
+    buckets = assign_to_buckets(backwards(4), [256, 32, 512, 64], kinds, [25 * MIB])
     assert buckets == [[3, 2], [1, 0]]
 
 
 def test_interleaved_kinds_leave_in_the_order_in_which_they_are_complete() -> None:
-    buckets = plan([5, 4, 3, 2, 1, 0], [4] * 6, ["a", "b", "a", "b", "a", "b"], [8])
+    buckets = assign_to_buckets([5, 4, 3, 2, 1, 0], [4] * 6, ["a", "b", "a", "b", "a", "b"], [8])
     assert buckets == [[5, 3], [4, 2], [1], [0]]
 
 
 def test_by_default_the_bucket_that_closes_last_is_the_small_one() -> None:
     sizes = [MIB // 2] * 4 + [MIB] * 60
-    buckets = plan(backwards(64), sizes, "f" * 64)
+    buckets = assign_to_buckets(backwards(64), sizes, "f" * 64)
     found = sizes_of(buckets, sizes)
     assert found[-1] == LAST_CAP_BYTES
     assert 0 in buckets[-1]
@@ -58,14 +58,14 @@ def test_by_default_the_bucket_that_closes_last_is_the_small_one() -> None:
 def test_a_little_rest_makes_no_bucket_of_its_own() -> None:
     # 784-256-256-10 in float32: the last layers would be 10 KB.
     sizes = [4 * n for n in (784 * 256, 256, 256 * 256, 256, 2560, 10)]
-    assert plan(backwards(6), sizes, "f" * 6) == [[5, 4, 3, 2, 1, 0]]
-    assert len(plan(backwards(7), [*sizes, LEAST_BYTES], "f" * 7)) == 2
-    assert plan([1, 0], [4, 4], "ab") == [[1], [0]]
+    assert assign_to_buckets(backwards(6), sizes, "f" * 6) == [[5, 4, 3, 2, 1, 0]]
+    assert len(assign_to_buckets(backwards(7), [*sizes, LEAST_BYTES], "f" * 7)) == 2
+    assert assign_to_buckets([1, 0], [4, 4], "ab") == [[1], [0]]
 
 
 def test_a_parameter_larger_than_every_cap_has_a_bucket() -> None:
     sizes = [10, 100 * MIB, 10]
-    assert sizes_of(plan([2, 1, 0], sizes, "fff", [MIB]), sizes) == [100 * MIB + 10, 10]
+    assert sizes_of(assign_to_buckets([2, 1, 0], sizes, "fff", [MIB]), sizes) == [100 * MIB + 10, 10]
 
 
 @pytest.mark.parametrize("caps", [None, [1], [1000], [64, 4096]])
@@ -76,7 +76,7 @@ def test_every_parameter_is_in_one_bucket_and_buckets_are_in_order_of_completion
         order = rng.permutation(n).tolist()
         sizes = rng.choice([0, 4, 64, 1024, 3 * MIB], n).tolist()
         kinds = rng.choice(["float32", "float64", "bfloat16"], n).tolist()
-        buckets = plan(order, sizes, kinds, caps)
+        buckets = assign_to_buckets(order, sizes, kinds, caps)
         assert sorted(index for bucket in buckets for index in bucket) == list(range(n))
         assert all(len({kinds[index] for index in bucket}) == 1 for bucket in buckets)
         place = {index: position for position, index in enumerate(order)}
