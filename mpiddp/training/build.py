@@ -30,6 +30,7 @@ from mpiddp.parallel import (
 from mpiddp.typing import Array
 
 from .config import Config, UsageError
+from .local_sgd import LocalSGD
 from .metrics import count_correct
 from .models import MODELS
 from .ranks import raise_on_all_ranks
@@ -83,7 +84,7 @@ def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
         find_unused_parameters=config.find_unused_parameters,
         static_graph=config.static_graph,
         skip_all_reduce_unused_params=config.skip_all_reduce_unused_params,
-        forward_sync_buffers=None if config.forward_sync_buffers else False,
+        forward_sync_buffers=None if config.forward_sync_buffers and config.average == "ddp" else False,
     )
     if config.compress == "fp16":
         model.register_comm_hook(None, fp16_compress_hook)
@@ -167,6 +168,7 @@ def build_trainer(
     device: Literal["cpu", "cuda"] = "cuda" if config.device == "cuda" else "cpu"
     model, memory = build_model(config)
     optimizer = build_optimizer(config, model.module)
+    steps_an_epoch = -(-len(sampler) // config.accumulate)
     half = config.dtype != "float32"
     dtype = bfloat16("--dtype bfloat16") if config.dtype == "bfloat16" else np.dtype(config.dtype)
     trainer = Trainer(
@@ -182,10 +184,13 @@ def build_trainer(
         stateful={} if memory is None else {"compression": memory},
         accumulate=config.accumulate,
         clip_norm=config.clip_norm,
-        scheduler=build_scheduler(config, optimizer, -(-len(sampler) // config.accumulate)),
+        scheduler=build_scheduler(config, optimizer, steps_an_epoch),
         precision=nn.MixedPrecision(model.module, dtype) if half else None,
         scaler=_scaler(config) if config.dtype == "float16" else None,
     )
+    if config.average == "local" and isinstance(model, DistributedDataParallel):
+        trainer.stateful["local_sgd"] = local = LocalSGD(config, model, optimizer, steps_an_epoch)
+        trainer.callbacks["step_end"].insert(0, local)  # before checkpoints are made
     if memory is not None:
         trainer.callbacks["step_skip"].append(lambda _: _forget(memory))
     return trainer

@@ -170,8 +170,19 @@ class Config:
 
     # -- ddp: how gradients are averaged ---------------------------------------------------------------------------
     average: str = option(
-        "ddp", "ddp", "average gradients in buckets during backward, or one by one after it", "ddp", "naive"
+        "ddp",
+        "ddp",
+        "average gradients in buckets during backward, or one by one after it, or (local) not at all: parameters every"
+        " --period steps, by DiLoCo's outer step",
+        *("ddp", "naive", "local"),
     )
+    period: int = option(
+        50, "ddp", "steps from one average of the parameters to the next", within=AT_LEAST_1, also=("sync_every",)
+    )
+    fragments: int = option(1, "ddp", "parts of the model that are averaged in turn in a period", within=AT_LEAST_1)
+    outer_lr: float = option(0.7, "ddp", "learning rate of the outer step; 1: plain average", within=POSITIVE)
+    outer_momentum: float = option(0.9, "ddp", "Nesterov momentum of the outer step; 0: plain average", within=SHARE)
+    local_start: int = option(0, "ddp", "steps that average gradients before the first period", within=AT_LEAST_0)
     compress: str = option(
         "none",
         "ddp",
@@ -298,6 +309,17 @@ class Config:
         yield (
             naive and self.timeline is not None,
             ("--timeline FILE shows buckets, which --average naive has none of; leave one out"),
+        )
+        local = self.average == "local"
+        for name in ("period", "fragments", "outer_lr", "outer_momentum", "local_start"):
+            changed = getattr(self, name) != type(self).__dataclass_fields__[name].default
+            yield not local and changed, f"{options.flag(name)} is an option of --average local"
+        yield local and self.fragments > self.period, "--fragments: at most one a step, and --period has fewer steps"
+        yield local and self.compress != "none", "--compress is for gradients, which --average local does not send"
+        yield local and self.zero, "--zero needs equal gradients on all ranks, which --average local has not"
+        yield (
+            local and self.dtype == "float16",
+            "--dtype float16 skips steps on all ranks alike, --average local on one; take --dtype bfloat16",
         )
         yield (
             self.bucket_cap_mb is not None and self.bucket_cap_mb_list is not None,

@@ -34,7 +34,7 @@ from mpiddp.training.trainer import Trainer
 CONTENDERS = ("hierarchical", "ring", "native")
 BUCKETS_MB = (0.25, 1, 4, 25)
 SAMPLES, BATCH, HIDDEN = 2048, 256, 1024
-NOISE = 8.0
+NOISE = 10.0
 """Of the samples whose test loss is compared: enough for some errors."""
 
 
@@ -77,13 +77,15 @@ def all_reduce(size_bytes: int, rounds: int) -> dict[str, Any]:
     return {name: {"s": statistics.median(times[name]), "bytes": sent[name]} for name in CONTENDERS}
 
 
-def trainer(bucket_mb: float, hook: Any = None, state: Any = None, noise: float = 2.0) -> Trainer:
+def trainer(
+    bucket_mb: float, hook: Any = None, state: Any = None, samples: int = SAMPLES, noise: float = 2.0
+) -> Trainer:
     """Return a trainer of a perceptron with 1.9 million parameters (7.5 MB), whose buckets a hook may reduce."""
     manual_seed(0)
     model = DistributedDataParallel(MLP(dropout=0.0, hidden=HIDDEN), bucket_cap_mb=bucket_mb)
     if hook is not None:
         model.register_comm_hook(state, hook)
-    data = synthetic(SAMPLES, seed=0, noise=noise)
+    data = synthetic(samples, seed=0, noise=noise)
     loader = DataLoader(data, batch_sampler=GlobalBatchSampler(data, BATCH, seed=0))
     return Trainer(model, SGD(model.module.parameters(), lr=0.01, momentum=0.9), functional.nll_loss, loader)
 
@@ -108,12 +110,13 @@ def train(rounds: int = 3) -> dict[str, Any]:
     }
 
 
-def local(epochs: int = 8, period: int = 8) -> dict[str, Any]:
+def local(steps: int = 64, period: int = 8) -> dict[str, Any]:
     """Return bytes that a host sends a step, step time (s) and test loss, of DDP and of ways to send less.
 
-    All see the same samples. The parameters that the test sees are averages over the ranks.
+    All see the same samples, each once. The test sees the ranks' averaged parameters.
     """
     found = {}
+    test = synthetic(SAMPLES, seed=0, noise=NOISE, train=False)
     for name in ("DDP", "PowerSGD rank 4", "periodic averaging", "DiLoCo", "DiLoCo, 3 fragments"):
         state: Any = None
         hook: Any = None
@@ -121,7 +124,7 @@ def local(epochs: int = 8, period: int = 8) -> dict[str, Any]:
             hook, state = powerSGD_hook, PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
         elif name != "DDP":
             hook, state = dist.post_localSGD_hook, dist.PostLocalSGDState(None, dist.group.WORLD, 0, False)
-        each = trainer(25, hook, state, NOISE)
+        each = trainer(25, hook, state, steps * BATCH, NOISE)
         params = each.optimizer.param_groups
         averager: dist.ModelAverager | None = None
         if "DiLoCo" in name:
@@ -130,16 +133,13 @@ def local(epochs: int = 8, period: int = 8) -> dict[str, Any]:
             averager = dist.PeriodicModelAverager(period, warmup_steps=period - 1)
         if averager is not None:
             each.callbacks["step_end"].append(lambda _, a=averager, p=params: a.average_parameters(p))
-        each.fit(1)  # connections, buckets
         dist.barrier()
         before, begun = sent_bytes(), time.perf_counter()
-        each.fit(epochs)
+        each.fit(1)
         dist.barrier()
-        steps = (epochs - 1) * SAMPLES // BATCH
         took, sent = most(time.perf_counter() - begun) / steps, most(sent_bytes() - before) / steps
         if isinstance(averager, dist.DiLoCo):
             averager.synchronize()
-        test = synthetic(SAMPLES, seed=0, noise=NOISE, train=False)
         tally = each.evaluate(DataLoader(test, batch_size=BATCH))
         found[name] = {"bytes": sent, "s": took, "loss": tally.mean("loss"), "accuracy": tally.mean("correct")}
     return found

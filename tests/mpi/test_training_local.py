@@ -1,0 +1,66 @@
+"""Runs with ``--average local``: parameters are averaged every few steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.training import UsageError
+
+from .configured import configured, trained
+from .learning import assert_close, assert_same_bits_everywhere
+from .test_training_resume import EPOCHS, bits, make
+
+PLAIN = {"average": "local", "outer_lr": 1.0, "outer_momentum": 0.0}
+
+
+def parameters(trainer: Any) -> dict[str, Any]:
+    return {name: p.data for name, p in trainer.model.module.named_parameters()}
+
+
+def test_averages_after_every_step_are_averages_of_gradients(world):
+    """Without momentum, and with batches of unequal size on the ranks."""
+    local, ddp = trained(**PLAIN, period=1, momentum=0.0), trained(momentum=0.0)
+    assert_close(parameters(local), parameters(ddp))
+    np.testing.assert_allclose([m.loss for m in local.history], [m.loss for m in ddp.history], rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"period": 3}, {"period": 4, "fragments": 2, "local_start": 3}])
+def test_ranks_have_one_model_at_the_end_of_an_epoch(world, options):
+    trainer, config = make(average="local", **options)
+    trainer.callbacks["epoch_end"].append(lambda t: assert_same_bits_everywhere(parameters(t)))
+    trainer.fit(config.epochs)
+    losses = [m.loss for m in trainer.history]
+    assert losses[-1] < losses[0]
+
+
+def test_start_is_ddp(world):
+    ddp, local = make()[0], make(**PLAIN, period=50, local_start=1000)[0]
+    assert_close(*(parameters(each) for each in (ddp, local) if each.fit(EPOCHS)))
+
+
+@pytest.mark.parametrize("step", [3, 4, 8])
+def test_resumed_run_has_the_bits_of_an_unbroken_one(world, step):
+    options = {"average": "local", "period": 4, "fragments": 2, "local_start": 1, "momentum": 0.9}
+    unbroken = make(**options)[0]
+    unbroken.fit(EPOCHS)
+    stopped = make(stop_after=step, **options)[0]
+    stopped.fit(EPOCHS)
+    arrays = {name: x.copy() for name, x in (stopped.arrays() | stopped.own_arrays()).items()}
+    resumed = make(**options)[0]
+    resumed.load_state_dict(stopped.state_dict(), arrays)
+    resumed.fit(EPOCHS)
+    assert bits(resumed) == bits(unbroken)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"compress": "fp16"}, {"zero": True}, {"dtype": "float16"}, {"fragments": 9, "period": 8}, {"average": "ddp"}],
+)
+def test_contradictions_are_refused(world, options):
+    with pytest.raises(UsageError):
+        configured(**{"average": "local", "period": 8, **options})
+    assert dist.get_world_size() == world.size
