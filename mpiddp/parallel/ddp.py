@@ -18,43 +18,43 @@ from .wrapper import Wrapper
 
 
 class DistributedDataParallel(Wrapper, Module):
-    """A model that every rank holds, and whose gradients are the averages over all ranks.
+    """A replica of a model on every rank, with gradients averaged over all ranks.
 
     Parameters
     ----------
     module : Module
         The model. Its parameters' arrays are moved side by side in memory; their values become those of the first rank.
     device_ids, output_device
-        Accepted for compatibility, at most one: a model lives where its arrays do.
+        Accepted for compatibility, at most one: a model is where its arrays are.
     dim, check_reduction
         Accepted for compatibility.
     broadcast_buffers : bool, optional
-        Older name of ``forward_sync_buffers``; False also leaves the buffers as they are at construction.
+        Older name of ``forward_sync_buffers``; False also leaves the buffers unsynchronised at construction.
     init_sync : bool, default True
         Check that all ranks hold the same parameters and copy values from the first rank.
     process_group : ProcessGroup, optional
         The ranks; all by default.
     bucket_cap_mb : float, optional
-        Size in MiB at which a bucket is closed, followed exactly. By default 25, and 1 for the bucket that closes last,
-        which nothing can hide (torch makes the first one small).
+        Size in MiB at which a bucket is closed. By default 25, and 1 for the last bucket, which no computation hides
+        (torch makes the first one small).
     bucket_cap_mb_list : sequence of float, optional
         Sizes of the first, second, ... bucket.
     find_unused_parameters : bool, default False
-        Allow backward to leave parameters without a gradient. What is unused on all ranks keeps ``grad`` None, what is
-        unused on some gets the average with zeros.
+        Allow parameters without a gradient. ``grad`` stays None for those unused on all ranks, and is the average with
+        zeros for those unused on some.
     gradient_as_bucket_view : bool
-        Accepted for compatibility; gradients are always views of their bucket: they are born there.
+        Accepted for compatibility; gradients are always views of their bucket.
     static_graph : bool, default False
-        The same parameters are unused in every iteration: learned in the first.
+        The same parameters are unused in every iteration; learned in the first.
     mixed_precision
         Not offered; see Raises.
     forward_sync_buffers : bool, optional
         Copy the buffers (running statistics) of the first rank before every forward that follows a reduced backward.
         Default True.
     skip_all_reduce_unused_params : bool, default False
-        With ``find_unused_parameters``: do not send buckets of which no parameter was used, nor ask which ones were.
-        What is unused must then be the same on all ranks in every iteration; where it is not, ranks wait for each
-        other until the timeout, as in torch. A rank without samples runs an empty batch: see `weighted`.
+        With ``find_unused_parameters``: do not send buckets of unused parameters, nor exchange which are unused. All
+        ranks must use the same ones in every iteration; else ranks wait for each other until the timeout, as in torch.
+        A rank without samples runs an empty batch: see `weighted`.
     batched_grad_copy
         Accepted for compatibility; gradients are not copied.
 
@@ -63,19 +63,18 @@ class DistributedDataParallel(Wrapper, Module):
     RuntimeError
         On every rank, if ranks hold different parameters; if there is none that requires a gradient.
     ValueError
-        If the module holds a wrapper that averages some of the parameters already; if an option is out of range; for
-        ``mixed_precision``, which `mpiddp.nn.MixedPrecision` does.
+        If an inner wrapper averages some of the parameters already; if an option is out of range; for
+        ``mixed_precision``: use `mpiddp.nn.MixedPrecision`.
 
     Notes
     -----
-    Default scaling as torch's, bit for bit: each gradient times ``fl(1/N)``, then summed, in rank order. Sends every
-    gradient once per backward. The memory of the gradients is the memory that is sent.
+    Scaling is torch's, bit for bit: each gradient times ``fl(1/N)``, then summed in rank order. Each gradient is sent
+    once per backward, from its own memory.
 
-    What is averaged are the parameters that require a gradient at construction: to train others later, `detach`, and
-    wrap the model again.
+    Parameters that require a gradient at construction are averaged: to train others later, `detach` and wrap again.
 
-    ``copy.deepcopy`` and unpickling make a wrapper of their own around a copy of the module, with the same options and
-    buckets, and without communication hooks. They are collective: all ranks do it, in the default group.
+    ``copy.deepcopy`` and unpickling wrap a copy of the module with the same options and buckets, without communication
+    hooks. They are collective over the default group.
 
     References
     ----------
@@ -141,7 +140,7 @@ class DistributedDataParallel(Wrapper, Module):
 
 
 def _check_arguments(module: Module, device_ids: Sequence[int] | None, mixed_precision: object) -> None:
-    """Refuse what cannot be wrapped, and torch's options that cannot be followed."""
+    """Refuse other modules, and torch's options that are not supported."""
     if not isinstance(module, Module):
         raise TypeError(f"DistributedDataParallel needs an mpiddp.nn.Module, got {type(module).__name__}")
     if device_ids is not None and len(device_ids) > 1:
@@ -156,7 +155,7 @@ def _check_arguments(module: Module, device_ids: Sequence[int] | None, mixed_pre
 def _wrapped_anew(
     module: Module, options: dict[str, Any], training: bool, order: list[int] | None
 ) -> DistributedDataParallel:
-    """Wrap a copy of a module as the original was wrapped."""
+    """Wrap a copy of a module like the original."""
     ddp = DistributedDataParallel(module, init_sync=False, **options)
     ddp.training = training
     if order is not None:

@@ -1,4 +1,4 @@
-"""What every DistributedDataParallel does, whichever library its module and its autograd belong to."""
+"""The common base of DistributedDataParallel for modules of mpiddp and of torch."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .timeline import Timeline, timeline_of_environment
 
 
 class Wrapper(Joinable):
-    """The base of a DistributedDataParallel: all of it that does not look into the module.
+    """Everything of a DistributedDataParallel that does not depend on the module's library.
 
-    A subclass is a module of its library too. It sets ``module``, calls `_replicate`, and defines the abstract methods.
+    A subclass is a module of its library too; it sets ``module``, calls `_replicate` and defines the abstract methods.
     """
 
     module: Any
@@ -42,16 +42,16 @@ class Wrapper(Joinable):
     @staticmethod
     @abstractmethod
     def _is_grad_enabled() -> bool:
-        """Tell whether autograd records."""
+        """Return whether autograd records."""
 
     @staticmethod
     @abstractmethod
     def _queue_callback(callback: Callable[[], object], /) -> None:
-        """Call ``callback`` when the backward that runs now has made all gradients."""
+        """Call ``callback`` at the end of the running backward."""
 
     @abstractmethod
     def _register_output_hook(self, output: Any) -> Any:
-        """Return ``output`` such that its backward calls ``self._reducer.begin`` first of all."""
+        """Return ``output`` with a hook that calls ``self._reducer.begin`` when its backward begins."""
 
     def _replicate(
         self,
@@ -66,7 +66,7 @@ class Wrapper(Joinable):
         forward_sync_buffers: bool | None,
         skip_all_reduce_unused_params: bool,
     ) -> None:
-        """Make all ranks' modules the same, and lay the gradients of this one out in buckets."""
+        """Make the module the same on all ranks, and lay its gradients out in buckets."""
         group = member(process_group, "DistributedDataParallel")
         if group is None:
             raise ValueError("DistributedDataParallel: this rank is not a member of process_group")
@@ -96,7 +96,7 @@ class Wrapper(Joinable):
         self._divide_by_all = True
 
     def _check_trained(self, trained: Sequence[str]) -> None:
-        """Refuse a module of which nothing is to be averaged, or something is averaged already."""
+        """Refuse a module with nothing to average, or with parameters that an inner wrapper averages."""
         inner = [each for each in self.module.modules() if isinstance(each, Wrapper)]
         averaged = {id(parameter) for each in inner for parameter in each.module.parameters()}
         twice = {name for name, parameter in self.module.named_parameters() if id(parameter) in averaged}
@@ -113,10 +113,10 @@ class Wrapper(Joinable):
             )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model; the backward of what it returns reduces the gradients, unless under `no_sync`."""
+        """Run the model; the backward of its output reduces the gradients, except under `no_sync`."""
         recording = self._is_grad_enabled()
         self._reducer.abort_backward()
-        if recording:  # else an earlier forward's backward may still be to come
+        if recording:  # under no_grad an earlier forward's backward may still follow
             self._reducer.expect_backward(False)
         reduces, syncs = self._reduce and recording, self._will_sync_buffers()
         source, self._reducer.divisor = 0, None
@@ -134,13 +134,13 @@ class Wrapper(Joinable):
         return self._register_output_hook(output) if reduces else output
 
     def skip_forward(self) -> None:
-        """Take part in what a forward of the other ranks sends, on a rank that has no inputs for one."""
+        """Take part in the communication of the other ranks' forward, on a rank without inputs."""
         if self._will_sync_buffers():
             self._sync_buffers(0, BufferCommHookLocation.PRE_FORWARD)
             self._sync_buffers(0, BufferCommHookLocation.POST_FORWARD)
 
     def _will_sync_buffers(self) -> bool:
-        """Tell whether this forward synchronises buffers: it trains, and a backward has been reduced since."""
+        """Return whether this forward synchronises buffers: in training, after a reduced backward."""
         return (
             self.training
             and self._reduce
@@ -153,9 +153,9 @@ class Wrapper(Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally: a forward inside has a backward that sends nothing.
+        """Accumulate gradients locally: backward of a forward inside sends nothing.
 
-        The next backward outside reduces the sum that has gathered.
+        The next backward outside reduces the accumulated sum.
         """
         outer, self._reduce = self._reduce, False
         try:
@@ -165,19 +165,19 @@ class Wrapper(Joinable):
 
     @contextmanager
     def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
-        """Average over samples instead of ranks, which is exact when ranks hold different numbers of them.
+        """Average over samples instead of ranks: exact for ranks with different numbers of samples.
 
-        Concerns the backward that reduces; what was accumulated under `no_sync` before is weighted with it, so
-        ``n_samples`` is to be each microbatch's where all of a rank's are equally large.
+        Applies to the reducing backward and to the gradients accumulated under `no_sync` before it: with equal
+        microbatches, ``n_samples`` is the size of one.
 
         Parameters
         ----------
         n_samples : float
-            Samples that this rank's loss is the mean of. A rank that runs no backward still gets the average, to which
-            it adds what it has accumulated, or nothing: ``with ddp.weighted(0, total): ddp.skip_forward()``. (Not under
-            ``skip_all_reduce_unused_params``, where only a backward tells what is to be sent: run an empty batch.)
+            Samples that this rank's loss is the mean of. A rank without a backward contributes its accumulated
+            gradients, or zeros, and gets the average: ``with ddp.weighted(0, total): ddp.skip_forward()``. (Under
+            ``skip_all_reduce_unused_params`` run an empty batch instead: only a backward tells what is sent.)
         total : float, optional
-            Samples of all ranks, where the loader knows it; else found by an all-reduce of 8 bytes.
+            Samples of all ranks; by default found by an all-reduce of 8 bytes.
         """
         if self._join_config.enable:
             raise RuntimeError("weighted() averages uneven inputs by itself: use it or join(), not both")
@@ -186,7 +186,7 @@ class Wrapper(Joinable):
         reduced = self._reducer.backwards
         try:
             yield
-            # Inside of another weighted() the backward that reduces may be still to come.
+            # Inside another weighted() the reducing backward may still follow.
             if self._reduce and self._reducer.backwards == reduced and (outer is None or n_samples == 0):
                 self._reducer.shadow_backward()
         finally:
@@ -194,16 +194,16 @@ class Wrapper(Joinable):
             current_share.reset(token)
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
-        """Let ``hook(state, bucket)`` reduce each bucket instead of an all-reduce.
+        """Reduce each bucket by ``hook(state, bucket)`` instead of an all-reduce.
 
         Parameters
         ----------
         state : object
-            Handed to the hook.
+            Passed to the hook.
         hook : callable
-            Gets the state and a `GradBucket`, whose buffer is not divided by anything, and returns a `Work` or a
-            `Future` of an array or list of arrays: the averaged gradients, which are copied into the bucket unless
-            they are its memory.
+            Takes the state and a `GradBucket`, whose buffer is not divided by the number of ranks, and returns a `Work`
+            or a `Future` of an array or list of arrays: the averaged gradients, copied into the bucket unless they are
+            its memory.
         """
         self._reducer.register_comm_hook(state, hook)
 
@@ -213,17 +213,17 @@ class Wrapper(Joinable):
         hook: BufferHook,
         comm_hook_location: BufferCommHookLocation = BufferCommHookLocation.POST_FORWARD,
     ) -> None:
-        """Let ``hook(state, named_buffers)`` synchronise the buffers instead of a broadcast from the first rank.
+        """Synchronise the buffers by ``hook(state, named_buffers)`` instead of a broadcast from the first rank.
 
         Parameters
         ----------
         state : object
-            Handed to the hook.
+            Passed to the hook.
         hook : callable
-            Gets the state and a dict of the buffers by name; writes to them, and returns None or a list of `Work` or
+            Takes the state and a dict of the buffers by name; writes to them, and returns None or a list of `Work` or
             `Future` to wait for.
         comm_hook_location : BufferCommHookLocation
-            Whether it runs before forward or after it, where it sees what this batch has made of the buffers.
+            Before forward, or after it, with the buffers as this batch has changed them.
 
         Raises
         ------
@@ -240,18 +240,17 @@ class Wrapper(Joinable):
     ) -> Join:
         """Return a context in which ranks may have different numbers of batches.
 
-        A rank that has finished contributes zeros until all have; then every rank gets the model of the one that had
-        most. Where batches only differ in size, or the sampler may hand out empty ones, `weighted` is exact and this
-        is not.
+        A rank without further batches contributes zeros until all ranks have finished; then every rank gets the model
+        of the last one. For batches of different sizes, empty ones included, `weighted` is exact and this is not.
 
         Parameters
         ----------
         divide_by_initial_world_size : bool, default True
-            Divide by the number of all ranks; False: by those that have inputs.
+            Divide by the number of all ranks; False: of ranks with inputs.
         enable : bool, default True
             False: do nothing.
         throw_on_early_termination : bool, default False
-            Raise on all ranks as soon as one has no more inputs.
+            Raise on all ranks when the first one has no more inputs.
 
         Notes
         -----
@@ -268,7 +267,7 @@ class Wrapper(Joinable):
         )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return what a rank without inputs does; ``divide_by_initial_world_size`` is the one option."""
+        """Return the hook of a rank without inputs; the option is ``divide_by_initial_world_size``."""
         if self._buffer_sync.has_hook:
             raise RuntimeError(
                 "a rank without inputs cannot follow a hook on buffers: join() needs a model without one"
@@ -288,16 +287,16 @@ class Wrapper(Joinable):
 
     @staticmethod
     def set_params_and_buffers_to_ignore_for_model(module: Any, params_and_buffers_to_ignore: Iterable[str]) -> None:
-        """Leave parameters and buffers, by their names in ``module``, alone: neither synchronised nor reduced.
+        """Exclude parameters and buffers, by their names in ``module``, from synchronisation and reduction.
 
-        Called before the model is wrapped (torch: ``_set_params_and_buffers_to_ignore_for_model``).
+        Call it before the model is wrapped (torch: ``_set_params_and_buffers_to_ignore_for_model``).
         """
         module._ddp_params_and_buffers_to_ignore = frozenset(params_and_buffers_to_ignore)
 
     def logging_data(self) -> dict[str, Any]:
-        """Return what is to know of this wrapper: its layout and options, and where the last iterations' time went.
+        """Return buckets, options and times under the names of torch's ``_get_ddp_logging_data``.
 
-        Names are those of torch's ``_get_ddp_logging_data``; times are integers in nanoseconds.
+        Times are integers in nanoseconds, of the last iteration and on average.
         """
         return self._reducer.logging_data() | {
             "module_name": type(self.module).__name__,
@@ -311,22 +310,20 @@ class Wrapper(Joinable):
         }
 
     def bucket_order(self) -> list[int] | None:
-        """Return the order of parameters' gradients that the buckets follow, or None before the first reduced backward.
+        """Return the order of gradients that the buckets follow; None before the first reduced backward.
 
-        Buckets decide how sums are formed, so a checkpoint that is to resume to the same bits carries it.
+        Buckets decide how sums are formed: a checkpoint needs it to resume to the same bits.
 
         Returns
         -------
         list of int or None
-            Numbers of the parameters that are trained, in the order of registration; the same on every rank.
+            Numbers of the trained parameters, counted in the order of registration; the same on every rank.
         """
         buckets = self._reducer.buckets
         return list(buckets.order) if buckets.settled else None
 
     def install_bucket_order(self, order: Sequence[int]) -> None:
-        """Make the buckets those of a wrapper with this `bucket_order`; collective over the group.
-
-        Called before the first backward, of which they are then independent.
+        """Make the buckets those of a wrapper with this `bucket_order`, before the first backward; collective.
 
         Raises
         ------
@@ -336,7 +333,7 @@ class Wrapper(Joinable):
         self._reducer.buckets.install_order(order)
 
     def detach(self) -> None:
-        """Let go of the model: its backward is a local matter again, and its gradients have no place in buckets."""
+        """Release the model: its backward is local again, and its gradients are not in buckets."""
         self._reduce = False
         self._reducer.detach()
 
@@ -353,9 +350,9 @@ class Wrapper(Joinable):
 
     @property
     def timeline(self) -> Timeline | None:
-        """Where spans of forward, backward, buckets and waits are noted; assignable, on all ranks alike.
+        """Records forward, backward, buckets and waits; assignable, on all ranks alike.
 
-        By default what the environment variable ``MPIDDP_TIMELINE`` asks for.
+        By default the timeline of the environment variable ``MPIDDP_TIMELINE``.
         """
         return self._reducer.times.timeline
 
@@ -365,7 +362,7 @@ class Wrapper(Joinable):
 
     @property
     def exposed_s(self) -> float:
-        """Seconds that all backward passes so far have waited for communication at their ends."""
+        """Seconds that backward passes have waited for communication at their ends, in all."""
         return self._reducer.times.exposed_ns * 1e-9
 
     def bucket_sizes_bytes(self) -> list[int]:
