@@ -1,6 +1,6 @@
-"""Training one model on many ranks: the only meeting of communication and learning.
+"""Data parallelism: where communication and learning meet.
 
-Start reading at `naive`. May import everything up to ``nn`` and ``optim``.
+Start reading at `naive`, then `buckets`, `reducer`, `wrapper`, `ddp`. Imports everything up to ``nn`` and ``optim``.
 """
 
 from .buckets import GradBucket

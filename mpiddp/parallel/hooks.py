@@ -1,7 +1,7 @@
-"""Communication hooks: other ways to average a bucket than one all-reduce of what it holds.
+"""Communication hooks: ways to average a bucket other than one all-reduce of its buffer.
 
-A hook gets its state and a `GradBucket` whose buffer is not divided by anything, and returns a `Work` or a `Future` of
-the averaged gradients. `DistributedDataParallel.register_comm_hook` takes it.
+A hook takes its state and a `GradBucket`, whose buffer is not divided by the number of ranks, and returns a `Work` or a
+`Future` of the averaged gradients. `DistributedDataParallel.register_comm_hook` registers it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CommHook = Callable[[Any, GradBucket], Any]
 
 
 def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
-    """Let ``hook`` reduce a bucket.
+    """Reduce a bucket by ``hook``.
 
     Raises
     ------
     RuntimeError
-        If it returns something else than a `Work` or a `Future`.
+        If the hook returns neither a `Work` nor a `Future`.
     """
     outcome = hook(state, bucket)
     if isinstance(outcome, Work):
@@ -42,12 +42,12 @@ def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
 
 
 def averages(value: Any, bucket: GradBucket) -> Array:
-    """Return the gradients that a hook's future holds: one array, or the first of a list.
+    """Return the gradients of a hook's future: its array, or the first one of its list.
 
     Raises
     ------
     RuntimeError
-        If that is no array, or one of another length than the bucket's.
+        If that is not an array of the bucket's length.
     """
     if isinstance(value, (list, tuple)) and value:
         value = value[0]
@@ -68,7 +68,7 @@ def _kind(value: object) -> str:
 
 
 def group_of(process_group: GroupLike) -> ProcessGroup:
-    """Return the group that a hook works in; None is the group of all ranks."""
+    """Return a hook's group; None: all ranks."""
     return member(process_group, "a communication hook") or default_group()
 
 
@@ -80,7 +80,7 @@ def submitted(x: Array, group: ProcessGroup, op: ReduceOp = ReduceOp.SUM) -> Fut
 
 
 def completed(value: Array) -> Future:
-    """Return a future whose value is there."""
+    """Return a future with a value."""
     future = Future()
     future.set_result(value)
     return future
@@ -111,7 +111,7 @@ def allreduce_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
 
 
 def noop_hook(state: object, bucket: GradBucket) -> Future:
-    """Leave the gradients as they are, without communication: shows what a step would take without it.
+    """Leave the gradients as they are, without communication: measures a step without it.
 
     References
     ----------
@@ -127,7 +127,7 @@ def bfloat16() -> np.dtype[Any]:
     Raises
     ------
     RuntimeError
-        Without the package ml_dtypes, which teaches it to NumPy.
+        Without the package ml_dtypes.
     """
     try:
         return np.dtype("bfloat16")
@@ -151,7 +151,7 @@ def _compress_hook(dtype: np.dtype[Any], process_group: GroupLike, bucket: GradB
     buffer = bucket.buffer()
     if not _is_wider(buffer, dtype):
         return allreduce_hook(group, bucket)
-    # The reducer's copy back into the bucket converts, so that there is no pass for decompression alone.
+    # The reducer's copy into the bucket decompresses.
     return submitted(_compressed(buffer, dtype, group.size()), group)
 
 
@@ -160,9 +160,8 @@ def fp16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
 
     Notes
     -----
-    The division by the number of ranks comes before the rounding, sums are accumulated in float32, and the result is
-    rounded once. Pays where the network is slow: on one node, where an all-reduce takes a copy's time, converting costs
-    more than it saves.
+    Divided by the number of ranks before rounding, summed in float32, and rounded once. Pays on slow networks; on one
+    node, where an all-reduce takes a copy's time, conversion costs more than it saves.
 
     References
     ----------
@@ -181,7 +180,7 @@ def bf16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
     Raises
     ------
     RuntimeError
-        Where NumPy knows no bfloat16.
+        Without ml_dtypes.
 
     References
     ----------
@@ -205,7 +204,7 @@ def _wrapper(dtype_of: Any, hook: CommHook) -> CommHook:
 
 
 def fp16_compress_wrapper(hook: CommHook) -> CommHook:
-    """Return a hook that hands a bucket in float16 to ``hook`` and converts its result back.
+    """Return a hook that passes a bucket in float16 to ``hook`` and converts the result back.
 
     Examples
     --------
@@ -216,5 +215,5 @@ def fp16_compress_wrapper(hook: CommHook) -> CommHook:
 
 
 def bf16_compress_wrapper(hook: CommHook) -> CommHook:
-    """Return a hook that hands a bucket in bfloat16 to ``hook`` and converts its result back; needs ``ml_dtypes``."""
+    """Return a hook that passes a bucket in bfloat16 to ``hook`` and converts the result back; needs ``ml_dtypes``."""
     return _wrapper(bfloat16, hook)

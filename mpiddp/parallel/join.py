@@ -1,4 +1,4 @@
-"""Join: ranks that have no more inputs keep the others company, so that nobody waits for ever."""
+"""Join: ranks without further inputs take part in the communication of the others until all have finished."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SKEWED = 1_000
 
 
 class JoinHook:
-    """What a rank without inputs does for one thing that communicates (``torch.distributed.algorithms.JoinHook``)."""
+    """Communication of a rank without inputs, for one `Joinable` (``torch.distributed.algorithms.JoinHook``)."""
 
     def main_hook(self) -> None:
         """Take part in one iteration of the ranks that have inputs."""
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Come to the same end when all have joined; ``is_last_joiner`` where inputs lasted longest."""
+        """Synchronise when all ranks have joined; ``is_last_joiner`` on the ranks that joined last."""
 
 
 class _Config(NamedTuple):
@@ -38,16 +38,16 @@ _OFF = _Config(False, False, False)
 
 
 class Joinable(ABC):
-    """Something that communicates in every iteration, and says what a rank without inputs does instead.
+    """An object that communicates in every iteration, with a hook for ranks without inputs.
 
-    A subclass calls ``Join.notify_join_context(self)`` once in each iteration, before its own communication.
+    A subclass calls ``Join.notify_join_context(self)`` once an iteration, before its own communication.
     """
 
     _join_config: _Config = _OFF
 
     @abstractmethod
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook; ``kwargs`` are those of the `Join`."""
+        """Return the hook; ``kwargs`` are those of `Join`."""
 
     @property
     @abstractmethod
@@ -61,18 +61,18 @@ class Join:
     Parameters
     ----------
     joinables : list of Joinable
-        What communicates in the loop, all in one group.
+        The objects that communicate in the loop, all in one group.
     enable : bool, default True
-        False: do nothing, at no cost.
+        False: do nothing.
     throw_on_early_termination : bool, default False
-        Raise on all ranks as soon as one has no more inputs.
+        Raise on all ranks when the first one has no more inputs.
     **kwargs
-        Handed to each ``join_hook``.
+        Passed to each ``join_hook``.
 
     Raises
     ------
     ValueError
-        If there are no joinables, or they work in different groups.
+        Without joinables, or if their groups differ.
     RuntimeError
         With ``throw_on_early_termination``, on every rank.
 
@@ -140,18 +140,18 @@ class Join:
 
     @staticmethod
     def notify_join_context(joinable: Joinable) -> Work | None:
-        """Tell the ranks that have joined that this one goes into another iteration.
+        """Announce another iteration to the ranks that have joined.
 
         Parameters
         ----------
         joinable : Joinable
-            The caller; of several in one context, the first one tells.
+            The caller; of several in one context only the first one sends.
 
         Returns
         -------
         Work or None
-            Its ``result()[0]`` will hold the number of ranks that have inputs; None outside of an enabled `Join` and
-            for all joinables but the first.
+            ``result()[0]`` holds the number of ranks with inputs; None outside an enabled `Join` and for all joinables
+            but the first.
 
         Raises
         ------
@@ -176,21 +176,21 @@ def _sum(mine: int, group: ProcessGroup) -> int:
 
 
 def _agree(group: ProcessGroup, reduces: bool, syncs: bool, active: bool) -> tuple[bool, bool, int]:
-    """Return whether the ranks with inputs reduce and synchronise buffers, and the last one of them."""
+    """Return whether the ranks with inputs reduce, whether they synchronise buffers, and the last of these ranks."""
     told = np.array([reduces, syncs, group.rank() if active else -1], np.int64)
     all_reduce(told, ReduceOp.MAX, group)
     return bool(told[0]), bool(told[1]), int(told[2])
 
 
 def announce(model: Joinable, reduces: bool, syncs: bool) -> tuple[int, int | None]:
-    """Tell the ranks that have joined what this forward will do.
+    """Announce to the ranks that have joined what this forward will send.
 
     Returns
     -------
     source : int
-        The rank whose buffers count.
+        The rank whose buffers are broadcast.
     active : int or None
-        How many ranks have inputs; None where another joinable of the context asks for it.
+        Number of ranks with inputs; None if another joinable of the context has asked for it.
     """
     work = Join.notify_join_context(model)
     _, _, source = _agree(model.join_process_group, reduces, syncs, active=True)
@@ -201,21 +201,21 @@ def announce(model: Joinable, reduces: bool, syncs: bool) -> tuple[int, int | No
 
 
 class DDPJoinHook(JoinHook):
-    """Contributes zeros to each iteration of the other ranks, and takes their last model in the end.
+    """Contributes zeros to each iteration of the other ranks, and copies their model in the end.
 
     Parameters
     ----------
     reducer, buffer_sync, state
         The model's.
     group : ProcessGroup
-        The ranks that hold it.
+        The model's.
     """
 
     def __init__(self, reducer: Reducer, buffer_sync: BufferSync, state: ModuleState, group: ProcessGroup) -> None:
         self._reducer, self._buffer_sync, self._state, self._group = reducer, buffer_sync, state, group
 
     def main_hook(self) -> None:
-        """Take part in one forward and, where it has one, its reduced backward."""
+        """Take part in one forward and its backward, if that is reduced."""
         reduces, syncs, source = _agree(self._group, False, False, active=False)
         if syncs:
             self._buffer_sync.broadcast(source, self._reducer.backwards)
@@ -227,6 +227,6 @@ class DDPJoinHook(JoinHook):
                 self._reducer.weight = None
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Copy the model of a rank that had inputs to the end, the last of several."""
+        """Copy the model of the last rank of those that joined last."""
         _, _, source = _agree(self._group, False, False, active=is_last_joiner)
         broadcast_arrays(self._state.arrays(), self._group, source)

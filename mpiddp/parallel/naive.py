@@ -1,7 +1,7 @@
 """Data parallelism in its plainest form: after backward, one all-reduce for each parameter.
 
-Read this first; `DistributedDataParallel` does the same in fewer, larger messages and while backward still runs, and
-its tests compare with this.
+Read this first. `DistributedDataParallel` does the same in fewer, larger messages, during backward; its tests compare
+with this.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from mpiddp.distributed.groups import GroupLike
 from mpiddp.nn import Module
 
 current_share: ContextVar[float | None] = ContextVar("current_share", default=None)
-"""The share that this rank's gradients will be multiplied with, for layers that mix gradients of several ranks in
-backward; None where all ranks count alike."""
+"""Weight of this rank's gradients in the sum, for layers that mix ranks' gradients in backward; None: 1 / ranks."""
 
 
 def sample_share(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:
@@ -33,7 +32,7 @@ def sample_share(n_samples: float, total: float | None = None, group: GroupLike 
     Raises
     ------
     ValueError
-        If nobody has any, or ``n_samples`` is negative or larger than ``total``.
+        If ``total`` is 0, or ``n_samples`` is negative or larger than ``total``.
     """
     if total is None:
         counted = np.array([n_samples], dtype=np.float64)
@@ -49,19 +48,19 @@ def average_gradients(
 ) -> None:
     """Replace every gradient of a model by its average over all ranks, after ``loss.backward()``.
 
-    A parameter that has no gradient counts as one with a gradient of zeros, so that all ranks reduce the same ones.
+    A parameter without a gradient counts as zeros, so that all ranks reduce the same ones.
 
     Parameters
     ----------
     model : Module
         Has the same parameters on all ranks.
     weight : float, optional
-        Number of samples of this rank's mean loss: the average is then that of all samples, also when ranks hold
-        different numbers. By default all ranks count alike.
+        Number of samples of this rank's mean loss: averages over all samples, for ranks with different numbers of them.
+        By default over ranks.
     group : ProcessGroup, optional
         The ranks; all by default.
     total : float, optional
-        Samples of all ranks, where the caller knows them; else found by an all-reduce of 8 bytes.
+        Samples of all ranks; by default found by an all-reduce of 8 bytes.
 
     Notes
     -----
@@ -79,5 +78,5 @@ def average_gradients(
         if parameter.grad is None:
             parameter.grad = array_namespace(parameter.data).zeros_like(parameter.data)
         if share == 0:
-            parameter.grad[...] = 0  # the mean over no samples is no number, and zero times it is none either
+            parameter.grad[...] = 0  # the mean over no samples is NaN, and so is 0 times it
         all_reduce(parameter.grad, ReduceOp.PREMUL_SUM(share), group)

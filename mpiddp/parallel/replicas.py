@@ -1,4 +1,4 @@
-"""Replicas: every rank holds the same parameters and buffers, checked, and made so from the first rank's."""
+"""Replicas: parameters and buffers that are checked to be, and made, the same on every rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BufferHook = Callable[[Any, dict[str, Array]], Any]
 
 
 def check_same_parameters(named_parameters: Sequence[tuple[str, ParameterLike]], group: ProcessGroup) -> None:
-    """Raise on every rank, where ranks hold parameters of different names, shapes or dtypes.
+    """Raise on every rank if names, shapes or dtypes of parameters differ between ranks.
 
     Raises
     ------
@@ -54,25 +54,25 @@ def _describe(parameter: tuple[str, tuple[int, ...], str]) -> str:
 
 
 def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int = 0) -> None:
-    """Copy the arrays of ``source``, a rank of the group, to all ranks: one message each for those of host and GPU."""
+    """Copy the arrays of ``source``, a rank of the group, to all ranks, in one message for host and GPU each."""
     for xp in dict.fromkeys(map(array_namespace, arrays)):
         together = [x for x in arrays if array_namespace(x) is xp]
         packed = xp.concatenate([xp.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in together])
         broadcast(packed, group=group, group_src=source)
         start = 0
         for x in together:
-            # In a copy the elements lie where their dtype has to, which kernels of a device insist on.
+            # The copy is aligned for the dtype, as kernels of a device need.
             x[...] = packed[start : start + x.nbytes].copy().view(x.dtype).reshape(x.shape)
             start += x.nbytes
 
 
 def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: ProcessGroup) -> None:
-    """Raise on every rank, where replicas have drifted apart.
+    """Raise on every rank if replicas differ.
 
     Raises
     ------
     MismatchError
-        Names the first array that differs and the rank on which it does.
+        Names the first array that differs, and the rank.
     """
     mine = [zlib.crc32(np.ascontiguousarray(download(x)).reshape(-1).view(np.uint8).data) for _, x in named_arrays]
     everybody: list[list[int]] = [[]] * group.size()
@@ -88,14 +88,14 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
 
 
 class ModuleState:
-    """A module's parameters and buffers, but those to `ignore`; looked up each time, because they may be replaced.
+    """A module's parameters and buffers, looked up each time, because they may be replaced.
 
     Parameters
     ----------
     module : Module
-        Whose.
+        The module.
     ignored : iterable of str, optional
-        Names of those to leave alone, in place of those named by `ignore`.
+        Names to exclude; by default those of ``set_params_and_buffers_to_ignore_for_model``.
     """
 
     def __init__(self, module: Any, ignored: Iterable[str] | None = None) -> None:
@@ -138,7 +138,7 @@ class BufferSync:
     Parameters
     ----------
     state : ModuleState
-        Whose buffers.
+        The module's.
     group : ProcessGroup
         The ranks.
     """
@@ -150,11 +150,11 @@ class BufferSync:
 
     @property
     def has_hook(self) -> bool:
-        """Whether a hook has taken the place of the broadcast."""
+        """Whether a hook replaces the broadcast."""
         return self._hook is not None
 
     def register_hook(self, state: object, hook: BufferHook, location: BufferCommHookLocation) -> None:
-        """Let ``hook(state, named_buffers)`` do it.
+        """Synchronise by ``hook(state, named_buffers)`` from now on.
 
         Raises
         ------
@@ -166,19 +166,16 @@ class BufferSync:
         self._hook = state, hook, location
 
     def is_due(self, backwards: int) -> bool:
-        """Tell whether a backward has been reduced, of ``backwards`` in all, since the buffers were synchronised."""
+        """Return whether the count of reduced backward passes, ``backwards``, has changed since the last time."""
         return backwards != self._backwards
 
     def broadcast(self, source: int, backwards: int) -> None:
-        """Make the buffers those of ``source``, a rank of the group, after so many reduced backward passes."""
+        """Make the buffers those of ``source``, a rank of the group."""
         broadcast_arrays(list(self._state.buffers().values()), self._group, source)
         self._backwards = backwards
 
     def sync(self, source: int, backwards: int, now: BufferCommHookLocation) -> None:
-        """Make the buffers those of ``source``, or what the hook makes them, if it is time.
-
-        The broadcast comes before forward, a hook where it was registered for.
-        """
+        """Broadcast from ``source`` before forward, or run the hook at its location."""
         if self._hook is None:
             if now is BufferCommHookLocation.PRE_FORWARD:
                 self.broadcast(source, backwards)

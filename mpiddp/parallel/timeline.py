@@ -1,7 +1,7 @@
-"""A timeline: what every rank did when, in one trace for ui.perfetto.dev or Chrome, and its summary.
+"""A timeline: the ranks' spans in one trace for ui.perfetto.dev or Chrome, and their summary.
 
-Each rank notes spans by its own clock. Where the clocks stand to each other is measured by ping-pong when recording
-begins and when it ends, and taken to change evenly in between.
+Each rank records spans by its own clock. The clocks' offsets are measured by ping-pong when recording begins and ends,
+and interpolated in between.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from mpiddp.optim import Optimizer
 _ROUNDS = 16
 _MOST_SPANS = 1_000_000
 LANES = ("forward", "backward", "wait", "optimizer")
-"""The first lanes of every rank; other names follow in the order of their first spans."""
+"""The first lanes of every rank; others follow in the order of their first spans."""
 
 
 class Span(NamedTuple):
-    """Something that took time, in nanoseconds of a clock."""
+    """An interval, in nanoseconds of a clock."""
 
     lane: str
     name: str
@@ -40,18 +40,18 @@ class Span(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """A moment of this rank's clock, and how far it was ahead of the first rank's, in nanoseconds."""
+    """A time of this rank's clock and its offset from the first rank's, in nanoseconds."""
 
     at_ns: int
     ahead_ns: float
 
 
 def compare_clocks(group: ProcessGroup) -> Clock:
-    """Measure how far this rank's clock is ahead of the first rank's; collective over the group.
+    """Measure the offset of this rank's clock from the first rank's; collective over the group.
 
     Notes
     -----
-    `_ROUNDS` exchanges of 8 bytes for each rank; the fastest counts, and its error is at most half of its time.
+    `_ROUNDS` exchanges of 8 bytes for each rank; the error is at most half the time of the fastest one.
     """
     rank, message = group.rank(), np.zeros(1, np.int64)
     mine = Clock(perf_counter_ns(), 0.0)
@@ -99,13 +99,13 @@ class Timeline:
         self._began = compare_clocks(self.group)
 
     def add(self, lane: str, name: str, begin_ns: int, end_ns: int) -> None:
-        """Note a span, in nanoseconds of `time.perf_counter_ns`; beyond a million of them nothing more is noted."""
+        """Add a span, in nanoseconds of `time.perf_counter_ns`; at most a million of them are kept."""
         if len(self.spans) < _MOST_SPANS:
             self.spans.append(Span(lane, name, begin_ns, end_ns))
 
     @contextmanager
     def span(self, lane: str, name: str | None = None) -> Iterator[None]:
-        """Note what the block takes."""
+        """Add a span of the block."""
         began = perf_counter_ns()
         try:
             yield
@@ -113,7 +113,7 @@ class Timeline:
             self.add(lane, name or lane, began, perf_counter_ns())
 
     def watch(self, optimizer: Optimizer) -> None:
-        """Note what each step of an optimizer takes from now on."""
+        """Add a span of each step of an optimizer from now on."""
         step: Callable[..., Any] = optimizer.step
 
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -172,7 +172,7 @@ def _mean_ms(spans: list[Span], lane: str) -> float:
 
 
 def covered_ns(spans: list[Span]) -> int:
-    """Return how long at least one of the spans was going on."""
+    """Return the length of the union of the spans."""
     total, reached = 0, 0
     for _, _, begin, end in sorted(spans, key=lambda span: span.begin_ns):
         total += max(end - max(begin, reached), 0)
@@ -181,10 +181,10 @@ def covered_ns(spans: list[Span]) -> int:
 
 
 def summary(everybody: list[list[Span]]) -> str:
-    """Return a table with a line for each rank: mean times, exposed communication, overlap, and who came last.
+    """Return a table with a line for each rank: mean times, exposed communication, overlap and lateness.
 
-    exposed is the wait at the end of backward; overlap the part of communication that it is not; late the mean time by
-    which the rank's backward ended after that of the earliest rank, and last how often it was the last one.
+    exposed: the wait at the end of backward; overlap: the rest of communication; late: mean time by which the rank's
+    backward ended after the earliest rank's; last: how often it was the last one.
     """
     arrivals = [[span.begin_ns for span in spans if span.lane == "wait"] for spans in everybody]
     steps = list(zip(*arrivals, strict=False))
@@ -207,9 +207,9 @@ _asked_for: Timeline | None = None
 
 
 def timeline_of_environment(group: ProcessGroup) -> Timeline | None:
-    """Return the timeline that ``MPIDDP_TIMELINE`` asks for, one for the process, or None.
+    """Return the timeline of ``MPIDDP_TIMELINE``, one for the process, or None.
 
-    It is written when its group is destroyed, or at the end of the program; the summary goes to standard error.
+    It is written when its group is destroyed, or at the end of the program, the summary to standard error.
     """
     global _asked_for
     path = settings.timeline()
@@ -224,7 +224,7 @@ def timeline_of_environment(group: ProcessGroup) -> Timeline | None:
 
 
 class _WriteAtEnd(Resource):
-    """Writes the timeline that ``MPIDDP_TIMELINE`` asks for before its group ends."""
+    """Writes the timeline of ``MPIDDP_TIMELINE`` before its group ends."""
 
     def close(self) -> None:
         """Write it; all ranks of the group call."""
@@ -242,15 +242,15 @@ def _at_exit() -> None:
 
 
 class StepTimes:
-    """Moments of the last iteration and sums over all reduced ones, in nanoseconds.
+    """Times of the last iteration and sums over all reduced ones, in nanoseconds.
 
-    The communication of an iteration lasts from its first bucket to the end of the last; what of it lies before the end
-    of backward's own work is hidden, the rest is exposed.
+    Communication lasts from the first bucket to the end of the last; its part before the end of backward's computation
+    is hidden, the rest is exposed.
     """
 
     def __init__(self) -> None:
         self.timeline: Timeline | None = None
-        """Where to note the spans, if anywhere."""
+        """Gets the spans, if any."""
         self._forward = self._backward = self._communication = self._wait = self._end = 0
         self._has_forward = False
         self._sums = {
@@ -262,7 +262,7 @@ class StepTimes:
         self._last = dict(self._sums)
         self._iterations = 0
         self.exposed_ns = 0
-        """Time that backward passes have waited for communication at their ends, in all."""
+        """Waits for communication at the ends of backward passes, in all."""
 
     def begin_forward(self) -> None:
         """Note that forward begins."""
@@ -283,7 +283,7 @@ class StepTimes:
         self._communication = perf_counter_ns()
 
     def begin_wait(self) -> None:
-        """Note that backward has nothing more to compute."""
+        """Note that backward has computed everything."""
         self._wait = perf_counter_ns()
         if self.timeline is not None and self._has_forward:
             self.timeline.add("backward", "backward", self._backward, self._wait)
