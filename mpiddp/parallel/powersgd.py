@@ -1,8 +1,8 @@
-"""PowerSGD: a gradient matrix travels as two thin factors, and what is lost is added to the next one.
+"""PowerSGD: a gradient matrix is sent as two thin factors, and the error is added to the next gradient.
 
-Of a matrix M (n, m) travels P = M Q (n, r), which is summed and made orthonormal, and then Q = M' P (m, r): (n + m) r
-numbers instead of n m. Both sums of a bucket belong to one operation of the group's queue, because the second begins
-whenever the first has ended, which differs from rank to rank.
+For a matrix M (n, m), P = M Q (n, r) is summed and orthonormalised, then Q = M' P (m, r) is summed: (n + m) r numbers
+instead of n m. Both sums of a bucket are one operation of the group's queue, because the second begins when the first
+has ended, at a different time on each rank.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ class PowerSGDState:
     process_group : ProcessGroup, optional
         The ranks; all by default.
     matrix_approximation_rank : int, default 1
-        Rank of the approximation: 1 or 2, doubled until accuracy is right.
+        Rank of the approximation; begin with 1 or 2 and double it until the accuracy is right.
     start_powerSGD_iter : int, default 1000
-        Iterations that are not compressed; early gradients hardly have a low rank.
+        Iterations before compression; early gradients hardly have a low rank.
     min_compression_rate : float, default 2
-        Matrices that would not shrink by this factor travel as they are.
+        Matrices that would not shrink by this factor are sent uncompressed.
     use_error_feedback : bool, default True
-        Add what an approximation has lost to the next gradient. Costs a copy of the gradients in memory.
+        Add the error of an approximation to the next gradient. Memory: a copy of the gradients.
     warm_start : bool, default True
-        Begin with the last Q instead of a random one, which makes it a power iteration over time.
+        Begin with the last Q instead of a random one: a power iteration over steps.
     orthogonalization_epsilon : float, default 0
         0: orthonormal by QR; else by Gram-Schmidt with this added to the norms, as in torch.
     random_seed : int, default 0
-        Of the first Q, equal on all ranks.
+        Seed of the first Q, equal on all ranks.
     compression_stats_logging_frequency, batch_tensors_with_same_shape
         Accepted for compatibility; see `compression_stats`.
 
     Raises
     ------
     ValueError
-        If compression with feedback or warm start would begin before buckets have their final order.
+        If compression with feedback or warm start begins before buckets have their final order.
 
     References
     ----------
@@ -93,19 +93,19 @@ class PowerSGDState:
         self.iter = 0
         """Iterations so far."""
         self.error_dict: dict[int, Array] = {}
-        """What the last approximation of each bucket has lost."""
+        """Error of the last approximation of each bucket."""
         self.q_memory_dict: dict[int, list[Array]] = {}
         """The last Q of each bucket's matrices."""
         self.total_numel_before_compression = 0
         self.total_numel_after_compression = 0
 
     def compression_stats(self) -> tuple[float, int, int]:
-        """Return the rate of compression so far, and the numbers before and after that it is the ratio of."""
+        """Return the compression rate so far, and the numbers of elements before and after."""
         before, after = self.total_numel_before_compression, self.total_numel_after_compression
         return (before / after if after else 0.0), before, after
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next iterations depend on, besides options; arrays are live, and this rank's own."""
+        """Return everything but the options that the next iterations depend on; arrays are live, and this rank's."""
         return {
             "iter": self.iter,
             "rng": self.rng.bit_generator.state,
@@ -115,7 +115,7 @@ class PowerSGDState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called, with the same buckets; arrays are copied."""
+        """Continue from a `state_dict`, with the same buckets; arrays are copied."""
         self.iter = state["iter"]
         self.rng.bit_generator.state = state["rng"]
         self.error_dict = {index: error.copy() for index, error in state["error_dict"].items()}
@@ -123,7 +123,7 @@ class PowerSGDState:
         self.total_numel_before_compression, self.total_numel_after_compression = state["numel"]
 
     def begin(self, bucket: GradBucket) -> bool:
-        """Count an iteration at its last bucket; tell whether this bucket is to be compressed."""
+        """Count an iteration at its last bucket; return whether to compress this bucket."""
         compress = self.iter >= self.start_powerSGD_iter
         if bucket.is_last():
             self.iter += 1
@@ -131,10 +131,10 @@ class PowerSGDState:
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
-    """Average a bucket with each matrix approximated by one of low rank; vectors travel as they are.
+    """Average a bucket with matrices approximated by low rank, vectors uncompressed.
 
-    Sends ``(n + m) r`` numbers for a matrix of ``n`` rows and ``m`` columns: a gradient of more than two axes is one
-    of ``shape[0]`` rows.
+    Sends ``(n + m) r`` numbers for a matrix of ``n`` rows and ``m`` columns; a gradient of more than two axes has
+    ``shape[0]`` rows.
 
     References
     ----------
@@ -186,7 +186,7 @@ def _submit(
     others: list[Array],
     square: Array | None = None,
 ) -> Future:
-    """Submit both rounds for a bucket whose gradients are ``matrices`` and ``others``, or lie in ``square``."""
+    """Submit both rounds for a bucket of ``matrices`` and ``others``, or in ``square``."""
     group = state.process_group
     work = dispatch(group, _ROUNDS, (state, bucket, matrices, others, square), (bucket.buffer(),), async_op=True)
     assert work is not None, "it is asynchronous"
@@ -228,7 +228,7 @@ def _rounds(
         matrix[...] = p @ q.T
     if error is not None:
         error -= whole
-        for other in others:  # nothing is lost of what travels as it is
+        for other in others:  # sent exactly
             offset = _offset(other, whole)
             error[offset : offset + other.size] = 0
     if square is not None:
@@ -241,7 +241,7 @@ _ROUNDS = plan.plain(_rounds, make_call("powerSGD"))
 
 
 def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:
-    """Add what was lost to ``whole``; return a copy of it, from which to subtract what will have been sent."""
+    """Add the last error to ``whole``; return a copy of it, from which the sent part is to be subtracted."""
     if not state.use_error_feedback:
         return None
     error = state.error_dict.get(index)

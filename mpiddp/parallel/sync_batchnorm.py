@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks: small batches a rank, the statistics of the whole."""
+"""Batch normalisation with statistics over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .naive import current_share
 
 
 def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Array]:
-    """Merge statistics of parts into those of the whole, in the order of the parts.
+    """Merge statistics of parts, in their order.
 
     Parameters
     ----------
     counts : array
-        Shape (parts): numbers of values a channel; may be 0.
+        Shape (parts,): numbers of values a channel; may be 0.
     means, squares : array
         Shape (parts, C): means, and sums of squared deviations from them.
 
@@ -52,7 +52,7 @@ def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Arr
 
 
 class _NormalizeAcrossRanks(Function):
-    """As ``nn.functional``'s ``Normalize`` over all axes but the second, of the batches of all ranks together."""
+    """Normalisation over all axes but the second, and over the batches of all ranks."""
 
     def forward(
         self, x: Array, weight: Array | None, bias: Array | None, eps: float, group: ProcessGroup, statistics: list[Any]
@@ -96,7 +96,7 @@ class _NormalizeAcrossRanks(Function):
             for_bias = unbroadcast(grad, self.bias_shape)
         if self.needs(0):
             channels = grad.shape[1]
-            # Sums over ranks are of what counts in the end; what goes on from here is multiplied with the share later.
+            # Sums over ranks are of weighted gradients; the reducer weights the local ones later.
             share = current_share.get()
             sums = xp.zeros(2 * channels, dtype=np.float64)
             if share != 0:
@@ -115,8 +115,8 @@ class _NormalizeAcrossRanks(Function):
 class SyncBatchNorm(BatchNorm):
     """Batch normalisation of (N, C, ...) with mean and variance over the batches of all ranks.
 
-    In training on several ranks; in evaluation, on one rank and before `init_process_group` it is plain batch
-    normalisation. Runs on the CPU, which torch's does not.
+    In evaluation, on one rank and before `init_process_group` it is plain batch normalisation. Runs on the CPU, unlike
+    torch's.
 
     Parameters
     ----------
@@ -128,13 +128,13 @@ class SyncBatchNorm(BatchNorm):
     Raises
     ------
     ValueError
-        On every rank: if all batches together have one value a channel.
+        On every rank, if all batches together have one value a channel.
 
     Notes
     -----
-    Sends ``2 C + 1`` float64 numbers in forward (count, mean, sum of squared deviations, merged in rank order) and
-    ``2 C`` in backward. Batches may differ in size and may be empty; a rank without samples has to run its empty batch,
-    for the others wait for it. Gradients of weight and bias are this rank's: `DistributedDataParallel` averages them.
+    Sends ``2 C + 1`` float64 numbers in forward (count, means, sums of squared deviations, merged in rank order) and
+    ``2 C`` in backward. Batches may differ in size and be empty; a rank without samples must run its empty batch, for
+    the others wait for it. `DistributedDataParallel` averages the gradients of weight and bias.
 
     References
     ----------
@@ -169,7 +169,7 @@ class SyncBatchNorm(BatchNorm):
         return super().forward(input)
 
     def normalize(self, input: Any, training: bool, momentum: float) -> Tensor:
-        """Return the input normalised with the statistics of all ranks' batches, which move the running ones."""
+        """Normalise with the statistics of all ranks' batches, and update the running ones."""
         group = self._group()
         if not (training and self.training) or group is None or group.size() == 1:
             return super().normalize(input, training, momentum)
@@ -193,8 +193,8 @@ class SyncBatchNorm(BatchNorm):
         Parameters
         ----------
         module : Module
-            Changed in place, or replaced where it is a batch normalisation itself. Parameters and running statistics go
-            over as the same objects; convert before `DistributedDataParallel` wraps.
+            Changed in place, or replaced if it is a batch normalisation itself. Parameters and running statistics stay
+            the same objects; convert before `DistributedDataParallel` wraps.
         process_group : ProcessGroup, optional
             The ranks; all by default.
         """

@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer: each rank holds the optimizer state of, and updates, its share of the parameters."""
+"""ZeroRedundancyOptimizer: each rank updates its share of the parameters, and holds their optimizer state."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .join import Join, Joinable, JoinHook
 
 
 class ZeroRedundancyOptimizer(Optimizer, Joinable):
-    """An optimizer whose state is shared out among the ranks.
+    """An optimizer whose state is sharded over the ranks.
 
     Parameters
     ----------
     params : iterable of Parameter or of dict
         The parameters, the same on all ranks; or groups of them.
     optimizer_class : type of Optimizer
-        What updates each share: ``optim.Adam``.
+        Updates each shard: ``optim.Adam``, for example.
     process_group : ProcessGroup, optional
         The ranks; all by default.
     parameters_as_bucket_view : bool
@@ -36,10 +36,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     Notes
     -----
-    A parameter belongs to one rank as a whole: the largest first, each to the rank that has fewest elements so far. A
-    step updates this rank's and then sends every parameter once, one message for each rank and dtype; gradients must be
-    averaged before, as `DistributedDataParallel` does. The state takes 1/N of the memory, and the step's arithmetic 1/N
-    of the time.
+    Each parameter belongs to one rank: the largest first, each to the rank with the fewest elements so far. A step
+    updates this rank's parameters, then sends every parameter once, one message for each rank and dtype; gradients must
+    be averaged before, as `DistributedDataParallel` does. Memory of the state and time of the arithmetic: 1/N.
 
     References
     ----------
@@ -59,7 +58,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         parameters_as_bucket_view: bool = False,
         **defaults: Any,
     ) -> None:
-        # Only the class knows its defaults; state is made in the first step, so this costs nothing.
+        # For its defaults; state is made in the first step, so this costs nothing.
         whole = optimizer_class(params, **defaults)
         self.process_group = member(process_group, "ZeroRedundancyOptimizer") or default_group()
         self._loads = np.zeros(self.process_group.size(), np.int64)
@@ -86,19 +85,19 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             self.optim.add_param_group({**added, "params": self._own(added)})
 
     def _local(self) -> Optimizer:
-        """Return this rank's optimizer, with the options that the program may have changed."""
+        """Return this rank's optimizer with the present options of the parameter groups."""
         assert self.optim is not None
         for group, local in zip(self.param_groups, self.optim.param_groups, strict=True):
             local.update({name: value for name, value in group.items() if name != "params"})
         return self.optim
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update this rank's parameters, and make all ranks' what their owners have made them.
+        """Update this rank's parameters, and send every parameter from its owner to all ranks.
 
         Parameters
         ----------
         closure : callable, optional
-            Computes gradients anew and returns the loss; called first.
+            Computes gradients and returns the loss; called first.
         """
         Join.notify_join_context(self)
         loss = self._local().step(closure)
@@ -128,20 +127,20 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 start += x.size
 
     def _update(self, stretch: Stretch, group: dict[str, Any]) -> None:
-        """Update one stretch as this rank's optimizer does."""
+        """Update as this rank's optimizer does."""
         assert self.optim is not None
         self.optim._update(stretch, group)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
     def _global_numbers(self) -> list[int]:
-        """Return the numbers, in the whole optimizer, of this rank's parameters in the order of its own."""
+        """Return the numbers in the whole optimizer of the parameters of this rank's optimizer."""
         assert self.optim is not None
         numbers = self._numbers()
         return [numbers[id(p)] for group in self.optim.param_groups for p in group["params"]]
 
     def owned(self) -> list[int]:
-        """Return which parameters this rank updates, by their numbers in the whole optimizer."""
+        """Return the numbers in the whole optimizer of the parameters that this rank updates."""
         numbers = self._numbers()
         rank = self.process_group.rank()
         return sorted(
@@ -149,10 +148,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         )
 
     def shard(self) -> dict[int, Any]:
-        """Return the state of the parameters that this rank updates, by their numbers in the whole optimizer.
+        """Return the state of this rank's parameters, by their numbers in the whole optimizer.
 
-        The shards of all ranks together are the ``state`` of `state_dict`, which no rank has to hold: `load_state_dict`
-        takes a state in which this rank's `owned` parameters are, with any number of ranks.
+        The shards of all ranks together are the ``state`` of `state_dict`. `load_state_dict` needs this rank's `owned`
+        parameters only, whatever the number of ranks was.
         """
         numbers = self._global_numbers()
         return {numbers[local]: record for local, record in self._local().state_dict()["state"].items()}
@@ -163,7 +162,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         Parameters
         ----------
         to : int, default 0
-            The global rank that gets it.
+            Global rank.
         """
         shard = self.shard()
         receives = self.process_group.group_rank(to) == self.process_group.rank()
@@ -172,12 +171,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._consolidated = None if shards is None else {k: v for each in shards for k, v in each.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, in the form of an optimizer that is not shared out.
+        """Return the whole state, as an unsharded optimizer's.
 
         Raises
         ------
         RuntimeError
-            Unless `consolidate_state_dict` has collected it here since the last step.
+            Without `consolidate_state_dict` to this rank since the last step.
         """
         if self._consolidated is None:
             raise RuntimeError(
@@ -189,10 +188,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return {"state": dict(sorted(self._consolidated.items())), "param_groups": whole["param_groups"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over this rank's share of a whole state, which may be that of an optimizer that is not shared out.
-
-        Of the state only what belongs to `owned` parameters is looked at.
-        """
+        """Load this rank's shard of a whole state, an unsharded optimizer's too; only `owned` parameters are read."""
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         local = self._local()
         order = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -207,7 +203,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     # -- uneven inputs ---------------------------------------------------------------------------------------------
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return what a rank without inputs does: its share of each step."""
+        """Return the hook of a rank without inputs, which takes part in each step."""
         return _Steps(self)
 
     @property
@@ -221,5 +217,5 @@ class _Steps(JoinHook):
         self._optimizer = optimizer
 
     def main_hook(self) -> None:
-        """Step with the gradients that the other ranks have left."""
+        """Step with the averaged gradients."""
         self._optimizer.step()
