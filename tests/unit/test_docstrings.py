@@ -11,7 +11,7 @@ import pytest
 import mpiddp
 
 PACKAGES = ("autograd", "data", "nn", "optim", "parallel", "training")
-"""Packages whose examples need neither MPI nor another library; those that need several ranks are marked to be skipped."""
+"""Packages whose examples run without MPI; examples that need several ranks are marked to be skipped."""
 
 MODULES = [
     module.name
