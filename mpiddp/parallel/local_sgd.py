@@ -286,9 +286,9 @@ class DiLoCo(ModelAverager):
                     self._synchronize(fragment)
 
     def synchronize(self) -> None:
-        """Make the outer step of all fragments that had none in this step: before an evaluation, on all ranks."""
+        """Make the outer step of all fragments that had none in this step; nothing during the warm-up. Collective."""
         for fragment in self._fragments:
-            if fragment.synchronized_at != self.step:
+            if fragment.synchronized_at != self.step > self.warmup_steps:
                 self._synchronize(fragment)
 
     def _synchronize(self, fragment: _Fragment) -> None:
