@@ -49,8 +49,9 @@ def test_resumed_run_has_the_bits_of_an_unbroken_one(world, step):
     stopped = make(stop_after=step, **options)[0]
     stopped.fit(EPOCHS)
     arrays = {name: x.copy() for name, x in (stopped.arrays() | stopped.own_arrays()).items()}
+    state = stopped.state_dict()
     resumed = make(**options)[0]
-    resumed.load_state_dict(stopped.state_dict(), arrays)
+    resumed.load_state_dict(state, arrays)
     resumed.fit(EPOCHS)
     assert bits(resumed) == bits(unbroken)
 
