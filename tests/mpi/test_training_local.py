@@ -12,7 +12,7 @@ from mpiddp.training import UsageError
 
 from .configured import configured, trained
 from .learning import assert_close, assert_same_bits_everywhere
-from .test_training_resume import STEPS_AN_EPOCH, make
+from .test_training_resume import EPOCHS, STEPS_AN_EPOCH, bits, make
 
 PLAIN = {"average": "local", "outer_lr": 1.0, "outer_momentum": 0.0}
 
@@ -39,6 +39,21 @@ def test_ranks_have_one_model_at_the_end_of_an_epoch(world, options):
 def test_start_is_ddp(world):
     ddp = trained()
     assert_close(parameters(trained(**PLAIN, period=50, local_start=1000)), parameters(ddp))
+
+
+@pytest.mark.parametrize("step", [3, 4, 8])
+def test_resumed_run_has_the_bits_of_an_unbroken_one(world, step):
+    options = {"average": "local", "period": 4, "fragments": 2, "local_start": 1, "momentum": 0.9}
+    unbroken = make(**options)[0]
+    unbroken.fit(EPOCHS)
+    stopped = make(stop_after=step, **options)[0]
+    stopped.fit(EPOCHS)
+    arrays = {name: x.copy() for name, x in (stopped.arrays() | stopped.own_arrays()).items()}
+    state = stopped.state_dict()
+    resumed = make(**options)[0]
+    resumed.load_state_dict(state, arrays)
+    resumed.fit(EPOCHS)
+    assert bits(resumed) == bits(unbroken)
 
 
 @pytest.mark.parametrize(
