@@ -79,6 +79,7 @@ from .objects import (
 from .p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from .shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from .symmetric import symmetric_empty
+from .trees import tree_all_reduce
 
 __all__ = [
     "SHRINK_ABORT",
@@ -159,5 +160,6 @@ __all__ = [
     "shrink_group",
     "split_group",
     "symmetric_empty",
+    "tree_all_reduce",
     "wait_all",
 ]

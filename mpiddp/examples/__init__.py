@@ -9,6 +9,7 @@ Ranks and messages
     point_to_point     4  send and recv, isend and irecv
     collectives        4  all of them, in pictures; must I know the shapes before all_gather?
     groups             4  collectives among some of the ranks
+    halo_exchange      4  blocks of a plate on a mesh of ranks, their edges, and a gradient through both
     tree_and_ring      4  reduce and all_reduce by hand; why do other ranks hold partial sums after torch's reduce?
     collective_costs   -  what do collectives save?
 
@@ -23,6 +24,8 @@ Training on many ranks
     uneven_inputs      4  ranks with different numbers of batches, by join
     checkpoint_resume  4  stop in the middle of an epoch, go on to the same bits
     data_parallel      -  one process and threads, no ranks
+    tensor_parallel    4  the weights of a layer on several ranks of a mesh, batches on others
+    jax_grad           2  gradients of jax.grad, averaged over the ranks
     model_parallel     2  one model, its layers on two ranks; when to scale up, when out
 """
 

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.once
 
 EXAMPLES = Path(importlib.util.find_spec("mpiddp.examples").submodule_search_locations[0])
 HELPERS = {"__init__", "__main__", "printing"}
+LACKING = {"jax_grad": "jax"} if importlib.util.find_spec("jax") is None else {}
+"""Examples that say that a library is not installed, and end."""
 ALONE = "ends here"
 """Marks an example that has refused to run on so few ranks."""
 
@@ -130,7 +132,7 @@ for ranks in (2, 3, 4):
 def test_examples_print_what_they_show(request, command, tmp_path):
     """Run what this command line is said to print; in the long tier, with it all others that such a job can run."""
     ranks, environment = command
-    shown = {example.name: example.output for example in COMMANDS[command]}
+    shown = {example.name: example.output for example in COMMANDS[command] if example.name not in LACKING}
     others = []
     if request.config.option.long and not environment:
         others = [example.name for example in ALL if ranks is None or example.ranks is not None]
@@ -153,6 +155,13 @@ def test_comparison_is_strict():
         assert not same("loss 1.234 of -2.00", printed)
     assert not same("rank 1", "rank 2")
     assert same("took  ~9.9 s", "took ~10.0 s") and not same("took ~9.9 s", "took 9.9 s")
+
+
+@pytest.mark.skipif(not LACKING, reason="all libraries of the examples are installed")
+def test_an_example_without_its_library_says_so():
+    done = launcher.python(None, "-m", "mpiddp.examples.jax_grad")
+    assert done.rc == 0 and "JAX is not installed" in done.stdout and "pip install jax" in done.stdout, done
+    pytest.skip(f"not installed, so not compared with what the example shows: {', '.join(LACKING.values())}")
 
 
 def test_by_hand_and_ddp_show_the_same():

@@ -1,0 +1,148 @@
+"""Trees of arrays, such as a JAX program's gradients: one collective for each dtype, new arrays for the result."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpiddp.device import array_namespace, is_device_array
+from mpiddp.mpi.message import as_array
+from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.typing import Array
+
+from .collectives import all_reduce
+from .groups import GroupLike, member
+
+
+def _sorted_keys(tree: dict[Any, Any]) -> list[Any]:
+    """Return the keys in an order that is the same on all ranks, whatever was inserted first."""
+    return sorted(tree, key=lambda key: (type(key).__name__, repr(key)))
+
+
+def _is_jax_array(x: object) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.Array)
+
+
+def _node(tree: Any) -> tuple[Sequence[Any], Callable[[list[Any]], Any]] | None:
+    """Return the children of a container and how to make it again of others, None for a leaf."""
+    if tree is None:
+        return (), lambda _: None
+    if isinstance(tree, dict):
+        keys = _sorted_keys(tree)
+
+        def same_dict(children: list[Any]) -> Any:
+            made = copy.copy(tree)  # of its class, and in its order
+            made.update(zip(keys, children, strict=True))
+            return made
+
+        return [tree[key] for key in keys], same_dict
+    if isinstance(tree, tuple):
+        kind = type(tree)
+        return tree, lambda children: kind(*children) if hasattr(kind, "_fields") else kind(children)
+    if isinstance(tree, list):
+        return tree, lambda children: type(tree)(children)
+    if isinstance(tree, int | float | complex | np.generic | np.ndarray) or is_device_array(tree):
+        return None
+    jax = sys.modules.get("jax")
+    if jax is None or isinstance(tree, jax.Array):
+        return None
+    children, definition = jax.tree_util.tree_flatten(tree, is_leaf=lambda part: part is not tree)
+    return None if len(children) == 1 and children[0] is tree else (children, definition.unflatten)
+
+
+def _array(leaf: Any) -> Array:
+    if isinstance(leaf, int | float | complex | np.generic):
+        return np.asarray(leaf)
+    if (isinstance(leaf, np.ndarray) or is_device_array(leaf)) and not leaf.flags.c_contiguous:
+        leaf = leaf.copy(order="C")
+    return as_array(leaf, "tree_all_reduce", writable=False, name="tree")
+
+
+def _like(leaf: Any, result: Array) -> Any:
+    """Return a result as the kind of array that the leaf is."""
+    if _is_jax_array(leaf):
+        numpy = sys.modules["jax"].numpy
+        return numpy.from_dlpack(result) if is_device_array(result) else numpy.array(result)
+    if isinstance(leaf, np.generic):
+        return result[()]
+    return result.item() if isinstance(leaf, int | float | complex) else result
+
+
+def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
+    """Reduce the arrays of a tree over all ranks, and return a tree of new arrays.
+
+    For trees of parameters, gradients or metrics, and for arrays that cannot be written to, as JAX's.
+
+    Parameters
+    ----------
+    tree : any
+        Dicts, lists, tuples and named tuples, nested, and where JAX is imported the containers that it knows; their
+        leaves are NumPy, CuPy and JAX arrays, arrays of other libraries, and numbers. None stays None. Keys, shapes and
+        dtypes are equal on all ranks; keys may be inserted in any order.
+    op : ReduceOp, default ``ReduceOp.SUM``
+        The reduction, equal on all ranks.
+    group : ProcessGroup, optional
+        The ranks that take part; all by default.
+
+    Returns
+    -------
+    any
+        A tree of the same containers. A JAX array gives a JAX array, a number a number, anything else an array of NumPy
+        or CuPy. None on a rank that is not in the group, with a warning.
+
+    Raises
+    ------
+    TypeError
+        If a leaf is no array, or its dtype does not have the reduction.
+    MismatchError
+        If ranks have different numbers of elements of a dtype.
+
+    Notes
+    -----
+    One `all_reduce` for each dtype: its arrays are copied into one buffer, of which the arrays of NumPy and CuPy in the
+    result are views. Call it outside of ``jax.jit``, on what ``jax.grad`` returns.
+
+    Examples
+    --------
+    >>> gradients = dist.tree_all_reduce(gradients, dist.ReduceOp.AVG)  # doctest: +SKIP
+    """
+    found = member(group, "tree_all_reduce")
+    if found is None:
+        return None
+    leaves: list[Any] = []
+
+    def collect(part: Any) -> None:
+        node = _node(part)
+        if node is None:
+            leaves.append(part)
+        else:
+            for child in node[0]:
+                collect(child)
+
+    collect(tree)
+    arrays = [_array(leaf) for leaf in leaves]
+    alike: dict[Any, list[int]] = {}
+    for place, x in enumerate(arrays):
+        alike.setdefault((array_namespace(x), x.dtype), []).append(place)
+    results: list[Any] = [None] * len(leaves)
+    for (xp, _), places in alike.items():
+        flat = xp.concatenate([arrays[place].reshape(-1) for place in places])
+        all_reduce(flat, op, found)
+        start = 0
+        for place in places:
+            x = arrays[place]
+            results[place] = _like(leaves[place], flat[start : start + x.size].reshape(x.shape))
+            start += x.size
+
+    remaining = iter(results)
+
+    def rebuild(part: Any) -> Any:
+        node = _node(part)
+        return next(remaining) if node is None else node[1]([rebuild(child) for child in node[0]])
+
+    return rebuild(tree)
