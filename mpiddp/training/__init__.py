@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .averaging import NaiveAveraging as NaiveAveraging
     from .checkpoint import save_model as save_model
     from .config import Config as Config
     from .config import UsageError as UsageError
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from .models import Net as Net
     from .models import ResNet as ResNet
     from .models import Transformer as Transformer
+    from .train_step import NaiveAveraging as NaiveAveraging
     from .trainer import Trainer as Trainer
 
 __all__ = [
