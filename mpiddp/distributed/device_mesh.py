@@ -340,7 +340,11 @@ class DeviceMesh:
 
 
 def init_device_mesh(
-    device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
+    device_type: str,
+    mesh_shape: Sequence[int],
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
+    backend_override: object = None,
 ) -> DeviceMesh:
     """Arrange all ranks in a mesh, in row-major order (``torch.distributed.device_mesh.init_device_mesh``).
 
@@ -353,6 +357,8 @@ def init_device_mesh(
         ``DeviceMesh("cpu", [[0, 1], [2, 3]])``.
     mesh_dim_names : sequence of str, optional
         A name for each dimension.
+    backend_override : object, optional
+        Accepted for compatibility: MPI is the only backend.
 
     Returns
     -------

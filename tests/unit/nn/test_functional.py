@@ -409,7 +409,7 @@ def test_losses_of_values(name: str, options: dict[str, Any], reduction: str, dt
     a, b = draw((3, 4), (3, 4))
     b[0, 0] = a[0, 0]
     compare(
-        lambda a, b: getattr(F, name)(a, b, reduction, **options),
+        lambda a, b: getattr(F, name)(a, b, reduction=reduction, **options),
         lambda a, b: getattr(torch.nn.functional, name)(a, b, reduction=reduction, **options),
         [a, b],
         dtype,
@@ -440,7 +440,7 @@ def test_binary_cross_entropy(reduction: str, weighted: bool, positive: bool, dt
     weight = np.array([0.5, 1, 2], dtype) if weighted else None
     pos_weight = np.array([3, 1, 0.1], dtype) if positive else None
     compare(
-        lambda x, y: F.binary_cross_entropy_with_logits(x, y, weight, reduction, pos_weight),
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y, weight, reduction=reduction, pos_weight=pos_weight),
         lambda x, y: torch.nn.functional.binary_cross_entropy_with_logits(
             x,
             y,
