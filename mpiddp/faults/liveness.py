@@ -210,12 +210,18 @@ class Liveness:
     ) -> dict[int, Answer]:
         """Ask ``ranks``, wait for their answers, and return those that have come within ``silence_s`` seconds."""
         self.ask(group, ranks, stacks)
-        return self.answers(group, ranks, silence_s)
+        return self.answers(group, ranks, silence_s, stacks)
 
-    def answers(self, group: int, ranks: Sequence[int], silence_s: float) -> dict[int, Answer]:
+    def answers(self, group: int, ranks: Sequence[int], silence_s: float, stacks: bool = False) -> dict[int, Answer]:
         """Wait for the answers to `ask`, and return those that have come within ``silence_s`` seconds."""
+
+        def answered(rank: int) -> bool:
+            found = self._answers.get((rank, group))
+            # The answer to an earlier question, which asked for no stacks, may come first.
+            return found is not None and (found.ended or not stacks or bool(found.state.stacks))
+
         deadline = time.monotonic() + silence_s
-        while time.monotonic() < deadline and not all((rank, group) in self._answers for rank in ranks):
+        while time.monotonic() < deadline and not all(map(answered, ranks)):
             self.progress()
             time.sleep(0.01)
         return {rank: self._answers[rank, group] for rank in ranks if (rank, group) in self._answers}

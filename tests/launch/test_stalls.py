@@ -103,9 +103,12 @@ def test_a_rank_in_its_own_code_is_named_with_its_line(jobs, name) -> None:
     for report in reports:
         assert operation in report and "in the group of all 3 ranks" in report, job
         assert "  1 rank is NOT in it:\n    rank 1 (node " in report, job
-        assert " in save  " in report and "since its last call (all_reduce #1 of 4 float64 elements with SUM)" in report
         assert re.search(r"2 ranks wait in it at \S+:\d+ in <module> \(0, 2\)", report), job
         assert "error at 30 min. Stacks of all ranks: python -m mpiddp where" in report, job
+    # On a busy machine rank 1 may not have come there before the first one.
+    assert re.search(
+        r" in save +\d+ s since its last call \(all_reduce #1 of 4 float64 elements with SUM\)", reports[1]
+    ), job
     assert "next warning in 3 s" in reports[0] and "next warning in 6 s" in reports[1], job
 
 
