@@ -124,3 +124,12 @@ def test_torch_s_own_suite_in_short() -> None:
     with launcher.Program([sys.executable, HERE / "suite.py", "--short", "--ranks", "3"]) as job:
         ended = job.wait(300)
     assert ended.rc == 0 and "{'passed': 25}" in ended.stdout, ended
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "passed"), [(3, 121), (4, 122)])
+def test_torch_s_own_suite(ranks: int, passed: int) -> None:
+    pytest.importorskip("expecttest", reason="torch's suite needs pip install expecttest")
+    with launcher.Program([sys.executable, HERE / "suite.py", "--ranks", str(ranks)]) as job:
+        ended = job.wait(1200)
+    assert ended.rc == 0 and f"{{'passed': {passed}}}" in ended.stdout, ended
