@@ -348,17 +348,17 @@ class Calls(Resource):
         return mine
 
     def close(self) -> None:
-        """Unmap the memory at once."""
+        """Unmap the memory at once; the watchdog's thread may still ask for `recent`, and finds none."""
         self._unconfirmed.clear()
-        del self._memory, self._table
+        self._table = np.empty((0, self._size), RECORD)
+        del self._memory
 
 
 def last_call(link: Link) -> str:
     """Return the last call of this rank in a group as a person would name it, or "" where its record is gone."""
     sequence, published, buffers = link.sequence, link.find(Calls), link.find(EagerBuffers)
-    records: list[Sequence[int]] = []
+    records: list[Sequence[int]] = [] if published is None else published.recent().tolist()
     with contextlib.suppress(AttributeError):  # the group is being destroyed
-        records += [] if published is None else published.recent().tolist()
         records += [] if buffers is None else [own[1:] for own, *_ in buffers.calls()]
     found = [Call(*fields).text(sequence) for number, *fields in records if number == sequence > 0]
     return found[0] if found else ""

@@ -127,3 +127,15 @@ def test_a_destroyed_group_is_forgotten() -> None:
     look(nodes)
     nodes[0].send(1, distant._MISMATCH, distant._HEAD.pack(9, 0) + b"late")
     assert not nodes[1].told
+
+
+def test_records_that_are_unmapped_meanwhile_are_no_mismatch_and_no_error() -> None:
+    nodes = group(2)
+    nodes[0].call(SUM)
+    nodes[1].call(SUM)
+    look(nodes)
+    nodes[0].call(SUM)
+    nodes[0].calls.close()
+    nodes[1].call(INT)
+    look(nodes)
+    assert not nodes[0].told and not nodes[1].told
