@@ -83,11 +83,7 @@ class Adagrad(Optimizer):
 
         xp = array_namespace(stretch.data)
         for p, g, total in stretch.blocks("sum"):
-            update, product = self._scratch.like(p)
-            if group["maximize"]:
-                g = xp.negative(g, out=update)
-            if decay:
-                g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
+            g, _, product = self._descent(p, g, group["maximize"], decay)
             total += xp.multiply(g, g, out=product)
             denominator = xp.sqrt(total, out=product)
             denominator += eps
@@ -154,11 +150,7 @@ class Adadelta(Optimizer):
 
         xp = array_namespace(stretch.data)
         for p, g, square, delta in stretch.blocks("square_avg", "acc_delta"):
-            update, product = self._scratch.like(p)
-            if group["maximize"]:
-                g = xp.negative(g, out=update)
-            if decay:
-                g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
+            g, update, product = self._descent(p, g, group["maximize"], decay)
             square *= rho
             xp.multiply(g, 1 - rho, out=product)
             square += xp.multiply(product, g, out=product)

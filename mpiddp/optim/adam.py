@@ -88,13 +88,10 @@ class Adam(Optimizer):
 
         xp = array_namespace(stretch.data)
         for p, g, mean, square, *largest in stretch.blocks(*names):
-            update, product = self._scratch.like(p)
-            if group["maximize"]:
-                g = xp.negative(g, out=update)
-            if decay and self.decoupled_weight_decay:
+            if self.decoupled_weight_decay and decay:
                 p *= 1 - lr * decay
-            elif decay:
-                g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
+            coupled = 0 if self.decoupled_weight_decay else decay
+            g, update, product = self._descent(p, g, group["maximize"], coupled)
 
             xp.subtract(g, mean, out=product)
             if beta1 > 0.5:

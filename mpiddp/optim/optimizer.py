@@ -123,6 +123,16 @@ class Optimizer(ABC):
     def _update(self, stretch: Stretch, group: Group) -> None:
         """Update one run of parameters by the options of their group."""
 
+    def _descent(self, p: Array, g: Array, maximize: bool, decay: float) -> tuple[Array, Array, Array]:
+        """Return the gradient to descend, weight decay added, and two scratch arrays; it may lie in the first."""
+        xp = array_namespace(p)
+        update, product = self._scratch.like(p)
+        if maximize:
+            g = xp.negative(g, out=update)
+        if decay:
+            g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
+        return g, update, product
+
     def state_dict(self) -> dict[str, Any]:
         """Return state and options in torch's form.
 

@@ -91,11 +91,7 @@ class RMSprop(Optimizer):
 
         xp = array_namespace(stretch.data)
         for p, g, square, *others in stretch.blocks("square_avg", *extra):
-            update, product = self._scratch.like(p)
-            if group["maximize"]:
-                g = xp.negative(g, out=update)
-            if decay:
-                g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
+            g, update, product = self._descent(p, g, group["maximize"], decay)
             square *= alpha
             xp.multiply(g, 1 - alpha, out=product)
             square += xp.multiply(product, g, out=product)

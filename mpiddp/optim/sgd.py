@@ -79,11 +79,7 @@ class SGD(Optimizer):
             stretch.new_state("momentum_buffer")
         xp = array_namespace(stretch.data)
         for p, g, *state in stretch.blocks(*["momentum_buffer"] if momentum else []):
-            update, product = self._scratch.like(p)
-            if group["maximize"]:
-                g = xp.negative(g, out=update)
-            if decay:
-                g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
+            g, update, product = self._descent(p, g, group["maximize"], decay)
             if momentum:
                 (buffer,) = state
                 if first:
