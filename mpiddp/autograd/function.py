@@ -133,7 +133,7 @@ class Variable:
     grad: Array | None = None
     """A leaf's gradient: None, or an array of the shape and dtype of ``data`` in C order."""
     requires_grad: bool = False
-    """Whether gradients flow to this variable."""
+    """True if gradients flow to this variable."""
     grad_slot: Array | None = None
     """A leaf's place for its gradient: the first accumulation writes here and makes it ``grad``."""
     grad_fn: Any = None

@@ -99,7 +99,7 @@ class Tensor(Operations):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether no recorded operation made this tensor."""
+        """True if no recorded operation made this tensor."""
         return self.grad_fn is None
 
     def item(self) -> Any:

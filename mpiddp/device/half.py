@@ -109,7 +109,7 @@ def _narrow(source: Array, target: Array) -> None:
 
 
 def is_half(x: Array) -> bool:
-    """Tell whether an array is float16 or bfloat16."""
+    """Return True if an array is float16 or bfloat16."""
     return x.dtype.itemsize == 2 and x.dtype.kind in "fV"
 
 

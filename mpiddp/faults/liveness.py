@@ -192,7 +192,7 @@ class Liveness:
         return Answer(self.sequence(group), ended, requests.pending == 0, state, self.interrupted)
 
     def announce_end(self) -> None:
-        """Tell rank 0 that this rank ends the job and reports why."""
+        """Notify rank 0 that this rank ends the job and reports why."""
         if self._watched and self.rank != 0:
             with self._lock, contextlib.suppress(MPI.Exception):
                 self._send(0, _ENDING, b"")

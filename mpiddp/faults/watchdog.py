@@ -49,7 +49,7 @@ class _Wait:
     def __init__(self, operation: Operation, now: float, warn_after_s: float) -> None:
         self.identity, self.since = operation.identity, now
         self.asked = 0.0
-        """When other ranks were asked about it."""
+        """Time at which other ranks were asked about it."""
         self.distance_s = warn_after_s
         """Seconds between the last warning and the next one."""
         self.warn_s = warn_after_s or math.inf

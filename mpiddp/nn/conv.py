@@ -23,7 +23,7 @@ from .shaping import pad
 from .window import Pair, Window, batch_first, batch_last, pair
 
 _CACHE_BYTES = 512 << 10
-"""What stays in a core's cache from the copy that makes a block to the product that reads it."""
+"""Bytes that stay in a core's cache from the copy that makes a block to the product that reads it."""
 _UNPACKED = 10**6
 """OpenBLAS does without packing its operands for products of up to so many multiplications (its ``SMALL_MATRIX_OPT``),
 which takes half the time where matrices are as thin as with few channels."""

@@ -40,7 +40,7 @@ class Module:
     """
 
     training: bool
-    """Whether dropout drops and batch normalisation measures."""
+    """True in training mode: dropout drops, batch normalisation measures."""
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Array | None]
     _modules: dict[str, Module | None]

@@ -235,7 +235,7 @@ class GradScaler:
         self._scale = LossScale(init_scale, growth_factor, backoff_factor, growth_interval)
         self._enabled = enabled
         self._overflowed: dict[int, bool] = {}
-        """Whether a gradient of an optimizer, by its id, was not finite since the last update."""
+        """By an optimizer's id, True if one of its gradients was not finite since the last update."""
         self._stepped: set[int] = set()
 
     def is_enabled(self) -> bool:

@@ -126,7 +126,7 @@ class ModuleState:
 
 
 class BufferCommHookLocation(Enum):
-    """When a hook on buffers runs (torch's ``_BufferCommHookLocation``)."""
+    """The time at which a hook on buffers runs (torch's ``_BufferCommHookLocation``)."""
 
     PRE_FORWARD = auto()
     POST_FORWARD = auto()
@@ -150,7 +150,7 @@ class BufferSync:
 
     @property
     def has_hook(self) -> bool:
-        """Whether a hook replaces the broadcast."""
+        """True if a hook replaces the broadcast."""
         return self._hook is not None
 
     def register_hook(self, state: object, hook: BufferHook, location: BufferCommHookLocation) -> None:

@@ -35,7 +35,7 @@ def _bfloat16() -> np.dtype[Any]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether NumPy can look at the tensor's memory as it is."""
+    """Return True if NumPy can view the tensor's memory as it is."""
     return tensor.is_cpu and tensor.dtype in _NUMPY and tensor.is_contiguous() and not tensor.is_conj()
 
 

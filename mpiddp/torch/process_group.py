@@ -83,7 +83,7 @@ class Operations:
         return "mpiddp"
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Tell whether `allocate_tensor` has memory on ``device``."""
+        """Return True if `allocate_tensor` has memory on ``device``."""
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -92,12 +92,12 @@ class Operations:
 
     @property
     def supports_splitting(self) -> bool:
-        """Whether torch may split the group by itself: it uses ``new_group``."""
+        """False: torch must not split the group itself, but call ``new_group``."""
         return False
 
     @property
     def supports_coalescing(self) -> bool:
-        """Whether messages may be sent between `start_coalescing` and `end_coalescing`."""
+        """True: messages may be sent between `start_coalescing` and `end_coalescing`."""
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -1,4 +1,4 @@
-"""How torch's ``init_process_group`` finds store, rank and number of ranks through MPI."""
+"""The rendezvous of torch's ``init_process_group``: store, rank and number of ranks from MPI."""
 
 from __future__ import annotations
 

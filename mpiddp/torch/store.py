@@ -78,7 +78,7 @@ class Store(torch.distributed.Store):
 
     @property
     def timeout(self) -> timedelta:
-        """How long it waits for a key."""
+        """The longest wait for a key."""
         return self._timeout
 
 

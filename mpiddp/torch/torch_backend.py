@@ -26,7 +26,7 @@ class Backend(Operations, c10d.Backend):
 
     @property
     def supports_shrinking(self) -> bool:
-        """Whether `shrink` works: in the group of all ranks."""
+        """True in the group of all ranks: `shrink` works there."""
         return self.group is mpiddp.group.WORLD
 
     def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> Backend:

@@ -71,7 +71,7 @@ class Work(torch.distributed.Work):
         _unfinished.add(self)
 
     def is_completed(self) -> bool:
-        """Tell whether all operations have finished, and help them on."""
+        """Poll the operations; return True if all have finished."""
         if not self._done and all(work.is_completed() for work in self._works):
             self._finish(None)
         return self._done
@@ -108,7 +108,7 @@ class Work(torch.distributed.Work):
         _finished.append(self)
 
     def is_success(self) -> bool:
-        """Tell whether all operations have finished without an error."""
+        """Return True if all operations have finished without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:

@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 
     wanted: type
     optional: bool
-    """Whether it may be None."""
+    """True if the value may be None."""
 
 
 def option(

@@ -262,7 +262,7 @@ class TrainStep:
         return what, cause
 
     def _sharing(self, samples: int, total: int | None) -> contextlib.AbstractContextManager[None]:
-        """Tell layers that average over ranks in forward this rank's weight, if there are any."""
+        """Return the context in which layers that average over ranks in forward know this rank's weight."""
         return self.model.weighted(samples, total) if self._mixes_samples else contextlib.nullcontext()
 
     def _call(self, model: Callable[[Any], Any], inputs: Any) -> Any:
