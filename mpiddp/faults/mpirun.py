@@ -83,6 +83,12 @@ class Launcher:
             os.write(output, text.encode(errors="replace"))
             os.close(output)
 
+    def abandon(self) -> None:
+        """Give the signals their default action again, from any thread: the watchdog ends and receives no more."""
+        for number in self._handled:
+            if signal.getsignal(number) is _left_to_the_watchdog:
+                ctypes.pythonapi.PyOS_setsig(int(number), None)
+
     def terminate(self) -> None:
         """End this process by SIGTERM, from any thread."""
         ctypes.pythonapi.PyOS_setsig(int(signal.SIGTERM), None)

@@ -127,6 +127,7 @@ class Watchdog:
                     self._doorbell.answer(self._survey)
                 self._look(signal.SIGINT in numbers)
             except MPI.Exception as error:
+                self._launcher.abandon()
                 if self._failures.happened():
                     self._failures.revoke()
                 else:
