@@ -1,4 +1,4 @@
-"""Backends: everything runs on MPI, but for arrays of GPUs by NCCL if asked for; torch's names are understood."""
+"""Backends: MPI, and NCCL for arrays on GPUs if asked for; torch's names are understood."""
 
 from __future__ import annotations
 
@@ -17,17 +17,7 @@ default_pg_timeout = timedelta(minutes=30)
 
 
 class Backend(str):
-    """The name of a backend in small letters (``torch.distributed.Backend``).
-
-    Parameters
-    ----------
-    name : str
-        In any letters; names that are not known are kept, and refused where they are used.
-
-    Raises
-    ------
-    ValueError
-        If it is no string.
+    """The name of a backend in lower case (``torch.distributed.Backend``); ValueError if it is no string.
 
     Examples
     --------
@@ -43,7 +33,7 @@ class Backend(str):
     __slots__ = ()
 
     def __new__(cls, name: str) -> Backend:
-        """Return the name in small letters."""
+        """Return the name in lower case."""
         if not isinstance(name, str):
             raise ValueError(f"Backend needs a name, got {name!r}")
         return super().__new__(cls, name.lower())
@@ -53,25 +43,7 @@ _NAMES = "None, 'mpi', 'gloo' (an alias), 'nccl' (for CuPy arrays), or by device
 
 
 def check_backend(backend: str | None, default: str = "mpi") -> str:
-    """Return the backend that a name stands for.
-
-    Parameters
-    ----------
-    backend : str or None
-        A name, or a list of ``device:name`` pairs, as in torch.
-    default : str, default "mpi"
-        The meaning of None and ``Backend.UNDEFINED``.
-
-    Returns
-    -------
-    str
-        ``"nccl"`` if arrays of GPUs are to go by NCCL, whether they can or not; else ``"mpi"``.
-
-    Raises
-    ------
-    ValueError
-        If a name is unknown; the text lists the known ones.
-    """
+    """Return "nccl" if arrays on GPUs are to go by NCCL, else "mpi"; ValueError for unknown names."""
     if backend is None or backend == Backend.UNDEFINED:
         return default
     if not isinstance(backend, str):
@@ -89,58 +61,49 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
 
 
 def connect(link: Link, backend: str) -> None:
-    """Connect the ranks of a new group by NCCL, if that is its backend; all of them call.
-
-    If they share a GPU, or some have none, or no NCCL, their arrays go over MPI, and the first rank warns.
-    """
+    """Connect a new group by NCCL, if that is its backend; collective; where NCCL cannot, rank 0 warns."""
     wrong = nccl.connect(link, backend == "nccl")
     if wrong is not None and backend == "nccl" and link.rank == 0:
         warnings.warn(f"backend 'nccl' gives 'mpi' in {link}: {wrong}", stacklevel=3)
 
 
 def backend_of(link: Link) -> str:
-    """Return the backend of a group's arrays on GPUs; arrays of the host go over MPI in any."""
+    """Return the backend of a group's arrays on GPUs."""
     return "nccl" if nccl.connected(link) else "mpi"
 
 
 def is_mpi_available() -> bool:
-    """Return whether MPI can be used: always True, or importing mpiddp.distributed would have failed."""
+    """Return True."""
     return True
 
 
 def is_gloo_available() -> bool:
-    """Return whether Gloo is used: never; the name is an alias of MPI."""
+    """Return False: "gloo" is an alias of MPI."""
     return False
 
 
 def is_nccl_available() -> bool:
-    """Return whether NCCL can be used for CuPy arrays (``torch.distributed.is_nccl_available``)."""
+    """Return whether NCCL can be used for CuPy arrays."""
     return fault() is None
 
 
 def is_ucc_available() -> bool:
-    """Return whether UCC is used: never; an MPI library may use it below."""
+    """Return False; an MPI library may use UCC below."""
     return False
 
 
 def is_xccl_available() -> bool:
-    """Return whether XCCL is used: never."""
+    """Return False."""
     return False
 
 
 def is_torchelastic_launched() -> bool:
-    """Return whether torchrun has started this process to watch over it: never; MPI's launcher does."""
+    """Return False: MPI's launcher starts the processes."""
     return False
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return whether a backend can be used (``torch.distributed.is_backend_available``).
-
-    Parameters
-    ----------
-    backend : str
-        Its name, in any letters; False for one that is not known.
-    """
+    """Return whether a backend of this name, in any case, can be used."""
     return {"mpi": is_mpi_available, "gloo": is_gloo_available, "nccl": is_nccl_available}.get(
         backend.lower(), lambda: False
     )()

@@ -1,9 +1,4 @@
-"""Several collectives as one: fewer messages, where arrays are small.
-
-References
-----------
-``torch.distributed.all_reduce_coalesced``, ``all_gather_coalesced`` and ``_coalescing_manager``.
-"""
+"""Several collectives as one, by one buffer for each dtype."""
 
 from __future__ import annotations
 
@@ -30,7 +25,7 @@ from .groups import GroupLike, ProcessGroup, member
 
 
 def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
-    """Return the indices of arrays by dtype, in order of appearance."""
+    """Return the indices of arrays by dtype."""
     places: dict[Any, list[int]] = {}
     for place, x in enumerate(arrays):
         places.setdefault(x.dtype, []).append(place)
@@ -38,7 +33,6 @@ def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
 
 
 def _cut(flat: Array, likes: Sequence[Array]) -> None:
-    """Copy consecutive pieces of ``flat`` into arrays."""
     start = 0
     for x in likes:
         x[...] = flat[start : start + x.size].reshape(x.shape)
@@ -57,7 +51,7 @@ def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
 def _reduce_scatter(link: Link, outputs: Sequence[Array], inputs: Sequence[Array], op: ReduceOp) -> Steps:
     for places in _by_dtype(outputs):
         part = [outputs[place] for place in places]
-        # (size, sum of the outputs' sizes): block r of every input, for every rank r
+        # (size, sum of the outputs' sizes): row r is block r of every input
         blocks = np.concatenate([inputs[place].reshape(link.size, -1) for place in places], axis=1)
         flat = np.empty_like(blocks, shape=blocks.shape[1])
         yield from planning.nested(link, "reduce_scatter", flat, blocks, op)
@@ -66,7 +60,6 @@ def _reduce_scatter(link: Link, outputs: Sequence[Array], inputs: Sequence[Array
 
 
 def _all_gather(link: Link, outputs: Sequence[Sequence[Array]], inputs: Sequence[Array]) -> Steps:
-    """Copy every rank's ``inputs`` into its list of ``outputs`` on all ranks, through one buffer."""
     joined = np.concatenate([as_bytes(x) for x in inputs])
     received = [np.empty_like(joined, shape=sum(x.nbytes for x in each)) for each in outputs]
     yield from planning.moving("all_gather_list", link, joined)[0](link, received, joined)
@@ -103,38 +96,17 @@ def _future(work: Work | None) -> Future | None:
 def all_reduce_coalesced(
     tensors: Sequence[ArrayLike], op: ReduceOp = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
 ) -> Future | None:
-    """Reduce several arrays of all ranks elementwise, in place, by one all-reduce for each dtype.
-
-    Follows ``torch.distributed.all_reduce_coalesced``.
+    """Reduce several arrays elementwise, in place, by one all-reduce for each dtype.
 
     Parameters
     ----------
     tensors : list of arrays
-        Inputs and outputs; the same shapes and dtypes on all ranks.
-    op : ReduceOp, default ``ReduceOp.SUM``
-        The reduction.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-    async_op : bool, default False
-        Return at once, instead of waiting for the end.
+        Of the same shapes and dtypes on all ranks.
 
     Returns
     -------
     Future or None
-        With ``async_op`` a `Future` of the list of arrays (as in torch; not a `Work`); None otherwise, and on a
-        rank that is not in the group.
-
-    Raises
-    ------
-    TypeError
-        If ``tensors`` is no list, or something in it is no array; if there is no such reduction of a dtype.
-    ArrayError
-        If an array cannot be sent as it is, or written to.
-    MismatchError
-        If ranks give different arrays, or call another operation.
-    DistTimeoutError
-        If a rank does not come within the group's timeout: when the `Future` is waited for; a wait inside of MPI ends
-        the job with this text.
+        With ``async_op`` a `Future` of the list (``torch.distributed.all_reduce_coalesced``), not a `Work`.
     """
     found = member(group, "all_reduce_coalesced")
     if found is None:
@@ -151,40 +123,19 @@ def all_gather_coalesced(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Future | None:
-    """Copy several arrays of every rank to all ranks, rank r's into the arrays of ``output_tensor_lists[r]``.
-
-    Follows ``torch.distributed.all_gather_coalesced``.
+    """Copy several arrays of every rank to all ranks (``torch.distributed.all_gather_coalesced``).
 
     Parameters
     ----------
     output_tensor_lists : list of lists of arrays
-        One list for each rank, of arrays like that rank's inputs.
+        List r gets the arrays of rank r, and has their shapes.
     input_tensor_list : list of arrays
         This rank's.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-    async_op : bool, default False
-        Return at once, instead of waiting for the end.
 
     Returns
     -------
     Future or None
-        With ``async_op`` a `Future` of the list of all outputs (as in torch; not a `Work`); None otherwise, and on a
-        rank that is not in the group.
-
-    Raises
-    ------
-    TypeError
-        If a list is none, or something in it is no array.
-    ArrayError
-        If an array cannot be sent as it is, or an output is not like its input.
-    ValueError
-        If a list has another length than it should.
-    MismatchError
-        If ranks give different arrays, or call another operation.
-    DistTimeoutError
-        If a rank does not come within the group's timeout: when the `Future` is waited for; a wait inside of MPI ends
-        the job with this text.
+        With ``async_op`` a `Future` of the list of all outputs, not a `Work`.
     """
     name = "all_gather_coalesced"
     found = member(group, name)
@@ -213,7 +164,7 @@ def all_gather_coalesced(
 
 
 class IllegalWork:
-    """The return value of an asynchronous call inside of a coalescing manager: nothing was submitted yet."""
+    """The result of an asynchronous call inside of a coalescing manager: nothing is submitted yet."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ValueError(f"Illegal to call {name} on IllegalWork object: wait on the coalescing manager, at its end")
@@ -223,7 +174,7 @@ _RECORDED = ("all_reduce", "all_gather_single", "reduce_scatter_single")
 
 
 class Coalescing:
-    """Calls of a group that will be made as one (torch: ``_CoalescingManager``)."""
+    """Calls of a group to be made as one (torch: ``_CoalescingManager``)."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -235,7 +186,7 @@ class Coalescing:
         return plan.label.partition(" by ")[0] in _RECORDED
 
     def record(self, plan: Plan, args: tuple[Any, ...], async_op: bool) -> Any:
-        """Record a call, instead of making it."""
+        """Record a call."""
         name, _, algorithm = plan.label.partition(" by ")
         if algorithm:
             raise ValueError(
@@ -257,13 +208,13 @@ class Coalescing:
             self._works.append(work)
 
     def wait(self) -> None:
-        """Wait for everything that the manager has submitted."""
+        """Wait for all that was submitted."""
         works, self._works = self._works, []
         for work in works:
             work.wait()
 
     def submit(self, async_op: bool) -> None:
-        """Make the calls that have been recorded as one."""
+        """Submit the recorded calls as one."""
         if not self._calls:
             return
         name, op, _ = self._calls[0]
@@ -286,26 +237,14 @@ class Coalescing:
 def _coalescing_manager(
     group: ProcessGroup | None = None, device: object = None, async_ops: bool = False
 ) -> Iterator[Coalescing]:
-    """Make the collectives that are called in this context as one, at its end (torch's function of this name).
+    """Make the calls of one operation in this context as one, at its end; RuntimeError if they differ.
 
-    Several `all_reduce`, several `all_gather_single` or several `reduce_scatter_single`, all of one kind and with one
-    reduction.
+    `all_reduce`, `all_gather_single` and `reduce_scatter_single` are recorded.
 
     Parameters
     ----------
-    group : ProcessGroup, optional
-        The group whose calls are meant; all ranks by default.
-    device
-        Accepted for compatibility.
     async_ops : bool, default False
-        Do not wait at the end: ``wait()`` of what the context gives does it.
-
-    Raises
-    ------
-    RuntimeError
-        If calls of different kinds meet.
-    ValueError
-        If contexts of one group are nested.
+        Leave the wait to ``wait()`` of the context's value.
 
     Examples
     --------

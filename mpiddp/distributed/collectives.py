@@ -1,21 +1,4 @@
-"""The collectives on arrays, blocking and asynchronous.
-
-Each of them checks its arguments before anything is sent, finds the plan of the call, and dispatches it. They share:
-
-- Arrays are NumPy or CuPy arrays, C-contiguous, aligned and in native byte order, or objects that hold one (a Tensor).
-- ``group`` : ProcessGroup, optional. The ranks that take part; all by default. On a rank that is not in the group a
-  call warns and returns None.
-- ``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` ranks of the group: one of the two.
-- ``async_op`` : bool, default False. Return a `Work` at once, instead of waiting for the end and returning None.
-- ``algorithm`` : str, optional. An algorithm that ``python -m mpiddp bench OPERATION --algorithm NAME`` measures; it
-  goes before ``MPIDDP_ALGORITHM`` and the table, and is equal on all ranks.
-
-They raise TypeError for an argument that is no array, and for a reduction that the dtype does not have; `ArrayError`
-for an array that cannot be sent or written to as it is, or does not fit the others of the call; ValueError for a rank
-that is not in the group, and for an unknown algorithm; `MismatchError` if ranks differ in operation, size, dtype, root
-or reduction; `DistTimeoutError` if a rank does not come within the group's timeout, where a wait inside of MPI ends the
-job with the same text.
-"""
+"""Collectives on arrays: each checks its arguments, finds the plan of the call, and dispatches it."""
 
 from __future__ import annotations
 
@@ -39,7 +22,7 @@ from . import debug
 from .dispatch import dispatch, keep, root_rank
 from .groups import GroupLike, ProcessGroup, member
 
-# Names in errors of operations that have two names in torch.
+# For errors of operations with two names in torch.
 _GATHER = "all_gather_single (all_gather_into_tensor)"
 _SCATTER = "reduce_scatter_single (reduce_scatter_tensor)"
 _BARRIER = ("barrier", None)
@@ -51,22 +34,7 @@ def barrier(
     device_ids: object = None,
     timeout: timedelta | float | None = None,
 ) -> Work | None:
-    """Wait until every rank of the group has come here (``torch.distributed.barrier``).
-
-    Parameters
-    ----------
-    group, async_op
-        See `mpiddp.distributed.collectives`.
-    device_ids
-        Accepted for compatibility.
-    timeout : timedelta or float, optional
-        Time that this call, or ``wait()`` of its `Work`, may take; a number is seconds; the group's by default.
-
-    Raises
-    ------
-    DistTimeoutError
-        If a rank does not come within ``timeout``, with the ranks that are missing.
-    """
+    """Return when every rank of the group has called it; the timeout's error names the missing ranks."""
     found = member(group, "barrier")
     if found is None:
         return None
@@ -88,11 +56,7 @@ def broadcast(
     Parameters
     ----------
     tensor : array
-        Input on rank ``src``, output elsewhere; of equal shape and dtype on all ranks.
-    src, group_src : int
-        The rank that sends.
-    group, async_op, algorithm
-        See `mpiddp.distributed.collectives`.
+        Input on ``src``, output elsewhere; of equal shape and dtype on all ranks.
 
     Examples
     --------
@@ -116,18 +80,12 @@ def all_reduce(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce the arrays of all ranks elementwise (``torch.distributed.all_reduce``).
-
-    Every rank's array becomes the result, with the same bits.
+    """Reduce the arrays of all ranks elementwise, to the same bits on every rank (``torch.distributed.all_reduce``).
 
     Parameters
     ----------
     tensor : array
         Input and output, of equal shape and dtype on all ranks.
-    op : ReduceOp, default ``ReduceOp.SUM``
-        The reduction, equal on all ranks.
-    group, async_op, algorithm
-        See `mpiddp.distributed.collectives`.
 
     Examples
     --------
@@ -163,20 +121,12 @@ def reduce(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce the arrays of all ranks into that of rank ``dst`` (``torch.distributed.reduce``).
-
-    The arrays of the other ranks stay as they are: torch's Gloo and NCCL leave partial sums in them.
+    """Reduce the arrays of all ranks elementwise into that of rank ``dst`` (``torch.distributed.reduce``).
 
     Parameters
     ----------
     tensor : array
-        Input, and on rank ``dst`` output, of equal shape and dtype on all ranks.
-    dst, group_dst : int
-        The rank that gets the result.
-    op : ReduceOp, default ``ReduceOp.SUM``
-        The reduction, equal on all ranks.
-    group, async_op, algorithm
-        See `mpiddp.distributed.collectives`.
+        Of equal shape and dtype on all ranks; unchanged elsewhere, where torch's Gloo and NCCL leave partial sums.
     """
     found = member(group, "reduce")
     if found is None:
@@ -189,7 +139,6 @@ def reduce(
 
 
 def _expect_blocks(whole: Array, part: Array, size: int, operation: str, whole_name: str, part_name: str) -> None:
-    """Raise unless ``whole`` holds ``size`` blocks like ``part``, concatenated or stacked."""
     expect_like(whole, None, part.dtype, operation, whole_name)
     stacked = (size, *part.shape)
     joined = (size * part.shape[0], *part.shape[1:]) if part.ndim else (size,)
@@ -208,9 +157,7 @@ def all_gather_single(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Copy every rank's array to all ranks, one after the other into one array.
-
-    Follows ``torch.distributed.all_gather_single``; `all_gather_into_tensor` is its older name.
+    """Copy every rank's array, in rank order, into one array on all ranks.
 
     Parameters
     ----------
@@ -218,8 +165,6 @@ def all_gather_single(
         Shape ``(size * n, ...)`` (concatenated) or ``(size, n, ...)`` (stacked).
     input_tensor : array
         Shape ``(n, ...)``, equal on all ranks.
-    group, async_op, algorithm
-        See `mpiddp.distributed.collectives`.
     """
     found = member(group, "all_gather_single")
     if found is None:
@@ -246,9 +191,7 @@ def reduce_scatter_single(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce one array of ``size`` blocks over all ranks and leave block r in rank r's ``output``.
-
-    Follows ``torch.distributed.reduce_scatter_single``; `reduce_scatter_tensor` is its older name.
+    """Reduce arrays of ``size`` blocks elementwise, block r into rank r's output.
 
     Parameters
     ----------
@@ -256,10 +199,6 @@ def reduce_scatter_single(
         Shape ``(n, ...)``, equal on all ranks.
     input : array
         Shape ``(size * n, ...)`` (concatenated) or ``(size, n, ...)`` (stacked).
-    op : ReduceOp, default ``ReduceOp.SUM``
-        The reduction, equal on all ranks.
-    group, async_op, algorithm
-        See `mpiddp.distributed.collectives`.
     """
     found = member(group, "reduce_scatter_single")
     if found is None:
@@ -291,13 +230,9 @@ def reduce_scatter(
     Parameters
     ----------
     output : array
-        This rank's result; of equal shape and dtype on all ranks.
+        Of equal shape and dtype on all ranks.
     input_list : list of arrays
         One for each rank, like ``output``.
-    op : ReduceOp, default ``ReduceOp.SUM``
-        The reduction, equal on all ranks.
-    group, async_op, algorithm
-        See `mpiddp.distributed.collectives`.
     """
     found = member(group, "reduce_scatter")
     if found is None:
@@ -345,12 +280,9 @@ def all_gather(
     Parameters
     ----------
     tensor_list : list of arrays
-        One for each rank, of that rank's shape: shapes may differ (on NCCL only, in torch). Where they are not known,
-        `all_gather_object` needs none.
+        Array r has the shape of rank r's, which may differ (in torch on NCCL only).
     tensor : array
-        This rank's; has the shape of ``tensor_list[rank]``.
-    group, async_op
-        See `mpiddp.distributed.collectives`.
+        This rank's.
     """
     found = member(group, "all_gather")
     if found is None:
@@ -367,7 +299,6 @@ def all_gather(
 
 
 def _expect_list_like(arrays: Sequence[Array], x: Array, group: ProcessGroup, operation: str, name: str) -> None:
-    """Raise unless the arrays have the dtype of ``x``, and this rank's its shape."""
     for index, each in enumerate(arrays):
         shape = x.shape if index == group.link.rank else None
         expect_like(each, shape, x.dtype, operation, f"{name}[{index}]")
@@ -386,13 +317,9 @@ def gather(
     Parameters
     ----------
     tensor : array
-        This rank's; shapes may differ from rank to rank.
+        This rank's; shapes may differ between ranks.
     gather_list : list of arrays, optional
-        The outputs, one for each rank, of that rank's shape; on rank ``dst`` only, where it must be given.
-    dst, group_dst : int, default 0
-        The rank that gathers.
-    group, async_op
-        See `mpiddp.distributed.collectives`.
+        On ``dst`` only; array r has rank r's shape.
     """
     found = member(group, "gather")
     if found is None:
@@ -436,13 +363,9 @@ def scatter(
     Parameters
     ----------
     tensor : array
-        The output; shapes may differ from rank to rank.
+        The output; shapes may differ between ranks.
     scatter_list : list of arrays, optional
-        The inputs, one for each rank, of that rank's shape; on rank ``src`` only, where it must be given.
-    src, group_src : int, default 0
-        The rank that sends.
-    group, async_op
-        See `mpiddp.distributed.collectives`.
+        On ``src`` only; array r has rank r's shape.
     """
     found = member(group, "scatter")
     if found is None:
@@ -460,18 +383,12 @@ def all_to_all(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy ``input_tensor_list[s]`` of rank r to ``output_tensor_list[r]`` of rank s, for all r and s.
-
-    Follows ``torch.distributed.all_to_all``.
+    """Copy rank r's ``input_tensor_list[s]`` into rank s's ``output_tensor_list[r]``, for all r and s.
 
     Parameters
     ----------
-    output_tensor_list : list of arrays
-        One for each rank, of the shape of its input; all of one dtype.
-    input_tensor_list : list of arrays
-        One for each rank; shapes may differ.
-    group, async_op
-        See `mpiddp.distributed.collectives`.
+    output_tensor_list, input_tensor_list : list of arrays
+        One for each rank; of one dtype, shapes may differ.
     """
     found = member(group, "all_to_all")
     if found is None:
@@ -494,25 +411,17 @@ def all_to_all_single(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Cut one array into blocks along its first dimension, send block r to rank r, and join the incoming ones.
-
-    Follows ``torch.distributed.all_to_all_single``.
+    """Send block r of ``input`` to rank r, and join the blocks received (``torch.distributed.all_to_all_single``).
 
     Parameters
     ----------
-    output : array
-        The incoming blocks, that of rank r at r.
-    input : array
-        The outgoing blocks; of the dtype of ``output``, on all ranks.
+    output, input : array
+        The blocks, in rank order along the first dimension; of one dtype.
     output_split_sizes, input_split_sizes : sequence of int, optional
         Rows from and to each rank; equal blocks by default.
-    group, async_op
-        See `mpiddp.distributed.collectives`.
 
     Raises
     ------
-    ArrayError
-        Also if this rank expects of itself another block than it sends itself.
     ValueError
         If the sizes do not add up to the first dimension, or the ranks do not divide it.
     """
@@ -533,7 +442,7 @@ def all_to_all_single(
 
 
 def _byte_counts(x: Array, splits: Sequence[int] | None, size: int, name: str) -> list[int]:
-    """Return the bytes of each block along the first dimension of ``x``."""
+    """Return the bytes of each block."""
     rows = x.shape[0] if x.ndim else 1
     row_bytes = x.itemsize * math.prod(x.shape[1:])
     if splits is None:

@@ -1,10 +1,7 @@
-"""``MPIDDP_DEBUG``: logs every operation (INFO); finds disagreeing ranks and buffers touched too early (DETAIL).
+"""``MPIDDP_DEBUG``: logs every operation (INFO); finds disagreeing ranks and buffers changed too early (DETAIL).
 
-With DETAIL every collective is preceded by an all-gather of 8 bytes: a digest of operation, sequence number, dtype,
-shape, root and reduction. Where digests differ, all ranks exchange what they call and raise the same `MismatchError`.
-Arrays of an asynchronous operation, unless it is a coalesced one, are copied, and the operation works on the copies: so
-whatever the program does to its arrays before ``wait()`` shows in their checksums, and is an error that names the line
-of the submission. Both cost time and memory, and serve to find a fault.
+DETAIL precedes every collective by an all-gather of 8-byte digests of the call, and lets asynchronous operations, but
+coalesced ones, work on copies: a change of the program's arrays before ``wait()`` shows in their checksums.
 """
 
 from __future__ import annotations
@@ -34,14 +31,14 @@ from mpiddp.typing import Array
 logger = logging.getLogger("mpiddp")
 
 on = False
-"""True if operations are logged: the one attribute that is looked at when nothing is wanted."""
+"""True if operations are logged: the one attribute read when debugging is off."""
 detail = False
 """True if they are compared over the ranks, and buffers watched."""
 
 _PACKAGE = str(Path(__file__).parents[1])
 _TEXT_BYTES = 1024
 
-# Operations whose arrays are copied, and whether all ranks give equal shapes.
+# Operations whose arrays are copied; True where all ranks give equal shapes.
 _EQUAL_SHAPES = {
     "broadcast": True,
     "all_reduce": True,
@@ -78,7 +75,7 @@ def caller() -> str:
 
 
 def log(operation: Operation) -> None:
-    """Log a call of the program."""
+    """Log a call."""
     logger.info("[rank %d] %s, called at %s", _rank(), operation, caller())
 
 
@@ -88,15 +85,7 @@ def _rank() -> int:
 
 
 class Watched:
-    """Arrays of an operation that the program must leave alone until it has waited.
-
-    Parameters
-    ----------
-    name : str
-        The operation.
-    arrays : sequence of arrays
-        The arrays.
-    """
+    """Arrays of an operation that the program must not change before ``wait()`` returns."""
 
     def __init__(self, name: str, arrays: Sequence[Array]) -> None:
         self._name, self._line = name, caller()
@@ -123,12 +112,12 @@ def _checksum(x: Array) -> int:
 
 
 def traced(plan: Plan) -> Plan:
-    """Return a plan whose calls are logged, or compared and watched, as ``MPIDDP_DEBUG`` says; OFF: the plan itself."""
+    """Return a plan whose calls are logged, or compared and watched, as ``MPIDDP_DEBUG`` says."""
     if not on or plan.trace is not None:
         return plan
     if not detail:
         return plan._replace(run=None, trace=_logged)
-    # The comparison here takes the place of that in `faults.calls`.
+    # The comparison here replaces that in `faults.calls`.
     return plan._replace(run=None, trace=_observed, call=plan.call.marked())
 
 
@@ -188,7 +177,6 @@ def _twin(given: Any, twins: dict[int, tuple[Array, Array]]) -> Any:
 
 
 def _disagree(link: Link, text: str, digests: Array) -> Steps:
-    """Exchange the ranks' calls, and raise on every rank."""
     mine = np.zeros(_TEXT_BYTES, np.uint8)
     encoded = np.frombuffer(text.encode()[:_TEXT_BYTES], np.uint8)
     mine[: encoded.size] = encoded

@@ -1,7 +1,7 @@
-"""Device meshes: the ranks as an array of several dimensions, with a process group for each row along each of them.
+"""Device meshes: ranks as an array of several dimensions, with a process group along each.
 
-A layout says which dimensions of the root mesh each dimension of a mesh consists of: that of a root mesh of three
-dimensions is ``((0,), (1,), (2,))``, that of a slice of it ``((0,), (2,))``, that of the flattened slice ``((0, 2),)``.
+A layout lists the root mesh's dimensions that make up each dimension of a mesh: a root mesh of three has
+``((0,), (1,), (2,))``, a slice ``((0,), (2,))``, that slice flattened ``((0, 2),)``.
 """
 
 from __future__ import annotations
@@ -45,42 +45,30 @@ def _checked_names(names: Sequence[str] | None, ndim: int) -> Names | None:
 
 
 class DeviceMesh:
-    """The ranks as an array of several dimensions (``torch.distributed.device_mesh.DeviceMesh``).
+    """Ranks as an array of several dimensions (``torch.distributed.device_mesh.DeviceMesh``).
 
-    Along each dimension, the ranks that differ in that coordinate alone form a process group. All ranks of the default
-    group make the mesh, with the same arguments, whether they are in it or not; `init_process_group` is called where it
-    has not been. Slices need no communication.
+    Ranks that differ in one coordinate alone form a process group. All ranks of the default group call, members or not;
+    `init_process_group` is called if it has not been. Slices need no communication. A rank's number in a dimension's
+    group is its coordinate; in torch it follows the global ranks.
 
     Parameters
     ----------
     device_type : str
-        ``"cpu"`` or ``"cuda"``, as in torch; changes nothing, because arrays say where they lie.
+        ``"cpu"`` or ``"cuda"``, without effect: an array knows its device.
     mesh : array_like of int
-        Global ranks, of any shape of at least one dimension; each at most once.
+        Distinct global ranks, of at least one dimension.
     mesh_dim_names : sequence of str, optional
         A name for each dimension.
 
     Attributes
     ----------
-    device_type : str
-        As given.
     mesh : ndarray of int
-        Global ranks; of a slice, those of the slice that this rank is in.
-    mesh_dim_names : tuple of str or None
-        The names of the dimensions.
+        Global ranks; of a slice, those of this rank's.
 
     Raises
     ------
     RuntimeError
         If the names do not fit, or the mesh has more ranks than the default group.
-    ValueError
-        If a rank does not exist, or appears twice.
-    MismatchError
-        On every rank, if ranks gave different meshes.
-
-    Notes
-    -----
-    The rank in the group of a dimension is the coordinate; in torch it follows the order of the global ranks.
 
     Examples
     --------
@@ -92,7 +80,7 @@ class DeviceMesh:
     mesh: np.ndarray[Any, np.dtype[np.int64]]
     mesh_dim_names: Names | None
     _groups: list[ProcessGroup]
-    """This rank's groups along the dimensions; empty on a rank that is not in the mesh."""
+    """This rank's, by dimension; empty on a rank outside of the mesh."""
 
     def __init__(self, device_type: str, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None) -> None:
         ranks, names = self._check(device_type, mesh, mesh_dim_names)
@@ -126,7 +114,7 @@ class DeviceMesh:
         self._flattened: dict[str, DeviceMesh] = {}
 
     def _rows(self, layout: Layout) -> np.ndarray[Any, Any]:
-        """Return all meshes that a layout cuts the root mesh into, of shape (n, *shape)."""
+        """Return all slices of the root mesh by a layout, of shape (n, *shape)."""
         ranks = self._root.mesh
         used = [axis for axes in layout for axis in axes]
         rest = [axis for axis in range(ranks.ndim) if axis not in used]
@@ -144,7 +132,7 @@ class DeviceMesh:
         return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", backend_of(parent.link))[1]
 
     def _part(self, layout: Layout, names: Names, groups: list[ProcessGroup]) -> DeviceMesh:
-        """Return a mesh of the ranks of this rank's slice; on a rank outside of the root mesh, of the first slice."""
+        """Return this rank's slice; on a rank outside of the root mesh, the first."""
         rows = self._rows(layout)
         mine = np.argwhere(rows == get_rank())
         part = DeviceMesh.__new__(DeviceMesh)
@@ -161,23 +149,17 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """Return a mesh of groups that exist, without communication.
+        """Return a mesh of existing groups, this rank's along each dimension, without communication.
 
         Parameters
         ----------
-        group : ProcessGroup or sequence of ProcessGroup
-            One for each dimension: that of this rank along it.
-        device_type : str
-            ``"cpu"`` or ``"cuda"``.
         mesh : array_like of int, optional
-            Global ranks; needed where there are several groups.
-        mesh_dim_names : sequence of str, optional
-            A name for each dimension; needed where there are several groups.
+            Global ranks; required, as the names, with several groups.
 
         Raises
         ------
         ValueError
-            If something is missing, or the mesh has other ranks along a dimension than the group.
+            If an argument is missing, or the mesh has other ranks along a dimension than the group.
         """
         groups = [group] if isinstance(group, ProcessGroup) else list(group)
         if not groups:
@@ -204,20 +186,7 @@ class DeviceMesh:
         return made
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
-        """Return the mesh of some dimensions that this rank is in: ``mesh["dp"]``, ``mesh["dp", "tp"]``.
-
-        Parameters
-        ----------
-        mesh_dim_names : str or tuple of str
-            Dimensions, in the order of those of the result; or the name of a flattened mesh.
-
-        Raises
-        ------
-        RuntimeError
-            If the dimensions have no names.
-        KeyError
-            If there is no such dimension.
-        """
+        """Return this rank's slice along named dimensions, or a flattened mesh: ``mesh["dp", "tp"]``."""
         if not self.mesh_dim_names:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
@@ -233,19 +202,12 @@ class DeviceMesh:
         return self._part(tuple(self._layout[dim] for dim in dims), names, groups)
 
     def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """Return a mesh of one dimension with the ranks of this one; all ranks of the default group call.
+        """Return a mesh of one dimension with the same ranks; all ranks of the default group call.
 
         Parameters
         ----------
         mesh_dim_name : str, optional
-            Its name, by which the root mesh knows it from then on; the names joined by ``_`` by default.
-
-        Raises
-        ------
-        RuntimeError
-            If the dimensions have no names.
-        ValueError
-            If the name is that of another mesh.
+            Its name in the root mesh; by default the names joined by ``_``. ValueError if another mesh has it.
         """
         if not self.mesh_dim_names:
             raise RuntimeError("Cannot flatten a DeviceMesh without mesh_dim_names!")
@@ -286,14 +248,12 @@ class DeviceMesh:
         Parameters
         ----------
         mesh_dim : int or str, optional
-            The dimension, by number or name, or the name of a flattened mesh; may be left out where there is one.
+            Number or name of the dimension, or name of a flattened mesh; optional with one dimension.
 
         Raises
         ------
         RuntimeError
-            If it is left out where there are several, or this rank is not in the mesh.
-        KeyError, IndexError
-            If there is no such dimension.
+            If it is ambiguous, or this rank is not in the mesh.
         """
         if isinstance(mesh_dim, str) and mesh_dim in self._root._flattened:
             return self._root._flattened[mesh_dim].get_group()
@@ -325,11 +285,11 @@ class DeviceMesh:
         return get_rank()
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Return this process's rank along a dimension; parameters and errors are those of `get_group`."""
+        """Return this process's rank in `get_group`."""
         return self.get_group(mesh_dim).rank()
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """Return this rank's place in the mesh, None on a rank that is not in it."""
+        """Return this rank's coordinates, None outside of the mesh."""
         places = np.argwhere(self.mesh == get_rank())
         return tuple(places[0].tolist()) if len(places) else None
 
@@ -350,26 +310,9 @@ def init_device_mesh(
 
     Parameters
     ----------
-    device_type : str
-        ``"cpu"`` or ``"cuda"``, as in torch; changes nothing, because arrays say where they lie.
     mesh_shape : sequence of int
-        Ranks along each dimension; their product is the number of all ranks. For a mesh of some of them,
-        ``DeviceMesh("cpu", [[0, 1], [2, 3]])``.
-    mesh_dim_names : sequence of str, optional
-        A name for each dimension.
-    backend_override : object, optional
-        Accepted for compatibility: MPI is the only backend.
-
-    Returns
-    -------
-    DeviceMesh
-        The mesh; all ranks call.
-
-    Raises
-    ------
-    RuntimeError
-        If the shape does not have as many places as there are ranks (torch takes a smaller one too), or the names do
-        not fit.
+        Ranks along each dimension; their product is the number of ranks (torch takes a smaller one; here
+        ``DeviceMesh(device_type, ranks)`` does).
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Dispatch: the one path of every collective call, from its plan to its `Work` or its result."""
+"""Dispatch: the one path of every collective call, from its plan to its `Work` or result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .groups import ProcessGroup
 
 
 def keep(group: ProcessGroup, key: tuple[Any, ...], plan: Plan) -> Plan:
-    """Keep a plan for identical calls, with what ``MPIDDP_DEBUG`` adds to it, and return it."""
+    """Keep a plan, with the effect of ``MPIDDP_DEBUG``, for identical calls."""
     return group.plans.remember(key, debug.traced(plan))
 
 
@@ -30,31 +30,7 @@ def dispatch(
     async_op: bool = False,
     timeout_s: float | None = None,
 ) -> Work | None:
-    """Make a collective call: at once where nothing is pending, else through the group's queue.
-
-    Parameters
-    ----------
-    args : tuple
-        The arguments of the plan's steps.
-    outputs : sequence of arrays
-        The arrays that hold the result.
-    timeout_s : float, optional
-        Time that the call may take, in seconds; the group's timeout by default.
-
-    Returns
-    -------
-    Work or None
-        The `Work` with ``async_op``; None otherwise.
-
-    Raises
-    ------
-    MismatchError
-        If ranks make another call.
-    DistTimeoutError
-        If a rank does not come in time.
-    DistError
-        If another thread is in a collective of the group.
-    """
+    """Make a collective call with ``args`` of the plan's steps: at once if nothing is pending, else by the queue."""
     link = group.link
     if group.coalescing is not None and group.coalescing.takes(plan):
         recorded: Work | None = group.coalescing.record(plan, args, async_op)
@@ -148,13 +124,7 @@ def submit(
 
 
 def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
-    """Return the group rank that ``src`` and ``group_src``, or ``dst`` and ``group_dst``, name.
-
-    Raises
-    ------
-    ValueError
-        If both or neither are given, or the group has no such rank.
-    """
+    """Return the group rank of ``src`` or ``group_src``; ValueError for both, neither, or no member."""
     if group_rank is not None:
         if global_rank is not None:
             raise ValueError("Can't specify both group_rank and global_rank")

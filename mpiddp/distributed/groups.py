@@ -1,4 +1,4 @@
-"""Process groups: their members, their names, and the default one."""
+"""Process groups: their members, names, and the default one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ class Recorder(Protocol):
 
 
 class ProcessGroup:
-    """A group of ranks that communicate with each other (``torch.distributed.ProcessGroup``).
-
-    Made by `init_process_group` and `new_group`, never directly.
-    """
+    """A group of ranks, made by `init_process_group` or `new_group` (``torch.distributed.ProcessGroup``)."""
 
     def __init__(
         self,
@@ -41,25 +38,21 @@ class ProcessGroup:
         self.link = link
         self.monitor = monitor
         self.plans = link.resource(Plans)
-        """The plans of its calls."""
         self.mailbox = link.resource(Mailbox)
-        """Its point-to-point messages."""
         self.group_name = name
         self.group_desc = description
         self.ranks = ranks
-        """Global ranks of the members, which are ranks of the default group, in the order of their group ranks."""
+        """Global ranks, which are those of the default group, in the order of the group ranks."""
         self.comm = comm
-        """The group's mpi4py communicator, or the one that `init_process_group` was given.
+        """The group's mpi4py communicator, or the one given to `init_process_group`.
 
-        For what MPI can do and mpiddp cannot; calls on it stand at the same place among the group's collectives on
-        every rank.
+        Calls on it stand at the same place among the group's collectives on every rank.
         """
         self.coalescing: Recorder | None = None
-        """Records collectives instead of making them, inside of a coalescing manager."""
+        """Set inside of a coalescing manager."""
         self.monitored_barriers = 0
-        """The number of them that this rank has begun."""
         self.monitored_reports: dict[int, int] = {}
-        """The number of the last one that each group rank has reported to this rank."""
+        """By group rank."""
         self._group_rank_of = dict(zip(ranks, link.world.ranks, strict=False))
 
     def rank(self) -> int:
@@ -67,22 +60,11 @@ class ProcessGroup:
         return self.link.rank
 
     def size(self) -> int:
-        """Return the number of ranks in the group."""
+        """Return the number of ranks."""
         return self.link.size
 
     def group_rank(self, global_rank: int) -> int:
-        """Return the group rank of a global rank.
-
-        Parameters
-        ----------
-        global_rank : int
-            A rank of the default group.
-
-        Raises
-        ------
-        ValueError
-            If it does not belong to the group.
-        """
+        """Return the group rank of a global rank; ValueError if it is not a member."""
         try:
             return self._group_rank_of[global_rank if type(global_rank) is int else as_rank(global_rank)]
         except (KeyError, TypeError):
@@ -92,13 +74,7 @@ class ProcessGroup:
             ) from None
 
     def checked(self, group_rank: int) -> int:
-        """Return ``group_rank`` if the group has it.
-
-        Raises
-        ------
-        ValueError
-            If it is not an integer from 0 to size - 1.
-        """
+        """Return ``group_rank``; ValueError if it is not an integer from 0 to size - 1."""
         try:
             rank = as_rank(group_rank)
         except TypeError:
@@ -112,7 +88,7 @@ class ProcessGroup:
 
 
 def as_rank(value: object) -> int:
-    """Return a rank as an int, also one of NumPy; TypeError for anything else, bool included."""
+    """Return a rank, also NumPy's, as an int; TypeError for anything else, bool included."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -127,7 +103,7 @@ class GroupMember:
 
 
 GroupLike: TypeAlias = ProcessGroup | int | None
-"""A group as an argument: None is the group of all ranks, ``GroupMember.NON_GROUP_MEMBER`` warns and does nothing."""
+"""None is the group of all ranks; ``GroupMember.NON_GROUP_MEMBER`` warns and does nothing."""
 
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
 
@@ -165,13 +141,7 @@ def register(made: ProcessGroup, *, default: bool = False) -> ProcessGroup:
 
 
 def default_group() -> ProcessGroup:
-    """Return the group of all ranks.
-
-    Raises
-    ------
-    ValueError
-        Before `init_process_group`, after `destroy_process_group`, and in a forked child.
-    """
+    """Return the group of all ranks; ValueError where there is none, as in a forked child."""
     if _default is None:
         raise ValueError(_missing)
     return _default
@@ -189,14 +159,14 @@ def expect_idle() -> None:
 
 
 def discard() -> None:
-    """End all groups without freeing communicators, as not all ranks would."""
+    """End all groups without freeing communicators, which needs all ranks."""
     for each in _groups:
         each.link.discard()
     disown(NOT_INITIALIZED)
 
 
 def disown(reason: str) -> None:
-    """Forget all groups in a process that must not touch MPI; ``reason`` is the error of further uses."""
+    """Forget all groups in a process that must not touch MPI; ``reason`` is the error of later uses."""
     global _default, _made, _missing
     for each in _groups:
         each.link.closed = True
@@ -205,15 +175,7 @@ def disown(reason: str) -> None:
 
 
 def member(given: GroupLike, operation: str) -> ProcessGroup | None:
-    """Return the group, or None, with torch's warning, on a non-member.
-
-    Raises
-    ------
-    ValueError
-        If there is no default group, or the group has been destroyed.
-    TypeError
-        If ``given`` is no group.
-    """
+    """Return the group; on a non-member warn as torch does, and return None."""
     if given is None:
         if _default is None:
             raise ValueError(_missing)
@@ -238,45 +200,13 @@ def resolve(given: GroupLike) -> ProcessGroup | None:
 
 
 def get_rank(group: GroupLike = None) -> int:
-    """Return this process's rank in a group (``torch.distributed.get_rank``).
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        The group; all ranks by default.
-
-    Returns
-    -------
-    int
-        From 0 to size - 1; -1 if this process is not a member.
-
-    Raises
-    ------
-    ValueError
-        Before `init_process_group`, or if the group has been destroyed.
-    """
+    """Return this process's rank in a group, -1 on a non-member (``torch.distributed.get_rank``)."""
     found = resolve(group)
     return -1 if found is None else found.link.rank
 
 
 def get_world_size(group: GroupLike = None) -> int:
-    """Return the number of ranks in a group (``torch.distributed.get_world_size``).
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        The group; all ranks by default.
-
-    Returns
-    -------
-    int
-        The number; -1 if this process is not a member.
-
-    Raises
-    ------
-    ValueError
-        Before `init_process_group`, or if the group has been destroyed.
-    """
+    """Return the number of ranks in a group, -1 on a non-member (``torch.distributed.get_world_size``)."""
     found = resolve(group)
     return -1 if found is None else found.link.size
 
@@ -290,60 +220,18 @@ def known(given: GroupLike) -> ProcessGroup:
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """Return the rank in ``group`` of a global rank (``torch.distributed.get_group_rank``).
-
-    Parameters
-    ----------
-    group : ProcessGroup
-        The group that is asked about.
-    global_rank : int
-        A rank of the default group.
-
-    Raises
-    ------
-    ValueError
-        If it, or this process, is not a member (also for ``group.WORLD``).
-    """
+    """Return the rank in ``group`` of a global rank (``torch.distributed.get_group_rank``)."""
     return known(group).group_rank(global_rank)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """Return the global rank of a rank of ``group`` (``torch.distributed.get_global_rank``).
-
-    Parameters
-    ----------
-    group : ProcessGroup
-        The group that is asked about.
-    group_rank : int
-        From 0 to size - 1.
-
-    Raises
-    ------
-    ValueError
-        If the group has no such rank, or this process is not a member.
-    """
+    """Return the global rank of a rank of ``group`` (``torch.distributed.get_global_rank``)."""
     found = known(group)
     return found.ranks[found.checked(group_rank)]
 
 
 def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
-    """Return the global ranks of a group's members (``torch.distributed.get_process_group_ranks``).
-
-    Parameters
-    ----------
-    group : ProcessGroup or None
-        The group; None: all ranks.
-
-    Returns
-    -------
-    list of int
-        In the order of their group ranks.
-
-    Raises
-    ------
-    ValueError
-        If this process is not a member.
-    """
+    """Return the members' global ranks, in the order of their group ranks."""
     return list(known(group).ranks)
 
 
@@ -353,7 +241,7 @@ def get_pg_count() -> int:
 
 
 def destroy(given: GroupLike = None) -> None:
-    """Free a group, or with None or ``group.WORLD`` all of them; see `destroy_process_group`."""
+    """Free a group; see `destroy_process_group`."""
     global _default, _made, _missing
     if given is not None and not isinstance(given, ProcessGroup):
         if given == GroupMember.NON_GROUP_MEMBER:

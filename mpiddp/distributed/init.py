@@ -1,4 +1,4 @@
-"""Start and end: ranks come from MPI, so that no address, port or rendezvous is needed."""
+"""Start and end: ranks come from MPI, without address, port or rendezvous."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FORKED = (
 
 
 def is_available() -> bool:
-    """Return True (``torch.distributed.is_available``)."""
+    """Return True."""
     return True
 
 
@@ -73,26 +73,24 @@ def init_process_group(
     *,
     comm: MPI.Intracomm | None = None,
 ) -> None:
-    """Make the default process group of all ranks (``torch.distributed.init_process_group``).
+    """Make the default process group (``torch.distributed.init_process_group``).
 
-    Ranks come from ``MPI.COMM_WORLD``, which is duplicated, so that messages never meet those of the program.
+    Its ranks are those of ``MPI.COMM_WORLD``, of which a duplicate carries the messages.
 
     Parameters
     ----------
     backend : str, optional
         None, "mpi", "gloo" (an alias), "nccl", or by device ("cpu:gloo,cuda:nccl").
-    init_method, store, group_name, pg_options
-        Accepted for compatibility; nothing is needed.
     timeout : timedelta or float, optional
-        Time limit of an operation; a number is seconds. Default: 30 minutes, or ``MPIDDP_TIMEOUT`` seconds.
+        Time limit of an operation; by default ``MPIDDP_TIMEOUT`` seconds, or 30 minutes.
     world_size, rank : int, default -1
-        The program's claims; a contradiction to MPI is an error, with the backend "mpi" torch's warning.
+        A contradiction to MPI is an error, with the backend "mpi" torch's warning.
     device_id : int, optional
-        The GPU of this rank. By default, in a program that has imported CuPy and has neither chosen a GPU nor allocated
-        on one, the rank's number on its node modulo the number of visible GPUs.
+        This rank's GPU. By default, in a program that has imported CuPy and neither chosen a GPU nor allocated on one,
+        the rank's number on its node modulo the number of visible GPUs.
     comm : mpi4py intracommunicator, optional
-        The ranks to work with. Every rank of the world calls, each with its communicator, also one that never
-        communicates (``comm=MPI.COMM_WORLD.Split(reads_files)``): a rank that does not call keeps the others waiting.
+        The ranks of the group. Every rank of the world calls, each with its communicator, also one that never
+        communicates (``comm=MPI.COMM_WORLD.Split(reads_files)``).
 
     Raises
     ------
@@ -147,14 +145,10 @@ def destroy_process_group(group: GroupLike = None) -> None:
     Parameters
     ----------
     group : ProcessGroup, optional
-        The group; None or ``group.WORLD``: all groups, after which `init_process_group` may be called again.
+        None or ``group.WORLD``: all groups, after which `init_process_group` may be called again.
 
     Raises
     ------
-    AssertionError
-        If there is no default group.
-    ValueError
-        If the group has been destroyed already.
     DistError
         If operations of the group are pending.
     """
@@ -162,20 +156,10 @@ def destroy_process_group(group: GroupLike = None) -> None:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return this process's rank among those of its node (``torch.distributed.get_node_local_rank``).
+    """Return this process's rank on its node (``torch.distributed.get_node_local_rank``).
 
-    MPI's word after `init_process_group`; before it LOCAL_RANK, which ``import mpiddp`` fills
-    from the launcher.
-
-    Parameters
-    ----------
-    fallback_rank : int, optional
-        The value if neither knows.
-
-    Raises
-    ------
-    RuntimeError
-        If neither knows it and there is no ``fallback_rank``.
+    Before `init_process_group`: LOCAL_RANK, which ``import mpiddp`` fills from the launcher, ``fallback_rank``, or
+    RuntimeError.
     """
     job = monitor.current()
     if job is not None:
@@ -190,52 +174,20 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_backend(group: GroupLike = None) -> str:
-    """Return a group's backend (``torch.distributed.get_backend``).
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        The group; all ranks by default.
-
-    Returns
-    -------
-    str
-        ``"nccl"`` where its arrays of GPUs go by NCCL, else ``"mpi"``.
-
-    Raises
-    ------
-    ValueError
-        If this process is not a member, or before `init_process_group`.
-    """
+    """Return "nccl" where a group's arrays on GPUs go by NCCL, else "mpi" (``torch.distributed.get_backend``)."""
     return backends.backend_of(groups.known(group).link)
 
 
 def get_backend_config(group: GroupLike = None) -> str:
-    """Return a group's backend by device (``torch.distributed.get_backend_config``).
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        The group; all ranks by default.
-
-    Returns
-    -------
-    str
-        Such as ``"cpu:mpi,cuda:mpi"``.
-
-    Raises
-    ------
-    ValueError
-        If this process is not a member, or before `init_process_group`.
-    """
+    """Return a group's backend by device, such as "cpu:mpi,cuda:mpi" (``torch.distributed.get_backend_config``)."""
     return f"cpu:mpi,cuda:{get_backend(group)}"
 
 
 def _mention_timeline() -> None:
-    """Say why there is no trace of a program without DistributedDataParallel."""
+    """Warn about ``MPIDDP_TIMELINE`` in a program without DistributedDataParallel."""
     worked = running() or finalized()
     first = settings.rank_variables().get("RANK", 0) == 0
-    traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # which a layer above writes
+    traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # by a layer above
     if settings.timeline() and worked and first and not traced:
         warnings.warn(
             "MPIDDP_TIMELINE traces the steps of DistributedDataParallel, and this program made none: nothing was"

@@ -1,7 +1,7 @@
-"""A barrier that says who is missing.
+"""A barrier that names missing ranks.
 
-Every rank tells rank 0 that it has come, and rank 0 answers when all have, or when its time is up: then a rank that
-comes late finds the answer there. The group's collectives are not involved, so the group goes on afterwards.
+Every rank reports to rank 0, which answers when all have, or its time is up: a late rank finds the answer. The group
+goes on afterwards, as its collectives are not involved.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ _PASSED, _FAILED = 1, 0
 def monitored_barrier(
     group: GroupLike = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait until every rank of the group has come here, or say who has not (``torch.distributed.monitored_barrier``).
+    """Return when every rank has called it, or name those that have not (``torch.distributed.monitored_barrier``).
 
     Parameters
     ----------
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
     timeout : timedelta or float, optional
-        Rank 0's limit; a number is seconds; the group's timeout by default.
+        Rank 0's limit.
     wait_all_ranks : bool, default False
-        Name all missing ranks, instead of the first one.
+        Name all missing ranks, instead of the first.
 
     Raises
     ------
     DistTimeoutError
-        On rank 0, with the missing ranks; on ranks that have come, that rank 0 knows more.
+        On rank 0, with the missing ranks; on ranks that have arrived, with a pointer to rank 0.
     """
     found = member(group, "monitored_barrier")
     if found is None:
@@ -69,12 +67,11 @@ def _receive(group: ProcessGroup, source: int, message: Array) -> Receive:
 
 
 def _arrived(posted: Work) -> bool:
-    """Return True once the message is there; raise if none will come."""
+    """Return whether the message has arrived; raise if none will."""
     return posted.is_completed() and posted.wait()
 
 
 def _report(group: ProcessGroup, timeout_s: float) -> None:
-    """Report to rank 0, and wait for its answer."""
     number, answer = group.monitored_barriers, np.zeros(2, np.int64)
     sent = _send(group, 0, number)
     receive = _receive(group, 0, answer)
@@ -84,10 +81,10 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
         while _arrived(receive):
             if answer[0] == number:
                 return True
-            receive = _receive(group, 0, answer)  # it was that of a barrier to which this rank came too late
+            receive = _receive(group, 0, answer)  # that was to an earlier barrier, which failed
         return False
 
-    # Rank 0 may have begun to wait later than this rank.
+    # No limit beyond rank 0's: it may begin to wait later than this rank.
     in_time = poll_until(answered, _operation(group, ()), timeout_s)
     if not in_time:
         group.mailbox.withdraw(receive)
@@ -100,19 +97,18 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
 
 
 def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None:
-    """Receive every rank's report, and answer."""
     number, reports, message = group.monitored_barriers, group.monitored_reports, np.zeros(1, np.int64)
     others = range(1, group.size())
-    # A rank whose timeout was shorter may have come to a later one already.
+    # A rank with a shorter timeout may be at a later barrier already.
     awaited = {rank for rank in others if reports.get(rank, 0) < number}
-    # One receive for any sender: with one for each, every poll would look at as many as there are ranks.
+    # One receive from any sender, so that a poll tests one request instead of one for each rank.
     receive = _receive(group, ANY_SOURCE, message) if awaited else None
 
     def all_have_come() -> bool:
         nonlocal receive
         while receive is not None and _arrived(receive):
             reports[receive.sender] = int(message[0])
-            if message[0] >= number:  # a lower one is of a barrier that had failed
+            if message[0] >= number:  # a lower one is of a failed barrier
                 awaited.discard(receive.sender)
             receive = _receive(group, ANY_SOURCE, message) if awaited else None
         return not awaited

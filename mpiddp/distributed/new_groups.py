@@ -1,7 +1,4 @@
-"""New groups, by splits of communicators, collective over all ranks concerned.
-
-Ranks that give different lists all get the same error, and nobody waits in MPI while something else is on its way.
-"""
+"""New groups, by collective splits of communicators; polled meanwhile, and with one error for ranks that disagree."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def checked_ranks(ranks: object, world_size: int) -> list[int]:
 
 def _agree(parent: Link, what: str, value: object) -> None:
     """Raise on every rank if the ranks of ``parent`` gave different values."""
-    # Fixed-size fingerprints first: a list of ten thousand ranks from each of ten thousand ranks would not fit.
+    # Fixed-size fingerprints first: all ranks' lists of all ranks would not fit at ten thousand ranks.
     text = repr(value)
     fingerprints = np.empty(parent.size, np.int64)
     parent.now.Allgather(np.array([zlib.crc32(text.encode())]), fingerprints)
@@ -64,7 +61,7 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
     whole = comm.Get_group()
     members = whole.Incl(ranks)
     try:
-        # The tag, equal on all members and on nobody's mind elsewhere, keeps groups apart that are made at once.
+        # The tag keeps groups apart that are made at once: equal on all members, unlikely elsewhere.
         return MPI.Intracomm(comm.Create_group(members, zlib.crc32(repr(list(ranks)).encode()) % 30_000))
     finally:
         members.Free()
@@ -74,13 +71,12 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
 def _make(
     comm: MPI.Intracomm, timeout: timedelta | float | None, description: str | None, backend: str
 ) -> ProcessGroup:
-    """Make the group of a new communicator, which it owns from then on."""
     parent, job = default_group(), monitor.current()
     assert job is not None, "there is a default group"
     timeout_s = seconds(timeout)
     link, group_monitor = monitor.connect(job, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
     connect(link, backend)
-    # Global ranks are those of the default group, which need not have all ranks of the world.
+    # Global ranks are those of the default group, which may lack ranks of the world.
     global_rank_of = dict(zip(parent.link.ranks, parent.ranks, strict=True))
     ranks = tuple(global_rank_of[rank] for rank in link.ranks)
     return register(ProcessGroup(link, group_monitor, next_name(), description or "undefined", ranks, comm))
@@ -147,38 +143,23 @@ def new_group(
     device_id: Any = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | int | None:
-    """Make a group of some of the ranks (``torch.distributed.new_group``), by a split of the world's communicator.
+    """Make a group of some ranks (``torch.distributed.new_group``).
 
-    Every rank of the world calls it, members or not, in the same order.
+    All ranks of the default group call, members or not, in the same order.
 
     Parameters
     ----------
     ranks : sequence of int, optional
-        Global ranks of the members; all ranks by default.
-    timeout : timedelta or float, optional
-        Time limit of the group's operations; the world's by default; a number is seconds.
-    backend : str, optional
-        As in `init_process_group`; by default that of the group it is made from.
+        Global ranks of the members; all by default.
+    timeout, backend, group_desc, sort_ranks
+        As in torch; the default group's by default.
     use_local_synchronization : bool, default False
-        Only the members call it; ranks may make any groups in any order in which nobody waits in a circle.
-    group_desc : str, optional
-        A description.
-    sort_ranks : bool, default True
-        Number the members in the order of their global ranks; False keeps the order given.
-    pg_options, device_id
-        Accepted for compatibility.
+        Only the members call; orders of several groups may differ, as long as no ranks wait in a circle.
 
     Returns
     -------
-    ProcessGroup, or ``GroupMember.NON_GROUP_MEMBER`` on a rank that is not a member (None with
-    ``use_local_synchronization``).
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the ranks are not distinct ranks of the world.
-    MismatchError
-        On every rank, if ranks gave different lists.
+    ProcessGroup
+        ``GroupMember.NON_GROUP_MEMBER`` on a non-member (None with ``use_local_synchronization``).
     """
     parent = default_group()
     kind = check_backend(backend, backend_of(parent.link))
@@ -214,27 +195,16 @@ def new_subgroups(
     Parameters
     ----------
     group_size : int, optional
-        Ranks in each group; by default the number of ranks on a node, which must be the same on all nodes.
+        Ranks in each, a divisor of all; by default those of a node, which must be as many on every node.
     group : ProcessGroup, optional
-        The group to cut, whose ranks call; all ranks by default.
-    timeout, backend, group_desc, pg_options
-        As in `new_group`, for each of the groups.
+        The group to cut, whose ranks call.
 
     Returns
     -------
     own : ProcessGroup or None
-        This rank's group; None on a rank that is not in ``group``.
+        This rank's group.
     groups : list
-        All of them, in the order of their ranks, in which others' groups are ``GroupMember.NON_GROUP_MEMBER``.
-
-    Raises
-    ------
-    ValueError
-        If the size does not divide the number of ranks.
-    MismatchError
-        On every rank, if ranks gave different sizes.
-    DistTimeoutError
-        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
+        All of them; others' are ``GroupMember.NON_GROUP_MEMBER``.
     """
     whole = member(group, "new_subgroups")
     if whole is None:
@@ -263,7 +233,6 @@ def _all_parts(
     description: str | None,
     backend: str,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    """Split ``parent``; return this rank's group and the list of all parts."""
     mine, made = split(parent, parts, what, timeout, description, backend)
     return made, [made if index == mine else GroupMember.NON_GROUP_MEMBER for index in range(len(parts))]
 
@@ -275,32 +244,20 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    """Make several groups that share no rank (``torch.distributed.new_subgroups_by_enumeration``), by one split.
+    """Make several disjoint groups, by one split (``torch.distributed.new_subgroups_by_enumeration``).
 
     Parameters
     ----------
     ranks_per_subgroup_list : sequence of sequences of int
-        Global ranks of each group's members; equal on all ranks, which all call.
-    timeout, backend, group_desc, pg_options
-        As in `new_group`, for each of the groups.
+        Global ranks of the members; equal on all ranks, which all call. ValueError, before any group is made, if a rank
+        appears twice.
 
     Returns
     -------
     own : ProcessGroup or None
-        This rank's group; None if it is in none.
+        This rank's group.
     groups : list
-        All of them, in the order given, in which others' groups are ``GroupMember.NON_GROUP_MEMBER``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If there are no lists, or not of ranks of the world.
-    ValueError
-        If a rank appears twice; before any group is made, unlike torch.
-    MismatchError
-        On every rank, if ranks gave different lists.
-    DistTimeoutError
-        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
+        All of them; others' are ``GroupMember.NON_GROUP_MEMBER``.
     """
     parent = default_group()
     kind = check_backend(backend, backend_of(parent.link))
@@ -324,7 +281,7 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:
-    """Split a group into groups that share no rank (``torch.distributed.split_group``), by one communicator split.
+    """Split a group into disjoint groups, by one communicator split (``torch.distributed.split_group``).
 
     Parameters
     ----------
@@ -332,21 +289,11 @@ def split_group(
         The group to split, whose ranks alone call.
     split_ranks : sequence of sequences of int
         Ranks *of the parent group* that form each part.
-    timeout, backend, group_desc, pg_options
-        As in `new_group`, for each of the groups.
 
     Returns
     -------
-    ProcessGroup, or None on a rank that is in no part.
-
-    Raises
-    ------
-    ValueError
-        If a rank is in two parts, or there are none.
-    MismatchError
-        On every rank, if ranks gave different parts.
-    DistTimeoutError
-        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
+    ProcessGroup or None
+        This rank's; None if it is in no part.
     """
     parent = member(parent_pg, "split_group")
     if parent is None:

@@ -1,7 +1,6 @@
 """Collectives and point to point on Python objects, by pickle.
 
-Unpickling runs what the sender wrote: objects are taken from ranks of this job only. Arrays are faster by the
-operations on arrays.
+Unpickling runs what the sender wrote: objects are taken from ranks of this job only.
 """
 
 from __future__ import annotations
@@ -69,20 +68,9 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     Parameters
     ----------
     object_list : list
-        The output; as many places as the group has ranks, or more.
+        At least as long as the group: IndexError.
     obj : object
-        This rank's; anything that pickle takes.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-
-    Raises
-    ------
-    TypeError, IndexError
-        If ``object_list`` is no list, or is shorter than the group.
-    MismatchError
-        If ranks call another operation.
-    DistTimeoutError
-        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
+        Picklable.
     """
     found = member(group, "all_gather_object")
     if found is None:
@@ -110,24 +98,9 @@ def gather_object(
     Parameters
     ----------
     obj : object
-        This rank's; anything that pickle takes.
+        Picklable.
     object_gather_list : list, optional
-        The output, on rank ``dst`` only; as many places as the group has ranks, or more.
-    dst, group_dst : int, default 0
-        The rank that gathers, as a global rank or as a rank of the group: not both.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-
-    Raises
-    ------
-    ValueError
-        If the list is missing on ``dst`` or given elsewhere, or the group has no such rank.
-    TypeError, IndexError
-        If ``object_gather_list`` is no list, or is shorter than the group.
-    MismatchError
-        If ranks name different roots or call another operation.
-    DistTimeoutError
-        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
+        On ``dst`` only, at least as long as the group: ValueError, IndexError.
     """
     found = member(group, "gather_object")
     if found is None:
@@ -160,23 +133,7 @@ def broadcast_object_list(
     Parameters
     ----------
     object_list : list
-        Input on rank ``src``, output elsewhere; equally long on all ranks.
-    src, group_src : int
-        The rank whose objects are sent, as a global rank or as a rank of the group: one of the two.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-    device
-        Accepted for compatibility.
-
-    Raises
-    ------
-    ValueError
-        On every rank whose list has another length than that of ``src`` (torch fails there with an EOFError); if the
-        list is empty or no list, or the group has no such rank.
-    MismatchError
-        If ranks name different roots or call another operation.
-    DistTimeoutError
-        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
+        Input on ``src``, output elsewhere; ValueError if its length is not that of ``src`` (torch: EOFError).
     """
     found = member(group, "broadcast_object_list")
     if found is None:
@@ -208,20 +165,7 @@ def scatter_object_list(
     scatter_object_output_list : list
         Its first place becomes this rank's object.
     scatter_object_input_list : list, optional
-        One object for each rank; looked at on rank ``src`` only.
-    src, group_src : int, default 0
-        The rank whose objects are sent, as a global rank or as a rank of the group: not both.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
-
-    Raises
-    ------
-    ValueError
-        If the output list has no place, ``src`` does not give one object for each rank, or the group has no such rank.
-    MismatchError
-        If ranks name different roots or call another operation.
-    DistTimeoutError
-        If a rank is missing after the group's timeout; a wait inside of MPI ends the job with this text.
+        One object for each rank; used on ``src`` only.
     """
     found = member(group, "scatter_object_list")
     if found is None:
@@ -248,26 +192,7 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """Send objects to a rank, which receives them by `recv_object_list` (``torch.distributed.send_object_list``).
-
-    Parameters
-    ----------
-    object_list : list
-        Anything that pickle takes.
-    dst, group_dst : int
-        The receiver, as a global rank or as a rank of the group: one of the two.
-    group : ProcessGroup, optional
-        The group of both ranks; all ranks by default.
-    device, use_batch
-        Accepted for compatibility.
-
-    Raises
-    ------
-    ValueError
-        If the receiver is this rank, or not in the group.
-    DistTimeoutError
-        If the receiver takes longer than the group's timeout; a wait inside of MPI ends the job with this text.
-    """
+    """Send picklable objects to another rank's `recv_object_list` (``torch.distributed.send_object_list``)."""
     found = member(group, "send_object_list")
     if found is None:
         return
@@ -285,32 +210,17 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """Receive what a rank sends by `send_object_list` (``torch.distributed.recv_object_list``).
+    """Receive the objects of `send_object_list` (``torch.distributed.recv_object_list``).
 
     Parameters
     ----------
     object_list : list
-        The output; as many places as objects were sent.
-    src, group_src : int, optional
-        The sender, as a global rank or as a rank of the group; any rank by default.
-    group : ProcessGroup, optional
-        The group of both ranks; all ranks by default.
-    device, use_batch
-        Accepted for compatibility.
+        The output; ValueError if the sender's has another length.
 
     Returns
     -------
     int
-        Global rank of the sender; -1 on a rank that is not in the group.
-
-    Raises
-    ------
-    TypeError
-        If ``object_list`` is no list.
-    ValueError
-        If another number of objects was sent than the list has places, or the sender is not in the group.
-    DistTimeoutError
-        If no message comes for longer than the group's timeout; a wait inside of MPI ends the job with this text.
+        Global rank of the sender.
     """
     found = member(group, "recv_object_list")
     if found is None:

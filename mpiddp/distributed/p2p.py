@@ -1,7 +1,7 @@
 """Point to point: blocking and non-blocking, by tag, from any source, in batches.
 
-Messages between two ranks with the same tag arrive in the order in which they were sent. A message knows its dtype and
-length: one that does not fit is an `ArrayError` on the receiver, and the next message is right.
+Messages between two ranks with the same tag do not overtake each other (MPI 4.1, section 3.5). A message knows its
+dtype and length: one that does not fit is an `ArrayError` on the receiver, which removes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
     if type(tag) is int and 0 <= tag <= largest:
         return tag
     try:
-        found = as_rank(tag)  # what is an integer in a rank is one here
+        found = as_rank(tag)  # accepts the integers that are ranks
     except TypeError:
         found = -1
     if not 0 <= found <= largest:
@@ -41,27 +41,14 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Send an array to a rank and wait until its memory may be used again (``torch.distributed.send``).
+    """Send an array to another rank and return when its memory may be used again (``torch.distributed.send``).
 
     Parameters
     ----------
     tensor : array
-        The data, of any shape and dtype.
-    dst, group_dst : int
-        The receiver, as a global rank or as a rank of the group: one of the two.
-    group : ProcessGroup, optional
-        The group of both ranks; all ranks by default.
+        Of any shape and dtype.
     tag : int, default 0
-        The receiver's tag, too; at least 0.
-
-    Raises
-    ------
-    TypeError, ArrayError
-        If ``tensor`` is no array, or cannot be sent as it is.
-    ValueError
-        If the destination is this rank (`isend` may send to it), unknown, or the tag is too large.
-    DistTimeoutError
-        If the receiver takes longer than the group's timeout; a wait inside of MPI ends the job with this text.
+        The receiver's, too; from 0 to MPI's limit.
     """
     found = member(group, "send")
     if found is None:
@@ -93,31 +80,14 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Begin to send an array to a rank (``torch.distributed.isend``), this one included.
+    """Begin to send an array to a rank, this one included (``torch.distributed.isend``).
 
     Parameters
     ----------
     tensor : array
-        The data; leave it alone until the returned Work has finished.
-    dst, group_dst : int
-        The receiver, as a global rank or as a rank of the group: one of the two.
-    group : ProcessGroup, optional
-        The group of both ranks; all ranks by default.
+        Not to be changed before ``wait()`` of the `Work` returns.
     tag : int, default 0
-        The receiver's tag, too; at least 0.
-
-    Returns
-    -------
-    Work
-        ``wait()`` returns when the memory may be used again, or raises DistTimeoutError. None on a rank that is not in
-        the group.
-
-    Raises
-    ------
-    TypeError, ArrayError
-        If ``tensor`` is no array, or cannot be sent as it is.
-    ValueError
-        If the destination is unknown, or the tag is too large.
+        As in `send`.
     """
     found = member(group, "isend")
     if found is None:
@@ -158,28 +128,13 @@ def recv(
     ----------
     tensor : array
         At least as large as the message, of its dtype; a shorter message fills the beginning.
-    src, group_src : int, optional
-        The sender, as a global rank or as a rank of the group; any rank by default.
-    group : ProcessGroup, optional
-        The group of both ranks; all ranks by default.
     tag : int, default 0
-        That of the message.
+        As in `send`.
 
     Returns
     -------
     int
-        Global rank of the sender; -1 on a rank that is not in the group.
-
-    Raises
-    ------
-    ArrayError
-        If the message has another dtype or is longer than the array; it is taken away, and the next one is right.
-    TypeError
-        If ``tensor`` is no array.
-    ValueError
-        If the sender is not in the group, or the tag is too large.
-    DistTimeoutError
-        If no message comes for longer than the group's timeout; a wait inside of MPI ends the job with this text.
+        Global rank of the sender.
     """
     found = member(group, "recv")
     if found is None:
@@ -210,33 +165,18 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Begin to receive into an array (``torch.distributed.irecv``).
-
-    Receives get messages in the order in which they were posted.
+    """Begin to receive into an array (``torch.distributed.irecv``); receives match in the order of these calls.
 
     Parameters
     ----------
-    tensor : array
-        At least as large as the message, of its dtype; complete when the returned Work has been waited for.
-    src, group_src : int, optional
-        The sender, as a global rank or as a rank of the group; any rank by default.
-    group : ProcessGroup, optional
-        The group of both ranks; all ranks by default.
-    tag : int, default 0
-        That of the message.
+    tensor, tag
+        As in `recv`.
 
     Returns
     -------
-    Work
-        ``wait()`` raises ArrayError if the message does not fit, DistTimeoutError if none comes; after it,
-        `source_rank` and `count` tell who sent how much. None on a rank that is not in the group.
-
-    Raises
-    ------
-    TypeError, ArrayError
-        If ``tensor`` is no array, or cannot be written to as it is.
-    ValueError
-        If the sender is not in the group, or the tag is too large.
+    Work or None
+        ``wait()`` raises `ArrayError` if the message does not fit; then `source_rank` and `count` tell who sent how
+        much.
     """
     found = member(group, "irecv")
     if found is None:
@@ -261,20 +201,10 @@ class P2POp:
         `isend` or `irecv`.
     tensor : array
         The data or the buffer.
-    peer : int, optional
-        Global rank of the other side.
-    group : ProcessGroup, optional
-        The group; all ranks by default.
+    peer, group_peer : int, optional
+        The other side, as a global rank or a rank of the group; one of the two.
     tag : int, default 0
-        The tag.
-    group_peer : int, optional
-        Rank of the other side in the group, instead of ``peer``.
-
-    Raises
-    ------
-    ValueError
-        If ``op`` is another function, if the peer is given twice or not at all, or if it or this process is not in the
-        group.
+        As in `send`.
     """
 
     def __init__(
@@ -297,24 +227,12 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Begin several sends and receives (``torch.distributed.batch_isend_irecv``); the order does not matter.
-
-    Parameters
-    ----------
-    p2p_op_list : list of P2POp
-        The operations, at least one, all of one group.
+    """Begin several sends and receives of one group, in any order (``torch.distributed.batch_isend_irecv``).
 
     Returns
     -------
     list of Work
-        One for each, in order.
-
-    Raises
-    ------
-    ValueError
-        If the list is empty, holds something else, or its operations are of different groups; if a tag is too large.
-    TypeError, ArrayError
-        If a tensor is no array, or cannot be sent or written to as it is; then none of the operations has begun.
+        One for each, in order; if an argument is wrong, none has begun.
     """
     if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(each, P2POp) for each in p2p_op_list):
         raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type P2POp.")
@@ -327,7 +245,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         _checked_tag(each.group, each.tag, each.op.__name__)
     ordered = sorted(range(len(p2p_op_list)), key=lambda index: p2p_op_list[index].op is not irecv)
     works: dict[int, Work] = {}
-    for index in ordered:  # receives first, so that nothing arrives unexpected
+    for index in ordered:  # receives first, so that no message arrives unexpected
         each = p2p_op_list[index]
         side = "group_src" if each.op is irecv else "group_dst"
         works[index] = each.op(each.tensor, group=each.group, tag=each.tag, **{side: each.group_peer})

@@ -1,4 +1,4 @@
-"""Going on without some ranks: those that have died, or that are to take no further part."""
+"""Shrinking: going on without failed ranks, or without some that take no further part."""
 
 from __future__ import annotations
 
@@ -28,36 +28,19 @@ def shrink_group(
 ) -> ProcessGroup:
     """Make the default group anew without some ranks (``torch.distributed.shrink_group``).
 
-    After a `RankFailedError` all ranks that live call it, and the dead are left out whether they are listed or not.
-    Otherwise those that are not listed call it. Ranks are numbered anew, in the old order, and all groups end.
+    After a `RankFailedError` all survivors call it, and failed ranks are left out, listed or not; otherwise the ranks
+    that are not listed call it. Ranks are numbered anew, in the old order, and all groups end. Ranks survive others
+    under Open MPI's ``mpirun --with-ft ulfm``, on one node or several, if a signal ends a rank, as a lack of memory
+    does; the loss of a whole node ends the job.
 
     Parameters
     ----------
     ranks_to_exclude : sequence of int
         Global ranks.
     group : ProcessGroup, optional
-        The group of all ranks, which is the default.
+        The group of all ranks, the only one allowed.
     shrink_flags : int
-        ``SHRINK_ABORT``: operations that are not finished are given up, as they are where a rank has died.
-    pg_options
-        Accepted for compatibility.
-
-    Returns
-    -------
-    ProcessGroup
-        The new group of all ranks.
-
-    Raises
-    ------
-    ValueError
-        If there is no such rank, this one is to be excluded, or the group is another one.
-    DistError
-        If operations are not finished, and all ranks live.
-
-    Notes
-    -----
-    Ranks survive others where MPI lets them: under Open MPI's ``mpirun --with-ft ulfm``, on one node or several, if a
-    signal ends a rank, as a lack of memory does. The loss of a whole node ends the job.
+        ``SHRINK_ABORT``: abandon pending operations, as after a failure; else they are a `DistError`.
 
     Examples
     --------
@@ -88,12 +71,12 @@ def shrink_group(
                 return init.begin(job, comm, link.timeout_s, backend)
             except Exception:
                 failed = job.failures.happened()
-                if not failed:  # otherwise another rank has failed meanwhile
+                if not failed:  # else another rank has failed meanwhile
                     raise
 
 
 def survivable() -> bool:
-    """Return whether the other ranks live on when one fails."""
+    """Return whether the other ranks survive the failure of one."""
     return default_group().monitor.survivable
 
 
@@ -104,7 +87,7 @@ def any_failed() -> bool:
 
 
 def expect_no_failures() -> None:
-    """Raise `RankFailedError` on all survivors if a rank has failed; all of them call."""
+    """Raise `RankFailedError` on all survivors if a rank has failed; collective."""
     job = monitor.current()
     if job is not None:
         job.failures.agree()

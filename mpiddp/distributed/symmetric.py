@@ -1,4 +1,4 @@
-"""Symmetric memory for programs: arrays that collectives reduce where they lie."""
+"""Symmetric memory for programs: arrays that collectives reduce in place."""
 
 from __future__ import annotations
 
@@ -32,38 +32,26 @@ def symmetric_empty(
 ) -> Array | None:
     """Return an uninitialised array in memory that all ranks of the node share.
 
-    An array like any other; collectives recognise it, and contiguous views of it, and copy nothing that the operation
-    does not need: an all-reduce takes about the time of one copy of the array. All ranks of the group call this with
-    equal arguments; each may drop its array when it likes. The memory lives as long as any view of it.
+    Collectives recognise it, and its contiguous views, and copy nothing that the operation does not need: an all-reduce
+    takes about the time of one copy of the array. The memory lives as long as any view of it.
 
     Parameters
     ----------
     shape : int or tuple of int
-        Its shape.
+        Equal on all ranks, as is ``dtype``.
     dtype : dtype, default float32
-        Its type, without Python objects.
+        Without Python objects.
     group : ProcessGroup, optional
-        The ranks that call; all by default. Groups of some of these ranks may use the array too.
+        The ranks that call; groups of some of them may use the array too.
     device : {"cpu", "cuda"}, default "cpu"
-        Its device; "cuda": a CuPy array on this rank's GPU, mapped by the others of the node through CUDA IPC. It is
-        in use until the last view of it is gone, may then be given out again, and is freed with the group.
+        "cuda": a CuPy array on this rank's GPU, mapped by the node's other ranks through CUDA IPC; reused after its
+        last view, freed with the group.
 
     Returns
     -------
     array
-        Ordinary memory, with one warning that says why, where the system gives no shared memory: collectives are right
-        on it too, and slower. None on a rank that is not in the group.
-
-    Raises
-    ------
-    TypeError
-        If the shape is not of integers, or the dtype of Python objects.
-    ValueError
-        If the shape has a negative dimension, or there is no such device.
-    MismatchError
-        On every rank, if ranks ask for different sizes.
-    DistError
-        If a GPU is asked for and there is none.
+        Ordinary memory, with a warning that says why, where the system gives no shared memory: collectives are right
+        on it too, and slower.
 
     Examples
     --------
@@ -109,10 +97,7 @@ def _checked(device: str) -> str:
 
 @compares_calls
 def _allocate(link: Link, nbytes: int) -> Steps:
-    """Return this rank's region of ``nbytes`` as bytes, or None and the fault, alike on all ranks.
-
-    A group with one rank a node needs none.
-    """
+    """Return this rank's region as bytes, or None and the fault, alike on all ranks; none with one rank a node."""
     yield from handshake.compare(link, make_call("symmetric_empty", np.dtype(np.uint8), count=nbytes))
     if not link.shares_memory:
         return None, ""

@@ -1,4 +1,4 @@
-"""Trees of arrays, such as a JAX program's gradients: one collective for each dtype, new arrays for the result."""
+"""Trees of arrays, such as a JAX program's gradients: one collective a dtype, new arrays for the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .groups import GroupLike, member
 
 
 def _sorted_keys(tree: dict[Any, Any]) -> list[Any]:
-    """Return the keys in an order that is the same on all ranks, whatever was inserted first."""
+    """Return the keys in an order independent of insertion."""
     return sorted(tree, key=lambda key: (type(key).__name__, repr(key)))
 
 
@@ -29,7 +29,7 @@ def _is_jax_array(x: object) -> bool:
 
 
 def _node(tree: Any) -> tuple[Sequence[Any], Callable[[list[Any]], Any]] | None:
-    """Return the children of a container and how to make it again of others, None for a leaf."""
+    """Return a container's children and how to make it anew of others, None for a leaf."""
     if tree is None:
         return (), lambda _: None
     if isinstance(tree, dict):
@@ -64,7 +64,7 @@ def _array(leaf: Any) -> Array:
 
 
 def _like(leaf: Any, result: Array) -> Any:
-    """Return a result as the kind of array that the leaf is."""
+    """Return a result as an array of the leaf's kind."""
     if _is_jax_array(leaf):
         numpy = sys.modules["jax"].numpy
         return numpy.from_dlpack(result) if is_device_array(result) else numpy.array(result)
@@ -74,38 +74,24 @@ def _like(leaf: Any, result: Array) -> Any:
 
 
 def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Reduce the arrays of a tree over all ranks, and return a tree of new arrays.
-
-    For trees of parameters, gradients or metrics, and for arrays that cannot be written to, as JAX's.
+    """Reduce the arrays of a tree over all ranks into a tree of new arrays.
 
     Parameters
     ----------
     tree : any
-        Dicts, lists, tuples and named tuples, nested, and where JAX is imported the containers that it knows; their
-        leaves are NumPy, CuPy and JAX arrays, arrays of other libraries, and numbers. None stays None. Keys, shapes and
-        dtypes are equal on all ranks; keys may be inserted in any order.
-    op : ReduceOp, default ``ReduceOp.SUM``
-        The reduction, equal on all ranks.
-    group : ProcessGroup, optional
-        The ranks that take part; all by default.
+        Nested dicts, lists, tuples and named tuples, and containers known to an imported JAX; leaves are NumPy, CuPy
+        and JAX arrays, other libraries' arrays, and numbers; None stays None. Keys, in any order, shapes and dtypes are
+        equal on all ranks.
 
     Returns
     -------
     any
-        A tree of the same containers. A JAX array gives a JAX array, a number a number, anything else an array of NumPy
-        or CuPy. None on a rank that is not in the group, with a warning.
-
-    Raises
-    ------
-    TypeError
-        If a leaf is no array, or its dtype does not have the reduction.
-    MismatchError
-        If ranks have different numbers of elements of a dtype.
+        The same containers; a JAX array gives a JAX array, a number a number, anything else a NumPy or CuPy array.
 
     Notes
     -----
-    One `all_reduce` for each dtype: its arrays are copied into one buffer, of which the arrays of NumPy and CuPy in the
-    result are views. Call it outside of ``jax.jit``, on what ``jax.grad`` returns.
+    Each dtype's arrays are copied into one buffer for one `all_reduce`; the NumPy and CuPy arrays returned are views of
+    it. Call it outside of ``jax.jit``.
 
     Examples
     --------

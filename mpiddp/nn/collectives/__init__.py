@@ -14,7 +14,7 @@ on. They share:
 - ``src`` and ``dst`` are global ranks. ``group`` is all ranks by default; on a rank that is not in it a call warns and
   returns None.
 - Reductions with a gradient are SUM, AVG and PREMUL_SUM; another one raises ValueError where it is recorded.
-- There are no second derivatives. Errors of the arguments are those of `mpiddp.distributed.collectives`.
+- There are no second derivatives. Errors of the arguments are those of `mpiddp.distributed`.
 """
 
 from .p2p import recv, send
