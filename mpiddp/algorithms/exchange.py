@@ -1,13 +1,11 @@
-"""Reduction by exchange: each rank gathers one slice from all, reduces it in rank order, and distributes it.
+"""Reduction by exchange: each rank gathers one slice from all, reduces it, and distributes it.
 
-Two rounds and 2 (p - 1) / p of the array's bytes from each rank, the least of any algorithm [1]_. Any operation on any
-dtype, half types accumulated in float32, the same bits on every rank and in every run: for reductions that MPI does not
-define, and for all under ``MPIDDP_DETERMINISTIC=1``.
+Two rounds and 2 (p - 1) / p of the array's bytes from each rank, the least possible [1]_: for reductions that MPI does
+not define, and for all under ``MPIDDP_DETERMINISTIC=1``.
 
 References
 ----------
-.. [1] P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
-   Parallel and Distributed Computing 69, 2009.
+.. [1] P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009.
 """
 
 from __future__ import annotations
@@ -29,20 +27,15 @@ from .local_reduce import accumulated_in, bounds, reduce_rows, widened
 
 
 def slice_sizes(x: Array, parts: int) -> list[int]:
-    """Return the bytes of each of ``parts`` nearly equal slices of ``x``."""
+    """Return the bytes of nearly equal slices."""
     edges = bounds(x.size, parts, x.itemsize)
     return [x.itemsize * (end - start) for start, end in itertools.pairwise(edges)]
 
 
 def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], divisor: int) -> Steps:
-    """Reduce slice r of ``x`` over all ranks on rank r; return this rank's in the accumulation dtype.
+    """Reduce slice r of ``x``, of ``sizes[r]`` bytes, on rank r; return this rank's in the accumulation dtype.
 
-    Parameters
-    ----------
-    sizes : sequence of int
-        Bytes of each rank's slice.
-    divisor : int
-        The divisor of ``AVG``; 1 as a part of a larger reduction.
+    ``divisor`` is that of ``AVG``; 1 as a part of a larger reduction.
     """
     sent = x if op.factor is None else widened(op, x)
     sent_sizes = [size // x.itemsize * sent.itemsize for size in sizes]
@@ -56,7 +49,7 @@ def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], d
 
 
 def in_turn(steps: Callable[[Channel, Array], Steps], link: Channel, x: Array) -> Steps:
-    """Run steps on consecutive pieces of ``x``, small enough for MPI's counts, also when widened."""
+    """Run steps on consecutive pieces of ``x``, whose bytes, widened, fit MPI's counts."""
     flat, step = x.reshape(-1), max(message.MAX_COUNT // accumulated_in(x.dtype).itemsize, 1)
     for start in range(0, x.size, step):
         yield from steps(link, flat[start : start + step])
@@ -68,7 +61,7 @@ def _is_long(x: Array) -> bool:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place."""
+    """Reduce ``x`` in place."""
     if _is_long(x) and x.size > 1:
         yield from in_turn(lambda link, piece: all_reduce(link, piece, op), link, x)
         return
@@ -78,7 +71,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
 
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
+    """Reduce into root's ``x``."""
     if _is_long(x) and x.size > 1:
         yield from in_turn(lambda link, piece: reduce(link, piece, root, op), link, x)
         return
@@ -89,7 +82,7 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
+    """Reduce block r of ``x`` into rank r's ``output``."""
     if _is_long(x) and output.size > 1:
         blocks, results = x.reshape(link.size, -1), output.reshape(-1)
         step = max(message.MAX_COUNT // (link.size * accumulated_in(x.dtype).itemsize), 1)

@@ -18,19 +18,19 @@ from . import exchange, native, tree
 
 SHORT_BYTES = 1 << 14
 FEW_RANKS = 8
-"""The exchange sends a message to every rank; the tree, for short arrays on more ranks than these, one a round."""
+"""The exchange sends a message to every rank; on more ranks the tree sends fewer."""
 
 
 @functools.lru_cache(1024)
 def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:
-    """Return the module whose reductions are right for ``op`` on ``dtype`` at any size."""
+    """Return the module for a reduction."""
     if mpi_op(dtype, op) is None or settings.deterministic():
         return exchange
     return native
 
 
 def choose(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp, size_bytes: int) -> Callable[..., Steps]:
-    """Return the steps of a reduction of ``size_bytes`` in a group."""
+    """Return the steps of a reduction of ``size_bytes``."""
     module = reduction(dtype, op)
     short = size_bytes <= SHORT_BYTES and link.size > FEW_RANKS and not link.one_node
     if module is exchange and short and hasattr(tree, operation):

@@ -1,8 +1,7 @@
-"""The handshake: ranks exchange their calls and their arrays' places before they touch each other's memory.
+"""The handshake: an all-gather of calls and arrays' places, before ranks touch each other's memory.
 
-One all-gather of a few bytes is the barrier that such an algorithm needs anyway. All ranks then know the same, choose
-alike, and raise the same error if they disagree. Between nodes it also compares the hashes of all calls so far (see
-`faults.calls`).
+It is the barrier needed anyway; all ranks then choose alike, or raise the same error. Between nodes it also compares
+the hashes of all calls so far (see `faults.calls`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mpiddp.shm import segment
 from mpiddp.shm.segment import Place
 from mpiddp.typing import Array
 
-# The record of a call; segment and offset; factor; history: as many words of 8 bytes.
+# The record of a call; segment and offset; factor; history: 8 bytes each.
 _ENTRY = struct.Struct("<qQqqqqdq")
 
 
@@ -29,11 +28,11 @@ class Entries(NamedTuple):
     """The places and factors of the ranks' arrays."""
 
     segments: Array
-    """Number of the segment; 0 for an ordinary array."""
+    """0 for an ordinary array."""
     offsets: Array
-    """Offset in the segment's region, or the address of an ordinary array, in bytes."""
+    """In the segment's region, or the address of an ordinary array; bytes."""
     factors: Array
-    """Factor of PREMUL_SUM; 1 in other reductions."""
+    """Of PREMUL_SUM; 1 in other reductions."""
 
     def of(self, ranks: Array) -> Entries:
         """Return the entries of some ranks."""
@@ -53,32 +52,9 @@ def exchange(
     root: int = NO_ROOT,
     place: Place | None = None,
 ) -> Steps:
-    """Wait for every rank, and exchange the places of the arrays.
+    """Wait for every rank, and return the `Entries`; one yield, on ``now``.
 
-    Parameters
-    ----------
-    link : Link
-        The group.
-    operation : str
-        Its name.
-    x : array
-        This rank's array; count and dtype equal on all ranks.
-    op : ReduceOp, optional
-        The reduction, equal on all ranks but for its factor.
-    root : int, optional
-        Group rank of the root.
-    place : Place, optional
-        The announced place; by default that in symmetric memory.
-
-    Returns
-    -------
-    Entries
-        As the value of the steps. One yield, on ``now``.
-
-    Raises
-    ------
-    MismatchError
-        On every rank, if their calls differ.
+    ``place`` is by default that in symmetric memory. MismatchError on every rank, if their calls differ.
     """
     call = make_call(operation, x.dtype, op, x.size, root)
     return _exchange(link, call, place or segment.find(x), 1.0 if op is None or op.factor is None else op.factor)
@@ -108,13 +84,7 @@ def _history(link: Link) -> int:
 
 
 def barrier(link: Link) -> Steps:
-    """Wait for every rank of a group on several nodes, and compare all their calls.
-
-    Raises
-    ------
-    MismatchError
-        On every rank, if calls differ.
-    """
+    """Wait for every rank of a group on several nodes; MismatchError on every rank, if any calls so far differ."""
     history = _history(link)
     bounds = np.array([history, ~history])
     yield link.now.Iallreduce(MPI.IN_PLACE, bounds, MPI.MIN)
@@ -134,7 +104,7 @@ def _find_difference(link: Link) -> Steps:
 
 
 def views(node_ranks: tuple[int, ...], entries: Entries, count: int, dtype: np.dtype[Any]) -> list[Array]:
-    """Return the arrays of all ranks of a node, flat, which lie in one segment."""
+    """Return the arrays of a node's ranks in one segment, flat."""
     found = segment.segment(entries.common_segment())
     return [
         found.view(rank, offset, count, dtype)

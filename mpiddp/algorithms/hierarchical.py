@@ -1,18 +1,13 @@
 """All-reduce over several nodes: reduce in the node, across nodes slice by slice, gather in the node.
 
-Each of n nodes sends 2 (n - 1) / n of the array's bytes, however many ranks it has; a ring over all ranks sends up to p
-times as much, depending on placement. All ranks of a node cross in parallel, each with its slice (as many as the
-smallest node has).
-
-In the node arrays are reduced in place (see `peer_access`), in the node's scratch, or by messages without shared
-memory. A slice crosses in pieces: one travels to be summed while the one before it returns. Rows are combined in rank
-order in the node and in node order across: the same bits on every rank and in every run. Half types stay float32 until
-the last sum, and are rounded once.
+Each of n nodes sends 2 (n - 1) / n of the array's bytes; a ring over all ranks up to p times as much, by placement.
+Slices, as many as the smallest node has ranks, cross in parallel, in pieces: one travels to be summed while the one
+before it returns.
 
 References
 ----------
-The scheme of Horovod's and NCCL's hierarchical all-reduce; A. Awan et al., "Optimized broadcast for deep learning
-workloads on dense-GPU clusters", and Open MPI's coll/han.
+Horovod's and NCCL's hierarchical all-reduce; A. Awan et al., "Optimized broadcast for deep learning workloads on
+dense-GPU clusters"; Open MPI's coll/han.
 """
 
 from __future__ import annotations
@@ -38,14 +33,14 @@ from .peer_access import PeerAccess, Views, copied, in_place, place_of
 from .tags import Tag
 
 PIECE_BYTES = 1 << 20
-"""Bytes of a slice that cross at once; more where there are many nodes, each of which gets a part of it."""
+"""Bytes of a slice that cross at once; more for many nodes, each of which gets a part."""
 _PART_BYTES = 1 << 14
 """Shorter messages cost their latency, not their length."""
 
 
 @compares_calls
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place."""
+    """Reduce ``x`` in place."""
     entries: Entries = yield from handshake.exchange(link, "all_reduce", x, op, place=place_of(x))
     mine = entries.of(link.node_ranks)
     flat = x.reshape(-1)
@@ -80,7 +75,6 @@ def _across(link: Link) -> Channel | None:
 
 
 def _where_they_lie(link: Link, peers: PeerAccess, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Reduce arrays in reach of this rank."""
     across = _across(link)
     if across is not None:
         edges = bounds(x.size, link.places, x.itemsize)
@@ -99,7 +93,6 @@ def _where_they_lie(link: Link, peers: PeerAccess, x: Array, op: ReduceOp, facto
 
 
 def _in_the_scratch(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Reduce any arrays through the node's scratch, chunk by chunk."""
     scratch = link.resource(Scratch)
     step = max(scratch.chunk_bytes // x.itemsize, 1)
     for start in range(0, x.size, step):
@@ -126,19 +119,7 @@ def _by_messages(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 class _Crossing:
-    """A piece of a slice in its reduction over the nodes.
-
-    Parameters
-    ----------
-    across : Channel
-        The ranks with the same slice.
-    sums : array
-        This node's sums of the piece.
-    out : array
-        The result.
-    op : ReduceOp
-        The rest of the reduction.
-    """
+    """A piece of a slice in its reduction over the nodes: this node's ``sums``, and the result in ``out``."""
 
     def __init__(self, across: Channel, sums: Array, out: Array, op: ReduceOp) -> None:
         self._across, self._out, self._op = across, out, op
@@ -182,17 +163,13 @@ def _cross(
 ) -> Steps:
     """Reduce a slice over the nodes into ``out``.
 
-    Parameters
-    ----------
-    summed : callable
-        Returns this node's sums of elements ``start`` to ``stop``, in the accumulation dtype.
-    write : callable
-        Takes each piece of the result and its start.
+    ``summed`` returns this node's sums of elements ``start`` to ``stop``, in the accumulation dtype; ``write`` takes
+    each piece of the result and its start.
     """
     remaining = ReduceOp.SUM if op.name in ("AVG", "PREMUL_SUM") else op
     step = max(max(PIECE_BYTES, across.size * _PART_BYTES) // out.itemsize, 1)
     on_its_way = on_its_way_back = None
-    # All ranks post in this order, so that messages meet.
+    # All ranks post in this order, so that messages match.
     for start in (*range(0, out.size, step), None, None):
         posted = None
         if start is not None:

@@ -1,7 +1,4 @@
-"""Local reduction: the ranks' rows are combined in rank order, chunk by chunk in the cache.
-
-Each byte of each row is read from memory once, and no cache line is fetched only to be overwritten.
-"""
+"""Local reduction: rows are combined in order, chunk by chunk in the cache, each byte read from memory once."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from mpiddp.typing import Array
 CHUNK_BYTES = 1 << 17
 """Largest chunk of a row: shorter ones cost more calls (two rows of 16 MiB: 3.2 ms by 64 KiB, 2.2 ms by 128 KiB)."""
 CACHE_BYTES = 1 << 19
-"""The chunks of all rows together: half of a core's second-level cache, which has 1 to 2 MiB."""
+"""Of all rows: half of a core's second-level cache of 1 to 2 MiB."""
 _LINE_BYTES = 64
 
 
@@ -36,13 +33,11 @@ def reduce_rows(
 
     Parameters
     ----------
-    op : ReduceOp
-        The reduction.
     rows : sequence of arrays
         Flat, of equal length and dtype.
     outs : sequence of arrays
-        Like the rows; each is one of them, or shares no memory with any. In the latter case another dtype is possible,
-        such as the accumulation dtype: results are rounded to it once.
+        Each is one of the rows, or shares no memory with any, and then may have another dtype, to which results are
+        rounded once.
     size : int
         The divisor of ``AVG``; 1 as a part of a larger reduction.
     factors : sequence of float, optional
@@ -55,11 +50,11 @@ def reduce_rows(
     wide = accumulated_in(dtype)
     step = max(min(CHUNK_BYTES, CACHE_BYTES // len(rows)) // dtype.itemsize, 1)
     changing = wide != dtype or factors is not None
-    # An accumulator in place saves a pass over the cache; what it overwrites has been read then.
+    # An accumulator in place saves a pass over the cache: the row that it overwrites has been read.
     in_place = wide == dtype and (outs[0] is rows[0] or (not changing and len(rows) > 1 and outs[0] is rows[1]))
     spare = None if in_place and not changing else np.empty((2, min(step, count)), wide)
     for start in range(0, count, step):
-        if count <= step:  # nothing to cut: for short arrays that is half of the work
+        if count <= step:  # not cut: for short arrays that is half of the work
             parts, targets = rows, outs
         else:
             chunk = slice(start, min(start + step, count))
@@ -82,10 +77,7 @@ def reduce_rows(
 
 
 def _common_scale(factors: Sequence[float] | None) -> float | None:
-    """Return the factor of all rows if it can follow the sum: a power of two, which rounds nothing.
-
-    It takes one pass instead of one a row: the gradients of 2, 4, 8, ... ranks.
-    """
+    """Return the factor of all rows if it can follow the sum, in one pass: a power of two, which rounds nothing."""
     if factors is None or any(factor != factors[0] for factor in factors) or abs(math.frexp(factors[0])[0]) != 0.5:
         return None
     return factors[0]

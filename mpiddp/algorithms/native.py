@@ -1,9 +1,4 @@
-"""The MPI library's own collectives: the best for some sizes, and the yardstick for all others.
-
-References
-----------
-MPI 4.1, chapter 6, "Collective Communication".
-"""
+"""The MPI library's own collectives (MPI 4.1, chapter 6)."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ from .tags import Tag
 
 
 def barrier(link: Channel) -> Steps:
-    """Wait until every rank has come."""
+    """Wait for every rank."""
     yield link.now.Ibarrier()
 
 
@@ -36,7 +31,7 @@ def _all(requests: list[MPI.Request]) -> MPI.Request | All:
 
 
 def broadcast(link: Channel, x: Array, root: int) -> Steps:
-    """Copy root's ``x`` to all ranks."""
+    """Copy root's ``x``."""
     sent = movable(x)
     if countable(sent):
         yield link.now.Ibcast(counted(sent), root)
@@ -45,7 +40,7 @@ def broadcast(link: Channel, x: Array, root: int) -> Steps:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place."""
+    """Reduce ``x`` in place."""
     premultiply(op, x)
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
@@ -57,7 +52,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
 
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks into root's ``x``; MPI leaves the other ranks' ``x`` as it is."""
+    """Reduce into root's ``x``."""
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
     if link.rank == root:
@@ -73,8 +68,8 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
-    if np.may_share_memory(output, x):  # in torch the output may be this rank's block; MPI calls that an error
+    """Reduce block r of ``x`` into rank r's ``output``."""
+    if np.may_share_memory(output, x):  # in torch the output may be this rank's block; MPI forbids it
         result = np.empty_like(output)
         yield from reduce_scatter(link, result, x, op)
         output[...] = result
@@ -99,7 +94,7 @@ def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Step
 
 
 def all_gather(link: Channel, output: Array, x: Array) -> Steps:
-    """Copy every rank's ``x`` to all ranks, concatenated in ``output``."""
+    """Gather ``x`` into ``output``."""
     if np.may_share_memory(output, x):  # as above
         x = x.copy()
     if countable(movable(output)):
@@ -109,7 +104,7 @@ def all_gather(link: Channel, output: Array, x: Array) -> Steps:
 
 
 def all_gather_list(link: Channel, outputs: Sequence[Array], x: Array) -> Steps:
-    """Copy every rank's ``x``, of any size, to all ranks, each into its own array."""
+    """Gather ``x``, of any size, into ``outputs``."""
     sizes = [output.nbytes for output in outputs]
     if sum(sizes) > message.MAX_COUNT:
         outputs[link.rank][...] = x
@@ -130,9 +125,9 @@ Blocks = Mapping[int, Array] | Sequence[Array]
 
 
 def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
-    """Send ``inputs[r]`` to each rank r and receive ``outputs[r]`` from it, in place: nothing is packed.
+    """Send ``inputs[r]`` to each rank r and receive ``outputs[r]`` from it, without packing.
 
-    Messages of several operations keep their order, because all ranks submit these in one order.
+    Messages of several operations keep their order, as all ranks submit these in one order.
     """
     requests = []
     for rank, x in _items(inputs):
@@ -166,17 +161,7 @@ def _overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
 
 
 class _Blocks:
-    """The blocks of other ranks, each received once its size is known.
-
-    MPI may crash in a receive that is too short.
-
-    Parameters
-    ----------
-    link : Channel
-        The ranks.
-    blocks : dict of arrays
-        The memory for each rank's block.
-    """
+    """The blocks of other ranks, each received once its size is known: MPI may crash in a receive that is too short."""
 
     def __init__(self, link: Channel, blocks: dict[int, Array]) -> None:
         self._comm, self._ranks, self._rank = link.now, link.ranks, link.rank
@@ -242,24 +227,24 @@ def _items(blocks: Blocks) -> Iterable[tuple[int, Array]]:
 
 
 def gather(link: Channel, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    """Copy every rank's ``x`` to root, each into an array of its own."""
+    """Gather ``x`` into root's ``outputs``."""
     return _exchange(link, outputs or {}, {root: x})
 
 
 def scatter(link: Channel, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    """Copy array r of root's ``inputs`` to rank r's ``x``."""
+    """Scatter root's ``inputs``."""
     return _exchange(link, {root: x}, _apart(inputs, [x], root) if inputs is not None else {})
 
 
 def all_to_all(link: Channel, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    """Copy array s of rank r's ``inputs`` to array r of rank s's ``outputs``, for all r and s."""
+    """Send input s to rank s."""
     return _exchange(link, outputs, _apart(inputs, outputs, link.rank))
 
 
 def all_to_all_single(
     link: Channel, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
 ) -> Steps:
-    """Copy consecutive blocks of ``x``, of the given lengths in bytes, to the ranks, and theirs to ``output``."""
+    """Send block s to rank s."""
     if np.may_share_memory(output, x):
         x = x.copy()
     return _exchange(link, _blocks(output, output_counts), _blocks(x, input_counts))

@@ -1,15 +1,7 @@
-"""One shot: every rank shows its short array in eager buffers and reduces all of them by itself.
+"""One shot: every rank writes its short array to eager buffers, and reduces those of all ranks by itself.
 
-No message, and one wait for the others: a few loads and stores beside NumPy's calls. With many ranks or long arrays
-every rank reads too much. Rows are combined in rank order: the same bits on every rank and in every run. Arrays longer
-than a buffer go in pieces.
-
-A call consists of shots, one a piece, found once for arrays of a shape. `run` makes it at once, while nothing is
-pending; `steps` at the head of the group's queue.
-
-References
-----------
-The one shot is that of the all-reduce in PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
+Arrays longer than a buffer go in pieces, a shot each. `run` makes a call at once, while nothing is pending; `steps` at
+the head of the group's queue. Reference: the one shot of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -42,36 +34,21 @@ class Shot(NamedTuple):
 
     rounds: list[Round]
     shown: Cut | None
-    """Takes the piece that this rank shows out of its input; None where it shows nothing."""
+    """Cuts the piece to write out of the input; None without."""
     result: Cut
-    """Takes the piece that receives the result out of the output."""
+    """Cuts the piece for the result out of the output."""
     change: Callable[[Array], None] | None
-    """Applied to the copy that a rank shows."""
+    """Applied to the piece as written."""
     awaited: Callable[[], bool] | None
-    """Returns whether the ranks that this one waits for have arrived."""
+    """Returns whether the awaited ranks have arrived."""
     end: Callable[[Round, Array], None] | None
     """Makes the result in the array given."""
 
 
 class OneShot:
-    """A collective on arrays of one shape and dtype through a group's eager buffers.
+    """A collective on arrays like ``output`` and ``x`` through a group's eager buffers.
 
-    Parameters
-    ----------
-    link : Link
-        The group.
-    operation : str
-        Its name in the table.
-    call : Call
-        Its record.
-    output, x : array
-        Arrays like the call's result and input.
-    op : ReduceOp, optional
-        The reduction.
-    root : int, optional
-        Group rank of the root.
-    places : tuple of int
-        The positions of output and input among a call's arguments.
+    ``places`` are the positions of output and input among a call's arguments.
     """
 
     def __init__(
@@ -88,21 +65,13 @@ class OneShot:
         eager, monitor = link.find(EagerBuffers), link.find(GroupMonitor)
         assert eager is not None and monitor is not None, "chosen where there are some"
         self._link, self._eager, self._monitor, self._call = link, eager, monitor, call
-        self._record = call.pack(0)[8:]  # what follows the sequence number
+        self._record = call.pack(0)[8:]  # all after the sequence number
         self._output, self._input = places
         self._distinct = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES
         self._shots = list(_SHOTS[operation](link, eager, output, x, op, root))
 
     def run(self, label: str, args: Sequence[Any]) -> None:
-        """Make a call at once; nothing may be pending in this process.
-
-        Raises
-        ------
-        MismatchError
-            If ranks make another call.
-        DistTimeoutError
-            If one does not arrive within the group's timeout. The group is aborted.
-        """
+        """Make a call at once; nothing may be pending in this process. A timeout aborts the group."""
         link, eager = self._link, self._eager
         link.sequence = sequence = link.sequence + 1
         output, x = args[self._output], args[self._input]
@@ -150,7 +119,7 @@ class OneShot:
             requests.poll()
 
     def steps(self, link: Link, *args: Any) -> Steps:
-        """Return the steps of a call, which all run at the head of the queue: at once, if it is empty."""
+        """Return the steps of a call, which run at the head of the queue: at once, if it is empty."""
         eager = self._eager
         # A later step of another operation runs when this rank may have begun others already.
         record = self._call.pack(0 if link.now is link.later else link.sequence)
@@ -284,7 +253,7 @@ def _factor(op: ReduceOp) -> Callable[[Array], None] | None:
 
 
 def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], None]:
-    """Return the function that combines a round's rows, already multiplied by their factors, in rank order."""
+    """Return the function that combines a round's rows, already multiplied by their factors."""
     combine, averages = getattr(np, combining(op)), op is ReduceOp.AVG
 
     def combined(current: Round, out: Array) -> None:

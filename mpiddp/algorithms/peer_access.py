@@ -1,7 +1,6 @@
 """Peer access: a rank reads and writes the arrays of its node's ranks in place, between two synchronisations.
 
-Symmetric arrays are views. Ordinary ones are copied by the kernel (see `shm.cma`), piece by piece through a buffer in
-the cache. Reduction, slices and receivers are the same for both.
+Symmetric arrays are views; ordinary ones the kernel copies (see `shm.cma`), through a buffer in the cache.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from .handshake import Entries, views
 from .local_reduce import reduce_rows
 
 PIECE_BYTES = 1 << 20
-"""Bytes that are copied from a rank at once. A copy has costs of its own: 16 MiB on 2 ranks took 3.5 ms by 256 KiB, 2.8
-by this, and longer pieces leave the cache."""
+"""Bytes copied from a rank at once: 16 MiB on 2 ranks took 3.5 ms by 256 KiB, 2.8 by this; longer leave the cache."""
 
 
 class PeerAccess(Protocol):
@@ -36,7 +34,7 @@ class PeerAccess(Protocol):
     def reduce_into(
         self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
     ) -> None:
-        """Reduce elements of all arrays into one of this rank, also of the accumulation dtype."""
+        """Reduce elements of all arrays into one of this rank."""
 
     def write(self, first: int, values: Array) -> None:
         """Write values to all arrays, from element ``first`` on."""
@@ -75,25 +73,12 @@ class Views:
 
 
 class Copies:
-    """Ordinary arrays.
-
-    Parameters
-    ----------
-    memory : CrossMemory
-        The processes of the node.
-    rank : int
-        Index of this rank on the node.
-    x : array
-        Its array, flat.
-    addresses : list of int
-        Address of every rank's array, in its own process.
-    """
+    """Ordinary arrays: this rank's, flat, and every rank's address of its own."""
 
     def __init__(self, memory: CrossMemory, rank: int, x: Array, addresses: list[int]) -> None:
         self._memory, self._rank, self._own, self._addresses = memory, rank, x, addresses
 
     def _rows(self, start: int, stop: int, spare: Array) -> list[Array]:
-        """Return elements of all arrays: a view of this rank's, copies of the others'."""
         rows = []
         for rank, address in enumerate(self._addresses):
             row = self._own[start:stop]
@@ -148,15 +133,12 @@ class Copies:
 
 
 def in_place(node: Channel, x: Array, entries: Entries) -> Views | None:
-    """Return the ranks' arrays, if all of them are symmetric and lie in one segment."""
+    """Return the ranks' arrays, if all are symmetric in one segment."""
     return Views(views(node.ranks, entries, x.size, x.dtype)) if entries.common_segment() else None
 
 
 def copied(link: Link, x: Array, entries: Entries) -> Steps:
-    """Return the arrays of the ranks of this rank's node, or None where the kernel does not copy.
-
-    All ranks of ``link`` call, each with the entries of its own node.
-    """
+    """Return the arrays of this rank's node, or None where the kernel does not copy; collective over ``link``."""
     memory = link.resource(CrossMemory)
     if not (yield from memory.prepare()):
         return None
@@ -164,6 +146,6 @@ def copied(link: Link, x: Array, entries: Entries) -> Steps:
 
 
 def place_of(x: Array) -> Place:
-    """Return the place of ``x`` for the other ranks: in symmetric memory, or its address."""
+    """Return the place of ``x`` in symmetric memory, or its address."""
     place = find(x)
     return place if place.segment else Place(0, address_of(x))

@@ -1,11 +1,7 @@
 """Plans: all of a call that does not depend on the values in its arrays, and the table that selects its steps.
 
-Every rank selects alike, because all that is looked at (operation, dtype, reduction, bytes, nodes of the group) is
-alike. Whether an array is symmetric is not: one rank may give an ordinary array where another gives a symmetric one. So
-the algorithms that work in shared memory decide about that themselves, after their handshake.
-
-In the table "native" means MPI's own algorithm, or for reductions that MPI does not define, and for all of them under
-``MPIDDP_DETERMINISTIC=1``, those of `fallback`. A call's argument ``algorithm="ring"`` goes before
+All ranks select alike, from facts that are alike; symmetry of arrays is not, so algorithms in shared memory decide on
+it after their handshake. "native" is MPI's own algorithm or `fallback`'s. The argument ``algorithm="ring"`` goes before
 ``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before the table.
 """
 
@@ -33,7 +29,7 @@ from .gpu import table as device_table
 from .one_shot import OneShot
 
 Rows: TypeAlias = tuple[tuple[float, str], ...]
-"""Algorithms for growing arrays, each with the number of bytes up to which it is the best."""
+"""Algorithms, each with the largest number of bytes for which it is the best."""
 
 MODULES: dict[str, ModuleType] = {
     "native": native,
@@ -43,15 +39,15 @@ MODULES: dict[str, ModuleType] = {
     "ring": ring,
     "tree": tree,
 }
-"""Algorithms by name; each has a function for every operation that it is good for. `OneShot` goes beside them."""
+"""Each has a function for every operation that it is good for."""
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _IN_MEMORY = ("one_shot", "two_shot")
 ANY_SIZE = float("inf")
 _KIB = 1 << 10
 
-# Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0; `python -m mpiddp bench tune` compares. Bytes are
-# those of the largest array of the call: the output of an all-gather, the input of a reduce-scatter.
+# Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are those of
+# the call's largest array: the output of an all-gather, the input of a reduce-scatter.
 ONE_NODE: dict[str, Rows] = {
     "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
@@ -62,7 +58,7 @@ ONE_NODE: dict[str, Rows] = {
 TWO_RANKS: dict[str, Rows] = {
     "broadcast": ((16 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
 }
-"""Rows that go before `ONE_NODE` in groups of two ranks; on four, MPI's own is slower from the start."""
+"""Before `ONE_NODE` in groups of two ranks; on four, MPI's own is slower from the start."""
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": ((64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
     "reduce": ((ANY_SIZE, "native"),),
@@ -76,15 +72,15 @@ class Plan(NamedTuple):
     """A call, but for the values in its arrays."""
 
     label: str
-    """The operation, with the algorithm that was asked for, as in "all_reduce by ring"."""
+    """The operation, with a requested algorithm: "all_reduce by ring"."""
     steps: Callable[..., Steps]
     """The algorithm, called with the link and the arguments."""
     call: Call
     """The record that the ranks compare."""
     run: Callable[[str, Sequence[Any]], None] | None = None
-    """The same without a generator, for short arrays: takes label and arguments; None: drive the steps."""
+    """The same without a generator, for short arrays, called with label and arguments; None: drive the steps."""
     trace: Callable[..., Any] | None = None
-    """Makes the steps of a call under ``MPIDDP_DEBUG``, and goes before them."""
+    """Replaces the steps under ``MPIDDP_DEBUG``."""
 
 
 class Plans(Resource):
@@ -95,11 +91,10 @@ class Plans(Resource):
     def __init__(self, link: Link) -> None:
         self._plans: dict[Any, Plan] = {}
         self.get = self._plans.get
-        """Return a plan by its key, or None."""
         _all.add(self)
 
     def remember(self, key: Any, plan: Plan) -> Plan:
-        """Keep a plan; some are forgotten for it when there are many."""
+        """Keep a plan; forget the others if they are many."""
         if len(self._plans) >= self._MAX:
             self._plans.clear()
         self._plans[key] = plan
@@ -114,7 +109,7 @@ class Plans(Resource):
         self.forget()
 
     def drop(self, error: DistError) -> None:
-        """Forget all plans, so that the next call finds that the group was aborted."""
+        """Forget all plans: the next call finds the group aborted."""
         self.forget()
 
 
@@ -133,7 +128,7 @@ def forget() -> None:
 _OPERATIONS = {
     "all_gather_single": "all_gather",
     "reduce_scatter_single": "reduce_scatter",
-    # A short call may publish its record in the eager buffers alone, where a part of another operation must differ.
+    # Distinct names: a short call may publish its record in the eager buffers alone, where parts of others must differ.
     "inner all_reduce": "all_reduce",
     "inner reduce_scatter": "reduce_scatter",
 }
@@ -147,12 +142,12 @@ def label(name: str, algorithm: str | None) -> str:
 
 _NAMED_BUCKETS = 256
 BUCKETS = (*(f"DDP bucket {index}" for index in range(_NAMED_BUCKETS)), "a later DDP bucket")
-"""Names of the all-reduces that `DistributedDataParallel` makes of its gradients, which no line of a program does."""
+"""Names of the all-reduces that `DistributedDataParallel` makes of its gradients."""
 _OPERATIONS |= dict.fromkeys(BUCKETS, "all_reduce")
 
 
 def bucket_name(index: int) -> str:
-    """Return the name of the all-reduce of a bucket."""
+    """Return the name of a bucket's all-reduce."""
     return BUCKETS[min(index, _NAMED_BUCKETS)]
 
 
@@ -160,7 +155,7 @@ for _name in BUCKETS:
     register_name(_name)
 for _name in (*ONE_NODE, *(set(_OPERATIONS) - set(BUCKETS))):
     for _algorithm in (*MODULES, "one_shot", *device_table.ALGORITHMS):
-        register_name(label(_name, _algorithm))  # so that ranks that did not ask can name what others asked for
+        register_name(label(_name, _algorithm))  # so that ranks can name the algorithm that others asked for
 
 
 def make(
@@ -175,40 +170,21 @@ def make(
     places: tuple[int, int] = (0, 0),
     count: int | None = None,
 ) -> Plan:
-    """Return the plan of a collective.
+    """Return the plan of a collective; ValueError if the requested algorithm does not do it in this group.
 
     Parameters
     ----------
-    link : Link
-        The group.
-    name : str
-        The operation.
-    algorithm : str or None
-        The name of an algorithm that goes before all tables.
-    output, x : array
-        The arrays of the call: where the result goes, and what this rank gives.
-    op : ReduceOp, optional
-        The reduction.
-    root : int, optional
-        Group rank of the root.
     places : tuple of int
         The positions of output and input among the arguments of the steps.
     count : int, optional
-        The number of elements that all ranks must give; that of ``x`` by default.
-
-    Raises
-    ------
-    TypeError
-        If ``op`` means nothing on the dtype of ``x``.
-    ValueError
-        If no algorithm of the name that was asked for does the operation, or not in this group.
+        The number of elements to be equal on all ranks; that of ``x`` by default.
     """
     operation = _OPERATIONS.get(name, name)
     if operation in _REDUCING:
         check(x.dtype, op)  # also refuses None, as all that is no ReduceOp
     largest = output if operation == "all_gather" else x
     count = x.size if count is None else count
-    compared = None if name in BUCKETS else op  # whose reduction nobody wrote
+    compared = None if name in BUCKETS else op  # no line of the program names a bucket's reduction
     if type(x) is type(output) is np.ndarray:
         chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
         if chosen == "one_shot":
@@ -272,7 +248,7 @@ def _device_steps(
 
 
 def moving(operation: str, link: Link, *arrays: Array) -> tuple[Callable[..., Steps], bool]:
-    """Return the steps of an operation that only moves data between ``arrays``, and whether they are for a device."""
+    """Return the steps of an operation that only moves data, and whether they are for a device."""
     steps: Callable[..., Steps] = getattr(native, operation)
     on_device = next((x for x in arrays if type(x) is not np.ndarray), None)
     if on_device is None:
@@ -286,7 +262,6 @@ def offering(operation: str) -> list[str]:
 
 
 def _checked(operation: str, name: str) -> str:
-    """Return a requested algorithm's name if it does ``operation``."""
     on_device = list(device_table.ALGORITHMS) if operation == "all_reduce" else []
     if operation not in ONE_NODE or name not in offering(operation) + on_device:
         known = ", ".join(f"{each}:{'|'.join(offering(each))}" for each in ONE_NODE)
@@ -303,7 +278,7 @@ def _overrides() -> dict[str, str]:
 
 
 def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
-    """Return the rows of the table for a group, or the one of what goes before it."""
+    """Return the rows of the table for a group, or the one that goes before it."""
     chosen = _overrides().get(operation) if algorithm is None else _checked(operation, algorithm)
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
@@ -323,5 +298,5 @@ def _available(name: str, link: Link) -> str:
 
 
 def algorithm_of(operation: str, link: Link, size_bytes: int, algorithm: str | None = None) -> str:
-    """Return the name of the algorithm that ``operation`` on arrays of ``size_bytes`` runs in a group."""
+    """Return the name of the algorithm that runs."""
     return next(name for limit, name in rows(operation, link, algorithm) if size_bytes <= limit)

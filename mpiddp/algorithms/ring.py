@@ -1,16 +1,11 @@
 """Ring collectives: each rank sends to the next one only, 2 (p - 1) / p of the array's bytes in all.
 
-No rank and no link carries more than any other [1]_, so the time for long arrays does not grow with the number of
-ranks. Slice r is summed from rank r + 1 around to rank r: each sum is formed once, so the bits are the same on every
-rank and in every run. Half types travel as float32 while they are summed.
-
-The loops are here, once; a `Transport` sends the parts and says where the sums are formed: on the host (here), on a
-device by its addresses (`gpu.ring`), or on a device through pinned memory (`gpu.staged_ring`).
+No rank and no link carries more than any other [1]_. Slice r is summed from rank r + 1 around to rank r. A `Transport`
+sends the parts and says where sums are formed: here on the host.
 
 References
 ----------
-.. [1] P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
-   Parallel and Distributed Computing 69, 2009.
+.. [1] P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009.
 """
 
 from __future__ import annotations
@@ -51,13 +46,7 @@ class Transport(Protocol):
 
 
 class HostTransport:
-    """Parts in host memory.
-
-    Parameters
-    ----------
-    link : Channel
-        The ranks. The first message is sent on ``now``, all others on ``later``.
-    """
+    """Parts in host memory; the first message is sent on ``now``, all others on ``later``."""
 
     def __init__(self, link: Channel) -> None:
         self.rank, self.size = link.rank, link.size
@@ -69,11 +58,11 @@ class HostTransport:
         return contextlib.nullcontext()
 
     def load(self, x: Array) -> None:
-        """Let the next `shift` send ``x``."""
+        """See `Transport`."""
         self._loaded = x
 
     def shift(self, target: Array) -> Steps:
-        """Send the loaded part, and receive and load ``target``."""
+        """See `Transport`."""
         yield exchange(self._comm, self.rank, self.size, Tag.RING, movable(self._loaded), movable(target))
         self._comm, self._loaded = self._later, target
 
@@ -116,7 +105,7 @@ def gather_around(transport: Transport, parts: Sequence[Array]) -> Steps:
 
 
 def all_reduce_around(transport: Transport, flat: Array, op: ReduceOp) -> Steps:
-    """Reduce ``flat`` over all ranks, in place."""
+    """Reduce ``flat`` in place."""
     edges = bounds(flat.size, transport.size, flat.itemsize)
     parts = [flat[edges[rank] : edges[rank + 1]] for rank in range(transport.size)]
     reduced = yield from reduce_around(transport, parts, op)
@@ -126,18 +115,18 @@ def all_reduce_around(transport: Transport, flat: Array, op: ReduceOp) -> Steps:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place."""
+    """Reduce ``x`` in place."""
     return all_reduce_around(HostTransport(link), x.reshape(-1), op)
 
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
+    """Reduce block r of ``x`` into rank r's ``output``."""
     reduced = yield from reduce_around(HostTransport(link), list(x.reshape(link.size, -1)), op)
     assign(output.reshape(-1), reduced)
 
 
 def all_gather(link: Channel, output: Array, x: Array) -> Steps:
-    """Copy every rank's ``x`` to all ranks, concatenated in ``output``."""
+    """Gather ``x`` into ``output``."""
     blocks = list(output.reshape(link.size, -1))
     blocks[link.rank][...] = x.reshape(-1)
     yield from gather_around(HostTransport(link), blocks)

@@ -1,13 +1,11 @@
 """Reduction along a binomial tree, and all-reduce by recursive doubling: about log2 p rounds, for short arrays.
 
-A rank's first message meets another rank's last, so all are sent at the head of the queue. The tree is fixed, and
-partners combine the lower rank's numbers with the higher rank's: the same bits on every rank and in every run. Half
-types travel as float32 while they are summed.
+A rank's first message meets another rank's last, so all are sent at the head of the queue.
 
 References
 ----------
-R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH", International
-Journal of High Performance Computing Applications 19, 2005.
+R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19,
+2005.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ def _receive(link: Channel, x: Array, rank: int) -> MPI.Request:
 
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
+    """Reduce into root's ``x``."""
     yield READY
     carried = widened(op, x)
     incoming = np.empty_like(carried)
@@ -53,7 +51,7 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place."""
+    """Reduce ``x`` in place."""
     yield READY
     carried = widened(op, x)
     incoming = np.empty_like(carried)

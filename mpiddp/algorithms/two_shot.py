@@ -2,19 +2,13 @@
 
 After the handshake the arrays' places decide:
 
-- Symmetric arrays, unless short, are reduced in place: a barrier, the slice, a barrier. Each byte is read and written
-  once: an all-reduce costs about one copy of the array.
-- Long ordinary arrays are reduced in place, too, by the kernel's copies (see `peer_access`).
-- Others pass through a scratch, chunk by chunk. Two ranks, and short arrays, need one shot: every rank reduces all of
-  it. So do broadcast, all-gather and reduce-scatter.
+- Symmetric arrays, unless short, are reduced in place, at about the cost of one copy of the array.
+- Long ordinary arrays are, too, by the kernel's copies (see `peer_access`).
+- Others pass through a scratch, chunk by chunk; in one shot, in which every rank reduces all, for two ranks and for
+  short arrays.
 
-The barriers are MPI's: a flag to spin on does not see a failure. Rows are combined in rank order: the same bits on
-every rank and in every run.
-
-References
-----------
-The two shots (reduce-scatter, then all-gather, by loads and stores) are those of the all-reduce in PyTorch's symmetric
-memory and NVIDIA's TensorRT-LLM.
+The barriers are MPI's: a flag to spin on does not see a failure. Reference: the two shots of PyTorch's symmetric memory
+and NVIDIA's TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -40,10 +34,11 @@ from .local_reduce import bounds, reduce_rows
 from .peer_access import PeerAccess, copied, in_place, place_of
 
 COPY_BYTES = 1 << 22
-"""Longer ordinary arrays are copied by the kernel: below, its costs are more than the copies that it saves."""
+"""Longer ordinary arrays are copied by the kernel, whose costs exceed the saved copies below."""
 ONE_SHOT_BYTES = 1 << 17
-"""Shorter arrays go through the scratch, symmetric ones too, and are reduced in one shot by any number of ranks: that
-takes a barrier less. Longer ones of more than two ranks are reduced in two: every rank has less to read."""
+"""Shorter arrays, symmetric ones too, go through the scratch in one shot, which takes a barrier less; longer ones of
+more than two ranks in two, in which every rank reads less.
+"""
 _ONE_SHOT_CHUNK_BYTES = 1 << 20
 _BEGUN = Place(-1, 0)
 """The place of an array whose first chunk is in the scratch."""
@@ -54,7 +49,7 @@ class _Access(NamedTuple):
 
     entries: Entries
     peers: PeerAccess | None
-    """The arrays of all ranks, where this rank reaches them; None: through the scratch."""
+    """All ranks' arrays, where this rank reaches them; None: through the scratch."""
     begun: bool = False
     """True if all ranks have put their first chunk into the scratch."""
 
@@ -79,20 +74,19 @@ def _meet(
 
 
 def _factors(op: ReduceOp, entries: Entries) -> list[float] | None:
-    """Return each rank's factor, as factors may differ; None without."""
     return None if op.factor is None else entries.factors.tolist()
 
 
 @compares_calls
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place."""
+    """Reduce ``x`` in place."""
     if not (yield from _reduce(link, "all_reduce", x, op, NO_ROOT)):
         yield from fallback.reduction(x.dtype, op).all_reduce(link.after(), x, op)
 
 
 @compares_calls
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
+    """Reduce into root's ``x``."""
     if not (yield from _reduce(link, "reduce", x, op, root)):
         yield from fallback.reduction(x.dtype, op).reduce(link.after(), x, root, op)
 
@@ -152,7 +146,6 @@ def _reduce(link: Link, operation: str, x: Array, op: ReduceOp, root: int) -> St
 
 
 def _own_slice(link: Link, start: int, stop: int, x: Array) -> tuple[int, int]:
-    """Return the bounds of this rank's slice of the elements ``start`` to ``stop``."""
     edges = bounds(stop - start, link.size, x.itemsize)
     return start + edges[link.rank], start + edges[link.rank + 1]
 
@@ -164,7 +157,7 @@ def _lies_in_others(part: Array, whole: Array, rank: int) -> bool:
 
 @compares_calls
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
+    """Reduce block r of ``x`` into rank r's ``output``."""
     if _lies_in_others(output, x, link.rank):
         apart = np.empty_like(output)
         yield from reduce_scatter(link, apart, x, op)
@@ -200,7 +193,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
 
 @compares_calls
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    """Copy every rank's ``x`` to all ranks, concatenated in ``output``."""
+    """Gather ``x`` into ``output``."""
     if _lies_in_others(x, output, link.rank):
         x = x.copy()
     source = as_bytes(x)
@@ -224,7 +217,7 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
 
 @compares_calls
 def broadcast(link: Link, x: Array, root: int) -> Steps:
-    """Copy root's ``x`` to all ranks."""
+    """Copy root's ``x``."""
     target = as_bytes(x)
 
     def put(start: int, stop: int, buffers: list[Array]) -> None:

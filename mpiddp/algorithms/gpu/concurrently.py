@@ -17,17 +17,17 @@ class AnyOf:
         self._awaited = awaited
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Return whether one of them has happened, after a test of each."""
+        """Test each; return whether one has happened."""
         return bool(sum([each.Test() for each in self._awaited]))
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until one of them has happened."""
+        """Block until one has happened."""
         while not self.Test():
             os.sched_yield()
 
 
 def run_concurrently(generators: Sequence[Steps]) -> Steps:
-    """Run all ``generators`` to their ends, each as far as it goes without waiting, as one operation.
+    """Run all ``generators`` to their ends, as one operation.
 
     They overtake each other, differently on each rank: their messages need tags of their own.
     """

@@ -1,11 +1,7 @@
-"""CUDA IPC: GPU memory mapped by all ranks of a node.
+"""CUDA IPC: GPU memory mapped by all ranks of a node, in segments as in `mpiddp.shm.segment`.
 
-As in `mpiddp.shm.segment`, a segment has a region for each rank, in memory of its GPU, and an array's place gives those
-of its peers. Each handle is opened once. Mapped memory is tried: every rank writes to every peer, which reads it, and
-all ranks agree on the outcome.
-
-A region without arrays serves the group's next array. It is freed with the group, because others map it: barrier,
-unmap, barrier, free.
+Mapped memory is tried: every rank writes to every peer, which reads it, and all agree on the outcome. A region without
+arrays serves the group's next array. It is freed with the group, because others map it: barrier, unmap, barrier, free.
 """
 
 from __future__ import annotations
@@ -30,23 +26,11 @@ from mpiddp.typing import Array
 
 
 class Lease:
-    """Held by the arrays in this rank's region: the region is in use while it lives."""
+    """Held by the arrays in this rank's region, which is in use while it lives."""
 
 
 class Segment:
-    """Memory of some ranks of a node, as mapped by this process.
-
-    Parameters
-    ----------
-    number : int
-        Unique, and equal on all ranks.
-    memory : ipc.Memory
-        This rank's region.
-    starts : dict
-        Address of each world rank's region in this process.
-    mine : int
-        World rank of this process.
-    """
+    """Memory of some ranks of a node, mapped by this process; ``starts`` are the world ranks' regions here."""
 
     def __init__(self, number: int, memory: ipc.Memory, starts: dict[int, int], mine: int) -> None:
         self.number, self.memory = number, memory
@@ -55,7 +39,7 @@ class Segment:
         self._lease: weakref.ref[Lease] | None = None
 
     def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` elements at ``offset`` bytes of a world rank's region, flat."""
+        """Return elements of a world rank's region, flat."""
         return ipc.array(self._starts[rank] + offset, count * dtype.itemsize, self, self.memory.device).view(dtype)
 
     def free(self) -> bool:
@@ -63,7 +47,7 @@ class Segment:
         return self._lease is None or self._lease() is None
 
     def lease(self, nbytes: int) -> Array:
-        """Return this rank's region as bytes; it is in use until their last view is gone."""
+        """Return this rank's region as bytes, in use until their last view is gone."""
         lease = Lease()
         lease.memory = self.memory  # type: ignore[attr-defined]  # outlives the group, if the array does
         self._lease = weakref.ref(lease)
@@ -82,20 +66,14 @@ _starts: list[int] = []
 
 
 class Segments(Resource):
-    """The segments of a group.
-
-    Parameters
-    ----------
-    link : Link
-        The group.
-    """
+    """The segments of a group."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._segments: list[Segment] = []
 
     def free(self, device: int) -> list[Segment]:
-        """Return the segments on a device without arrays of the program."""
+        """Return a device's segments without arrays of the program."""
         return [each for each in self._segments if each.memory.device == device and each.free()]
 
     def add(self, made: Segment) -> None:
@@ -138,7 +116,7 @@ def unmap_when_idle(segment: Segment) -> None:
 
 
 def find(x: Array) -> Place:
-    """Return the place of ``x``, an array on a device, or `NOWHERE` outside of all segments."""
+    """Return the place of a device array, or `NOWHERE`."""
     address = ipc.address(x)
     index = bisect_right(_starts, address) - 1
     if index < 0 or not x.nbytes:
@@ -150,26 +128,19 @@ def find(x: Array) -> Place:
 
 
 def segment(number: int) -> Segment | None:
-    """Return the segment with this number, if this process maps it."""
+    """Return a segment that this process maps."""
     return _segments.get(number)
 
 
 _MOST_FREE = 16
-_FIT = 2  # most times that a region is larger than what it is taken for
+_FIT = 2  # largest ratio of a reused region to its array
 
 
 def empty(link: Link, nbytes: int) -> Steps:
-    """Find or make memory of ``nbytes`` for each rank of a group, on the current device.
+    """Find or make memory of ``nbytes`` for each rank, on the current device.
 
-    Returns
-    -------
-    tuple of (array of bytes or None, str)
-        As the value of the steps: this rank's region, or None and the fault, alike on all ranks.
-
-    Raises
-    ------
-    MismatchError
-        On every rank, if ranks ask for different sizes.
+    The steps' value is this rank's region, or None and the fault, alike on all ranks. MismatchError on every rank, if
+    ranks ask for different sizes.
     """
     kept, device = link.resource(Segments), place.here()
     fits = [each.number for each in kept.free(device) if nbytes <= each.memory.nbytes <= _room(nbytes)]
@@ -202,7 +173,7 @@ def _room(nbytes: int) -> int:
 
 
 def _in_common(told: Array, nodes: tuple[int, ...]) -> dict[int, int] | None:
-    """Return a segment of each node that is free on all its ranks, or None."""
+    """Return a segment of each node that is free on all its ranks."""
     common: dict[int, set[int]] = {}
     for row, node in zip(told.tolist(), nodes, strict=True):
         free = set(row) - {0}
@@ -214,13 +185,7 @@ _TOLD = struct.Struct(f"<q{ipc.HANDLE_BYTES}s")
 
 
 def make(node: Channel, everybody: Channel, nbytes: int, device: int) -> Steps:
-    """Allocate on ``device``, exchange handles, map and try; all ranks of ``everybody`` succeed, or none does.
-
-    Returns
-    -------
-    tuple of (Segment or None, str)
-        As the value of the steps: the segment, or None and the reason.
-    """
+    """Allocate, exchange handles, map and try; return the segment, or None and the fault, alike on ``everybody``."""
     fault, memory, handle = "", None, bytes(ipc.HANDLE_BYTES)
     try:
         memory = ipc.Memory(nbytes, device)
@@ -249,7 +214,7 @@ def make(node: Channel, everybody: Channel, nbytes: int, device: int) -> Steps:
     for start in opened.values():
         with contextlib.suppress(RuntimeError):  # of a failed device; the others wait at the barrier
             ipc.close_handle(start, device)
-    yield node.later.Ibarrier()  # no rank frees what others map
+    yield node.later.Ibarrier()  # no rank frees memory that others map
     return None, fault
 
 
@@ -261,7 +226,7 @@ def agreed(everybody: Channel, fault: str) -> Steps:
 
 
 def _try(node: Channel, tried: Segment) -> Steps:
-    """Write to every peer's memory and read one's own; return the fault, or nothing.
+    """Write to every peer's memory and read one's own; return the fault.
 
     Each rank waits for its device before a barrier: a kernel's fault then is an error of its rank alone.
     """

@@ -1,12 +1,8 @@
 """All-reduce of device arrays over several nodes: shared memory of a node's GPUs, and rings across nodes.
 
-As in `hierarchical` on the host, each rank of a node reduces a slice of the arrays of all its ranks; the slices cross
-in parallel, each by a ring of the ranks with the same slice, and are written to all arrays of the node. With n nodes of
-p ranks a rank sends 2 (n - 1) / n of its slice of S / p bytes; in a ring over all ranks 2 (n p - 1) / (n p) S. There
-are as many slices as the smallest node has ranks.
-
-Symmetric arrays (see `cuda_ipc`) are reduced in place, others piece by piece in the node's scratch. Half types stay
-float32 until the last sum, and are rounded once: the same bits on every rank and in every run.
+As in `hierarchical` on the host, slices cross in parallel, each by a ring. With n nodes of p ranks a rank sends
+2 (n - 1) / n of its slice of S / p bytes; in a ring over all ranks 2 (n p - 1) / (n p) S. Symmetric arrays (see
+`cuda_ipc`) are reduced in place, others piece by piece in the node's scratch.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from .scratch import DeviceScratch
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place."""
+    """Reduce ``x`` in place."""
     ready = stream.ready(x)
     entries: Entries = yield from handshake.exchange(link, "all_reduce", x, op, place=cuda_ipc.find(x))
     mine, flat = entries.of(link.node_ranks), x.reshape(-1)
@@ -62,7 +58,6 @@ def _where_they_lie(link: Link, x: Array, entries: Entries) -> list[Array]:
 
 
 def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Reduce ``x`` piece by piece in the node's scratch."""
     scratch, down = link.resource(DeviceScratch), stream.side("down", x)
     step = max(staging.PIECE_BYTES // x.itemsize, 1)
     for start in range(0, x.size, step):
@@ -76,7 +71,7 @@ def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) 
 
 
 def _reduce(link: Link, rows: list[Array], op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Reduce the rows of this node over all nodes; this rank's kernels read and write them."""
+    """Reduce the rows of this node over all nodes."""
     like, across = rows[link.node.rank], link.across
     yield link.node.later.Ibarrier()
     if across is not None:

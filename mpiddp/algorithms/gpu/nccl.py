@@ -1,8 +1,7 @@
-"""Collectives by NCCL, for groups of ``backend="nccl"`` whose ranks have a GPU each.
+"""Collectives by NCCL, for groups of ``backend="nccl"`` with a GPU for each rank.
 
-A communicator is made with its group: one rank's id goes to all over MPI. An operation is one kernel on the group's own
-stream behind the program's, and is complete when an event says so. Operations that NCCL lacks, or defines differently,
-run as without it.
+An operation is one kernel on the group's stream behind the program's, complete by an event. Operations that NCCL lacks,
+or defines differently, run as without it.
 """
 
 from __future__ import annotations
@@ -23,17 +22,9 @@ from mpiddp.typing import Array
 
 
 class Connection(Resource):
-    """The NCCL communicator of a group and its stream.
+    """The NCCL communicator of a group, ``number``, and its stream.
 
-    A stream of its own for each group: on one stream of all groups, ranks that call in different orders would wait for
-    each other for ever.
-
-    Parameters
-    ----------
-    link : Link
-        The group.
-    number : object
-        NCCL's id of the communicator, from one rank.
+    A stream for each group: on a common one, ranks that call in different orders would deadlock.
     """
 
     def __init__(self, link: Link, number: Any) -> None:
@@ -41,13 +32,7 @@ class Connection(Resource):
         self._link, self._role = link, f"nccl {link.id}"
 
     def after(self, *arrays: Array) -> Any:
-        """Return the stream, behind the work that ``arrays`` come from.
-
-        Raises
-        ------
-        ArrayError
-            If one of them is on another device than the group.
-        """
+        """Return the stream, behind the work that ``arrays`` come from; ArrayError for those on another device."""
         device = self.communicator.device
         for x in arrays:
             if place_of(x) != device:
@@ -64,16 +49,13 @@ class Connection(Resource):
         stream.drop(self._role)
 
     def drop(self, error: DistError) -> None:
-        """Abort the communicator: its kernels would wait for the other ranks for ever."""
+        """Abort the communicator, whose kernels would wait for the other ranks for ever."""
         self.communicator.abort()
         stream.drop(self._role)
 
 
 def connect(link: Link, wanted: bool) -> str | None:
-    """Connect a new group by NCCL, if all its ranks want and can; return the reason why not.
-
-    Collective over the group, of which nothing is pending yet.
-    """
+    """Connect a new group by NCCL, if all its ranks want and can; return the reason why not; collective."""
     anybody = np.array([wanted], np.int8)
     link.now.Allreduce(MPI.IN_PLACE, anybody, MPI.MAX)
     if not anybody[0]:
@@ -103,7 +85,7 @@ def _of(link: Link) -> Connection:
 
 
 def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
-    """Return whether a group's ``operation`` on arrays of devices goes by NCCL."""
+    """Return whether a group's ``operation`` on device arrays goes by NCCL."""
     if not connected(link):
         return False
     if operation in ("broadcast", "all_gather"):
@@ -119,7 +101,7 @@ def _apart(x: Array, output: Array) -> Array:
 
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
-    """Copy root's ``x`` to all ranks."""
+    """Copy root's ``x``."""
     group = _of(link)
     side = group.after(x)
     group.communicator.broadcast(x, root, side)
@@ -127,7 +109,7 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+    """Gather ``x`` into ``output``."""
     group = _of(link)
     side = group.after(x, output)
     with stream.on(side):
@@ -136,7 +118,7 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place."""
+    """Reduce ``x`` in place."""
     group = _of(link)
     side = group.after(x)
     with stream.on(side):
@@ -147,7 +129,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
+    """Reduce into root's ``x``."""
     group = _of(link)
     side = group.after(x)
     with stream.on(side):
@@ -162,7 +144,7 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
+    """Reduce block r of ``x`` into rank r's ``output``."""
     group = _of(link)
     side = group.after(x, output)
     with stream.on(side):

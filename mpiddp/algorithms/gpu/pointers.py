@@ -1,8 +1,6 @@
 """Collectives by device pointers, where MPI is known to take them.
 
-MPI knows nothing of streams: it may read the bytes when the kernels that were queued before have ended, and its results
-are there when its request is complete. So each collective begins with an event, and ends with the end of its own
-kernels.
+MPI knows no streams: a collective begins with an event of the kernels queued before, and ends with that of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from .staged import through_host
 
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
-    """Copy root's ``x`` to all ranks."""
+    """Copy root's ``x``."""
     yield stream.ready(x)
     yield from native.broadcast(link.after(), x, root)
 
@@ -34,7 +32,7 @@ def _moved(
 ) -> Steps:
     """Run an algorithm of messages between arrays, which copies this rank's own block itself.
 
-    Arrays on several devices go through the host: kernels of one device do not reach the memory of another.
+    Arrays on several devices go through the host, as kernels do not reach another device's memory.
     """
     arrays = [*reads, *writes]
     if len({place_of(x) for x in arrays}) > 1:
@@ -43,43 +41,43 @@ def _moved(
     yield stream.ready(arrays[0])
     side = stream.side("add", arrays[0])
     yield from stream.under(side, algorithm(link.after(), *args))
-    yield stream.mark(side)  # arrays is held until then: the algorithm has dropped its own references
+    yield stream.mark(side)  # holds arrays until then: the algorithm has dropped its own references
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+    """Gather ``x`` into ``output``."""
     return all_gather_list(link, list(output.reshape(link.size, *x.shape)), x)
 
 
 def all_gather_list(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
-    """Copy every rank's ``x``, whose sizes may differ, to all ranks, each into an array of its own."""
+    """Gather ``x`` into ``outputs``."""
     return _moved(native.all_to_all, link, [x], outputs, outputs, [x] * link.size)
 
 
 def gather(link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    """Copy every rank's ``x`` to root, each into an array of its own."""
+    """Gather ``x`` into root's ``outputs``."""
     return _moved(native.gather, link, [x], outputs or (), outputs, x, root)
 
 
 def scatter(link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    """Copy array r of root's ``inputs`` to rank r's ``x``."""
+    """Scatter root's ``inputs``."""
     return _moved(native.scatter, link, inputs or (), [x], x, inputs, root)
 
 
 def all_to_all(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    """Copy array s of rank r's ``inputs`` to array r of rank s's ``outputs``, for all r and s."""
+    """Send input s to rank s."""
     return _moved(native.all_to_all, link, inputs, outputs, outputs, inputs)
 
 
 def all_to_all_single(
     link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
 ) -> Steps:
-    """Copy consecutive blocks of ``x``, of the given lengths in bytes, to the ranks, and theirs to ``output``."""
+    """Send block s to rank s."""
     return _moved(native.all_to_all_single, link, [x], [output], output, x, output_counts, input_counts)
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place, by MPI's own reduction.
+    """Reduce ``x`` in place, by MPI's own reduction.
 
     Not for Open MPI, whose non-blocking reductions read device memory on the host and crash (ompi#9845, #12045).
     """
@@ -96,7 +94,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
+    """Reduce into root's ``x``."""
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
     side = stream.after("add", x)
@@ -119,7 +117,7 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
+    """Reduce block r of ``x`` into rank r's ``output``."""
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
     side = stream.after("add", x)

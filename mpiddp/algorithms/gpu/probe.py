@@ -1,7 +1,6 @@
-"""The probe's job: it gives device pointers to MPI and checks the values; `mpi.probe` starts it, and it may crash.
+"""The probe's job, started by `mpi.probe`: it gives device pointers to MPI, checks the values, and may crash.
 
-It runs the algorithms for device pointers, so that each of their calls is tried. Rank 0 writes JSON objects, one a
-line: the library, the beginning of the trial, and its outcome.
+Rank 0 writes JSON lines: the library, the begin of the trial, its outcome.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from . import pointers, ring
 
 _SHORT = (1, 3_001)
 _LONG = (200_003, 3_000_017)
-"""Elements: eager messages, and those that MPI announces, cuts into pieces, or lets the network fetch."""
+"""Elements: eager messages, and those that MPI announces, cuts, or lets the network fetch."""
 _DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64", "complex64")
 _OPS = (*(op for op in REDUCTIONS if op.name != "PREMUL_SUM"), ReduceOp.PREMUL_SUM(0.5))
 
 Check = Iterator[tuple[str, Array, Any]]
-"""The name of a call, the array that came out of it, and the elements that it must have."""
+"""A call's name, its result, and the elements expected."""
 
 
 def _rows(link: Link, length: int, dtype: str = "float32") -> list[np.ndarray[Any, Any]]:
-    """Return every rank's array of small numbers: sums and products are exact."""
+    """Return every rank's array, of small numbers with exact sums and products."""
     return [((np.arange(length) + rank) % 3).astype(dtype) for rank in range(link.size)]
 
 
 def point_to_point(link: Link) -> Check:
-    """Send and receive: programs' messages, whole arrays and parts of them, and the algorithms' messages."""
+    """Send and receive as programs and algorithms do."""
     p2p_device.by_address = True
     rank, onward, back = link.rank, (link.rank + 1) % link.size, (link.rank - 1) % link.size
     for length in (*_SHORT, *_LONG):
@@ -96,7 +95,7 @@ def _blocks(link: Link, xs: list[np.ndarray[Any, Any]]) -> Check:
 
 
 def collectives(link: Link) -> Check:
-    """Broadcast and reduce: every reduction on every dtype that MPI's own is used for."""
+    """Broadcast, and reduce by MPI's own reductions."""
     for dtype in _DTYPES:
         for length in (*_SHORT, *(_LONG if dtype == "float32" else ())):
             xs = _rows(link, length, dtype)
@@ -109,7 +108,6 @@ def collectives(link: Link) -> Check:
 
 
 def _is_used(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Return whether MPI's own reduction is used."""
     try:
         check(dtype, op)
     except TypeError:
@@ -138,7 +136,7 @@ def main(kind: str) -> int:
     """Try one kind, and return the exit code."""
     announced = settings.launch()
     fault, count = device.cuda_fault(), device.device_count()
-    if count:  # before MPI, which may look at the device when it starts
+    if count:  # before MPI, which may use the device when it starts
         device.set_device((announced.local_rank or 0) % count if announced else 0)
     comm = MPI.COMM_WORLD
     comm.Set_errhandler(MPI.ERRORS_ARE_FATAL)  # an exception on one rank would leave the other waiting

@@ -1,7 +1,6 @@
-"""The ring on arrays of a device, for MPI libraries that take its addresses but cannot add there.
+"""The ring on device arrays, for MPI libraries that take their addresses but cannot add there.
 
-Kernels of this process form the sums; an event stands wherever a kernel and a message meet. Long arrays go in pieces by
-several rings at once, so that one piece is on the wire while another is added.
+Kernels form the sums, with an event between kernel and message. Of several rings one sends while another adds.
 """
 
 from __future__ import annotations
@@ -26,17 +25,7 @@ PART_BYTES = 1 << 23
 
 
 class PointerTransport:
-    """Parts in memory of a device, whose addresses MPI takes.
-
-    Parameters
-    ----------
-    link : Channel
-        The ranks; all is sent on ``later``.
-    like : array
-        An array on the device.
-    tag : int
-        The ring's own.
-    """
+    """Parts in device memory, whose addresses MPI takes, on ``later`` with a tag of their own."""
 
     def __init__(self, link: Channel, like: Array, tag: int) -> None:
         self.rank, self.size = link.rank, link.size
@@ -58,13 +47,13 @@ class PointerTransport:
 
     def shift(self, target: Array) -> Steps:
         """Send the loaded part and receive ``target``, which is loaded then."""
-        yield self._computed  # also of what used the memory of target before
+        yield self._computed  # also the former use of target's memory
         yield ring.exchange(self._comm, self.rank, self.size, self._tag, movable(self._loaded), movable(target))
         self._computed, self._loaded = READY, target
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place."""
+    """Reduce ``x`` in place."""
 
     def steps(pieces: list[Array], tag: int) -> Steps:
         transport = PointerTransport(link, x, tag)
@@ -75,17 +64,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
 
 
 def by_rings(x: Array, ranks: int, part_bytes: int, rings: int, steps: Callable[[list[Array], int], Steps]) -> Steps:
-    """Cut ``x`` into pieces and deal them out to rings that run at once, as on all ranks.
-
-    Parameters
-    ----------
-    part_bytes : int
-        Longest message.
-    rings : int
-        Most rings at once.
-    steps : callable
-        Returns the steps of one ring for its pieces and its tag.
-    """
+    """Deal pieces of ``x`` out to ``rings`` rings at most, alike on all ranks; ``steps`` returns those of one."""
     yield stream.ready(x)
     flat = x.reshape(-1)
     longest = max(part_bytes // x.itemsize, 1) * ranks

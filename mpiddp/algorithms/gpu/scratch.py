@@ -1,8 +1,4 @@
-"""Staging memory of a node for arrays on devices, which pass through it in pieces.
-
-Best are regions in the GPUs' own memory, which all ranks map (see `cuda_ipc`). Elsewhere they lie in host memory of the
-node, pinned for every rank's GPU, whose kernels read and write it at the host's addresses.
-"""
+"""Staging memory of a node for device arrays, mapped by CUDA IPC, else pinned memory of the host for every GPU."""
 
 from __future__ import annotations
 
@@ -27,22 +23,14 @@ PIECE_BYTES = 1 << 24
 
 
 class DeviceScratch(Resource):
-    """Staging memory of a group, allocated when it is first prepared.
-
-    As in `mpiddp.shm.scratch`, each rank has three buffers, used in rounds, with a barrier between any two.
-
-    Parameters
-    ----------
-    link : Link
-        The group.
-    """
+    """Staging memory of a group: three buffers a rank, used in rounds with a barrier between any two."""
 
     _BUFFERS = 3
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self.device = 0
-        """The device whose kernels use it: that of the array for which it was made."""
+        """That of the array for which it was made."""
         self.fault = ""
         """The reason why there is no memory; empty before it has been tried."""
         self._regions: list[Array] = []
@@ -52,10 +40,7 @@ class DeviceScratch(Resource):
         self._round = 0
 
     def prepare(self, x: Array) -> Steps:
-        """Allocate the memory on the device of ``x`` if nobody has; return whether there is some.
-
-        All ranks of the group call, and come to the same end; sends on ``later`` only.
-        """
+        """Allocate the memory on the device of ``x`` unless it exists; return whether it does, alike on all ranks."""
         if not self._regions and not self.fault:
             link, size = self._link, self._BUFFERS * PIECE_BYTES
             self.device = int(x.device.id)  # type: ignore[attr-defined]
@@ -88,13 +73,13 @@ class DeviceScratch(Resource):
         ]
 
     def begin_round(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Begin the next round, and return every rank's buffer for ``count`` elements."""
+        """Begin the next round, and return every rank's buffer."""
         start = self._round % self._BUFFERS * PIECE_BYTES
         self._round += 1
         return [region[start : start + count * dtype.itemsize].view(dtype) for region in self._regions]
 
     def passing(self, x: Array, steps: Callable[[Array], Steps]) -> Steps:
-        """Run steps in the scratch on flat ``x``, or on a copy where the scratch is that of another device."""
+        """Run steps in the scratch on flat ``x``, or on a copy on the scratch's device."""
         if place_of(x) == self.device:
             yield from steps(x.reshape(-1))
             return
@@ -119,7 +104,7 @@ class DeviceScratch(Resource):
             self._segment = None
 
     def drop(self, error: DistError) -> None:
-        """Unmap and unpin the memory when no kernel of this rank uses it; a region that peers may still map stays."""
+        """Unmap or unpin when no kernel of this rank uses the memory; a region that peers may still map stays."""
         if self._segment is not None:
             cuda_ipc.unmap_when_idle(self._segment)
         elif self._pinned is not None and stream.idle(self.device):

@@ -1,8 +1,6 @@
-"""Collectives on arrays of devices through host memory: copy down, an algorithm of the host, copy up.
+"""Collectives on device arrays through pinned host memory: copy down, an algorithm of the host, copy up.
 
-The host copies are pinned, so that a stream copies while the host goes on. An event puts the copy down after the
-kernels that were queued at submission. The operation ends with the copy up: then every stream sees its result. The
-arrays may lie on several devices.
+An event puts the copy down after the kernels queued at submission; the copy up ends the operation.
 """
 
 from __future__ import annotations
@@ -21,13 +19,7 @@ Algorithm = Callable[..., Steps]
 
 
 class HostCopies:
-    """Arrays on devices and their copies in pinned memory; an array on the host stands for itself.
-
-    Parameters
-    ----------
-    reads, writes : sequence of arrays
-        The arrays that the operation reads, and those that it writes.
-    """
+    """Arrays on several devices and their copies in pinned memory; a host array stands for itself."""
 
     def __init__(self, reads: Sequence[Array], writes: Sequence[Array]) -> None:
         self._reads = [x for x in reads if is_device_array(x)]
@@ -74,15 +66,7 @@ class HostCopies:
 def through_host(
     algorithm: Algorithm, link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
 ) -> Steps:
-    """Run an algorithm of the host on copies of arrays, one of which at least is on a device.
-
-    Parameters
-    ----------
-    reads, writes : sequences of arrays
-        See `HostCopies`.
-    *args
-        The algorithm's arguments after the link, arrays and lists of them among them.
-    """
+    """Run an algorithm of the host on ``args``, of which device arrays are replaced by copies."""
     host = HostCopies(reads, writes)
     yield from host.down()
     yield from algorithm(link.after(), *(host.of(each) for each in args))
@@ -90,53 +74,53 @@ def through_host(
 
 
 def broadcast(host: Algorithm, link: Link, x: Array, root: int) -> Steps:
-    """Copy root's ``x`` to all ranks."""
+    """Copy root's ``x``."""
     mine = link.rank == root
     return through_host(host, link, [x] if mine else [], [] if mine else [x], x, root)
 
 
 def all_reduce(host: Algorithm, link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place."""
+    """Reduce ``x`` in place."""
     return through_host(host, link, [x], [x], x, op)
 
 
 def reduce(host: Algorithm, link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks into root's ``x``; the other ranks' ``x`` stays as it is."""
+    """Reduce into root's ``x``."""
     return through_host(host, link, [x], [x] if link.rank == root else [], x, root, op)
 
 
 def reduce_scatter(host: Algorithm, link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x``, of ``link.size`` equal blocks, over all ranks and leave block r in rank r's ``output``."""
+    """Reduce block r of ``x`` into rank r's ``output``."""
     return through_host(host, link, [x], [output], output, x, op)
 
 
 def all_gather(host: Algorithm, link: Link, output: Array, x: Array) -> Steps:
-    """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+    """Gather ``x`` into ``output``."""
     return through_host(host, link, [x], [output], output, x)
 
 
 def all_gather_list(host: Algorithm, link: Link, outputs: Sequence[Array], x: Array) -> Steps:
-    """Copy every rank's ``x``, whose sizes may differ, to all ranks, each into an array of its own."""
+    """Gather ``x`` into ``outputs``."""
     return through_host(host, link, [x], outputs, outputs, x)
 
 
 def gather(host: Algorithm, link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    """Copy every rank's ``x`` to root, each into an array of its own."""
+    """Gather ``x`` into root's ``outputs``."""
     return through_host(host, link, [x], outputs or (), outputs, x, root)
 
 
 def scatter(host: Algorithm, link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    """Copy array r of root's ``inputs`` to rank r's ``x``."""
+    """Scatter root's ``inputs``."""
     return through_host(host, link, inputs or (), [x], x, inputs, root)
 
 
 def all_to_all(host: Algorithm, link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    """Copy array s of rank r's ``inputs`` to array r of rank s's ``outputs``, for all r and s."""
+    """Send input s to rank s."""
     return through_host(host, link, inputs, outputs, outputs, inputs)
 
 
 def all_to_all_single(
     host: Algorithm, link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
 ) -> Steps:
-    """Copy consecutive blocks of ``x``, of the given lengths in bytes, to the ranks, and theirs to ``output``."""
+    """Send block s to rank s."""
     return through_host(host, link, [x], [output], output, x, output_counts, input_counts)

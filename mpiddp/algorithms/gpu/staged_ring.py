@@ -1,8 +1,7 @@
-"""The ring on arrays of a device through pinned host memory: copies, messages and additions all at once.
+"""The ring on device arrays through pinned host memory: copies, messages and additions at once.
 
-A part of the running sum arrives in host memory, is copied up, added to by a kernel, copied down and sent on. Several
-rings run at once: while one is on the wire another is copied, and the copies of both directions and the kernels have a
-stream each. Sums are formed on the device, half types in float32.
+A part arrives, is copied up, added to by a kernel, copied down and sent on. Several rings run at once, with a stream
+for each kind of work.
 """
 
 from __future__ import annotations
@@ -24,21 +23,11 @@ from .ring import by_rings
 
 RINGS = 4
 PART_BYTES = 1 << 20
-"""Longest message: long enough for the wire and the copies, short enough to have several at once."""
+"""Longest message: long for the wire and the copies, short to have several at once."""
 
 
 class StagedTransport:
-    """Parts in memory of a device, which are sent from and received into two buffers of pinned memory.
-
-    Parameters
-    ----------
-    link : Channel
-        The ranks; all is sent on ``later``.
-    longest : array
-        The longest piece of the ring.
-    tag : int
-        The ring's own.
-    """
+    """Parts in device memory, sent from and received into two buffers of pinned memory."""
 
     def __init__(self, link: Channel, longest: Array, tag: int) -> None:
         self.rank, self.size = link.rank, link.size
@@ -51,7 +40,7 @@ class StagedTransport:
         self._loaded: Awaited = READY
         self._loaded_bytes = 0
         self._copied: deque[Awaited] = deque([READY, READY])
-        """The copies up that the last two shifts began."""
+        """The copies up of the last two shifts."""
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
         """Make the stream of the sums current."""
@@ -64,10 +53,10 @@ class StagedTransport:
         self._loaded, self._loaded_bytes = stream.mark(self._down), x.nbytes
 
     def shift(self, target: Array) -> Steps:
-        """Send the loaded part and receive ``target``; the host's copy of that is loaded then."""
-        reusable = stream.mark(self._add)  # kernels that are still queued may use the memory of target
+        """Send the loaded part and receive ``target``; its host copy is loaded then."""
+        reusable = stream.mark(self._add)  # queued kernels may use the memory of target
         yield self._loaded
-        yield self._copied.popleft()  # from the buffer into which is received
+        yield self._copied.popleft()  # from the buffer that receives next
         outgoing = [self._going[: self._loaded_bytes], MPI.BYTE]
         incoming = [self._coming[: target.nbytes], MPI.BYTE]
         yield ring.exchange(self._comm, self.rank, self.size, self._tag, outgoing, incoming)
@@ -80,7 +69,7 @@ class StagedTransport:
         self._loaded, self._loaded_bytes = READY, target.nbytes
 
     def close(self) -> Steps:
-        """Wait for the last copies, and give the buffers back."""
+        """Wait for the last copies, and release the buffers."""
         yield self._loaded
         yield self._copied[-1]
         pinned.give(self._coming)
@@ -88,7 +77,7 @@ class StagedTransport:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks, in place."""
+    """Reduce ``x`` in place."""
 
     def steps(pieces: list[Array], tag: int) -> Steps:
         transport = StagedTransport(link, pieces[0], tag)

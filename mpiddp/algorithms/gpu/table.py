@@ -1,8 +1,4 @@
-"""The table of algorithms for arrays on devices, which `plan` asks.
-
-As on the host all ranks choose alike, from facts that are alike: operation, dtype, reduction, bytes, nodes, and MPI's
-support for device pointers, on which all ranks agreed at the start. An algorithm that wants shared memory of the node's
-GPUs tries it itself, on all ranks at once.
+"""The table of algorithms for device arrays, which `plan` asks; all ranks choose alike, as there.
 
 =============  =======================================================================================================
 all-reduce     short: MPI's own where it takes the address, else through the host; long, on one node: `device_two_shot`;
@@ -45,13 +41,13 @@ ALGORITHMS: dict[str, ModuleType] = {
     "device_ring": device_ring,
     "staged_ring": staged_ring,
 }
-"""The algorithms of an all-reduce that ``MPIDDP_ALGORITHM`` may choose for arrays of a device, by name."""
+"""Choices of ``MPIDDP_ALGORITHM`` for an all-reduce of device arrays."""
 
 MODULES = frozenset(each.__name__ for each in (device_alone, nccl, staged, *ALGORITHMS.values()))
-"""Modules of the steps for arrays on devices."""
+"""Modules of the steps for device arrays."""
 
 SHORT_BYTES = 1 << 16
-"""Up to this size latency dominates. A guess: no GPU has been measured yet."""
+"""Up to this size latency dominates: a guess, as no GPU has been measured."""
 ANY_SIZE = float("inf")
 
 _BY_MESSAGES = ("all_gather", "all_gather_list", "gather", "scatter", "all_to_all", "all_to_all_single")
@@ -65,7 +61,7 @@ addresses = DevicePointers(_UNKNOWN, _UNKNOWN)
 
 
 def learn(link: Link) -> None:
-    """Agree on MPI's support for device pointers, and warn where ranks of a node share a GPU; all ranks call."""
+    """Agree on MPI's support for device pointers, and warn where ranks of a node share a GPU; collective."""
     global addresses
     addresses = cuda_aware.device_pointers(link.now)
     p2p_device.by_address = addresses.point_to_point.yes
@@ -81,15 +77,7 @@ def learn(link: Link) -> None:
 
 
 def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, host: Plan, chosen: str | None) -> Plan:
-    """Return the steps of ``operation`` on arrays of a device, each with the largest size in bytes that it is for.
-
-    Parameters
-    ----------
-    host : Plan
-        The steps for arrays of the host.
-    chosen : str or None
-        The algorithm that ``MPIDDP_ALGORITHM`` names for this operation.
-    """
+    """Return the steps on device arrays, with the largest size in bytes of each."""
     if chosen is None and nccl.does(operation, link, dtype, op):
         return [(ANY_SIZE, getattr(nccl, operation))]
     if link.size == 1:

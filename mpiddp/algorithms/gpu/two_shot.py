@@ -1,12 +1,9 @@
 """All-reduce in shared memory of a node's GPUs: each folds its slice of all ranks' arrays and writes it to all.
 
-As `two_shot` on the host. The order between processes: an event of the own device, for which the host waits, a barrier
-of MPI, kernels. No kernel waits for another process: on a shared GPU that one would not run.
-
-Symmetric arrays (see `cuda_ipc`) are reduced where they lie, by one kernel: each of p ranks reads S / p bytes of all p
-arrays of S bytes, and writes as many. Ordinary ones pass through a scratch in pieces: while one is folded the next is
-put there, and where the scratch is host memory, copies of both directions run at once. Rows are folded in rank order,
-half types in float32, so the bits are the same on every rank and in every run.
+Order between processes: an event of the own device, awaited by the host, a barrier of MPI, kernels. No kernel waits for
+another process, which would not run on a shared GPU. Symmetric arrays (see `cuda_ipc`) are reduced in place by one
+kernel: each of p ranks reads and writes S bytes. Others pass through a scratch in pieces: one is folded while the next
+is put there.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from .scratch import DeviceScratch
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` over all ranks of a node, in place."""
+    """Reduce ``x`` in place."""
     ready = stream.ready(x)
     entries: Entries = yield from handshake.exchange(link, "all_reduce", x, op, place=cuda_ipc.find(x))
     factors = None if op.factor is None else entries.factors.tolist()
