@@ -17,7 +17,7 @@ import pytest
 from harness import tiers
 
 LAYERS = (
-    ("errors", "settings", "typing", "device", "serialization"),
+    ("errors", "settings", "typing", "device", "serialization", "nested"),
     ("mpi",),
     ("shm",),
     ("faults",),

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
-
-from mpiddp.device import array_namespace
+from mpiddp.device import array_namespace, in_use
 from mpiddp.device.half import converted
 from mpiddp.device.place import returning, stand_at
 from mpiddp.typing import Array
@@ -79,18 +77,16 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
 
 
 def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
-    """Run the nodes behind ``root``, the latest first, each with the device of its gradient as the current one."""
+    """Run the nodes behind ``root``, the latest first."""
     nodes, uses = _reachable(root)
-    leaves = _Leaves(uses)
-    gradients: dict[Function, Array] = {root: gradient}
+    leaves, gradients = (_DeviceLeaves(uses), _DeviceGradients()) if in_use() else (_Leaves(uses), _Gradients())
+    gradients[root] = gradient
     for node in nodes:
         grad = gradients.pop(node, None)
         edges = node.edges or ()
         if grad is None:
             results: tuple[Any, ...] = (None,) * len(edges)
         else:
-            if grad.__class__ is not np.ndarray:
-                stand_at(grad)
             if grad.dtype != node.output_dtype:
                 # Of an operation that mixed dtypes: one float64 in a loss would make the whole backward float64.
                 grad = converted(grad, node.output_dtype)
@@ -104,8 +100,6 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
         for edge, result in zip(edges, results, strict=False):
             if edge is None:
                 continue
-            if result is not None and result.__class__ is not np.ndarray:
-                stand_at(result)  # it may have been moved, and is added to others there
             if isinstance(edge, Variable):
                 # A gradient that came through unchanged, or went to two inputs, is not the leaf's to keep.
                 owned = result is not grad and sum(other is result for other in results) == 1
@@ -173,6 +167,32 @@ class _Leaves:
             if leaf.post_accumulate_grad_hooks:
                 for hook in tuple(leaf.post_accumulate_grad_hooks.values()):
                     hook(leaf)
+
+
+_Gradients = dict[Function, Array]
+"""The gradients of outputs whose nodes have not run."""
+
+
+class _DeviceGradients(_Gradients):
+    """Those of a process that uses GPUs: the device of a gradient is current while its node runs, and for its sum."""
+
+    def pop(self, node: Function, default: Any = None) -> Any:
+        grad = super().pop(node, default)
+        stand_at(grad)
+        return grad
+
+    def get(self, node: Function, default: Any = None) -> Any:
+        grad = super().get(node, default)
+        stand_at(grad)
+        return grad
+
+
+class _DeviceLeaves(_Leaves):
+    """Those of a process that uses GPUs: the device of a contribution is current while it is added."""
+
+    def add(self, leaf: Variable, grad: Array | None, owned: bool) -> None:
+        stand_at(grad)
+        super().add(leaf, grad, owned)
 
 
 def _run_hooks(hooks: Hooks, grad: Array) -> Array:

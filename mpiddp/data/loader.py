@@ -19,6 +19,7 @@ import numpy as np
 from mpiddp.device import empty, pinned, stream
 from mpiddp.device.copies import up
 from mpiddp.device.stream import Mark
+from mpiddp.nested import map_nested
 from mpiddp.typing import Array
 
 from .dataset import Dataset, fetch
@@ -256,7 +257,7 @@ class Sent:
 
 def pin(batch: Any) -> Any:
     """Return a batch with its arrays of numbers as `Pinned`, by any thread."""
-    return map_nested(_pinned, np.ndarray, batch)
+    return map_nested(_pinned, batch, np.ndarray)
 
 
 def _pinned(x: Array) -> Any:
@@ -276,7 +277,7 @@ def send(batch: Any) -> Sent:
         sources.append(x)
         return target
 
-    sending = map_nested(begin, Pinned, batch)
+    sending = map_nested(begin, batch, Pinned)
     if not targets:
         return Sent(sending, None, None)
     there = stream.mark(stream.side("upload", targets[-1]))
@@ -290,19 +291,6 @@ def receive(sent: Sent) -> Any:
     if sent.one is not None and sent.there is not None:
         stream.hold(sent.one, sent.there)
     return sent.batch
-
-
-def map_nested(function: Callable[[Any], Any], kind: type, batch: Any) -> Any:
-    """Return a nested batch with ``function`` applied to everything of a type."""
-    if isinstance(batch, kind):
-        return function(batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_nested(function, kind, each) for each in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(map_nested(function, kind, each) for each in batch)
-    if isinstance(batch, dict):
-        return {key: map_nested(function, kind, each) for key, each in batch.items()}
-    return batch
 
 
 __all__ = ["DataLoader"]

@@ -14,7 +14,7 @@ from mpiddp.typing import Array
 
 from .choice import in_use
 from .namespace import is_device_array
-from .stream import Mark, follow, hold, marked, ready
+from .stream import follow, hold, ready
 from .transfer import download
 
 Place = int | None
@@ -62,46 +62,6 @@ def moved(x: Array, place: Place) -> Array:
 def current_stream(place: Place) -> Any:
     """Return the stream that is current at a place in this thread; None on the host."""
     return None if place is None else _cupy().cuda.get_current_stream(place)
-
-
-class Handed:
-    """A place with the stream of it that is current in this thread, for another thread to work there in its order.
-
-    The other thread works in the context of it; then the thread that made it calls `back`. A default stream that each
-    thread has for itself (``CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1``) is another one there: events keep the order.
-
-    Parameters
-    ----------
-    place : Place
-        The other thread's device.
-    """
-
-    def __init__(self, place: Place) -> None:
-        self._place, self._stream = place, current_stream(place)
-        self._apart = place is not None and self._stream.ptr == _PER_THREAD
-        self._reached: Mark | None = self._here() if self._apart else None
-
-    def _here(self) -> Mark:
-        with at(self._place):
-            return marked(current_stream(self._place))
-
-    def __enter__(self) -> None:
-        self._at = at(self._place, self._stream)
-        self._at.__enter__()
-        self.back()
-
-    def __exit__(self, *error: Any) -> None:
-        self._reached = self._here() if self._apart else None
-        self._at.__exit__(*error)
-
-    def back(self) -> None:
-        """Let what this thread gives to the place from now on wait for what the other one has given to it."""
-        if self._reached is not None:
-            with at(self._place):
-                follow(current_stream(self._place), self._reached)
-
-
-_PER_THREAD = 2  # cudaStreamPerThread
 
 
 @contextlib.contextmanager

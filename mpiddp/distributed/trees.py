@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from mpiddp import nested
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.mpi.message import as_array
 from mpiddp.mpi.reduction import ReduceOp
@@ -18,34 +18,18 @@ from .collectives import all_reduce
 from .groups import GroupLike, member
 
 
-def _sorted_keys(tree: dict[Any, Any]) -> list[Any]:
-    """Return the keys in an order independent of insertion."""
-    return sorted(tree, key=lambda key: (type(key).__name__, repr(key)))
-
-
 def _is_jax_array(x: object) -> bool:
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(x, jax.Array)
 
 
-def _node(tree: Any) -> tuple[Sequence[Any], Callable[[list[Any]], Any]] | None:
+def _node(tree: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
     """Return a container's children and how to make it anew of others, None for a leaf."""
     if tree is None:
         return (), lambda _: None
-    if isinstance(tree, dict):
-        keys = _sorted_keys(tree)
-
-        def same_dict(children: list[Any]) -> Any:
-            made = copy.copy(tree)  # of its class, and in its order
-            made.update(zip(keys, children, strict=True))
-            return made
-
-        return [tree[key] for key in keys], same_dict
-    if isinstance(tree, tuple):
-        kind = type(tree)
-        return tree, lambda children: kind(*children) if hasattr(kind, "_fields") else kind(children)
-    if isinstance(tree, list):
-        return tree, lambda children: type(tree)(children)
+    found = nested.children(tree)
+    if found is not None:
+        return found
     if isinstance(tree, int | float | complex | np.generic | np.ndarray) or is_device_array(tree):
         return None
     jax = sys.modules.get("jax")

@@ -10,22 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.autograd import Function, Tensor, cat, enable_grad, is_grad_enabled, no_grad
+from mpiddp.autograd import Tensor, cat, enable_grad, is_grad_enabled, no_grad
 from mpiddp.device import array_namespace, device_count, is_device_array
-from mpiddp.device.place import Handed, Place, at, moved, place_of
+from mpiddp.device.place import Place, at, current_stream, moved, place_of
+from mpiddp.nested import leaves, map_nested
 from mpiddp.nn import Module
 from mpiddp.typing import Array
 
-
-class _Moved(Function):
-    """A tensor of its own at another place, or on the same memory where it is there; its gradient goes back."""
-
-    def forward(self, x: Array, place: Place) -> Array:
-        self.place = place_of(x)
-        return moved(x, place)
-
-    def backward(self, grad: Array) -> Array:
-        return moved(grad, self.place)
+_PER_THREAD = 2
+"""The address of a default stream that each thread has for itself (``CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1``)."""
 
 
 class DataParallel(Module):
@@ -122,31 +115,25 @@ def _place(device: int | str) -> Place:
     """Return the place that a user means by a number, ``"cpu"`` or ``"cuda:N"``."""
     if device == "cpu":
         return None
-    known = re.fullmatch(r"cuda:(\d+)", device) if isinstance(device, str) else None
-    number = int(known[1]) if known else device
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < device_count():
+    known = re.fullmatch(r"(?:cuda:)?(\d+)", str(device))
+    if known is None or int(known[1]) >= device_count():
         raise ValueError(
             f'DataParallel: a device is "cpu", "cuda:N" or N, with N below the {device_count()} GPUs that this process'
             f" sees, got {device!r}"
         )
-    return number
+    return int(known[1])
 
 
 def _name(place: Place) -> str:
     return "cpu" if place is None else f"cuda:{place}"
 
 
+def _to(x: Any, place: Place) -> Any:
+    return x.to(_name(place)) if isinstance(x, Tensor) else moved(x, place)
+
+
 def _is_batch(value: Any) -> bool:
     return isinstance(value, (Tensor, np.ndarray)) or is_device_array(value)
-
-
-def _longest(value: Any, dim: int) -> int:
-    """Return the length of the longest batch in nested arguments; 0 without one."""
-    if _is_batch(value):
-        return int(value.shape[dim])
-    if isinstance(value, dict):
-        value = list(value.values())
-    return max((_longest(each, dim) for each in value), default=0) if isinstance(value, (list, tuple)) else 0
 
 
 def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
@@ -173,23 +160,18 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
     >>> [part.shape for part in scatter(np.zeros((30, 2)), [None] * 4)]
     [(8, 2), (8, 2), (8, 2), (6, 2)]
     """
-    length = _longest(value, dim)
+    length = max((int(x.shape[dim]) for x in leaves(value) if _is_batch(x)), default=0)
     each = max(-(-length // len(places)), 1)
-    starts = range(0, max(length, 1), each)
-    return [_part(value, start, start + each, dim, place) for start, place in zip(starts, places, strict=False)]
 
+    def part(start: int, place: Place) -> Any:
+        def cut(x: Any) -> Any:
+            if not _is_batch(x):
+                return x
+            return _to(x[(slice(None),) * (dim % x.ndim) + (slice(start, start + each),)], place)
 
-def _part(value: Any, start: int, stop: int, dim: int, place: Place) -> Any:
-    if _is_batch(value):
-        part = value[(slice(None),) * (dim % value.ndim) + (slice(start, stop),)]
-        return _Moved.apply(part, place) if isinstance(part, Tensor) else moved(part, place)
-    if isinstance(value, dict):
-        return {key: _part(each, start, stop, dim, place) for key, each in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_part(each, start, stop, dim, place) for each in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_part(each, start, stop, dim, place) for each in value)
-    return value
+        return map_nested(cut, value)
+
+    return [part(*at) for at in zip(range(0, max(length, 1), each), places, strict=False)]
 
 
 def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
@@ -197,7 +179,7 @@ def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
     replicas = []
     for index, place in enumerate(places):
         made: dict[int, Module] = {}
-        tensors = {id(p): _Moved.apply(p, place) for p in module.parameters()}
+        tensors = {id(p): _to(p, place) for p in module.parameters()}
         for original in module.modules():
             twin = copy.copy(original)
             state = vars(twin)
@@ -229,8 +211,8 @@ def parallel_apply(
 ) -> list[Any]:
     """Call each module with its positional and keyword arguments, in parallel threads; return the outputs.
 
-    Each thread has its place and the stream of it that is current in the calling thread as the current ones, so what it
-    gives to a device comes after what the caller has given to it. One module alone needs no thread.
+    In each thread its place is current, and the stream of it that is current in the calling thread: work on a device
+    keeps its order. Default streams that threads have for themselves are synchronised. One module needs no thread.
 
     Raises
     ------
@@ -238,13 +220,18 @@ def parallel_apply(
         The first module's that failed, with a note that says which.
     """
     recording = is_grad_enabled()
-    handed = [Handed(place) for place in places]
+    streams = [current_stream(place) for place in places]
 
     def call(index: int) -> Any:
         inputs, kwargs = arguments[index]
-        with enable_grad() if recording else no_grad(), handed[index]:
-            return modules[index](*inputs, **kwargs)
+        with enable_grad() if recording else no_grad(), at(places[index], streams[index]):
+            output = modules[index](*inputs, **kwargs)
+            _settle(places[index])
+            return output
 
+    for place in places:
+        with at(place):
+            _settle(place)
     if len(modules) == 1:
         return [call(0)]
     with ThreadPoolExecutor(len(modules), "mpiddp-data-parallel") as pool:
@@ -254,9 +241,14 @@ def parallel_apply(
         if error is not None:
             error.add_note(f"Caught {type(error).__name__} in replica {index} of {len(modules)}.")
             raise error
-    for each in handed:
-        each.back()
     return [future.result() for future in futures]
+
+
+def _settle(place: Place) -> None:
+    """Wait for this thread's work on the current device, if no other thread's comes after it by itself."""
+    stream = current_stream(place)
+    if stream is not None and stream.ptr == _PER_THREAD:
+        stream.synchronize()
 
 
 def gather(outputs: Sequence[Any], place: Place = None, dim: int = 0) -> Any:
@@ -268,20 +260,15 @@ def gather(outputs: Sequence[Any], place: Place = None, dim: int = 0) -> Any:
         For something that cannot be joined.
     """
     first = outputs[0]
-    if isinstance(first, Tensor):
-        parts = [_Moved.apply(x.reshape(1) if x.ndim == 0 else x, place) for x in outputs]
-        with at(place):
-            return cat(parts, dim if first.ndim else 0)
     if _is_batch(first):
-        arrays = [moved(x.reshape(1) if x.ndim == 0 else x, place) for x in outputs]
+        parts, axis = [_to(x.reshape(1) if x.ndim == 0 else x, place) for x in outputs], dim if first.ndim else 0
         with at(place):
-            return array_namespace(arrays[0]).concatenate(arrays, axis=dim if first.ndim else 0)
+            return cat(parts, axis) if isinstance(first, Tensor) else array_namespace(parts[0]).concatenate(parts, axis)
     if first is None:
         return None
     if isinstance(first, dict):
         return type(first)((key, gather([output[key] for output in outputs], place, dim)) for key in first)
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(gather(each, place, dim) for each in zip(*outputs, strict=True)))
     if isinstance(first, (list, tuple)):
-        return type(first)(gather(each, place, dim) for each in zip(*outputs, strict=True))
+        columns = [gather(column, place, dim) for column in zip(*outputs, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     raise TypeError(f"outputs must be tensors, arrays, or tuples, lists and dicts of them, got {type(first).__name__}")

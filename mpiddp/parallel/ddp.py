@@ -9,6 +9,7 @@ from typing import Any
 
 from mpiddp.autograd import Function, Tensor, is_grad_enabled, queue_callback
 from mpiddp.distributed.groups import GroupLike, default_group
+from mpiddp.nested import children
 from mpiddp.nn import Module
 from mpiddp.typing import Array
 
@@ -188,15 +189,9 @@ def hooked(output: Any, reducer: Reducer) -> Any:
     """
     if isinstance(output, Tensor):
         return _OutputHook.apply(output, reducer) if output.requires_grad else output
-    if isinstance(output, dict):
-        twin = copy.copy(output)
-        for key, value in output.items():
-            twin[key] = hooked(value, reducer)
-        return twin
-    if isinstance(output, tuple) and hasattr(output, "_fields"):
-        return type(output)(*(hooked(value, reducer) for value in output))
-    if isinstance(output, (list, tuple)):
-        return type(output)(hooked(value, reducer) for value in output)
+    found = children(output)
+    if found is not None:
+        return found[1]([hooked(value, reducer) for value in found[0]])
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         record: Any = copy.copy(output)
         for field in dataclasses.fields(output):

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpiddp.autograd import Tensor
-from mpiddp.data.loader import map_nested
 from mpiddp.device import array_namespace, is_device_array, upload
 from mpiddp.distributed import Work, all_gather_object, all_reduce, get_world_size
+from mpiddp.nested import map_nested
 from mpiddp.nn import LossScale, MixedPrecision, Module
 from mpiddp.nn.utils import clip_grad_norm_
 from mpiddp.optim import Optimizer
@@ -217,7 +217,7 @@ class TrainStep:
 
     def placed(self, batch: Any) -> Any:
         """Return a batch on the model's device."""
-        return map_nested(upload, np.ndarray, batch) if self._on_device else batch
+        return map_nested(upload, batch, np.ndarray) if self._on_device else batch
 
     @staticmethod
     def _summing(tally: MetricSum) -> tuple[bool, Work]:

@@ -1,0 +1,45 @@
+"""Nested containers of arrays: dicts, lists, tuples and named tuples."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+def children(value: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
+    """Return the values in a container, and a function that makes such a container of others; None for a leaf.
+
+    A dict's values come in the order of its sorted keys, on all ranks the same whatever was inserted first.
+    """
+    if isinstance(value, dict):
+        keys = sorted(value, key=lambda key: (type(key).__name__, repr(key)))
+
+        def same_dict(new: Sequence[Any]) -> Any:
+            made = copy.copy(value)  # of its class, and in its order
+            made.update(zip(keys, new, strict=True))
+            return made
+
+        return [value[key] for key in keys], same_dict
+    if isinstance(value, (list, tuple)):
+        kind = type(value)
+        return value, lambda new: kind(*new) if hasattr(kind, "_fields") else kind(new)
+    return None
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield everything in nested containers that is no container."""
+    found = children(value)
+    if found is None:
+        yield value
+    else:
+        for each in found[0]:
+            yield from leaves(each)
+
+
+def map_nested(function: Callable[[Any], Any], value: Any, kind: type = object) -> Any:
+    """Return nested containers like ``value``, with ``function`` applied to their leaves of a type."""
+    found = children(value)
+    if found is not None:
+        return found[1]([map_nested(function, each, kind) for each in found[0]])
+    return function(value) if isinstance(value, kind) else value
