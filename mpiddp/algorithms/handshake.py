@@ -17,7 +17,7 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm import segment
-from mpiddp.shm.segment import Place
+from mpiddp.shm.segment import Location
 from mpiddp.typing import Array
 
 # The record of a call; segment and offset; factor; history: 8 bytes each.
@@ -50,7 +50,7 @@ def exchange(
     x: Array,
     op: ReduceOp | None = None,
     root: int = NO_ROOT,
-    place: Place | None = None,
+    place: Location | None = None,
 ) -> Steps:
     """Wait for every rank, and return the `Entries`; one yield, on ``now``.
 
@@ -65,7 +65,7 @@ def compare(link: Link, call: Call) -> Steps:
     yield from _exchange(link, call, segment.NOWHERE, 1.0)
 
 
-def _exchange(link: Link, call: Call, place: Place, factor: float) -> Steps:
+def _exchange(link: Link, call: Call, place: Location, factor: float) -> Steps:
     mine = np.frombuffer(_ENTRY.pack(0, *call, *place, factor, _history(link)), np.int64)
     told = np.empty((link.size, mine.size), np.int64)
     yield link.now.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])

@@ -13,7 +13,7 @@ from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm.cma import CrossMemory
-from mpiddp.shm.segment import Place, address_of, find
+from mpiddp.shm.segment import Location, address_of, find
 from mpiddp.typing import Array
 
 from .handshake import Entries, views
@@ -145,7 +145,7 @@ def copied(link: Link, x: Array, entries: Entries) -> Steps:
     return Copies(memory, link.node.rank, x.reshape(-1), entries.offsets.tolist())
 
 
-def place_of(x: Array) -> Place:
+def place_of(x: Array) -> Location:
     """Return the place of ``x`` in symmetric memory, or its address."""
     place = find(x)
-    return place if place.segment else Place(0, address_of(x))
+    return place if place.segment else Location(0, address_of(x))

@@ -25,7 +25,7 @@ from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.scratch import Pipeline, Scratch
-from mpiddp.shm.segment import NOWHERE, Place, address_of, find
+from mpiddp.shm.segment import NOWHERE, Location, address_of, find
 from mpiddp.typing import Array
 
 from . import fallback, handshake, native
@@ -40,7 +40,7 @@ ONE_SHOT_BYTES = 1 << 17
 more than two ranks in two, in which every rank reads less.
 """
 _ONE_SHOT_CHUNK_BYTES = 1 << 20
-_BEGUN = Place(-1, 0)
+_BEGUN = Location(-1, 0)
 """The place of an array whose first chunk is in the scratch."""
 
 

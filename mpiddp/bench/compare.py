@@ -22,7 +22,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.reduction import mpi_op
 
 from . import load, results
-from .job import Job, dtype, header, job, symmetric
+from .job import Bench, dtype, header, job, symmetric
 from .operations import REDUCING, Buffers, Mpiddp, bus_factor, check_reduction, reduce_op
 from .results import Point, Series, format_size
 from .timing import Call, Times, Way
@@ -163,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(wrong.values()))
 
 
-def _gloo(here: Job) -> Any:
+def _gloo(here: Bench) -> Any:
     """Return Gloo; None, and a line, if it is not there."""
     fault = None
     try:
@@ -177,7 +177,7 @@ def _gloo(here: Job) -> Any:
     return module.Gloo(here)
 
 
-def _compare(here: Job, found: list[Contender], arguments: argparse.Namespace, kind: np.dtype[Any]) -> list[Series]:
+def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace, kind: np.dtype[Any]) -> list[Series]:
     """Measure all contenders and print a line for each size."""
     operation = arguments.operation
     swept = [0] if operation == "barrier" else arguments.sizes
@@ -234,7 +234,9 @@ def _ratio(measured: dict[str, Measured], slow: str, fast: str) -> str:
     return f"{statistics.median(one / other for one, other in pairs):.2f}"
 
 
-def _measure(here: Job, entered: list[tuple[Contender, Buffers]], arguments: argparse.Namespace) -> dict[str, Measured]:
+def _measure(
+    here: Bench, entered: list[tuple[Contender, Buffers]], arguments: argparse.Namespace
+) -> dict[str, Measured]:
     """Let all contenders take turns at one size, then check their results."""
     ways: dict[str, Way] = {}
     for contender, buffers in entered:

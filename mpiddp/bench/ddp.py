@@ -24,7 +24,7 @@ from mpiddp.parallel import DistributedDataParallel
 from mpiddp.training.models import MLP, Net
 
 from . import load, results
-from .job import Job, header, job
+from .job import Bench, header, job
 from .timing import Way
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _torch(here: Job) -> Any:
+def _torch(here: Bench) -> Any:
     """Return torch's side; None, and a line, if it is not there."""
     fault = None
     try:
@@ -113,7 +113,7 @@ def _torch(here: Job) -> Any:
     return module.Gloo(here)
 
 
-def _measure(here: Job, network: str, arguments: argparse.Namespace, theirs: Any) -> dict[str, float]:
+def _measure(here: Bench, network: str, arguments: argparse.Namespace, theirs: Any) -> dict[str, float]:
     """Return medians in seconds, and ratios."""
     rng = np.random.default_rng(here.rank)
     images = rng.standard_normal((arguments.batch, 1, 28, 28)).astype(np.float32)

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 from torch.nn.parallel import DistributedDataParallel
 
-from .job import Job
+from .job import Bench
 from .operations import Buffers
 from .timing import Call
 
@@ -65,13 +65,13 @@ class Gloo:
 
     Parameters
     ----------
-    job : Job
+    job : Bench
         The ranks.
     """
 
     name = "gloo"
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Bench) -> None:
         torch.set_num_threads(1)
         one_node = len(set(job.world.nodes)) == 1
         if one_node:  # the host's name may not resolve, or to an address that is not here

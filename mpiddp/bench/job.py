@@ -27,7 +27,7 @@ from .operations import Allocate
 from .timing import Clock
 
 
-class Job:
+class Bench:
     """The ranks of a benchmark; made by `job`.
 
     Attributes
@@ -128,13 +128,13 @@ def _processor() -> str:
 
 
 @contextlib.contextmanager
-def job() -> Iterator[Job]:
+def job() -> Iterator[Bench]:
     """Start MPI and the process group with an allocator that keeps its pages; end the group if it was started here."""
     tune_allocator()
     began = not dist.is_initialized()
     if began:
         dist.init_process_group()
-    made = Job()
+    made = Bench()
     # Averages of zeros, sums beyond the range of small integers: no warnings.
     with np.errstate(all="ignore"):
         yield made

@@ -24,7 +24,7 @@ from mpiddp import settings
 from mpiddp.training.config import UsageError
 
 from . import results
-from .job import Job, header, job
+from .job import Bench, header, job
 from .operations import Buffers, Mpiddp, choosing
 from .results import format_size
 
@@ -177,7 +177,7 @@ def _read(files: list[Path]) -> tuple[list[Sample], dict[str, Any]]:
     return samples, environment
 
 
-def _measure(here: Job) -> list[Sample]:
+def _measure(here: Bench) -> list[Sample]:
     if here.size == 1:
         raise UsageError("bench model measures on two ranks or more; give it files by --from, or start it with mpirun")
     samples = []

@@ -31,7 +31,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
 from . import results
-from .job import Job, header, job
+from .job import Bench, header, job
 from .results import format_size, size_range
 from .timing import Way, nothing
 
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(wrong > 0)
 
 
-def _calibrate(here: Job, arguments: argparse.Namespace, gradients: Array) -> Computation:
+def _calibrate(here: Bench, arguments: argparse.Namespace, gradients: Array) -> Computation:
     """Return a computation as long as ``--compute``, or as the communication."""
     seconds = arguments.compute
     if seconds is None:
@@ -109,7 +109,7 @@ def _no_bucket(_: int) -> None:
     return None
 
 
-def _measure(here: Job, computation: Computation, gradients: Array, count: int, rounds: int) -> dict[str, Any]:
+def _measure(here: Bench, computation: Computation, gradients: Array, count: int, rounds: int) -> dict[str, Any]:
     """Return the medians of all ways in seconds, and the number of wrong elements."""
     layers, average = computation.layers, dist.ReduceOp.AVG
     buckets = np.array_split(gradients, count)

@@ -124,7 +124,7 @@ def write(path: Path, kind: str, environment: dict[str, Any], series: list[Serie
     kind : str
         The command.
     environment : dict
-        See `job.Job.environment`.
+        See `job.Bench.environment`.
     series : list of Series
         The measured times.
     **more

@@ -12,7 +12,7 @@ import numpy as np
 from mpiddp.training.config import UsageError
 
 from . import results
-from .job import Job, dtype, header, job, symmetric
+from .job import Bench, dtype, header, job, symmetric
 from .operations import REDUCING, Buffers, Mpiddp, bus_factor, check_reduction, choosing, root_of
 from .results import Point, Series
 from .timing import Times
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(point.wrong for point in points))
 
 
-def _measure(here: Job, buffers: Buffers, arguments: argparse.Namespace) -> Point:
+def _measure(here: Bench, buffers: Buffers, arguments: argparse.Namespace) -> Point:
     """Time one size, then check its result."""
     contender = Mpiddp()
     call = contender.prepare(buffers)

@@ -24,7 +24,7 @@ from mpiddp.training.config import UsageError
 
 from . import results
 from .ddp import NETWORKS, Batch, Ours
-from .job import Job, header, job
+from .job import Bench, header, job
 from .results import size_range
 from .timing import Clock
 
@@ -86,14 +86,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _team(here: Job, size: int) -> Team:
+def _team(here: Bench, size: int) -> Team:
     """Return the first ``size`` ranks. Collective."""
     group: Any = dist.new_group(range(size))
     return Team(size, group, Clock(group.comm.Dup()) if here.rank < size else None)
 
 
 def _measure(
-    here: Job, network: str, teams: list[Team], batches: list[int], arguments: argparse.Namespace
+    here: Bench, network: str, teams: list[Team], batches: list[int], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Return a row for each team, on rank 0."""
     turns: list[list[Measured]] = [[] for _ in teams]
@@ -119,7 +119,7 @@ def _measure(
     return rows
 
 
-def _contender(here: Job, network: str, team: Team, batch: int) -> Ours:
+def _contender(here: Bench, network: str, team: Team, batch: int) -> Ours:
     """Return a warmed-up model of a team."""
     rng = np.random.default_rng(here.rank)
     images = rng.standard_normal((batch, 1, 28, 28)).astype(np.float32)

@@ -21,7 +21,7 @@ from mpiddp.mpi.link import Link
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.training.config import UsageError
 
-from .job import Job, header, job, symmetric
+from .job import Bench, header, job, symmetric
 from .operations import Buffers, Mpiddp, choosing
 from .results import format_size
 
@@ -65,7 +65,7 @@ def candidates(operation: str, link: Link) -> list[str]:
     return [name for name in plan.offering(operation) if name not in left_out]
 
 
-def _tune(here: Job, operation: str, arguments: argparse.Namespace) -> tuple[str, float]:
+def _tune(here: Bench, operation: str, arguments: argparse.Namespace) -> tuple[str, float]:
     """Measure an operation; return the result of `best`."""
     link = dist.groups.default_group().link
     names = candidates(operation, link)
@@ -89,7 +89,7 @@ def _tune(here: Job, operation: str, arguments: argparse.Namespace) -> tuple[str
     return best(measured, table)
 
 
-def _measure(here: Job, pair: list[Buffers], names: list[str], rounds: int) -> Seconds:
+def _measure(here: Bench, pair: list[Buffers], names: list[str], rounds: int) -> Seconds:
     """Return the medians over rounds of each algorithm on each of the arrays."""
     took: dict[tuple[str, int], list[float]] = {(name, index): [] for name in names for index in range(len(pair))}
     calls = [Mpiddp().prepare(buffers) for buffers in pair]

@@ -81,7 +81,7 @@ def start_mpi() -> None:
     _check_launcher()
 
 
-class _Place(NamedTuple):
+class _RankInfo(NamedTuple):
     """A rank's description of itself."""
 
     started_as: int
@@ -108,7 +108,7 @@ def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
     # Ranks share memory when they share a running kernel and call their host by the same name. MPI's own split by
     # shared memory loses ranks under srun (Open MPI) and joins hosts that are separated by namespaces (UCX).
     boot = Path("/proc/sys/kernel/random/boot_id")
-    mine = _Place(
+    mine = _RankInfo(
         started_as=MPI.COMM_WORLD.rank,
         ended=ended,
         host=socket.gethostname(),
@@ -118,33 +118,33 @@ def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
         threads=settings.blas_threads(),
         thread_multiple=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
     )
-    places = comm.allgather(mine)
+    infos = comm.allgather(mine)
     pretended = settings.pretended_nodes()
     if pretended is not None and len(pretended) != MPI.COMM_WORLD.size:
         raise SetupError(
             f"MPIDDP_NODES names the nodes of {len(pretended)} ranks, but the world has {MPI.COMM_WORLD.size}"
         )
-    nodes = [pretended[place.started_as] if pretended else (place.host, place.boot) for place in places]
+    nodes = [pretended[info.started_as] if pretended else (info.host, info.boot) for info in infos]
     number = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
     if comm.rank == 0:
-        _warn_of_threads([place for place in places if (place.host, place.boot) == (mine.host, mine.boot)])
+        _warn_of_threads([info for info in infos if (info.host, info.boot) == (mine.host, mine.boot)])
     return World(
         comm=comm,
-        hosts=tuple(place.host for place in places),
-        pids=tuple(place.pid for place in places),
+        hosts=tuple(info.host for info in infos),
+        pids=tuple(info.pid for info in infos),
         nodes=tuple(number[node] for node in nodes),
-        thread_multiple=all(place.thread_multiple for place in places),
-        running=tuple(rank for rank, place in enumerate(places) if not place.ended),
+        thread_multiple=all(info.thread_multiple for info in infos),
+        running=tuple(rank for rank, info in enumerate(infos) if not info.ended),
     )
 
 
-def _warn_of_threads(places: list[_Place]) -> None:
-    cores = functools.reduce(operator.or_, (place.cores for place in places)).bit_count()
-    threads = sum(place.threads or place.cores.bit_count() for place in places)
-    if threads > max(cores, len(places)):
+def _warn_of_threads(infos: list[_RankInfo]) -> None:
+    cores = functools.reduce(operator.or_, (info.cores for info in infos)).bit_count()
+    threads = sum(info.threads or info.cores.bit_count() for info in infos)
+    if threads > max(cores, len(infos)):
         warnings.warn(
-            f"the {len(places)} ranks on {places[0].host} want {threads} BLAS threads and have {cores}"
-            f" core{'s' * (cores > 1)}, which slows all of them: set OMP_NUM_THREADS={max(cores // len(places), 1)}"
+            f"the {len(infos)} ranks on {infos[0].host} want {threads} BLAS threads and have {cores}"
+            f" core{'s' * (cores > 1)}, which slows all of them: set OMP_NUM_THREADS={max(cores // len(infos), 1)}"
             " before Python starts (`python -m mpiddp` does)",
             stacklevel=6,
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mpiddp.device import array_namespace
 
-from .flat import Parameter, Stretch
+from .flat import ContiguousRun, Parameter
 from .optimizer import Group, Optimizer, check_not_negative
 
 
@@ -74,15 +74,15 @@ class Adagrad(Optimizer):
         }
         super().__init__(params, options)
 
-    def _update(self, stretch: Stretch, group: Group) -> None:
+    def _update(self, run: ContiguousRun, group: Group) -> None:
         # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
         lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
-        if "sum" not in stretch.state:
-            stretch.new_state("sum")[...] = group["initial_accumulator_value"]
-        rate = lr / (1 + (stretch.count_step() - 1) * float(group["lr_decay"]))
+        if "sum" not in run.state:
+            run.new_state("sum")[...] = group["initial_accumulator_value"]
+        rate = lr / (1 + (run.count_step() - 1) * float(group["lr_decay"]))
 
-        xp = array_namespace(stretch.data)
-        for p, g, total in stretch.blocks("sum"):
+        xp = array_namespace(run.data)
+        for p, g, total in run.blocks("sum"):
             g, _, product = self._descent(p, g, group["maximize"], decay)
             total += xp.multiply(g, g, out=product)
             denominator = xp.sqrt(total, out=product)
@@ -141,15 +141,15 @@ class Adadelta(Optimizer):
         options = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, options)
 
-    def _update(self, stretch: Stretch, group: Group) -> None:
+    def _update(self, run: ContiguousRun, group: Group) -> None:
         lr, rho, eps, decay = (float(group[name]) for name in ("lr", "rho", "eps", "weight_decay"))
         for name in ("square_avg", "acc_delta"):
-            if name not in stretch.state:
-                stretch.new_state(name)
-        stretch.count_step()
+            if name not in run.state:
+                run.new_state(name)
+        run.count_step()
 
-        xp = array_namespace(stretch.data)
-        for p, g, square, delta in stretch.blocks("square_avg", "acc_delta"):
+        xp = array_namespace(run.data)
+        for p, g, square, delta in run.blocks("square_avg", "acc_delta"):
             g, update, product = self._descent(p, g, group["maximize"], decay)
             square *= rho
             xp.multiply(g, 1 - rho, out=product)

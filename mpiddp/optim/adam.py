@@ -7,7 +7,7 @@ from math import sqrt
 
 from mpiddp.device import array_namespace
 
-from .flat import Parameter, Stretch
+from .flat import ContiguousRun, Parameter
 from .optimizer import Group, Optimizer, check_not_negative
 
 
@@ -74,20 +74,20 @@ class Adam(Optimizer):
         }
         super().__init__(params, options)
 
-    def _update(self, stretch: Stretch, group: Group) -> None:
+    def _update(self, run: ContiguousRun, group: Group) -> None:
         # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
         lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
         beta1, beta2 = map(float, group["betas"])
         names = ["exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * group["amsgrad"]]
         for name in names:
-            if name not in stretch.state:
-                stretch.new_state(name)
-        step = stretch.count_step()
+            if name not in run.state:
+                run.new_state(name)
+        step = run.count_step()
         step_size = lr / (1 - beta1**step)
         correction = sqrt(1 - beta2**step)
 
-        xp = array_namespace(stretch.data)
-        for p, g, mean, square, *largest in stretch.blocks(*names):
+        xp = array_namespace(run.data)
+        for p, g, mean, square, *largest in run.blocks(*names):
             if self.decoupled_weight_decay and decay:
                 p *= 1 - lr * decay
             coupled = 0 if self.decoupled_weight_decay else decay

@@ -40,7 +40,7 @@ def address(x: Array) -> int:
     return int(x.__array_interface__["data"][0])
 
 
-def adjoin(left: Array, right: Array) -> bool:
+def are_adjacent(left: Array, right: Array) -> bool:
     """Return whether ``right`` begins at the end of ``left``, both contiguous views of one contiguous array."""
     root = left.base
     return (
@@ -53,8 +53,8 @@ def adjoin(left: Array, right: Array) -> bool:
     )
 
 
-def span(pieces: Sequence[Array]) -> Array:
-    """Return a one-dimensional view of ``pieces``, each of which adjoins the next."""
+def flat_view(pieces: Sequence[Array]) -> Array:
+    """Return a one-dimensional view of ``pieces``, each adjacent to the next."""
     first = pieces[0]
     if len(pieces) == 1:
         return first.reshape(-1)
@@ -64,13 +64,13 @@ def span(pieces: Sequence[Array]) -> Array:
     return octets[start : start + sum(piece.nbytes for piece in pieces)].view(first.dtype)
 
 
-class Stretch:
+class ContiguousRun:
     """Parameters that are neighbours in memory, or a single one, for a step over all of them.
 
     Parameters
     ----------
     data, grads : sequence of ndarray
-        Arrays and gradients of the parameters, each adjoining the next.
+        Arrays and gradients of the parameters, each adjacent to the next.
     records : sequence of dict
         State of each parameter; all with the same names and the same number of steps.
 
@@ -92,7 +92,7 @@ class Stretch:
         self.state: dict[str, Array] = {}
         for name in records[0].keys() - {"step"}:
             pieces = [record[name] for record in records]
-            if all(adjoin(*pair) for pair in pairwise(pieces)):
+            if all(are_adjacent(*pair) for pair in pairwise(pieces)):
                 self.state[name] = self._whole(pieces)
             else:
                 for piece, view in zip(pieces, self._pieces(self.new_state(name)), strict=True):
@@ -130,7 +130,7 @@ class Stretch:
             record["step"] = step
 
     def _whole(self, pieces: Sequence[Array]) -> Array:
-        return span(pieces) if self._flat else pieces[0]
+        return flat_view(pieces) if self._flat else pieces[0]
 
     def _pieces(self, whole: Array) -> list[Array]:
         """Return one view per parameter, of its shape."""
@@ -141,7 +141,7 @@ class Stretch:
         return [whole[a:b].reshape(shape) for (a, b), shape in zip(pairwise(starts), self._shapes, strict=True)]
 
 
-class Layout:
+class ContiguousRuns:
     """Runs of one parameter group, kept while the arrays are the same objects.
 
     Parameters
@@ -153,18 +153,18 @@ class Layout:
     def __init__(self, record_of: Callable[[Parameter], Record]) -> None:
         self._record_of = record_of
         self._seen: list[Array] = []
-        self._stretches: list[Stretch] = []
+        self._runs: list[ContiguousRun] = []
 
     def forget(self) -> None:
         """Look anew in the next step: states have been replaced."""
-        self._seen, self._stretches = [], []
+        self._seen, self._runs = [], []
 
-    def stretches(self, parameters: Sequence[Parameter]) -> list[Stretch]:
+    def of(self, parameters: Sequence[Parameter]) -> list[ContiguousRun]:
         """Return runs over the parameters with a gradient and elements."""
         live = [(p, p.data, p.grad) for p in parameters if p.grad is not None and p.data.size]
         arrays = [array for _, data, grad in live for array in (data, grad)]
         if self._seen and len(arrays) == len(self._seen) and all(map(is_, arrays, self._seen)):
-            return self._stretches
+            return self._runs
         self.forget()
         runs: list[list[tuple[Array, Array, Record]]] = []
         for p, data, grad in sorted(live, key=lambda entry: address(entry[1])):
@@ -173,10 +173,10 @@ class Layout:
                 runs[-1].append(entry)
             else:
                 runs.append([entry])
-        found = [Stretch(*zip(*run, strict=True)) for run in runs]
+        found = [ContiguousRun(*zip(*run, strict=True)) for run in runs]
         if len(found) < len(live):
             # Only where something was joined, because to remember gradients is to keep their memory.
-            self._seen, self._stretches = arrays, found
+            self._seen, self._runs = arrays, found
         return found
 
 
@@ -184,14 +184,14 @@ def _follows(left: tuple[Array, Array, Record], right: tuple[Array, Array, Recor
     """Return whether two parameters are neighbours of the same age."""
     (data, grad, record), (next_data, next_grad, next_record) = left, right
     return (
-        adjoin(data, next_data)
-        and adjoin(grad, next_grad)
+        are_adjacent(data, next_data)
+        and are_adjacent(grad, next_grad)
         and record.keys() == next_record.keys()
         and record.get("step") == next_record.get("step")
     )
 
 
-class Scratch:
+class Workspace:
     """Memory for intermediate results, kept from step to step."""
 
     def __init__(self) -> None:

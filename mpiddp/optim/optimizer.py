@@ -13,7 +13,7 @@ import numpy as np
 from mpiddp.device import array_namespace, placed
 from mpiddp.typing import Array
 
-from .flat import Layout, Parameter, Record, Scratch, Stretch
+from .flat import ContiguousRun, ContiguousRuns, Parameter, Record, Workspace
 
 Group = dict[str, Any]
 """``{"params": [...], "lr": ..., ...}``."""
@@ -54,8 +54,8 @@ class Optimizer(ABC):
         self.defaults = defaults
         self.state: defaultdict[Any, Record] = defaultdict(dict)
         self.param_groups: list[Group] = []
-        self._layouts: list[Layout] = []
-        self._scratch = Scratch()
+        self._runs: list[ContiguousRuns] = []
+        self._workspace = Workspace()
         listed: list[Any] = list(params)
         if not listed:
             raise ValueError("optimizer got an empty parameter list")
@@ -90,7 +90,7 @@ class Optimizer(ABC):
         if len({id(param) for param in params} - known) < len(params):
             raise ValueError("some parameters appear twice, or in more than one parameter group")
         self.param_groups.append({**self.defaults, **param_group, "params": params})
-        self._layouts.append(Layout(self.state.__getitem__))
+        self._runs.append(ContiguousRuns(self.state.__getitem__))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set gradients to None, or with ``set_to_none=False`` to zero: then :meth:`step` does not skip them."""
@@ -114,19 +114,19 @@ class Optimizer(ABC):
             The closure's result, or None.
         """
         loss = None if closure is None else closure()
-        for group, layout in zip(self.param_groups, self._layouts, strict=True):
-            for stretch in layout.stretches(group["params"]):
-                self._update(stretch, group)
+        for group, runs in zip(self.param_groups, self._runs, strict=True):
+            for run in runs.of(group["params"]):
+                self._update(run, group)
         return loss
 
     @abstractmethod
-    def _update(self, stretch: Stretch, group: Group) -> None:
+    def _update(self, run: ContiguousRun, group: Group) -> None:
         """Update one run of parameters by the options of their group."""
 
     def _descent(self, p: Array, g: Array, maximize: bool, decay: float) -> tuple[Array, Array, Array]:
         """Return the gradient to descend, weight decay added, and two scratch arrays; it may lie in the first."""
         xp = array_namespace(p)
-        update, product = self._scratch.like(p)
+        update, product = self._workspace.like(p)
         if maximize:
             g = xp.negative(g, out=update)
         if decay:
@@ -183,9 +183,9 @@ class Optimizer(ABC):
         }
         self.state.clear()
         self.state.update(records)
-        for theirs, mine, layout in zip(saved, self.param_groups, self._layouts, strict=True):
+        for theirs, mine, runs in zip(saved, self.param_groups, self._runs, strict=True):
             mine.update({key: value for key, value in theirs.items() if key != "params"})
-            layout.forget()
+            runs.forget()
 
     def _numbers(self) -> dict[int, int]:
         params = chain.from_iterable(group["params"] for group in self.param_groups)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mpiddp.device import array_namespace
 
-from .flat import Parameter, Stretch
+from .flat import ContiguousRun, Parameter
 from .optimizer import Group, Optimizer, check_not_negative
 
 
@@ -79,18 +79,18 @@ class RMSprop(Optimizer):
         }
         super().__init__(params, options)
 
-    def _update(self, stretch: Stretch, group: Group) -> None:
+    def _update(self, run: ContiguousRun, group: Group) -> None:
         # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
         lr, alpha, eps = float(group["lr"]), float(group["alpha"]), float(group["eps"])
         momentum, decay = float(group["momentum"]), float(group["weight_decay"])
         extra = ["momentum_buffer"] * (momentum > 0) + ["grad_avg"] * group["centered"]
         for name in ("square_avg", *extra):
-            if name not in stretch.state:
-                stretch.new_state(name)
-        stretch.count_step()
+            if name not in run.state:
+                run.new_state(name)
+        run.count_step()
 
-        xp = array_namespace(stretch.data)
-        for p, g, square, *others in stretch.blocks("square_avg", *extra):
+        xp = array_namespace(run.data)
+        for p, g, square, *others in run.blocks("square_avg", *extra):
             g, update, product = self._descent(p, g, group["maximize"], decay)
             square *= alpha
             xp.multiply(g, 1 - alpha, out=product)

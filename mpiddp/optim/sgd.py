@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mpiddp.device import array_namespace
 
-from .flat import Parameter, Stretch
+from .flat import ContiguousRun, Parameter
 from .optimizer import Group, Optimizer, check_not_negative
 
 
@@ -70,15 +70,15 @@ class SGD(Optimizer):
         }
         super().__init__(params, options)
 
-    def _update(self, stretch: Stretch, group: Group) -> None:
+    def _update(self, run: ContiguousRun, group: Group) -> None:
         # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
         lr, momentum, decay = float(group["lr"]), float(group["momentum"]), float(group["weight_decay"])
         fresh = 1 - float(group["dampening"])
-        first = momentum != 0 and "momentum_buffer" not in stretch.state
+        first = momentum != 0 and "momentum_buffer" not in run.state
         if first:
-            stretch.new_state("momentum_buffer")
-        xp = array_namespace(stretch.data)
-        for p, g, *state in stretch.blocks(*["momentum_buffer"] if momentum else []):
+            run.new_state("momentum_buffer")
+        xp = array_namespace(run.data)
+        for p, g, *state in run.blocks(*["momentum_buffer"] if momentum else []):
             g, update, product = self._descent(p, g, group["maximize"], decay)
             if momentum:
                 (buffer,) = state

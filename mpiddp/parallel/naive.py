@@ -15,11 +15,11 @@ from mpiddp.distributed import ReduceOp, all_reduce, get_world_size
 from mpiddp.distributed.groups import GroupLike
 from mpiddp.nn import Module
 
-current_share: ContextVar[float | None] = ContextVar("current_share", default=None)
+current_weight: ContextVar[float | None] = ContextVar("current_weight", default=None)
 """Weight of this rank's gradients in the sum, for layers that mix ranks' gradients in backward; None: 1 / ranks."""
 
 
-def sample_share(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:
+def rank_weight(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:
     """Return this rank's share of the samples of all ranks.
 
     Parameters
@@ -71,12 +71,12 @@ def average_gradients(
     "Writing Distributed Applications with PyTorch", ``average_gradients``.
     """
     size = get_world_size(group)
-    share = 1 / size if weight is None else sample_share(weight, total, group)
+    factor = 1 / size if weight is None else rank_weight(weight, total, group)
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
         if parameter.grad is None:
             parameter.grad = array_namespace(parameter.data).zeros_like(parameter.data)
-        if share == 0:
+        if factor == 0:
             parameter.grad[...] = 0  # the mean over no samples is NaN, and so is 0 times it
-        all_reduce(parameter.grad, ReduceOp.PREMUL_SUM(share), group)
+        all_reduce(parameter.grad, ReduceOp.PREMUL_SUM(factor), group)

@@ -22,7 +22,7 @@ from mpiddp.typing import Array
 
 from .buckets import Buckets, GradBucket, Handle, ParameterLike
 from .hooks import CommHook, averages, call
-from .timeline import StepTimes, Timeline
+from .timeline import StepTimer, Timeline
 
 _UNUSED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that"
@@ -77,7 +77,7 @@ class Reducer:
         """This rank's share of the samples; None: 1 / ranks."""
         self.divisor: int | None = None
         """The number of ranks that have inputs, if sums are divided by it; None: all."""
-        self.times = StepTimes()
+        self.timer = StepTimer()
         self.backwards = 0
         """Reduced backward passes."""
         self._running = False
@@ -107,7 +107,7 @@ class Reducer:
         }
         if self._hook is not None:
             data["comm_hook"] = getattr(self._hook, "__name__", type(self._hook).__name__)
-        return data | self.times.summary_ns()
+        return data | self.timer.summary_ns()
 
     # -- hooks -----------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Reducer:
             self._reset()
             self._running = True
             self._expected = False
-            self.times.begin_backward()
+            self.timer.begin_backward()
             self._queue_callback(self._finish_backward)
 
     def _reset(self) -> None:
@@ -205,11 +205,11 @@ class Reducer:
         while self._next_bucket < len(self.buckets) and self.buckets[self._next_bucket].pending == 0:
             bucket = self.buckets[self._next_bucket]
             if self._next_bucket == 0:
-                self.times.begin_communication()
+                self.timer.begin_communication()
             self._next_bucket += 1
             if needless and needless.issuperset(map(id, bucket.parameters())):
                 continue
-            timeline, began = self.times.timeline, perf_counter_ns()
+            timeline, began = self.timer.timeline, perf_counter_ns()
             outcome = self._send(bucket)
             self._pending.append((bucket, outcome))
             if timeline is not None:
@@ -297,12 +297,12 @@ class Reducer:
         return self._used_somewhere
 
     def _wait(self) -> None:
-        self.times.begin_wait()
+        self.timer.begin_wait()
         for bucket, outcome in self._pending:
             value = outcome.wait()
             if isinstance(outcome, Future):
                 bucket.set_buffer(averages(value, bucket))
-        self.times.end_wait()
+        self.timer.end_wait()
         self._pending.clear()
 
 

@@ -17,7 +17,7 @@ from mpiddp.nn import Module
 from mpiddp.nn.normalization import BatchNorm, affine, along_channels, blend, rounded
 from mpiddp.typing import Array, DTypeLike
 
-from .naive import current_share
+from .naive import current_weight
 
 
 def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Array]:
@@ -97,14 +97,14 @@ class _NormalizeAcrossRanks(Function):
         if self.needs(0):
             channels = grad.shape[1]
             # Sums over ranks are of weighted gradients; the reducer weights the local ones later.
-            share = current_share.get()
+            factor = current_weight.get()
             sums = xp.zeros(2 * channels, dtype=np.float64)
-            if share != 0:
+            if factor != 0:
                 sums[:channels] = grad.sum(axis=self.axes)
                 sums[channels:] = (grad * normal).sum(axis=self.axes)
-                sums *= 1 if share is None else share
+                sums *= 1 if factor is None else factor
             all_reduce(sums, group=self.group)
-            sums /= self.count * (share or 1)
+            sums /= self.count * (factor or 1)
             sums = sums.astype(grad.dtype)
             for_x = grad - along_channels(sums[:channels], grad.ndim)
             for_x -= normal * along_channels(sums[channels:], grad.ndim)

@@ -241,7 +241,7 @@ def _at_exit() -> None:
         _WriteAtEnd().close()
 
 
-class StepTimes:
+class StepTimer:
     """Times of the last iteration and sums over all reduced ones, in nanoseconds.
 
     Communication lasts from the first bucket to the end of the last; its part before the end of backward's computation

@@ -13,7 +13,7 @@ from mpiddp.distributed.groups import GroupLike, member
 from .buckets import caps_in_bytes
 from .hooks import CommHook
 from .join import DDPJoinHook, Join, Joinable, JoinHook, announce
-from .naive import current_share, sample_share
+from .naive import current_weight, rank_weight
 from .reducer import Reducer
 from .replicas import (
     BufferCommHookLocation,
@@ -126,9 +126,9 @@ class Wrapper(Joinable):
                 self._reducer.divisor = active
         if syncs:
             self._sync_buffers(source, BufferCommHookLocation.PRE_FORWARD)
-        self._reducer.times.begin_forward()
+        self._reducer.timer.begin_forward()
         output = self.module(*inputs, **kwargs)
-        self._reducer.times.end_forward()
+        self._reducer.timer.end_forward()
         if syncs:
             self._sync_buffers(source, BufferCommHookLocation.POST_FORWARD)
         return self._register_output_hook(output) if reduces else output
@@ -181,8 +181,8 @@ class Wrapper(Joinable):
         """
         if self._join_config.enable:
             raise RuntimeError("weighted() averages uneven inputs by itself: use it or join(), not both")
-        outer, self._reducer.weight = self._reducer.weight, sample_share(n_samples, total, self.process_group)
-        token = current_share.set(self._reducer.weight)
+        outer, self._reducer.weight = self._reducer.weight, rank_weight(n_samples, total, self.process_group)
+        token = current_weight.set(self._reducer.weight)
         reduced = self._reducer.backwards
         try:
             yield
@@ -191,7 +191,7 @@ class Wrapper(Joinable):
                 self._reducer.shadow_backward()
         finally:
             self._reducer.weight = outer
-            current_share.reset(token)
+            current_weight.reset(token)
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
         """Reduce each bucket by ``hook(state, bucket)`` instead of an all-reduce.
@@ -354,16 +354,16 @@ class Wrapper(Joinable):
 
         By default the timeline of the environment variable ``MPIDDP_TIMELINE``.
         """
-        return self._reducer.times.timeline
+        return self._reducer.timer.timeline
 
     @timeline.setter
     def timeline(self, timeline: Timeline | None) -> None:
-        self._reducer.times.timeline = timeline
+        self._reducer.timer.timeline = timeline
 
     @property
     def exposed_s(self) -> float:
         """Seconds that backward passes have waited for communication at their ends, in all."""
-        return self._reducer.times.exposed_ns * 1e-9
+        return self._reducer.timer.exposed_ns * 1e-9
 
     def bucket_sizes_bytes(self) -> list[int]:
         """Return the size of each bucket, in the order in which they are sent."""

@@ -12,7 +12,7 @@ from mpiddp.distributed import ProcessGroup, broadcast, gather_object
 from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Parameter
 from mpiddp.optim import Optimizer
-from mpiddp.optim.flat import Stretch
+from mpiddp.optim.flat import ContiguousRun
 from mpiddp.typing import Array
 
 from .join import Join, Joinable, JoinHook
@@ -126,10 +126,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 x[...] = packed[start : start + x.size].reshape(x.shape)
                 start += x.size
 
-    def _update(self, stretch: Stretch, group: dict[str, Any]) -> None:
+    def _update(self, run: ContiguousRun, group: dict[str, Any]) -> None:
         """Update as this rank's optimizer does."""
         assert self.optim is not None
-        self.optim._update(stretch, group)
+        self.optim._update(run, group)
 
     # -- state -----------------------------------------------------------------------------------------------------
 

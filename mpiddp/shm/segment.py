@@ -34,14 +34,14 @@ FILES = Path("/dev/shm")
 _POPULATE = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Linux 5.14
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """An array's place: the number of its segment, and its offset in the rank's region in bytes."""
 
     segment: int
     offset: int
 
 
-NOWHERE = Place(0, 0)
+NOWHERE = Location(0, 0)
 """The place of an ordinary array."""
 
 
@@ -73,11 +73,11 @@ class Segment:
         self._starts = {world: index * self._region_bytes for index, world in enumerate(ranks)}
         self._own = address_of(np.frombuffer(memory, np.uint8)) + rank * self._region_bytes
 
-    def place(self, x: Array) -> Place:
+    def place(self, x: Array) -> Location:
         """Return the place of an array in this memory."""
         offset = address_of(x) - self._own
         inside = offset >= 0 and offset + x.nbytes <= self._region_bytes
-        return Place(self.number, offset) if inside else NOWHERE
+        return Location(self.number, offset) if inside else NOWHERE
 
     def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
         """Return ``count`` elements at ``offset`` bytes of a world rank's region, flat."""
@@ -92,7 +92,7 @@ _of_mapping: weakref.WeakKeyDictionary[mmap.mmap, Segment] = weakref.WeakKeyDict
 _by_number: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
 
 
-def find(x: Array) -> Place:
+def find(x: Array) -> Location:
     """Return the place of ``x`` in symmetric memory of this process, or `NOWHERE`."""
     base: Any = x.base
     while type(base) in (np.ndarray, memoryview):  # the second is of np.frombuffer

@@ -105,7 +105,7 @@ def run(config: Config, version: str) -> int:
             # Last: a run that is refused leaves the folder's description as it was.
             raise_on_all_ranks(lambda: _describe(config, surroundings) if first else None)
         # Still inside: ranks do not get a signal at the same time, and a late one would end the saving.
-        job = _Job(here, data, log, stop, checkpointer)
+        job = _Run(here, data, log, stop, checkpointer)
         code = job.run(trainer)
         if job.outputs is not None:
             job.outputs.close()
@@ -117,7 +117,7 @@ def run(config: Config, version: str) -> int:
 
 
 @dataclasses.dataclass
-class _Job:
+class _Run:
     """A prepared run."""
 
     config: Config

@@ -19,7 +19,7 @@ from mpiddp.nn import LossScale, MixedPrecision, Module
 from mpiddp.nn.utils import clip_grad_norm_
 from mpiddp.optim import Optimizer
 from mpiddp.parallel import SyncBatchNorm, average_gradients
-from mpiddp.parallel.naive import current_share, sample_share
+from mpiddp.parallel.naive import current_weight, rank_weight
 from mpiddp.typing import Array
 
 from .metrics import MetricSum
@@ -74,15 +74,15 @@ class NaiveAveraging:
     @contextmanager
     def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
         """Average the gradients at the end of the block, unless in `no_sync`; see `AveragedModel`."""
-        share = sample_share(n_samples, total)
-        token = current_share.set(share)
+        weight = rank_weight(n_samples, total)
+        token = current_weight.set(weight)
         try:
             yield
         finally:
-            current_share.reset(token)
+            current_weight.reset(token)
         if self._averages:
             began = time.perf_counter()
-            average_gradients(self.module, weight=share, total=1.0)
+            average_gradients(self.module, weight=weight, total=1.0)
             self.exposed_s += time.perf_counter() - began
 
     @contextmanager
@@ -290,13 +290,13 @@ class TrainStep:
             tally.add(samples=batch.samples, loss=mean * batch.samples, correct=correct)
         return loss
 
-    def _backward(self, loss: Tensor, share: float) -> None:
-        factor = share if self.scaler is None else share * self.scaler.scale
+    def _backward(self, loss: Tensor, weight: float) -> None:
+        factor = weight if self.scaler is None else weight * self.scaler.scale
         # A scaler looks for the largest scale without overflow, so overflows are expected.
         quiet: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.scaler is not None:
             quiet = np.errstate(over="ignore", invalid="ignore")
-        with _no_mean_of_nothing(share), quiet:
+        with _no_mean_of_nothing(weight), quiet:
             loss.backward(None if factor == 1 else np.asarray(factor, loss.dtype))
 
     def _update(self, tally: MetricSum, broken: list[str]) -> tuple[bool, bool]:
@@ -328,9 +328,9 @@ class TrainStep:
         return all(is_finite(p.grad) for p in self.model.module.parameters())
 
 
-def _no_mean_of_nothing(share: float) -> contextlib.AbstractContextManager[Any]:
+def _no_mean_of_nothing(weight: float) -> contextlib.AbstractContextManager[Any]:
     """Silence NumPy about the mean loss of an empty batch, NaN of weight 0."""
-    return contextlib.nullcontext() if share else np.errstate(divide="ignore", invalid="ignore")
+    return contextlib.nullcontext() if weight else np.errstate(divide="ignore", invalid="ignore")
 
 
 def is_finite(x: Array | None) -> bool:

@@ -93,7 +93,7 @@ def meeting(link: Link) -> Callable[[], object]:
 def on_devices(link: Link) -> Callable[[], object]:
     """Return an all-reduce of arrays on devices, without its kernels and messages."""
     x, op = np.zeros(1), ReduceOp.SUM
-    place = segment.Place(1, 0)
+    place = segment.Location(1, 0)
 
     def reduce() -> None:
         with (

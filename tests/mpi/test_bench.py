@@ -14,7 +14,7 @@ from mpiddp.algorithms import plan
 from mpiddp.bench import model, overlap, results, sweep, train, tune
 from mpiddp.bench.cli import OPERATIONS
 from mpiddp.bench.compare import Mpi4py
-from mpiddp.bench.job import Job, job, symmetric
+from mpiddp.bench.job import Bench, job, symmetric
 from mpiddp.bench.operations import Buffers, Mpiddp, choosing
 from mpiddp.bench.timing import Way
 from mpiddp.cli import build_parser
@@ -25,16 +25,16 @@ SIZES = (1, 4 * 1021, 300_000)
 
 
 @pytest.fixture
-def here() -> Job:
+def here() -> Bench:
     with job() as made:
         yield made
 
 
-def contender(name: str, here: Job) -> Mpiddp | Mpi4py:
+def contender(name: str, here: Bench) -> Mpiddp | Mpi4py:
     return Mpi4py(here.comm) if name == "mpi4py" else Mpiddp(name)
 
 
-def wrong_after(here: Job, who: Mpiddp | Mpi4py, buffers: Buffers) -> int:
+def wrong_after(here: Bench, who: Mpiddp | Mpi4py, buffers: Buffers) -> int:
     call = who.prepare(buffers)
     assert call is not None
     buffers.reset()

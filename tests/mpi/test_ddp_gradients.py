@@ -53,7 +53,7 @@ def test_a_step_is_one_stretch_of_memory(world: World) -> None:
         optimizer.zero_grad()
         step_of(ddp, *batch(world.rng, 4))
         optimizer.step()
-    assert len(optimizer._layouts[0].stretches(list(ddp.parameters()))) == 1
+    assert len(optimizer._runs[0].of(list(ddp.parameters()))) == 1
 
 
 def test_a_step_makes_no_second_copy_of_the_gradients(world: World) -> None:

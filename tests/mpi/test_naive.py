@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.parallel.naive import sample_share
+from mpiddp.parallel.naive import rank_weight
 
 from .conftest import World
 from .learning import assert_close, assert_same_bits_everywhere, batch, gradients, mlp, share, step_of, twin
@@ -74,4 +74,4 @@ def test_only_the_group_takes_part(world: World) -> None:
 @pytest.mark.parametrize(("n", "total"), [(-1, 4), (5, 4), (0, 0)])
 def test_impossible_numbers_of_samples_are_refused(n: int, total: int) -> None:
     with pytest.raises(ValueError, match="samples"):
-        sample_share(n, total)
+        rank_weight(n, total)

@@ -21,7 +21,7 @@ from mpiddp.errors import DistError, MismatchError
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel, Link, Resource
 from mpiddp.mpi.requests import Steps
-from mpiddp.shm.segment import NOWHERE, Place
+from mpiddp.shm.segment import NOWHERE, Location
 from mpiddp.typing import Array
 
 
@@ -29,7 +29,7 @@ class Lease:
     """Held by the arrays in this rank's region, which is in use while it lives."""
 
 
-class Segment:
+class DeviceSegment:
     """Memory of some ranks of a node, mapped by this process; ``starts`` are the world ranks' regions here."""
 
     def __init__(self, number: int, memory: ipc.Memory, starts: dict[int, int], mine: int) -> None:
@@ -60,8 +60,8 @@ class Segment:
                 ipc.close_handle(start, self.memory.device)
 
 
-_segments: dict[int, Segment] = {}
-_by_start: dict[int, Segment] = {}
+_segments: dict[int, DeviceSegment] = {}
+_by_start: dict[int, DeviceSegment] = {}
 _starts: list[int] = []
 
 
@@ -70,13 +70,13 @@ class Segments(Resource):
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._segments: list[Segment] = []
+        self._segments: list[DeviceSegment] = []
 
-    def free(self, device: int) -> list[Segment]:
+    def free(self, device: int) -> list[DeviceSegment]:
         """Return a device's segments without arrays of the program."""
         return [each for each in self._segments if each.memory.device == device and each.free()]
 
-    def add(self, made: Segment) -> None:
+    def add(self, made: DeviceSegment) -> None:
         """Let `find` recognise arrays in ``made`` until the group ends."""
         self._segments.append(made)
         _segments[made.number] = _by_start[made.start] = made
@@ -101,7 +101,7 @@ class Segments(Resource):
             _starts.remove(each.start)
 
 
-def unmap_together(link: Link, segments: Sequence[Segment]) -> None:
+def unmap_together(link: Link, segments: Sequence[DeviceSegment]) -> None:
     """Unmap the peers' regions before any rank frees its own; collective."""
     link.later.Ibarrier().Wait()
     for each in segments:
@@ -109,13 +109,13 @@ def unmap_together(link: Link, segments: Sequence[Segment]) -> None:
     link.later.Ibarrier().Wait()
 
 
-def unmap_when_idle(segment: Segment) -> None:
+def unmap_when_idle(segment: DeviceSegment) -> None:
     """Unmap the peers' regions, unless kernels that may use them do not end."""
     if stream.idle(segment.memory.device):
         segment.unmap()
 
 
-def find(x: Array) -> Place:
+def find(x: Array) -> Location:
     """Return the place of a device array, or `NOWHERE`."""
     address = ipc.address(x)
     index = bisect_right(_starts, address) - 1
@@ -124,10 +124,10 @@ def find(x: Array) -> Place:
     found = _by_start[_starts[index]]
     if address + x.nbytes > found.end:
         return NOWHERE
-    return Place(found.number, address - found.start)
+    return Location(found.number, address - found.start)
 
 
-def segment(number: int) -> Segment | None:
+def segment(number: int) -> DeviceSegment | None:
     """Return a segment that this process maps."""
     return _segments.get(number)
 
@@ -206,7 +206,7 @@ def make(node: Channel, everybody: Channel, nbytes: int, device: int) -> Steps:
     fault = yield from agreed(everybody, fault)
     if not fault:
         assert memory is not None
-        tried = Segment(numbers[0], memory, opened | {node.ranks[node.rank]: memory.start}, node.ranks[node.rank])
+        tried = DeviceSegment(numbers[0], memory, opened | {node.ranks[node.rank]: memory.start}, node.ranks[node.rank])
         fault = yield from _try(node, tried)
         fault = yield from agreed(everybody, fault)
     if not fault:
@@ -225,7 +225,7 @@ def agreed(everybody: Channel, fault: str) -> Steps:
     return fault or ("another rank cannot" if worst[0] else "")
 
 
-def _try(node: Channel, tried: Segment) -> Steps:
+def _try(node: Channel, tried: DeviceSegment) -> Steps:
     """Write to every peer's memory and read one's own; return the fault.
 
     Each rank waits for its device before a barrier: a kernel's fault then is an error of its rank alone.

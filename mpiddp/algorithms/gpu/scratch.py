@@ -34,7 +34,7 @@ class DeviceScratch(Resource):
         self.fault = ""
         """The reason why there is no memory; empty before it has been tried."""
         self._regions: list[Array] = []
-        self._segment: cuda_ipc.Segment | None = None
+        self._segment: cuda_ipc.DeviceSegment | None = None
         self._pinned: mmap.mmap | None = None
         self._pinned_at = 0
         self._round = 0

@@ -45,7 +45,7 @@ def _in_place(
     link: Link,
     x: Array,
     op: ReduceOp,
-    segment: cuda_ipc.Segment,
+    segment: cuda_ipc.DeviceSegment,
     entries: Entries,
     factors: list[float] | None,
 ) -> stream.Mark:

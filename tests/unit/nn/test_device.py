@@ -164,8 +164,8 @@ def test_side_by_side_in_memory_one_stretch_is_stepped_over(cupy: Any) -> None:
         start += size
     optimizer = optim.SGD(parameters, lr=0.5, momentum=0.9)
     optimizer.step()
-    (layout,) = optimizer._layouts
-    assert len(layout.stretches(parameters)) == 1
+    (runs,) = optimizer._runs
+    assert len(runs.of(parameters)) == 1
     assert (flat.get() == -0.5).all()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
-from mpiddp.optim.flat import BLOCK, adjoin, span
+from mpiddp.optim.flat import BLOCK, are_adjacent, flat_view
 
 SHAPES: list[tuple[int, ...]] = [(3, 4), (5,), (), (2, 1, 3), (BLOCK + 7,), (0, 3), (6,)]
 
@@ -59,7 +59,7 @@ def assert_same(apart: list[Parameter], together: list[Parameter]) -> None:
 def count_updates(optimizer: Optimizer) -> list[int]:
     counts: list[int] = []
     update = optimizer._update
-    optimizer._update = lambda stretch, group: (counts.append(stretch.data.size), update(stretch, group))  # type: ignore
+    optimizer._update = lambda run, group: (counts.append(run.data.size), update(run, group))  # type: ignore
     return counts
 
 
@@ -212,8 +212,8 @@ def test_span(itemsize: Any) -> None:
     octets = np.zeros(800, np.uint8)
     flat = octets[16:].view(itemsize)
     a, b, c = flat[:4].reshape(2, 2), flat[4:5], flat[6:8]
-    assert adjoin(a, b) and not adjoin(b, c) and not adjoin(b, a)
-    whole = span([a, b])
+    assert are_adjacent(a, b) and not are_adjacent(b, c) and not are_adjacent(b, a)
+    whole = flat_view([a, b])
     whole[...] = np.arange(5)
     assert flat[:6].tolist() == [0, 1, 2, 3, 4, 0] and np.shares_memory(whole, octets)
 
@@ -223,19 +223,19 @@ def test_span_of_shared_memory() -> None:
         flat = np.frombuffer(memory, np.float32)
         bucket = flat[8:20]
         a, b = bucket[:6].reshape(2, 3), bucket[6:]
-        assert adjoin(a, b)
-        span([a, b])[...] = 1.0
+        assert are_adjacent(a, b)
+        flat_view([a, b])[...] = 1.0
         assert flat.sum() == 12 == flat[8:20].sum()
         del flat, bucket, a, b
 
 
 def test_neighbours_of_different_arrays_or_types_do_not_adjoin() -> None:
     flat = np.zeros(8, np.float32)
-    assert not adjoin(flat[:2], flat[2:4].view(np.int32))
-    assert not adjoin(flat[:4:2], flat[4:])
-    assert not adjoin(flat[:4], np.zeros(4, np.float32))
+    assert not are_adjacent(flat[:2], flat[2:4].view(np.int32))
+    assert not are_adjacent(flat[:4:2], flat[4:])
+    assert not are_adjacent(flat[:4], np.zeros(4, np.float32))
     memory = memoryview(bytearray(32))
     left, right = np.frombuffer(memory, np.float32, 4), np.frombuffer(memory, np.float32, 4, 16)
-    assert not adjoin(left, right)
+    assert not are_adjacent(left, right)
     fortran = np.zeros((4, 2), order="F")
-    assert not adjoin(fortran[:2, 0], fortran[2:, 0])
+    assert not are_adjacent(fortran[:2, 0], fortran[2:, 0])
