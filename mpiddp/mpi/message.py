@@ -1,11 +1,8 @@
 """The gate between arrays and MPI: an array becomes bytes here, or an error with its cure.
 
-MPI sends whatever memory it is pointed to. Memory that the caller did not mean (strided, byte-swapped, Python objects,
-a read-only result) is refused before anything is sent.
-
-Arrays of other libraries pass without a copy, so that results land in the caller's memory: those with DLPack (torch,
-JAX, TensorFlow), ``__cuda_array_interface__`` (Numba, PyCUDA), ``__array_interface__`` or the buffer protocol. None of
-these libraries is imported.
+MPI sends any memory: what the caller did not mean (strided, byte-swapped, Python objects, a read-only result) is
+refused before. Other libraries' arrays pass without a copy or an import of the library: DLPack,
+``__cuda_array_interface__``, ``__array_interface__``, buffers.
 
 References
 ----------
@@ -28,7 +25,7 @@ from mpiddp.typing import Array
 
 from .lazy import MPI
 
-# MPI counts in a C int where the library is older than MPI-4 (Open MPI 5).
+# A C int before MPI-4 (Open MPI 5).
 MAX_COUNT = 2**31 - 1
 
 
@@ -41,7 +38,7 @@ def _code_names() -> list[str]:
 _NAMES = _code_names()
 _OTHER = 31
 CODES = _OTHER + 1
-"""Number of dtype codes: what a point-to-point message's tag is multiplied by."""
+"""Number of dtype codes, the factor of a message's tag."""
 
 _codes: dict[np.dtype[Any], int] = {}
 
@@ -56,7 +53,7 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_layout(dtype: np.dtype[Any]) -> str:
-    """Return a description of a dtype without a code of its own; empty for the others."""
+    """Return a description of a dtype without a code of its own, else ""."""
     return str(dtype) if dtype_code(dtype) == _OTHER else ""
 
 
@@ -93,7 +90,6 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
 
 
 def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
-    """Return the array of any object that `as_array` takes, or raise its errors."""
     held: Array | None = getattr(x, "__mpiddp_array__", None)
     ours = held is not None or isinstance(x, np.ndarray) or is_device_array(x)
     array: Array = held if held is not None else x if ours else _adopted(x, operation, writable, name)  # type: ignore[assignment]
@@ -151,10 +147,9 @@ def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
 
 
 def _over_the_memory_of(x: Any) -> Array | None:
-    """Return an array over the memory of ``x``, which it keeps, or None if ``x`` offers none.
+    """Return an array over the memory of ``x``, which it keeps, or None: NumPy's scalars and ``bytes`` are values.
 
-    NumPy's scalars and ``bytes`` are values. Errors of the library of ``x`` pass, such as torch's ``BufferError`` for a
-    tensor that requires a gradient.
+    Errors of the library of ``x`` pass, such as torch's ``BufferError`` for a tensor that requires a gradient.
     """
     if isinstance(x, np.generic | bytes):
         return None
@@ -189,7 +184,7 @@ def _from_dlpack(x: Any) -> Array:
 
 
 _DTYPE_OFFSETS = ((b"dltensor_versioned", 52), (b"dltensor", 20))
-"""Offsets of the dtype in DLPack's DLManagedTensorVersioned and DLManagedTensor, by the names of their capsules."""
+"""Offsets of the dtype in DLPack's DLManagedTensorVersioned and DLManagedTensor, by capsule name."""
 _UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
 
 
@@ -232,15 +227,7 @@ def _refuse(operation: str, name: str, what: str, copy: str, writable: bool) -> 
 def as_arrays(
     xs: object, operation: str, length: int, *, writable: bool = True, name: str = "tensor_list"
 ) -> list[Array]:
-    """Return the arrays of a list with one a rank.
-
-    Raises
-    ------
-    TypeError
-        If it is not a list (a tuple is accepted for inputs).
-    ArrayError
-        If its length is not ``length``.
-    """
+    """Return the arrays of a list, or for inputs a tuple, with one a rank; TypeError, ArrayError otherwise."""
     if not isinstance(xs, list) and (writable or not isinstance(xs, tuple)):
         raise TypeError(f"Expected parameter `{name}` of {operation} to be a list of arrays, got {type(xs).__name__}")
     if len(xs) != length:
@@ -259,7 +246,7 @@ def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], o
 
 
 def as_bytes(x: Array) -> Array:
-    """Return the memory of a contiguous array as flat bytes: no copy."""
+    """Return the memory of a contiguous array as flat bytes, without a copy."""
     return x.reshape(-1).view(np.uint8)
 
 

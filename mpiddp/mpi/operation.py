@@ -1,4 +1,4 @@
-"""Operations by their names, their ranks, and the operations in which this process waits."""
+"""Operations by name and ranks, and those in which this process waits."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, NamedTuple, Protocol
 from mpiddp.errors import MismatchError
 
 _LISTED = 16
-"""Ranks that a group's name lists; of a larger group it gives the first, the last and the number."""
+"""Ranks that a group's name lists; of more it gives the first, the last and the number."""
 
 
 class Monitor(Protocol):
-    """The watch over a group's operations, as the layers below see it; `mpiddp.faults` implements it."""
+    """The watch over a group's operations, implemented by `mpiddp.faults`."""
 
     @property
     def survivable(self) -> bool:
-        """True if the other ranks live on when one fails; then every wait polls, as one in MPI would never end."""
+        """True if ranks survive the failure of one; then every wait polls, as one in MPI would never end."""
 
     def check(self) -> None:
         """Raise if pending operations cannot end: a rank has failed, or ranks call different operations."""
@@ -35,20 +35,9 @@ class Monitor(Protocol):
 
 
 class Members:
-    """The ranks of a group, and the terms of their waits.
+    """The ranks of a group, as world ranks in its order, and the terms of their waits.
 
-    Parameters
-    ----------
-    number : int
-        The group's number, equal on all its ranks.
-    ranks : tuple of int
-        World ranks, in the order of the group.
-    world_size : int
-        Ranks in the world.
-    timeout_s : float
-        Time limit of an operation, in seconds.
-    monitor : Monitor
-        The watch over the group's operations.
+    ``number`` is equal on all ranks.
     """
 
     __slots__ = ("monitor", "number", "ranks", "timeout_s", "world_size")
@@ -76,11 +65,11 @@ class Operation(NamedTuple):
     peers: Sequence[int] | None = None
     """World ranks that it waits for; None: all of the group."""
     limited: bool = False
-    """True if the waiter watches the clock itself and raises when the time is up."""
+    """True if the waiter watches the clock and raises in time."""
     number: int = 0
-    """Its number among the group's collectives, or among this rank's messages in the group."""
+    """Among the group's collectives, or this rank's messages in the group."""
     tag: int | None = None
-    """That of a message; None: no message."""
+    """None: no message."""
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -107,7 +96,7 @@ new_operation = tuple.__new__
 """``new_operation(Operation, (...))`` with all its fields takes half the time of ``Operation(...)``."""
 
 waiting: dict[int, Operation] = {}
-"""The operation in which each thread of this process waits, by the thread's identifier.
+"""The operation in which each thread waits, by its identifier.
 
-A wait costs two stores here and no look at a clock: the watchdog sees that the same wait is still there.
+A wait costs two stores and no clock: the watchdog sees that the same wait is still there.
 """

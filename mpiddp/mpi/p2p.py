@@ -1,8 +1,7 @@
 """Point to point: dtype and length of a message are known before MPI sees a buffer.
 
-A receive that is too short cannot be mended: Open MPI hangs or crashes in it. So nothing is received unseen: arrived
-messages are taken by a matched probe in their order, matched here by source and tag with the posted receives, checked,
-and then received. The tag carries the dtype.
+Open MPI hangs or crashes in a receive that is too short. So a matched probe takes arrived messages in their order; they
+are matched here by source and tag with the posted receives, checked, and then received. The tag carries the dtype.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .requests import activate, deactivate, drive
 from .work import Work
 
 _EAGER_BYTES = 1 << 10
-"""Up to this length MPI libraries send a message with its envelope: a message that has arrived is there whole."""
+"""Up to this length MPI libraries send a message with its envelope: one that has arrived is there whole."""
 ANY_SOURCE: int = -1
 """A receive from any source."""
 
@@ -44,11 +43,11 @@ class _Arrival(NamedTuple):
 
 
 Fields: TypeAlias = tuple[str, Members, Any, Sequence[int] | None, bool, int, int | None]
-"""The fields of an `Operation`, which is made when an error or a long wait needs it: it takes as long as a message."""
+"""The fields of an `Operation`, made only for an error or a long wait: it takes as long as a message."""
 
 
 class Message(Work):
-    """A pending message; it need not wait for earlier ones."""
+    """A pending message, independent of earlier ones."""
 
     def __init__(self, mailbox: Mailbox, fields: Fields, x: Array) -> None:
         self._mailbox, self._fields, self._outputs = mailbox, fields, (x,)
@@ -75,26 +74,13 @@ class Send(Message):
 class Receive(Message):
     """A posted receive: waits for its message, then for its bytes.
 
-    Parameters
-    ----------
-    mailbox : Mailbox
-        The group's messages.
-    fields : tuple
-        Those of its `Operation`, for errors.
-    x : array
-        The buffer.
-    source : int
-        Group rank of the sender, or ANY_SOURCE.
-    tag : int
-        The tag.
-    global_ranks : sequence of int
-        Global ranks of the group's members.
+    ``source`` is a group rank or ANY_SOURCE; ``global_ranks`` are those of the members; ``fields`` serve errors.
     """
 
     sender = -1
-    """Group rank of the sender, once it is known."""
+    """Group rank of the sender, once known."""
     size_bytes = 0
-    """Length of the received message in bytes; a shorter one fills the beginning of the buffer."""
+    """Of the received message; a shorter one fills the beginning of the buffer."""
     _fault = ""
     _device: DeviceReceive | None = None
 
@@ -131,12 +117,12 @@ class Receive(Message):
         ):
             return False
         self.sender, self.size_bytes = source, size_bytes
-        message.Recv([movable(x), size_bytes, MPI.BYTE])  # all of it is here
+        message.Recv([movable(x), size_bytes, MPI.BYTE])  # arrived whole
         self._finish(None)
         return True
 
     def accept(self, arrival: _Arrival) -> None:
-        """Begin to receive ``arrival``, or take it away and refuse it, so that the next message is right."""
+        """Begin to receive ``arrival``, or remove and refuse it, so that the next message is right."""
         x, size_bytes = self._x, arrival.size_bytes
         self.sender, self.size_bytes = arrival.source, size_bytes
         if arrival.code != dtype_code(x.dtype):
@@ -186,7 +172,7 @@ class Mailbox(Resource):
         self._comm = link.messages
         upper = self._comm.Get_attr(MPI.TAG_UB)
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
-        """The largest tag that a program may use."""
+        """The largest tag of a program."""
         self.private_tag = self.max_tag + 1
         """The tag of the package's own messages."""
         self._status = MPI.Status()
@@ -203,7 +189,7 @@ class Mailbox(Resource):
         """Return sender (group rank), tag, dtype and bytes of messages that no receive has taken; in any thread."""
         found = [(each.source, each.tag, each.code, each.size_bytes) for each in tuple(self._arrived)]
         status = MPI.Status()
-        if self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):  # the next one, which nobody has looked for
+        if self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):  # the next one, not probed before
             found.append((status.Get_source(), *divmod(status.Get_tag(), CODES), size_of(status)))
         return [(source, tag, code_name(code), size) for source, tag, code, size in found if tag <= self.max_tag]
 
@@ -235,10 +221,7 @@ class Mailbox(Resource):
             requests.lock.release()
 
     def recv(self, x: Array, source: int, tag: int, fields: Fields) -> int:
-        """Receive into ``x``, blocking in MPI, and return the sender; only while nothing is pending in this process.
-
-        Mostly the next message is the right one, and fits.
-        """
+        """Receive into ``x``, blocking in MPI, and return the sender; only while nothing is pending in this process."""
         wanted, status = MPI.ANY_SOURCE if source == ANY_SOURCE else source, self._status
         if not self._arrived and type(x) is np.ndarray:
             message = self._comm.Mprobe(wanted, MPI.ANY_TAG, status)
@@ -361,7 +344,7 @@ class Mailbox(Resource):
         """Drive all pending messages as far as they go without waiting."""
         try:
             self._match()
-        except MPI.Exception as error:  # a rank has failed; surfaces in wait(), and not in whoever polls
+        except MPI.Exception as error:  # a rank has failed: an error of wait(), not of the poll
             self.fail_pending(error)
             return
         for message in tuple(self._works):  # whose callbacks may send and poll

@@ -1,8 +1,4 @@
-"""Messages of arrays on devices.
-
-MPI that takes device pointers gets them after the kernels queued before; otherwise the bytes pass through pinned host
-memory.
-"""
+"""Messages of device arrays: after the kernels queued before, by device pointers, else through pinned host memory."""
 
 from __future__ import annotations
 
@@ -87,7 +83,7 @@ def send(x: Array, departure: Departure, comm: MPI.Intracomm, to: int, tag: int)
 
 
 class DeviceReceive:
-    """A receive into an array on a device, after the kernels queued before."""
+    """A receive into a device array, after the kernels queued before."""
 
     __slots__ = ("_begin", "_x")
 

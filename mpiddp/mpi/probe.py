@@ -1,7 +1,7 @@
 """The probe for device pointers: jobs that give them to MPI, and may crash.
 
-``python -m mpiddp info --probe-gpu`` starts one job (``mpiddp.algorithms.gpu.probe``) for each kind of communication:
-the algorithms' own calls, on two ranks. The outcomes are remembered for this user, library and its transports.
+``python -m mpiddp info --probe-gpu`` starts a job (``mpiddp.algorithms.gpu.probe``) of two ranks for each kind of
+communication, and remembers the outcomes for this user, library and its transports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .cuda_aware import FORMAT, KINDS, Support, outcomes_file, probed
 
 RANKS = 2
 LIMIT_S = 60.0
-"""Time that a job may take: a library that waits for ever on a device pointer has failed."""
+"""Time limit of a job: a library that waits for ever on a device pointer has failed."""
 
 
 class ProbeError(DistError):
@@ -43,13 +43,7 @@ def _remember(key: str, kind: str, outcome: Support) -> None:
 
 
 def job_command(kind: str) -> list[str]:
-    """Return the command of the job for one kind of communication.
-
-    Raises
-    ------
-    ProbeError
-        If there is no launcher.
-    """
+    """Return the command of the job for a kind; ProbeError without a launcher."""
     beside = Path(sys.executable).with_name("mpiexec")
     launcher = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec") or shutil.which("mpirun")
     launcher = launcher or shutil.which("srun")
@@ -134,7 +128,7 @@ def _end_of(code: int) -> str:
 
 
 def _said(output: str) -> dict[str, Any]:
-    """Merge the JSON lines that rank 0 of a job has printed."""
+    """Merge the JSON lines that rank 0 has printed."""
     said: dict[str, Any] = {}
     for line in output.splitlines():
         with contextlib.suppress(ValueError):

@@ -1,8 +1,8 @@
 """Reductions: torch's ``ReduceOp``, its meaning by dtype, and its parts.
 
-MPI's own reductions serve where their result is defined: integers, booleans, and SUM and PRODUCT of floats. They know
-no float16 or bfloat16, and MIN and MAX over a NaN differ between ranks (tried on Open MPI and MPICH); those are
-computed here, as is everything under ``MPIDDP_DETERMINISTIC=1``.
+MPI's own serve where their result is defined: integers, booleans, SUM and PRODUCT of floats. MPI has no half types, and
+MIN and MAX over a NaN differ between ranks (tried on Open MPI and MPICH); those are computed here, as is everything
+under ``MPIDDP_DETERMINISTIC=1``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .lazy import MPI
 class ReduceOp:
     """A reduction over the ranks' elements (``torch.distributed.ReduceOp``).
 
-    ``SUM``, ``AVG`` (floating only: the sum divided by the number of ranks), ``PRODUCT``, ``MIN`` and ``MAX`` (NaN if
-    any rank has NaN), ``BAND``, ``BOR``, ``BXOR`` (integers and booleans), and ``PREMUL_SUM(factor)``: the sum of each
-    rank's elements times its own factor. On booleans SUM and MAX are "or", PRODUCT and MIN are "and".
+    ``SUM``, ``AVG`` (floating only), ``PRODUCT``, ``MIN`` and ``MAX`` (NaN if any rank has NaN), ``BAND``, ``BOR``,
+    ``BXOR`` (integers and booleans), and ``PREMUL_SUM(factor)``, the sum of each rank's elements times its own factor.
+    On booleans SUM and MAX are "or", PRODUCT and MIN are "and".
 
     Examples
     --------
@@ -65,13 +65,13 @@ class ReduceOp:
         if not isinstance(factor, numbers.Real):
             raise TypeError(f"the factor of {self} must be a real number, got {factor!r}")
         factor = float(factor)
-        # By what is printed, because 0.0 equals -0.0.
+        # By the text, because 0.0 equals -0.0.
         return _with_factor.setdefault(repr(factor), ReduceOp(self.name, self.value, factor))
 
     def __repr__(self) -> str:
         return f"ReduceOp.{self.name}" + (f"({self.factor})" if self.factor is not None else "")
 
-    # Equal is what is the same object: operations are looked up in every call, and Python's own hash is the fastest.
+    # Equality is identity: operations are looked up in every call, and Python's own hash is the fastest.
     def __reduce__(self) -> tuple[Any, ...]:
         if self.factor is None:
             return getattr, (ReduceOp, self.name)
@@ -83,7 +83,7 @@ _with_factor: weakref.WeakValueDictionary[str, ReduceOp] = weakref.WeakValueDict
 
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 REDUCTIONS = tuple(ReduceOp(_name, _value) for _value, _name in enumerate(_NAMES))
-"""All reductions, each at the place that its ``value`` names."""
+"""By ``value``."""
 for _op in REDUCTIONS:
     setattr(ReduceOp, _op.name, _op)
 
@@ -113,13 +113,7 @@ def is_half(dtype: np.dtype[Any]) -> bool:
 
 @functools.lru_cache(1024)  # bounded, because every PREMUL_SUM is one of its own
 def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
-    """Refuse a reduction that means nothing on ``dtype``.
-
-    Raises
-    ------
-    TypeError
-        If ``op`` is not a `ReduceOp`, needs another kind of dtype, or is ``PREMUL_SUM`` without its factor.
-    """
+    """Raise TypeError for a reduction that is not defined on ``dtype``."""
     if not isinstance(op, ReduceOp):
         raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, got {op!r}")
     floating, complex_ = is_floating(dtype), dtype.kind == "c"
@@ -186,7 +180,7 @@ def scale(x: Array, factor: float, out: Array) -> None:
 
 def premultiply(op: ReduceOp, x: Array) -> None:
     """Apply the factor of ``PREMUL_SUM``, before anything is sent."""
-    if op.factor is not None and op.factor != 1:  # as in a data parallel model on one rank: nothing to compute
+    if op.factor is not None and op.factor != 1:  # 1 as in a data parallel model on one rank
         scale(x, op.factor, x)
 
 

@@ -2,11 +2,11 @@
 
 An algorithm is a generator that yields events with ``Test()`` and ``Wait()``, as MPI requests have. MPI makes progress
 inside MPI calls only, and a generator when it is resumed: so every wait polls, and `poll` drives all that is pending in
-the process. A call may block in MPI only while nothing is pending; otherwise a program that is legal in torch, where
-one rank waits before a small blocking call and another after it, would never end.
+the process. A call may block in MPI only while nothing is pending; else a program that is legal in torch, where one
+rank waits before a small blocking call and another after it, would deadlock.
 
-Several threads may communicate, each in groups of its own. `lock` guards the pending operations; a thread holds it
-while it drives them, never while it waits.
+Threads may communicate, each in groups of its own. `lock` guards the pending operations; a thread holds it while it
+drives them, never while it waits.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Ready:
 
 
 READY = _Ready()
-"""An event of the past; the first yield of an algorithm that does everything at the head of the queue."""
+"""An event of the past; the first yield of an algorithm that runs at the head of the queue."""
 
 
 class All:
@@ -69,13 +69,13 @@ class All:
         self.requests = requests
 
     def Test(self) -> bool:  # noqa: N802
-        """Return whether all of them are complete."""
+        """Return whether all are complete."""
         if self.one_by_one:
             return all(request.Test() for request in self.requests)
         return MPI.Request.Testall(self.requests)
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until all of them are complete."""
+        """Block until all are complete."""
         MPI.Request.Waitall(self.requests)
 
 
@@ -118,9 +118,9 @@ class Source(Protocol):
 lock = threading.RLock()
 """Guards the pending operations of all groups."""
 pending = 0
-"""Operations of this process, in all groups, that were submitted and have not finished."""
+"""Submitted and unfinished operations of this process, in all groups."""
 only_thread = 0
-"""The one thread that may communicate, where MPI takes no second one; 0: any thread may."""
+"""The one thread that may communicate, where MPI takes no second one; 0: any."""
 _active: dict[Source, None] = {}
 
 
@@ -136,7 +136,7 @@ def deactivate(source: Source) -> None:
 
 def poll() -> None:
     """Drive all pending operations of this process as far as they go without waiting."""
-    lock.acquire()  # takes half the time of a with statement, as the short calls feel
+    lock.acquire()  # takes half the time of a with statement, which shows in short calls
     try:
         for source in tuple(_active):
             source.progress()
@@ -151,13 +151,7 @@ def finished() -> bool:
 
 
 def seconds(timeout: timedelta | float | None) -> float | None:
-    """Return a timeout in seconds.
-
-    Raises
-    ------
-    TypeError
-        If it is neither a `datetime.timedelta` nor a number of seconds.
-    """
+    """Return a timeout in seconds; TypeError if it is neither a timedelta nor a number."""
     if timeout is None:
         return None
     if isinstance(timeout, timedelta):
@@ -167,14 +161,14 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     raise TypeError(f"timeout must be a datetime.timedelta or a number of seconds, got {type(timeout).__name__}")
 
 
-# A waiting rank yields its core after each poll, because ranks may share cores, and sleeps after this many.
+# A waiting rank yields its core after each poll, as ranks may share cores, and sleeps after this many.
 _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 _POLLS_PER_CHECK = 64
 
 
 def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -> bool:
-    """Poll until ``done()``; return whether that came within ``limit_s`` seconds."""
+    """Poll until ``done()``; return whether that was within ``limit_s`` seconds."""
     me, monitor = get_ident(), operation.members.monitor
     outer = waiting.get(me)
     waiting[me] = new_operation(Operation, (*operation[:4], True, *operation[5:]))
@@ -242,9 +236,9 @@ def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
 def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
     """Run a blocking MPI call in a thread while this one keeps polling.
 
-    MPI has no non-blocking form of the calls that make communicators, and other ranks may have to finish what is
-    pending before they come to theirs. A failed rank would keep such a call from ever returning. Without
-    MPI_THREAD_MULTIPLE there is no second thread, and the pending operations have to finish first.
+    Calls that make communicators have no non-blocking form, other ranks may have to finish what is pending before
+    theirs, and a failed rank would keep such a call from returning. Without MPI_THREAD_MULTIPLE there is no second
+    thread: the pending operations finish first.
     """
     monitor = operation.members.monitor
     threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE

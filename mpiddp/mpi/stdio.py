@@ -11,15 +11,15 @@ import sys
 import termios
 import time
 
-# The launcher gets this long to read what was printed, and then to pass it on: one that is told to end does neither.
+# Limits for the launcher to read the output, and to pass it on: a launcher told to end does neither.
 _READ_S, _PASS_ON_S = 1.0, 0.05
 
 
 def show_lines() -> None:
-    """Pass printed lines on as soon as they are complete, each in one piece, where a launcher reads them.
+    """Pass printed lines on when they are complete, each in one piece, where a launcher reads them.
 
-    Python keeps 8 KiB of what goes to a pipe; with PYTHONUNBUFFERED=1 it writes each argument of a print by itself, and
-    lines of different ranks mix.
+    Python keeps 8 KiB for a pipe; with PYTHONUNBUFFERED=1 it writes each argument of a print by itself, and ranks'
+    lines mix.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # replaced by the program, or closed
@@ -28,7 +28,7 @@ def show_lines() -> None:
 
 
 def deliver() -> None:
-    """Wait, before the job is ended, until the launcher has what was printed."""
+    """Wait, before the job is ended, until the launcher has the output."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

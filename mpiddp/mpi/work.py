@@ -6,8 +6,8 @@ An algorithm is written once, as steps::
         yield link.now.Iallreduce(MPI.IN_PLACE, x, op)
 
 The code before the first ``yield`` runs at submission and uses communicators named ``now``; every later step runs at
-the head of its group's queue and uses those named ``later``. So on each communicator all ranks issue their calls in
-one order, in whichever order their programs wait. Without it steps overtake each other, and sums come out wrong.
+the head of its group's queue and uses those named ``later``. So on each communicator all ranks issue their calls in one
+order, in whichever order their programs wait. Without it steps overtake each other, and sums come out wrong.
 """
 
 from __future__ import annotations
@@ -37,19 +37,9 @@ _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() firs
 
 
 class Work:
-    """A pending operation (``torch.distributed.Work``).
+    """A pending operation (``torch.distributed.Work``), whose ``steps`` start here; ``outputs`` hold the result."""
 
-    Parameters
-    ----------
-    steps : generator
-        The operation, started here.
-    operation : Operation
-        Its name, for errors.
-    outputs : sequence of arrays
-        The arrays that hold the result at its end.
-    """
-
-    # On the class, so that a message of a few bytes sets those only that it needs.
+    # On the class, so that a message of a few bytes sets only those that it needs.
     _steps: Steps | None = None
     _awaited: Awaited | None = None
     _error: BaseException | None = None
@@ -76,7 +66,7 @@ class Work:
         except Exception as error:  # surfaces in wait()
             self._finish(error)
         except BaseException as error:
-            # A Ctrl-C must not be kept for whoever waits for this operation.
+            # A Ctrl-C must not wait for wait().
             self._finish(error)
             raise
 
@@ -109,24 +99,12 @@ class Work:
         return True
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Wait until the operation has finished.
+        """Wait until the operation has finished; return True, or raise its error.
 
         Parameters
         ----------
         timeout : timedelta or float, optional
-            Seconds that this call may take; default: the time that the operation was given, or the group's timeout.
-
-        Returns
-        -------
-        bool
-            True.
-
-        Raises
-        ------
-        DistTimeoutError
-            If it takes longer.
-        Exception
-            The error of the operation.
+            Seconds until DistTimeoutError; default: the operation's, or the group's.
         """
         if not self._finished:
             poll()

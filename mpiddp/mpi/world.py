@@ -28,7 +28,7 @@ class World:
     pids: tuple[int, ...]
     """Process of every rank, on its host."""
     nodes: tuple[int, ...]
-    """Node of every rank, numbered in the order of their first ranks."""
+    """Node of every rank, numbered by their first ranks."""
     thread_multiple: bool
     """True if threads of every rank may call MPI at once."""
     running: tuple[int, ...]
@@ -67,13 +67,7 @@ class World:
 
 
 def start_mpi() -> None:
-    """Start MPI if necessary, and compare the launcher's ranks with MPI's.
-
-    Raises
-    ------
-    SetupError
-        If MPI has been finalised, or the launcher announced several ranks and MPI sees one.
-    """
+    """Start MPI if necessary; SetupError if it has ended, or sees one rank where the launcher announced several."""
     if MPI.Is_finalized():
         raise SetupError("MPI has been finalised in this process; call init_process_group before MPI.Finalize")
     if not MPI.Is_initialized():
@@ -96,17 +90,9 @@ class _RankInfo(NamedTuple):
 
 
 def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
-    """Return the world of all ranks of ``comm``; collective.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        The world's communicator from now on.
-    ended : bool, default False
-        True if this rank's program has ended, and only waits for the others.
-    """
-    # Ranks share memory when they share a running kernel and call their host by the same name. MPI's own split by
-    # shared memory loses ranks under srun (Open MPI) and joins hosts that are separated by namespaces (UCX).
+    """Return the world of all ranks of ``comm``; collective. ``ended``: this program only waits for the others."""
+    # Ranks share memory when they share a running kernel and a host name. MPI's own split by shared memory loses ranks
+    # under srun (Open MPI) and joins hosts that are separated by namespaces (UCX).
     boot = Path("/proc/sys/kernel/random/boot_id")
     mine = _RankInfo(
         started_as=MPI.COMM_WORLD.rank,
@@ -184,13 +170,7 @@ class Claims(NamedTuple):
 
 
 def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:
-    """Refuse claims that contradict MPI, the environment or each other; collective.
-
-    Raises
-    ------
-    SetupError
-        On all ranks: nobody waits for one that gave up.
-    """
+    """Refuse claims that contradict MPI, the environment or each other: SetupError on all ranks, so that none waits."""
     if claims.assigned_by_mpi and (claims.rank, claims.world_size) != (-1, -1) and comm.size > 1:
         warnings.warn(
             f"For MPI backend, world_size ({claims.world_size}) and rank ({claims.rank}) are ignored since they are"
