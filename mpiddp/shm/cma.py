@@ -1,8 +1,8 @@
 """Cross-memory attach: the kernel copies between the private memories of a node's processes.
 
-One copy in place of two through shared memory pays for long arrays: a call costs some microseconds, and the peer's
-pages are looked up one by one. Linux allows it between processes of one user that may trace each other
-(``kernel.yama.ptrace_scope`` above 0 and some containers forbid it); it is tried on first use, on all ranks at once.
+One copy in place of two pays for long arrays: a call costs some microseconds, and pages are looked up one by one. Linux
+allows it between processes of one user that may trace each other (``kernel.yama.ptrace_scope`` above 0 and some
+containers forbid it); it is tried on first use, on all ranks at once.
 
 References
 ----------
@@ -29,8 +29,6 @@ from .segment import address_of
 
 
 class _IoVec(ctypes.Structure):
-    """C's ``struct iovec``."""
-
     _fields_ = (("start", ctypes.c_size_t), ("length", ctypes.c_size_t))
 
 
@@ -55,7 +53,7 @@ _readv, _writev = _kernel("process_vm_readv"), _kernel("process_vm_writev")
 class CrossMemory(Resource):
     """Read and write access to the memory of a node's processes.
 
-    The owner of the memory takes part: it waits between two synchronisations, and leaves the array alone.
+    The owner of the memory waits between two synchronisations, and leaves the array alone.
     """
 
     def __init__(self, link: Link) -> None:
@@ -66,9 +64,9 @@ class CrossMemory(Resource):
         """The reason why it does not work; empty before it has been tried."""
 
     def prepare(self) -> Steps:
-        """Try it on first use; return True if every rank of the group reaches those of its node.
+        """Try it on first use; return True if every rank of the group reaches those of its node, equally on all.
 
-        Collective, with equal results; sends on ``later`` only.
+        Collective; sends on ``later`` only.
         """
         if self._pids or self.fault:
             return not self.fault
@@ -132,5 +130,5 @@ def _try(told: Array) -> int:
         if fault:
             return fault
         if found[0] != token:
-            return errno.ESRCH  # here that number means another process
+            return errno.ESRCH  # another namespace: the number is another process's
     return 0

@@ -33,7 +33,7 @@ from mpiddp.mpi.link import Link, Resource
 from mpiddp.typing import Array
 
 BUFFER_BYTES = 1 << 16
-"""The longest array that a buffer takes; longer ones go in pieces, and ranks wait for each other in every one."""
+"""The longest array of a buffer; longer ones go in pieces, with a wait for each."""
 MAX_RANKS = 8
 """Larger groups have none: each rank would read all others' arrays."""
 _BUFFERS = 4
@@ -42,13 +42,13 @@ _RECORD = struct.Struct("<qqQqq")
 """Number of the round, and the call: sequence, kind, count, root."""
 _NUMBER_BYTES = 8
 REGION_BYTES = mmap.PAGESIZE + _BUFFERS * BUFFER_BYTES
-"""Memory of each rank, the records included."""
+"""Of each rank, records included."""
 
 ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 """True if this processor shows stores in the program's order."""
 
-# The others are near, mostly: a rank looks this often before it waits in earnest, then yields its core after each
-# look, and at last sleeps.
+# The others are mostly near: a rank looks this often before it waits, then yields its core after each look, and at
+# last sleeps.
 _LOOKS = 40
 _LOOKS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
@@ -72,25 +72,16 @@ class Round(NamedTuple):
     own_call: slice
     """This rank's record without its number."""
     own_number: int
-    """Index of this rank's number among all 8-byte words of the memory."""
+    """Of this rank, among the memory's 8-byte words."""
     table: Array
     """The ranks' arrays: shape (ranks, ...)."""
     rows: list[Array]
     """The same by rank."""
     own: Array
-    """This rank's."""
 
 
 class SpinWait:
-    """An event in shared memory.
-
-    Parameters
-    ----------
-    happened : callable
-        Returns True after the event.
-    comm : MPI.Intracomm
-        For MPI's progress meanwhile.
-    """
+    """An event in shared memory, with MPI's progress on ``comm`` meanwhile."""
 
     __slots__ = ("_comm", "_happened", "_looks")
 
@@ -132,24 +123,14 @@ class SpinWait:
 
 
 class EagerBuffers(Resource):
-    """The eager buffers of a group on one node.
-
-    Parameters
-    ----------
-    link : Link
-        The group.
-    memory : mmap
-        Shared by its ranks.
-    start : int
-        Their offset in it: `REGION_BYTES` for each rank.
-    """
+    """The eager buffers of a group on one node: `REGION_BYTES` for each rank, from ``start`` in ``memory``."""
 
     def __init__(self, link: Link, memory: mmap.mmap, start: int) -> None:
         self._memory, self._start = memory, start
         self._rank, self._size = link.rank, link.size
         self._comm = link.later
         self._number = self._complete = 0
-        """The round that was begun last, and the last one in which all ranks are known to have arrived."""
+        """The last round begun, and the last in which all ranks are known to have arrived."""
         self._records = slice(0, 0)
         self._expected = b""
         self._words = memoryview(memory).cast("q")
@@ -183,8 +164,8 @@ class EagerBuffers(Resource):
         oldest = self._number + 2 - _BUFFERS
         if oldest <= self._complete:
             return True
-        for number in range(self._number, oldest - 1, -1):  # mostly they are near, and then it is known for longer
-            if min(self._numbers[number % _BUFFERS]) >= number:  # a rank ahead may have used the place again
+        for number in range(self._number, oldest - 1, -1):  # mostly they are near, and that holds for longer
+            if min(self._numbers[number % _BUFFERS]) >= number:  # a rank ahead may have reused the place
                 self._complete = number
                 return True
         return False
@@ -242,7 +223,7 @@ class EagerBuffers(Resource):
         return False
 
     def spin_wait(self, happened: Callable[[], bool]) -> SpinWait:
-        """Return an event for a step to wait for."""
+        """Return an event for a step."""
         return SpinWait(happened, self._comm)
 
     def calls(self) -> list[list[tuple[int, int, int, int, int]]]:

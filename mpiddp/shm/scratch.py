@@ -95,8 +95,6 @@ class Pipeline:
 
     Parameters
     ----------
-    link : Link
-        The group, all on one node.
     like : array
         An array of the elements' dtype.
     length : int
@@ -110,7 +108,7 @@ class Pipeline:
     rows : int, default 1
         Rows of a chunk side by side in a buffer.
     chunk_bytes : int, optional
-        Length of a chunk with all its rows; the scratch's by default.
+        Length of a chunk with all its rows.
     """
 
     def __init__(

@@ -1,14 +1,14 @@
 """Segments: memory mapped by all ranks of a group on a node, a region for each.
 
-`find` returns an array's place: its segment and its offset in the rank's region. From a peer's place `Segment.view`
-makes the peer's array; nothing is sent.
+`find` returns an array's place, its segment and its offset in the rank's region; from it `Segment.view` makes the
+peer's array, without a message.
 
 The memory is an anonymous file (memfd) of the node's first rank, which the others open through ``/proc/PID/fd``:
 nothing stays behind however the job ends, and a container's small ``/dev/shm`` does not bound it. Where that is
 forbidden, a file in ``/dev/shm`` is unlinked once all have opened it. Every rank populates its own region, and all
 agree before any is touched: a write to a missing page would end the process. A mapping lives as long as the ``mmap`` at
-the root of the arrays' base chain. A view made by another library keeps the mapping without naming it, and is found by
-its address.
+the root of the arrays' base chain; a view made by another library keeps it without naming it, and is found by its
+address.
 """
 
 from __future__ import annotations
@@ -54,16 +54,8 @@ def address_of(x: Array) -> int:
 class Segment:
     """Memory of some ranks of a node, mapped into this process; does not keep it.
 
-    Parameters
-    ----------
-    number : int
-        Unique, and equal on all ranks.
-    memory : mmap
-        The mapping.
-    ranks : tuple of int
-        World ranks, in the order of their regions.
-    rank : int
-        Index of this process among them.
+    ``number`` is unique, and equal on all ranks; ``ranks`` are world ranks in the order of their regions, ``rank`` this
+    process's index.
     """
 
     def __init__(self, number: int, memory: mmap.mmap, ranks: tuple[int, ...], rank: int) -> None:
@@ -120,8 +112,6 @@ def forget() -> None:
 
 
 class _File(NamedTuple):
-    """A kind of shared file: how it is made, found, opened and hidden."""
-
     name: str
     make: Callable[[], tuple[int, int]]
     open: Callable[[int, int], int]
@@ -169,27 +159,16 @@ class Allocation(NamedTuple):
 
 
 def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
-    """Share memory among a node's ranks; all ranks of ``everybody`` succeed, or none.
+    """Share memory among the ranks of ``node``; all ranks of ``everybody`` succeed, or none.
 
-    Parameters
-    ----------
-    node : Channel
-        The ranks that share it.
-    everybody : Channel
-        The ranks that need the same outcome; contains ``node``.
-    region_bytes : int
-        Size of each rank's region; a multiple of `ALIGNMENT_BYTES`.
-
-    Returns
-    -------
-    Allocation
-        As the value of the steps, which send on ``later`` only.
+    ``region_bytes``, for each rank, is a multiple of `ALIGNMENT_BYTES`. The steps send on ``later`` only; their value
+    is an `Allocation`.
     """
     faults = []
     for kind in _FILES:
         memory, fault = None, 0
         descriptor, found_by = -1, 0
-        # The segment's number; the maker's process and what finds the file; device and inode to recognise it by.
+        # The segment's number; the maker's process and the file's key in it; device and inode to recognise it by.
         told = np.zeros(5, np.int64)
         if node.rank == 0:
             try:
@@ -232,7 +211,7 @@ def _open(kind: _File, told: Array) -> int:
         raise OSError(errno.ENOENT, "the maker has failed")
     descriptor = kind.open(maker_pid, found_by)
     stat = os.fstat(descriptor)
-    if (stat.st_dev, stat.st_ino) != (device, inode):  # here that number means another process
+    if (stat.st_dev, stat.st_ino) != (device, inode):  # another namespace: the number is another process's
         os.close(descriptor)
         raise OSError(errno.ESRCH, "not the maker's file")
     return descriptor
@@ -242,7 +221,8 @@ def _populate(memory: mmap.mmap, descriptor: int, start: int, nbytes: int) -> No
     """Allocate the pages of a region, near this rank; OSError if there are not enough.
 
     Parallel page faults take 0.4 s for 512 MiB on each of 2 ranks; ``posix_fallocate``, which holds the file's lock,
-    0.4 and 0.6 s. Core dumps leave the memory out.
+    0.4 and
+    0.6 s. Core dumps leave the memory out.
     """
     memory.madvise(mmap.MADV_DONTDUMP)
     try:
