@@ -21,7 +21,7 @@ import numpy as np
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.reduction import mpi_op
 
-from . import load, results
+from . import results
 from .job import Bench, dtype, header, job, symmetric
 from .operations import REDUCING, Buffers, Mpiddp, bus_factor, check_reduction, reduce_op
 from .results import Point, Series, format_size
@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
         environment = here.environment()
         here.say(header(environment))
         found: list[Contender] = [Mpiddp(), Mpiddp(SYMMETRIC), Mpi4py(here.comm), Memcpy(here.comm)]
-        gloo = _gloo(here) if arguments.gloo else None
+        gloo = here.gloo() if arguments.gloo else None
         if gloo is not None:
             found.append(gloo)
         series = _compare(here, found, arguments, kind)
@@ -161,20 +161,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             here.together(lambda: results.write(arguments.json, "compare", environment, series))
     return int(any(wrong.values()))
-
-
-def _gloo(here: Bench) -> Any:
-    """Return Gloo; None, and a line, if it is not there."""
-    fault = None
-    try:
-        module = load("mpiddp.bench.gloo")
-    except ImportError as error:
-        fault = str(error)
-    fault = next(filter(None, here.comm.allgather(fault)), None)
-    if fault:
-        here.say(f"# Gloo is left out: {fault}; pip install torch")
-        return None
-    return module.Gloo(here)
 
 
 def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace, kind: np.dtype[Any]) -> list[Series]:

@@ -23,7 +23,7 @@ from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.parallel import DistributedDataParallel
 from mpiddp.training.models import MLP, Net
 
-from . import load, results
+from . import results
 from .job import Bench, header, job
 from .timing import Way
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     with job() as here:
         environment = here.environment()
         here.say(header(environment))
-        theirs = _torch(here) if arguments.torch else None
+        theirs = here.gloo() if arguments.torch else None
         here.say(
             f"# {arguments.batch} samples a rank, SGD with momentum, float32; times in ms, medians over"
             f" {arguments.rounds} rounds of {arguments.iterations} steps in turns, slowest rank"
@@ -98,19 +98,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             here.together(lambda: results.write(arguments.json, "ddp", environment, [], rows=rows))
     return 0
-
-
-def _torch(here: Bench) -> Any:
-    """Return torch's side; None, and a line, if it is not there."""
-    fault = None
-    try:
-        module = load("mpiddp.bench.gloo")
-    except ImportError as error:
-        fault = str(error)
-    if here.sum(fault is not None):
-        here.say(f"# torch is left out: {fault}; pip install torch")
-        return None
-    return module.Gloo(here)
 
 
 def _measure(here: Bench, network: str, arguments: argparse.Namespace, theirs: Any) -> dict[str, float]:

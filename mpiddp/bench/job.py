@@ -72,6 +72,19 @@ class Bench:
         if fault:
             raise UsageError(fault)
 
+    def gloo(self) -> Any:
+        """Return the `gloo.Gloo` of these ranks; None, and a line, if one of them has no torch. Collective."""
+        fault = None
+        try:
+            module = load("mpiddp.bench.gloo")
+        except ImportError as error:
+            fault = str(error)
+        fault = next(filter(None, self.comm.allgather(fault)), None)
+        if fault is None:
+            return module.Gloo(self)
+        self.say(f"# Gloo is left out: {fault}; pip install torch")
+        return None
+
     def environment(self) -> dict[str, Any]:
         """Describe the machine and the libraries, for a comparison with others."""
         cores = self.comm.allgather(settings.core_mask())

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,14 +15,36 @@ from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.function import unbroadcast
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.device.half import is_half, widened
-from mpiddp.typing import Array, DTypeLike
+from mpiddp.typing import Array, DTypeLike, Shape
 
 from .linear import check_dtypes
 from .module import Module
 from .parameter import Parameter
 
 
-class NormalizeFunction(Function):
+class Normalization(Function):
+    """``normal * weight + bias``; a subclass has `gradient_of_input`, and computes ``normal`` in forward."""
+
+    normal: Array
+    weight: Array | None
+    bias_shape: Shape | None
+
+    def backward(self, grad: Array) -> tuple[Array | None, ...]:
+        grad, weight, bias = widened(grad), self.weight, self.bias_shape
+        for_x = for_weight = for_bias = None
+        if self.needs(1) and weight is not None:
+            for_weight = unbroadcast(grad * self.normal, weight.shape)
+        if self.needs(2) and bias is not None:
+            for_bias = unbroadcast(grad, bias)
+        if self.needs(0):
+            for_x = self.gradient_of_input(grad)
+        return for_x, for_weight, for_bias
+
+    @abstractmethod
+    def gradient_of_input(self, grad: Array) -> Array: ...
+
+
+class NormalizeFunction(Normalization):
     """``(x - mean) / sqrt(variance + eps) * weight + bias`` with mean and variance of ``x`` over ``axes``.
 
     ``weight`` and ``bias``, or None, broadcast to ``x``. Mean and variance, axes kept, are appended to ``statistics``.
@@ -49,22 +72,16 @@ class NormalizeFunction(Function):
         statistics += [mean, variance]
         return rounded(affine(centred, weight, bias), dtype, weight)
 
-    def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        xp, normal, weight, grad = array_namespace(grad), self.normal, self.weight, widened(grad)
-        for_x = for_weight = for_bias = None
-        if self.needs(1) and weight is not None:
-            for_weight = unbroadcast(grad * normal, weight.shape)
-        if self.needs(2) and self.bias_shape is not None:
-            for_bias = unbroadcast(grad, self.bias_shape)
-        if self.needs(0):
-            inner = grad if weight is None else grad * weight
-            for_x = inner - inner.mean(axis=self.axes, keepdims=True)
-            for_x -= normal * xp.mean(inner * normal, axis=self.axes, keepdims=True)
-            for_x *= self.inverse
-        return for_x, for_weight, for_bias
+    def gradient_of_input(self, grad: Array) -> Array:
+        xp, normal = array_namespace(grad), self.normal
+        inner = grad if self.weight is None else grad * self.weight
+        for_x = inner - inner.mean(axis=self.axes, keepdims=True)
+        for_x -= normal * xp.mean(inner * normal, axis=self.axes, keepdims=True)
+        for_x *= self.inverse
+        return for_x
 
 
-class NormalizeWithFunction(Function):
+class NormalizeWithFunction(Normalization):
     """The same with given statistics."""
 
     def forward(
@@ -76,13 +93,8 @@ class NormalizeWithFunction(Function):
         self.normal = (x - mean) * self.inverse
         return affine(self.normal, weight, bias)
 
-    def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        weight = self.weight
-        return (
-            grad * (self.inverse if weight is None else weight * self.inverse) if self.needs(0) else None,
-            unbroadcast(grad * self.normal, weight.shape) if self.needs(1) and weight is not None else None,
-            unbroadcast(grad, self.bias_shape) if self.needs(2) and self.bias_shape is not None else None,
-        )
+    def gradient_of_input(self, grad: Array) -> Array:
+        return grad * (self.inverse if self.weight is None else self.weight * self.inverse)
 
 
 def affine(normal: Array, weight: Array | None, bias: Array | None) -> Array:

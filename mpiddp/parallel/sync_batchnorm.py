@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.autograd import Function, Tensor
-from mpiddp.autograd.function import unbroadcast
+from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace, download
 from mpiddp.device.half import widened
 from mpiddp.distributed import ProcessGroup, all_gather_single, all_reduce, is_initialized
 from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Module
-from mpiddp.nn.normalization import BatchNorm, affine, along_channels, blend, rounded
+from mpiddp.nn.normalization import BatchNorm, Normalization, affine, along_channels, blend, rounded
 from mpiddp.typing import Array, DTypeLike
 
 from .naive import current_weight
@@ -51,7 +50,7 @@ def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Arr
     return total, mean, square
 
 
-class _NormalizeAcrossRanks(Function):
+class _NormalizeAcrossRanks(Normalization):
     """Normalisation over all axes but the second, and over the batches of all ranks."""
 
     def forward(
@@ -87,29 +86,22 @@ class _NormalizeAcrossRanks(Function):
         statistics += [means, squares / (self.count - 1)]
         return rounded(affine(self.normal, weight, bias), dtype, weight)
 
-    def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        xp, normal, weight, grad = array_namespace(grad), self.normal, self.weight, widened(grad)
-        for_x = for_weight = for_bias = None
-        if self.needs(1) and weight is not None:
-            for_weight = unbroadcast(grad * normal, weight.shape)
-        if self.needs(2) and self.bias_shape is not None:
-            for_bias = unbroadcast(grad, self.bias_shape)
-        if self.needs(0):
-            channels = grad.shape[1]
-            # Sums over ranks are of weighted gradients; the reducer weights the local ones later.
-            factor = current_weight.get()
-            sums = xp.zeros(2 * channels, dtype=np.float64)
-            if factor != 0:
-                sums[:channels] = grad.sum(axis=self.axes)
-                sums[channels:] = (grad * normal).sum(axis=self.axes)
-                sums *= 1 if factor is None else factor
-            all_reduce(sums, group=self.group)
-            sums /= self.count * (factor or 1)
-            sums = sums.astype(grad.dtype)
-            for_x = grad - along_channels(sums[:channels], grad.ndim)
-            for_x -= normal * along_channels(sums[channels:], grad.ndim)
-            for_x *= self.inverse if weight is None else self.inverse * weight
-        return for_x, for_weight, for_bias
+    def gradient_of_input(self, grad: Array) -> Array:
+        channels, normal = grad.shape[1], self.normal
+        # Sums over ranks are of weighted gradients; the reducer weights the local ones later.
+        factor = current_weight.get()
+        sums = array_namespace(grad).zeros(2 * channels, dtype=np.float64)
+        if factor != 0:
+            sums[:channels] = grad.sum(axis=self.axes)
+            sums[channels:] = (grad * normal).sum(axis=self.axes)
+            sums *= 1 if factor is None else factor
+        all_reduce(sums, group=self.group)
+        sums /= self.count * (factor or 1)
+        sums = sums.astype(grad.dtype)
+        for_x: Array = grad - along_channels(sums[:channels], grad.ndim)
+        for_x -= normal * along_channels(sums[channels:], grad.ndim)
+        for_x *= self.inverse if self.weight is None else self.inverse * self.weight
+        return for_x
 
 
 class SyncBatchNorm(BatchNorm):
