@@ -52,16 +52,13 @@ def exchange(
     root: int = NO_ROOT,
     place: Location | None = None,
 ) -> Steps:
-    """Wait for every rank, and return the `Entries`; one yield, on ``now``.
-
-    ``place`` is by default that in symmetric memory. MismatchError on every rank, if their calls differ.
-    """
+    """Wait for every rank, and return the `Entries`; one yield, on ``now``; MismatchError on all, if calls differ."""
     call = make_call(operation, x.dtype, op, x.size, root)
     return _exchange(link, call, place or segment.find(x), 1.0 if op is None or op.factor is None else op.factor)
 
 
 def compare(link: Link, call: Call) -> Steps:
-    """Wait for every rank; MismatchError on every rank, if their calls differ."""
+    """Wait for every rank; MismatchError on all, if calls differ."""
     yield from _exchange(link, call, segment.NOWHERE, 1.0)
 
 
@@ -77,14 +74,14 @@ def _exchange(link: Link, call: Call, place: Location, factor: float) -> Steps:
 
 
 def _history(link: Link) -> int:
-    """Return the hash of all calls so far; 0 where ranks see each other's calls."""
+    """Return the hash of all calls; 0 where ranks see each other's."""
     calls = link.find(Calls)
-    # A later step runs when this rank may have made other calls already.
+    # in a later step this rank may have made other calls
     return 0 if link.one_node or calls is None or link.now is link.later else calls.history
 
 
 def barrier(link: Link) -> Steps:
-    """Wait for every rank of a group on several nodes; MismatchError on every rank, if any calls so far differ."""
+    """Wait for every rank of several nodes; MismatchError on all, if any calls so far differ."""
     history = _history(link)
     bounds = np.array([history, ~history])
     yield link.now.Iallreduce(MPI.IN_PLACE, bounds, MPI.MIN)
@@ -93,7 +90,7 @@ def barrier(link: Link) -> Steps:
 
 
 def _find_difference(link: Link) -> Steps:
-    """Exchange the last calls of all ranks, and raise the first difference on all of them."""
+    """Exchange the last calls, and raise the first difference on all ranks."""
     calls = link.find(Calls)
     assert calls is not None, "histories are its"
     calls.history = 0

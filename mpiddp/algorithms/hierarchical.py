@@ -59,7 +59,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 def in_place_everywhere(link: Link, segments: Array) -> bool:
-    """Return True if every node's arrays lie in one segment, or there is one array."""
+    """Return True if every node's arrays lie in one segment, or it has one."""
     by_node = segments[link.by_node]
     lowest = np.minimum.reduceat(by_node, link.node_starts)
     highest = np.maximum.reduceat(by_node, link.node_starts)
@@ -68,7 +68,7 @@ def in_place_everywhere(link: Link, segments: Array) -> bool:
 
 
 def _across(link: Link) -> Channel | None:
-    """Return the ranks with the same slice: this one alone on one node, None without a slice."""
+    """Return the ranks with the same slice: alone on one node, None without a slice."""
     if link.one_node:
         return Channel(link.ranks[link.rank : link.rank + 1], 0, link.now, link.later)
     return link.across
@@ -119,7 +119,7 @@ def _by_messages(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 class _Crossing:
-    """A piece of a slice in its reduction over the nodes: this node's ``sums``, and the result in ``out``."""
+    """A piece of a slice: this node's ``sums``, and the result in ``out``."""
 
     def __init__(self, across: Channel, sums: Array, out: Array, op: ReduceOp) -> None:
         self._across, self._out, self._op = across, out, op
@@ -130,7 +130,7 @@ class _Crossing:
         self._requests = self._post(self._rows, [self._part(rank, sums) for rank in range(across.size)])
 
     def _part(self, rank: int, x: Array | None = None) -> Array:
-        """Return a rank's part of the piece, or of an array of its layout."""
+        """Return a rank's part of the piece."""
         return (self._out if x is None else x)[self._edges[rank] : self._edges[rank + 1]]
 
     def _post(self, incoming: list[Array], outgoing: list[Array]) -> list[MPI.Request]:
@@ -140,7 +140,7 @@ class _Crossing:
         return received + [comm.Isend(movable(outgoing[rank]), rank, Tag.NODES) for rank in others]
 
     def reduce(self) -> Steps:
-        """Sum this node's part of the piece, and send it to the others."""
+        """Sum this node's part, and send it to the others."""
         yield All(self._requests)
         mine = self._part(self._across.rank)
         reduce_rows(self._op, self._rows, (mine,), 1)
@@ -163,13 +163,13 @@ def _cross(
 ) -> Steps:
     """Reduce a slice over the nodes into ``out``.
 
-    ``summed`` returns this node's sums of elements ``start`` to ``stop``, in the accumulation dtype; ``write`` takes
-    each piece of the result and its start.
+    ``summed`` returns this node's sums of some elements, in the accumulation dtype; ``write`` takes a piece's start and
+    result.
     """
     remaining = ReduceOp.SUM if op.name in ("AVG", "PREMUL_SUM") else op
     step = max(max(PIECE_BYTES, across.size * _PART_BYTES) // out.itemsize, 1)
     on_its_way = on_its_way_back = None
-    # All ranks post in this order, so that messages match.
+    # the order of all ranks, so that messages match
     for start in (*range(0, out.size, step), None, None):
         posted = None
         if start is not None:

@@ -20,7 +20,7 @@ _LINE_BYTES = 64
 
 
 def bounds(count: int, parts: int, itemsize: int) -> list[int]:
-    """Return the bounds of ``parts`` nearly equal slices, on cache lines: no two ranks write to one line."""
+    """Return the bounds of nearly equal slices on cache lines: no two ranks write to one."""
     line = max(_LINE_BYTES // itemsize, 1)
     lines = -(-count // line)
     return [min(lines * part // parts * line, count) for part in range(parts)] + [count]
@@ -50,7 +50,7 @@ def reduce_rows(
     wide = accumulated_in(dtype)
     step = max(min(CHUNK_BYTES, CACHE_BYTES // len(rows)) // dtype.itemsize, 1)
     changing = wide != dtype or factors is not None
-    # An accumulator in place saves a pass over the cache: the row that it overwrites has been read.
+    # In place saves a pass over the cache: the row that it overwrites has been read.
     in_place = wide == dtype and (outs[0] is rows[0] or (not changing and len(rows) > 1 and outs[0] is rows[1]))
     spare = None if in_place and not changing else np.empty((2, min(step, count)), wide)
     for start in range(0, count, step):
@@ -77,7 +77,7 @@ def reduce_rows(
 
 
 def _common_scale(factors: Sequence[float] | None) -> float | None:
-    """Return the factor of all rows if it can follow the sum, in one pass: a power of two, which rounds nothing."""
+    """Return the factor of all rows if it can follow the sum: a power of two, which rounds nothing."""
     if factors is None or any(factor != factors[0] for factor in factors) or abs(math.frexp(factors[0])[0]) != 0.5:
         return None
     return factors[0]
@@ -101,12 +101,12 @@ def _combine_converted(
 
 
 def accumulated_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the accumulation dtype: float32 for half types, others their own."""
+    """Return float32 for half types, others as they are."""
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def widened(op: ReduceOp, x: Array) -> Array:
-    """Return a flat copy of ``x`` in the accumulation dtype, times this rank's factor."""
+    """Return a flat copy in the accumulation dtype, times this rank's factor."""
     copy = converted(x.reshape(-1), accumulated_in(x.dtype))
     premultiply(op, copy)
     return copy

@@ -125,7 +125,7 @@ Blocks = Mapping[int, Array] | Sequence[Array]
 
 
 def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
-    """Send ``inputs[r]`` to each rank r and receive ``outputs[r]`` from it, without packing.
+    """Send ``inputs[r]`` to each rank r and receive ``outputs[r]``, without packing.
 
     Messages of several operations keep their order, as all ranks submit these in one order.
     """
@@ -141,7 +141,7 @@ def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
 
 
 def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequence[Array]:
-    """Return ``inputs``, copied if this rank's messages share host memory with ``outputs``."""
+    """Return ``inputs``, copied if messages share host memory with ``outputs``."""
     sent = [*inputs[:rank], *inputs[rank + 1 :]]
     if all(x.base is None for x in (*outputs, *sent)):  # each has memory of its own
         overlap = not {*map(id, outputs)}.isdisjoint(map(id, sent))
@@ -161,7 +161,7 @@ def _overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
 
 
 class _Blocks:
-    """The blocks of other ranks, each received once its size is known: MPI may crash in a receive that is too short."""
+    """Other ranks' blocks, received once their size is known: MPI may crash in a receive that is too short."""
 
     def __init__(self, link: Channel, blocks: dict[int, Array]) -> None:
         self._comm, self._ranks, self._rank = link.now, link.ranks, link.rank
@@ -174,7 +174,7 @@ class _Blocks:
     def Test(self) -> bool:  # noqa: N802
         """Return whether all of them are complete."""
         self._take_early()
-        # One probe for any sender: a probe for each would search all unexpected messages as often as there are ranks.
+        # one for any sender: one for each would search all unexpected messages as often as there are ranks
         while self._left:
             message = self._comm.Improbe(MPI.ANY_SOURCE, Tag.BLOCK, self._status)
             if message is None:
@@ -198,7 +198,7 @@ class _Blocks:
                 del self._early[source]
 
     def _sort(self, message: MPI.Message) -> None:
-        """Accept a block, or keep one of a later operation, whose sender is ahead."""
+        """Accept a block, or keep a later operation's, whose sender is ahead."""
         source, sent_bytes = self._status.Get_source(), size_of(self._status)
         if source in self._left:
             self._accept(source, message, sent_bytes)
@@ -206,7 +206,7 @@ class _Blocks:
             self._early.setdefault(source, deque()).append((message, sent_bytes))
 
     def _accept(self, source: int, message: MPI.Message, sent_bytes: int) -> None:
-        """Receive a block in its place, or elsewhere if it does not fit, so that the next message is right."""
+        """Receive a block, elsewhere if it does not fit, so that the next is right."""
         x = self._left.pop(source)
         if sent_bytes != x.nbytes:
             self._fault = self._fault or (
@@ -217,7 +217,7 @@ class _Blocks:
         self._requests.append(message.Irecv(as_message(x, sent_bytes)))
 
     def check(self) -> None:
-        """Raise `MismatchError` if a block had another size than its memory."""
+        """Raise `MismatchError` if a block had another size."""
         if self._fault:
             raise MismatchError(self._fault)
 

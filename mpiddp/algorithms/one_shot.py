@@ -96,7 +96,7 @@ class OneShot:
             self._monitor.publish_unawaited(sequence, self._call)
 
     def _wait(self, label: str, output: Array | None, happened: Callable[[], bool], published: bool) -> None:
-        """Publish the call for the other ranks and the watchdog, and compare calls during a long wait."""
+        """Publish the call for others and the watchdog, and compare calls during a long wait."""
         link, monitor = self._link, self._monitor
         operation = Operation(label, link.members, output, None, True, link.sequence)
         if not published:
@@ -115,13 +115,13 @@ class OneShot:
 
     def _check(self) -> None:
         self._monitor.check()
-        if requests.pending:  # another thread's, which may compute while the other ranks wait for them
+        if requests.pending:  # another thread's, for which the other ranks may wait
             requests.poll()
 
     def steps(self, link: Link, *args: Any) -> Steps:
-        """Return the steps of a call, which run at the head of the queue: at once, if it is empty."""
+        """Return the steps of a call, which run at the head of the queue."""
         eager = self._eager
-        # A later step of another operation runs when this rank may have begun others already.
+        # in a later step this rank may have begun other operations
         record = self._call.pack(0 if link.now is link.later else link.sequence)
         output, x = args[self._output], args[self._input]
         if len(link.queue):
@@ -143,7 +143,7 @@ def _whole(x: Array) -> Array:
 
 
 def _pieces(count: int, itemsize: int) -> Iterator[slice]:
-    """Return the slices of ``count`` elements that fit into a buffer: at least one."""
+    """Return slices that fit into a buffer: at least one."""
     step = BUFFER_BYTES // itemsize
     return (slice(start, min(start + step, count)) for start in range(0, max(count, 1), step))
 
@@ -244,7 +244,7 @@ _SHOTS: dict[str, Callable[[Link, EagerBuffers, Array, Array, ReduceOp | None, i
 
 
 def _shown_in(dtype: np.dtype[Any], op: ReduceOp | None) -> np.dtype[Any]:
-    """Return the dtype in the buffers: the accumulation dtype, where a factor comes first."""
+    """Return the dtype in the buffers: the accumulation dtype before a factor."""
     return dtype if op is None or op.factor is None else accumulated_in(dtype)
 
 
@@ -253,7 +253,7 @@ def _factor(op: ReduceOp) -> Callable[[Array], None] | None:
 
 
 def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], None]:
-    """Return the function that combines a round's rows, already multiplied by their factors."""
+    """Return the function that combines a round's rows, multiplied already."""
     combine, averages = getattr(np, combining(op)), op is ReduceOp.AVG
 
     def combined(current: Round, out: Array) -> None:

@@ -96,7 +96,7 @@ class Copies:
     def reduce(
         self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
     ) -> None:
-        """See `PeerAccess`; each piece is copied to its receivers when it is reduced."""
+        """See `PeerAccess`; each reduced piece is copied to its receivers."""
         spare = self._spare(last - first)
         kept = self._rank if self._rank in ranks else ranks[0]
         for start in range(first, last, spare.shape[1]):
@@ -138,7 +138,7 @@ def in_place(node: Channel, x: Array, entries: Entries) -> Views | None:
 
 
 def copied(link: Link, x: Array, entries: Entries) -> Steps:
-    """Return the arrays of this rank's node, or None where the kernel does not copy; collective over ``link``."""
+    """Return the arrays of this rank's node, or None where the kernel does not copy; collective."""
     memory = link.resource(CrossMemory)
     if not (yield from memory.prepare()):
         return None

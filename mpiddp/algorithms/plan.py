@@ -58,7 +58,7 @@ ONE_NODE: dict[str, Rows] = {
 TWO_RANKS: dict[str, Rows] = {
     "broadcast": ((16 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
 }
-"""Before `ONE_NODE` in groups of two ranks; on four, MPI's own is slower from the start."""
+"""Before `ONE_NODE` for two ranks; on four, MPI's own is slower from the start."""
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": ((64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
     "reduce": ((ANY_SIZE, "native"),),
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
     call: Call
     """The record that the ranks compare."""
     run: Callable[[str, Sequence[Any]], None] | None = None
-    """The same without a generator, for short arrays, called with label and arguments; None: drive the steps."""
+    """The same without a generator, for short arrays; None: drive the steps."""
     trace: Callable[..., Any] | None = None
     """Replaces the steps under ``MPIDDP_DEBUG``."""
 
@@ -117,7 +117,7 @@ _all: weakref.WeakSet[Plans] = weakref.WeakSet()
 
 
 def forget() -> None:
-    """Forget all plans of all groups, because settings may have changed."""
+    """Forget all groups' plans, as settings may have changed."""
     for plans in tuple(_all):
         plans.forget()
     _overrides.cache_clear()
@@ -142,7 +142,7 @@ def label(name: str, algorithm: str | None) -> str:
 
 _NAMED_BUCKETS = 256
 BUCKETS = (*(f"DDP bucket {index}" for index in range(_NAMED_BUCKETS)), "a later DDP bucket")
-"""Names of the all-reduces that `DistributedDataParallel` makes of its gradients."""
+"""The all-reduces of `DistributedDataParallel`'s gradients."""
 _OPERATIONS |= dict.fromkeys(BUCKETS, "all_reduce")
 
 
@@ -155,7 +155,7 @@ for _name in BUCKETS:
     register_name(_name)
 for _name in (*ONE_NODE, *(set(_OPERATIONS) - set(BUCKETS))):
     for _algorithm in (*MODULES, "one_shot", *device_table.ALGORITHMS):
-        register_name(label(_name, _algorithm))  # so that ranks can name the algorithm that others asked for
+        register_name(label(_name, _algorithm))  # ranks can name the algorithm that others asked for
 
 
 def make(
@@ -184,7 +184,7 @@ def make(
         check(x.dtype, op)  # also refuses None, as all that is no ReduceOp
     largest = output if operation == "all_gather" else x
     count = x.size if count is None else count
-    compared = None if name in BUCKETS else op  # no line of the program names a bucket's reduction
+    compared = None if name in BUCKETS else op  # nobody wrote a bucket's reduction
     if type(x) is type(output) is np.ndarray:
         chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
         if chosen == "one_shot":
@@ -211,7 +211,7 @@ def barrier(link: Link) -> Plan:
 
 
 def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Return the steps of an all-reduce or a reduce-scatter that is a part of another operation."""
+    """Return the steps of an all-reduce or a reduce-scatter inside of another operation."""
     plans = link.resource(Plans)
     key = (name, None, op, x.dtype, x.shape, output.shape, type(x))
     plan = plans.get(key) or plans.remember(key, make(link, f"inner {name}", None, output, x, op, places=_PLACES[name]))
@@ -248,7 +248,7 @@ def _device_steps(
 
 
 def moving(operation: str, link: Link, *arrays: Array) -> tuple[Callable[..., Steps], bool]:
-    """Return the steps of an operation that only moves data, and whether they are for a device."""
+    """Return the steps of an operation that only moves data; True for a device."""
     steps: Callable[..., Steps] = getattr(native, operation)
     on_device = next((x for x in arrays if type(x) is not np.ndarray), None)
     if on_device is None:
@@ -278,7 +278,7 @@ def _overrides() -> dict[str, str]:
 
 
 def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
-    """Return the rows of the table for a group, or the one that goes before it."""
+    """Return a group's rows of the table, or the one before it."""
     chosen = _overrides().get(operation) if algorithm is None else _checked(operation, algorithm)
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
@@ -293,7 +293,7 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
 
 
 def _available(name: str, link: Link) -> str:
-    """Return the algorithm's name, or its substitute in a group without eager buffers."""
+    """Return the algorithm's name, or its substitute without eager buffers."""
     return "native" if name == "one_shot" and link.find(EagerBuffers) is None else name
 
 

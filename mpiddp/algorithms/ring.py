@@ -42,7 +42,7 @@ class Transport(Protocol):
         """Load ``x`` for the next `shift`; it stays unchanged until then."""
 
     def shift(self, target: Array) -> Steps:
-        """Send the loaded part to the next rank, and receive and load ``target`` from the one before."""
+        """Send the loaded part to the next rank; receive and load ``target`` from the one before."""
 
 
 class HostTransport:
@@ -93,7 +93,7 @@ def reduce_around(transport: Transport, parts: Sequence[Array], op: ReduceOp) ->
 
 
 def _summand(op: ReduceOp, x: Array) -> Array:
-    """Return flat ``x`` as a summand: a copy only where it is widened or multiplied."""
+    """Return a flat summand, copied only if widened or multiplied."""
     return x if op.factor is None and accumulated_in(x.dtype) == x.dtype else widened(op, x)
 
 

@@ -36,12 +36,12 @@ from .peer_access import PeerAccess, copied, in_place, place_of
 COPY_BYTES = 1 << 22
 """Longer ordinary arrays are copied by the kernel, whose costs exceed the saved copies below."""
 ONE_SHOT_BYTES = 1 << 17
-"""Shorter arrays, symmetric ones too, go through the scratch in one shot, which takes a barrier less; longer ones of
-more than two ranks in two, in which every rank reads less.
+"""Shorter arrays go through the scratch in one shot, which takes a barrier less; longer ones of more than two ranks in
+two, in which every rank reads less.
 """
 _ONE_SHOT_CHUNK_BYTES = 1 << 20
 _BEGUN = Location(-1, 0)
-"""The place of an array whose first chunk is in the scratch."""
+"""The first chunk is in the scratch."""
 
 
 class _Access(NamedTuple):
@@ -49,15 +49,15 @@ class _Access(NamedTuple):
 
     entries: Entries
     peers: PeerAccess | None
-    """All ranks' arrays, where this rank reaches them; None: through the scratch."""
+    """All ranks' arrays; None: through the scratch."""
     begun: bool = False
-    """True if all ranks have put their first chunk into the scratch."""
+    """True if all ranks' first chunks are in the scratch."""
 
 
 def _meet(
     link: Link, pipeline: Pipeline, operation: str, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT
 ) -> Steps:
-    """Wait for every rank, and return the `_Access`; None: messages only."""
+    """Wait for every rank; return the `_Access`, None for messages only."""
     long = x.nbytes > COPY_BYTES
     place = place_of(x) if long else NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment and (not long or link.resource(CrossMemory).fault) and pipeline.begin():
@@ -92,7 +92,7 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def _reduce(link: Link, operation: str, x: Array, op: ReduceOp, root: int) -> Steps:
-    """Reduce ``x`` into that of ``root``, or of all ranks; return False without shared memory."""
+    """Reduce into root's ``x``, or all ranks'; return False without shared memory."""
     factors: list[float] | None = None
     gets_result = root in (NO_ROOT, link.rank)
     flat = x.reshape(-1)
@@ -151,7 +151,7 @@ def _own_slice(link: Link, start: int, stop: int, x: Array) -> tuple[int, int]:
 
 
 def _lies_in_others(part: Array, whole: Array, rank: int) -> bool:
-    """Return True if ``part`` shares memory with other blocks of ``whole`` than that of ``rank``."""
+    """Return True if ``part`` shares memory with other ranks' blocks of ``whole``."""
     return np.may_share_memory(part, whole) and address_of(part) != address_of(whole) + rank * part.nbytes
 
 
@@ -241,7 +241,7 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
 
 
 def _putting(link: Link, source: Array) -> Callable[[int, int, list[Array]], None]:
-    """Return a function that copies chunks of ``source`` into this rank's buffer."""
+    """Return a function that copies chunks into this rank's buffer."""
 
     def put(start: int, stop: int, buffers: list[Array]) -> None:
         buffers[link.rank][...] = source[start:stop]

@@ -1,7 +1,4 @@
-"""Device pointers in MPI calls: support, and the evidence for it.
-
-An MPI without support crashes on the first: support needs evidence on every rank, else arrays go through the host.
-"""
+"""Device pointers in MPI calls: an MPI without support crashes, so support needs evidence on every rank."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class Support(NamedTuple):
 
 
 class DevicePointers(NamedTuple):
-    """The support for device pointers, the same on all ranks."""
+    """Support for device pointers, equal on all ranks."""
 
     point_to_point: Support
     """In ``Isend`` and ``Irecv``."""
@@ -38,7 +35,7 @@ class DevicePointers(NamedTuple):
 
 
 KINDS = DevicePointers._fields
-"""Kinds of communication; one may crash where the other works."""
+"""Kinds of communication; one may crash, another work."""
 
 
 class Capability(NamedTuple):
@@ -51,11 +48,11 @@ class Capability(NamedTuple):
     path: str | None
     """The loaded libmpi, where the system tells."""
     abi: str
-    """The ABI that mpi4py was chosen for, such as ``mpich``."""
+    """Chosen by mpi4py, such as ``mpich``."""
     thread_level: str
     """``multiple``, or less: then there is no watchdog."""
     wheels: tuple[str, ...]
-    """MPI libraries installed by pip; two have overwritten each other's files."""
+    """By pip; two have overwritten each other's files."""
     launcher: str | None
     """None without a launcher."""
     launcher_fits: Support
@@ -64,7 +61,7 @@ class Capability(NamedTuple):
 
 
 def inspect(comm: MPI.Intracomm | None = None) -> Capability:
-    """Return the facts; collective over ``comm`` (default: MPI.COMM_WORLD). Starts MPI if it does not run."""
+    """Return the facts; collective over ``comm`` (default: MPI.COMM_WORLD); starts MPI."""
     found = settings.launch()
     levels = {
         MPI.THREAD_SINGLE: "single",
@@ -111,7 +108,7 @@ _FAMILIES = {
 
 
 def launcher_fits(library: str, found: settings.Launch | None, world_size: int) -> Support:
-    """Return whether a launcher belongs to a library (from `library_name`) that sees ``world_size`` ranks."""
+    """Return whether a launcher belongs to a library that sees ``world_size`` ranks."""
     if found is None:
         return Support(True, "no launcher: a world of one rank")
     if world_size == found.size:
@@ -123,7 +120,7 @@ def launcher_fits(library: str, found: settings.Launch | None, world_size: int) 
 
 
 def loaded_libraries(*prefixes: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Return the paths of loaded libraries by the beginning of their file names; empty without ``maps``."""
+    """Return the paths of loaded libraries by the beginnings of their file names."""
     if not maps.exists():
         return []
     fields = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
@@ -137,7 +134,7 @@ def library_path() -> str | None:
 
 
 def library_key() -> str:
-    """Return a key of this library: name, version, and a digest of its description, path and transports."""
+    """Return a key of this library: name, version, and a digest of description, path and transports."""
     text = "\n".join([MPI.Get_library_version(), str(library_path()), *settings.transports()])
     name = re.sub(r"[^a-z0-9.]+", "-", library_name().lower()).strip("-")
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -147,10 +144,10 @@ def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
     """Return the support for device pointers, equal on every rank of ``comm`` (default: MPI.COMM_WORLD); collective.
 
     Evidence, in order of trust: ``MPIDDP_CUDA_AWARE``; MPI-4.1's memory kinds; the library's answer
-    (``MPIX_Query_cuda_support``, ``MPIX_GPU_query_support``); Cray's variable with its loaded GPU library; the outcome
-    of ``python -m mpiddp info --probe-gpu``. A failed probe revokes a yes: a wrong yes ends the process, a wrong no
-    costs a copy. Open MPI's own yes needs a probe, as it tells how Open MPI was built, not whether its transport takes
-    device pointers; in collectives it never gets them, as its reductions read GPU memory with the processor.
+    (``MPIX_Query_cuda_support``, ``MPIX_GPU_query_support``); Cray's variable with its loaded GPU library; a probe
+    (``python -m mpiddp info --probe-gpu``). A failed probe revokes a yes: a wrong yes ends the process, a wrong no
+    costs a copy. Open MPI's own yes needs a probe, as it tells nothing of its transport; in collectives it never gets
+    device pointers, as its reductions read them with the processor.
 
     References
     ----------
@@ -193,7 +190,6 @@ def _evidence(outcomes: Mapping[str, Support]) -> DevicePointers:
 
 
 def _weighed(declared: Support | None, tried: Support | None) -> Support:
-    """Return the answer, given the library's own and a probe's."""
     if tried is not None and (declared is None or not declared.yes or not tried.yes):
         return tried
     name, cure = library_name(), "`python -m mpiddp info --probe-gpu` tries it"
@@ -205,7 +201,7 @@ def _weighed(declared: Support | None, tried: Support | None) -> Support:
 
 
 def _declared() -> Support | None:
-    """Return the library's first yes, else its no, else None."""
+    """Return the library's first yes, else its no."""
     kinds = MPI.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
     if any(kind.split(":")[0] == "cuda" for kind in kinds.split(",")):
         return Support(True, f"mpi_memory_alloc_kinds={kinds}")
@@ -219,7 +215,7 @@ _CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
 
 
 def _answer(library: ctypes.CDLL) -> Support | None:
-    """Return the library's answer to Open MPI's and MPICH's query functions."""
+    """Return the answer of Open MPI's or MPICH's query function."""
     if hasattr(library, "MPIX_Query_cuda_support"):
         name, answer = "MPIX_Query_cuda_support", library.MPIX_Query_cuda_support()
     elif hasattr(library, "MPIX_GPU_query_support"):
@@ -240,7 +236,7 @@ def outcomes_file(key: str) -> Path:
 
 
 def probed(key: str) -> dict[str, Support]:
-    """Return the outcomes of a library's probes by kind; a damaged file counts as none."""
+    """Return the outcomes of probes by kind; a damaged file counts as none."""
     try:
         document = json.loads(outcomes_file(key).read_text())
         if document["format"] != FORMAT:

@@ -64,11 +64,11 @@ class Future:
         return self.wait()
 
     def set_result(self, result: Any) -> None:
-        """Set the value, and call the callbacks; RuntimeError if it is set."""
+        """Set the value, and call the callbacks; RuntimeError if set."""
         self._finish(result, None)
 
     def set_exception(self, result: BaseException) -> None:
-        """Set an error in place of a value; RuntimeError if one is set, AssertionError if it is no exception."""
+        """Set an error in place of a value; RuntimeError if set, AssertionError for no exception."""
         if not isinstance(result, BaseException):
             raise AssertionError(f"{result!r} is of type {type(result).__name__}, not an Exception.")
         self._finish(None, result)
@@ -147,12 +147,12 @@ class Promised(Future):
         return self._done()
 
     def wait(self) -> Any:
-        """Wait for the operation and return its arrays; raises as `Work.wait`."""
+        """Wait for the operation and return its arrays."""
         self._wait()
         return self._of_operation()
 
     def value(self) -> Any:
-        """Return the arrays, or raise the operation's error; RuntimeError before its end."""
+        """Return the arrays, or raise the error; RuntimeError before the end."""
         if not self._done():
             raise RuntimeError("the value of this future is not there yet; call wait()")
         return self.wait()
@@ -176,7 +176,7 @@ def collect_all(futures: Sequence[Future]) -> Future:
             try:
                 each.wait()
             except Exception:
-                if not each.done():  # an error already set is for the reader of that future
+                if not each.done():  # an error is for the reader of that future
                     raise
 
     def count(_: Future) -> None:

@@ -24,12 +24,12 @@ from mpiddp.errors import DistError
 from . import stdio
 
 _FIRST_WORD_S = 3.0
-"""Wait of the other ranks while rank 0 prints why the job may end: an abort ends it for all."""
+"""Rank 0 prints meanwhile why the job may end: an abort ends it for all."""
 _finalizes = True
 
 
 class SetupError(DistError):
-    """A launch that cannot work; every rank meets it, rank 0 alone prints it."""
+    """A launch that cannot work; rank 0 alone prints it."""
 
 
 def _load() -> types.ModuleType:
@@ -61,7 +61,7 @@ def _start(library: Any, rc: Any) -> None:
         _check_own(launch)
     name = " ".join(library.Get_library_version().split("\n")[0].replace("Version:", "").split())
     if launch is not None and "(Open MPI)" in launch.launcher and name.startswith("MPICH"):
-        # Most builds of MPICH abort in MPI_Init then, and their text does not say why.
+        # Most builds of MPICH abort in MPI_Init then, without a reason.
         if launch.rank == 0:
             sys.stderr.write(
                 f"Open MPI's mpirun started this job, but its library is {name} ({library.__file__}); if it ends now,"
@@ -71,7 +71,7 @@ def _start(library: Any, rc: Any) -> None:
         else:
             time.sleep(_FIRST_WORD_S)
     level = getattr(library, f"THREAD_{rc.thread_level.upper()}") if rc.threads else library.THREAD_SINGLE
-    # mpi4py would hold the interpreter until the other ranks arrive, and no thread could report the wait.
+    # mpi4py would hold the interpreter, and no thread could report the wait.
     fault = ctypes.CDLL(library.__file__).MPI_Init_thread(None, None, int(level), ctypes.byref(ctypes.c_int()))
     if fault:
         raise SetupError(f"MPI could not be started: MPI_Init_thread of {name} returned {fault}")
@@ -83,7 +83,7 @@ def _start(library: Any, rc: Any) -> None:
 
 
 def _check_own(launch: settings.Launch) -> None:
-    """Refuse to run MPI as the rank that started this process: MPICH fails then, and Open MPI's ranks crash."""
+    """Refuse MPI as the rank that started this process: MPICH fails then, and Open MPI's ranks crash."""
     rank_pid = settings.started_by_rank()
     processes: Any = sys.modules.get("multiprocessing.process")
     if processes is not None and getattr(processes.current_process(), "_inheriting", False):
@@ -129,7 +129,7 @@ def _parents() -> list[int]:
 
 
 def _end_pool(fault: str, rank_pid: int) -> NoReturn:
-    """End the rank, and with it the job: a Pool replaces its workers without end."""
+    """End the job: a Pool replaces its workers without end."""
     sys.stderr.write(f"SetupError: {fault}; the pool would start its workers again for ever, so the job ends here\n")
     stdio.deliver()
     os.kill(rank_pid, signal.SIGKILL)
@@ -143,7 +143,7 @@ def never_finalize() -> None:
 
 
 def running() -> bool:
-    """Return True if MPI can be used now; starts nothing."""
+    """Return True if MPI can be used now."""
     library: Any = sys.modules.get("mpi4py.MPI")
     return library is not None and library.Is_initialized() and not library.Is_finalized()
 
@@ -164,7 +164,7 @@ if TYPE_CHECKING:
 else:
 
     class _Library(types.ModuleType):
-        """Stands for the module until one of its names is used, then holds all of them."""
+        """Holds the module's names once one is used."""
 
         def __getattr__(self, name: str) -> Any:
             library = _load()

@@ -31,7 +31,7 @@ T = TypeVar("T", bound="Resource")
 
 
 class Resource:
-    """A part of a group, made on first use and closed with the group."""
+    """A part of a group, made on first use."""
 
     def pending(self) -> int:
         """Return the number of its pending operations."""
@@ -49,14 +49,14 @@ class Channel:
 
     def __init__(self, ranks: tuple[int, ...], rank: int, now: MPI.Intracomm, later: MPI.Intracomm) -> None:
         self.ranks = ranks
-        """World ranks of the members, in the order of their ranks here."""
+        """World ranks, in the order of their ranks here."""
         self.rank, self.size = rank, len(ranks)
         self.now, self.later = now, later
         self.early: dict[int, dict[int, deque[tuple[MPI.Message, int]]]] = {}
-        """Blocks of later operations that have arrived, with their bytes, by communicator and sender."""
+        """Early blocks of later operations, with their bytes, by communicator and sender."""
 
     def after(self) -> Self:
-        """Return the channel of an algorithm that is a later step of another one: all its messages use ``later``."""
+        """Return the channel of an algorithm that is a later step: all its messages use ``later``."""
         changed = copy.copy(self)
         changed.now = self.later
         return changed
@@ -73,26 +73,20 @@ class _Aborted:
 
 
 def aborted(error: DistError) -> Any:
-    """Return a substitute for the communicators of an aborted group: every use raises ``error``."""
+    """Return a substitute for communicators, of which every use raises ``error``."""
     return _Aborted(error)
 
 
 _created = 0
 _abandoned: list[Any] = []
-"""Communicators and resources of aborted groups: messages sent in them may still arrive."""
+"""Of aborted groups: messages sent in them may still arrive."""
 
 
 class Link(Channel):
     """The communicators of one group of ranks: three on one node, six on several; collective over ``comm``.
 
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        A communicator of the group's ranks, in their order; owned by the link.
-    timeout_s : float
-        Time limit of the group's operations, in seconds.
-    register : callable
-        Called with the link before it makes communicators, which are revoked when a rank fails.
+    ``comm``, in the order of the ranks, is owned by the link; ``register`` is called before communicators are made,
+    which are revoked when a rank fails.
     """
 
     def __init__(
@@ -115,7 +109,7 @@ class Link(Channel):
         self.sequence = self.message_count = 0
         """Collective operations, and messages, begun on this rank."""
         self.busy = False
-        """True if a thread blocks in a collective of the group."""
+        """True if a thread blocks in a collective."""
         self.queue = Queue()
         register(self)
         try:
@@ -129,7 +123,7 @@ class Link(Channel):
         self.closed = False
 
     def _connect(self, comm: MPI.Intracomm) -> None:
-        # Ranks may have made different numbers of groups: the first member's number is this one's.
+        # The first member's number is the group's, as ranks may have made different numbers of groups.
         made = np.empty((comm.size, 2), np.int64)
         comm.Allgather(np.array([self.world.rank, _created]), made)
         ranks = tuple(map(self.world.ranks.__getitem__, made[:, 0].tolist()))
@@ -145,7 +139,7 @@ class Link(Channel):
         self.shares_memory = self.node_count < self.size
         """True if a node has several of the ranks."""
         self.places = min(ranks_per_node.values())
-        """Ranks of the smallest node: as many of each take part across nodes."""
+        """Ranks of each node that take part across nodes: those of the smallest."""
         self.by_node = np.argsort(self.nodes, kind="stable")
         """Group ranks, by node."""
         self.node_starts = np.flatnonzero(np.diff(np.array(self.nodes)[self.by_node], prepend=-1))
@@ -191,7 +185,7 @@ class Link(Channel):
         return self.ranks[: self.rank] + self.ranks[self.rank + 1 :]
 
     def resource(self, make: Callable[[Link], T]) -> T:
-        """Return the group's instance of a class of `Resource`, made by ``make(link)`` on first use."""
+        """Return the group's instance of a `Resource`, made on first use."""
         found = self._resources.get(make)  # type: ignore[call-overload]
         if found is None:
             found = self._resources[make] = make(self._whole)  # type: ignore[index]
@@ -224,7 +218,7 @@ class Link(Channel):
         self._free()
 
     def abort(self, error: DistError) -> None:
-        """Give the group up, with its pending operations: every further use raises ``error``."""
+        """Give the group up: pending operations and further uses raise ``error``."""
         if self.closed:  # a rank has failed while others were making the group
             return
         aborted_comm = aborted(error)

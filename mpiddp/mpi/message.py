@@ -38,7 +38,7 @@ def _code_names() -> list[str]:
 _NAMES = _code_names()
 _OTHER = 31
 CODES = _OTHER + 1
-"""Number of dtype codes, the factor of a message's tag."""
+"""The factor of a message's tag."""
 
 _codes: dict[np.dtype[Any], int] = {}
 
@@ -53,7 +53,7 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_layout(dtype: np.dtype[Any]) -> str:
-    """Return a description of a dtype without a code of its own, else ""."""
+    """Return a description of a dtype without a code, else ""."""
     return str(dtype) if dtype_code(dtype) == _OTHER else ""
 
 
@@ -63,16 +63,7 @@ def code_name(code: int) -> str:
 
 
 def as_array(x: object, operation: str, *, writable: bool = True, name: str = "tensor") -> Array:
-    """Return the array that ``x`` is or holds, if MPI can send it as it is.
-
-    Parameters
-    ----------
-    x : array or object with ``__mpiddp_array__``
-        The caller's argument, also of another library.
-    operation, name : str
-        The operation and its parameter, for the error.
-    writable : bool, default True
-        True for an output.
+    """Return the array that ``x`` is or holds, if MPI can send it; ``name`` is the parameter of ``operation``.
 
     Raises
     ------
@@ -94,7 +85,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
     ours = held is not None or isinstance(x, np.ndarray) or is_device_array(x)
     array: Array = held if held is not None else x if ours else _adopted(x, operation, writable, name)  # type: ignore[assignment]
     if held is not None and not writable and not array.flags.c_contiguous:
-        # The layout of a tensor is autograd's business: a linear layer's output is a transposed view.
+        # autograd's layout: a linear layer's output is a transposed view
         array = array.copy(order="C")
     if array.dtype.hasobject:
         raise TypeError(
@@ -147,9 +138,9 @@ def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
 
 
 def _over_the_memory_of(x: Any) -> Array | None:
-    """Return an array over the memory of ``x``, which it keeps, or None: NumPy's scalars and ``bytes`` are values.
+    """Return an array over the memory of ``x``, or None; NumPy's scalars and ``bytes`` are values.
 
-    Errors of the library of ``x`` pass, such as torch's ``BufferError`` for a tensor that requires a gradient.
+    Errors of its library pass, such as torch's ``BufferError`` for a tensor that requires a gradient.
     """
     if isinstance(x, np.generic | bytes):
         return None
@@ -184,15 +175,12 @@ def _from_dlpack(x: Any) -> Array:
 
 
 _DTYPE_OFFSETS = ((b"dltensor_versioned", 52), (b"dltensor", 20))
-"""Offsets of the dtype in DLPack's DLManagedTensorVersioned and DLManagedTensor, by capsule name."""
+"""Of the dtype in DLPack's DLManagedTensorVersioned and DLManagedTensor, by capsule name."""
 _UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
 
 
 class _Bfloat16Bits:
-    """A bfloat16 array of another library, exported as uint16: NumPy's DLPack has no bfloat16.
-
-    The consumer owns the description that it gets: the type in it may be changed.
-    """
+    """A bfloat16 array exported as uint16, as NumPy's DLPack has no bfloat16; the consumer owns the description."""
 
     def __init__(self, x: Any) -> None:
         self._x = x
@@ -219,7 +207,7 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def _refuse(operation: str, name: str, what: str, copy: str, writable: bool) -> NoReturn:
-    """Raise the error whose cure is a copy; a result has to be copied back."""
+    """Raise the error whose cure is a copy, for a result there and back."""
     cure = f"make y = {copy}, pass y, and copy the result back: x[...] = y" if writable else f"pass {copy}"
     raise ArrayError(f"{operation} needs {what} as `{name}`; {cure}")
 
@@ -227,7 +215,7 @@ def _refuse(operation: str, name: str, what: str, copy: str, writable: bool) -> 
 def as_arrays(
     xs: object, operation: str, length: int, *, writable: bool = True, name: str = "tensor_list"
 ) -> list[Array]:
-    """Return the arrays of a list, or for inputs a tuple, with one a rank; TypeError, ArrayError otherwise."""
+    """Return the arrays of a list with one a rank; inputs may be a tuple."""
     if not isinstance(xs, list) and (writable or not isinstance(xs, tuple)):
         raise TypeError(f"Expected parameter `{name}` of {operation} to be a list of arrays, got {type(xs).__name__}")
     if len(xs) != length:
@@ -238,7 +226,7 @@ def as_arrays(
 
 
 def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], operation: str, name: str) -> None:
-    """Raise `ArrayError` unless an array has the dtype, and the shape where one is given."""
+    """Raise `ArrayError` unless ``x`` has the dtype, and the shape if given."""
     if x.dtype != dtype:
         raise ArrayError(f"{operation} needs {dtype} as `{name}`, as in the other arrays of the call, got {x.dtype}")
     if shape is not None and x.shape != shape:
@@ -246,7 +234,7 @@ def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], o
 
 
 def as_bytes(x: Array) -> Array:
-    """Return the memory of a contiguous array as flat bytes, without a copy."""
+    """Return the memory of a contiguous array as bytes."""
     return x.reshape(-1).view(np.uint8)
 
 
@@ -256,12 +244,12 @@ def _is_named(dtype: np.dtype[Any]) -> bool:
 
 
 def movable(x: Array) -> Array:
-    """Return ``x``, or its bytes if MPI has no datatype for it; for operations that only move data."""
+    """Return ``x``, or its bytes if MPI has no datatype for it."""
     return x if _is_named(x.dtype) else as_bytes(x)
 
 
 def countable(x: Array) -> bool:
-    """Return True if MPI can count the elements of ``x``."""
+    """Return whether MPI can count the elements."""
     return x.size <= MAX_COUNT
 
 
@@ -269,7 +257,7 @@ _types: dict[np.dtype[Any], MPI.Datatype] = {}
 
 
 def counted(x: Array) -> list[Any]:
-    """Return ``x`` as a message with its MPI datatype, which saves mpi4py the look-up."""
+    """Return ``x`` with its MPI datatype, which saves mpi4py the look-up."""
     found = _types.get(x.dtype)
     if found is None:
         found = _types[x.dtype] = MPI.Datatype.fromcode(x.dtype.char)
@@ -312,7 +300,7 @@ def _make_long(size_bytes: int, max_count: int) -> MPI.Datatype:
 
 
 def as_message(x: Array, size_bytes: int) -> list[Any]:
-    """Return the first bytes of ``x`` as one message of any length: memory, count, datatype."""
+    """Return the first bytes of ``x`` as one message of any length."""
     if size_bytes <= MAX_COUNT:
         return [movable(x), size_bytes, MPI.BYTE]
     return [as_bytes(x), 1, _long(size_bytes, MAX_COUNT)]

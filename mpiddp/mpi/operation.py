@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from mpiddp.errors import MismatchError
 
 _LISTED = 16
-"""Ranks that a group's name lists; of more it gives the first, the last and the number."""
+"""Of a larger group a text gives the first, the last and the number."""
 
 
 class Monitor(Protocol):
@@ -19,26 +19,23 @@ class Monitor(Protocol):
         """True if ranks survive the failure of one; then every wait polls, as one in MPI would never end."""
 
     def check(self) -> None:
-        """Raise if pending operations cannot end: a rank has failed, or ranks call different operations."""
+        """Raise if a rank has failed, or ranks call different operations."""
 
     def disagreement(self) -> MismatchError | None:
         """Return the error of ranks that call different operations, or None."""
 
     def explain(self, operation: Operation) -> str:
-        """Ask the other ranks, and describe those that keep an operation from ending."""
+        """Ask and describe the ranks that keep an operation from ending."""
 
     def unmatched(self) -> str:
-        """Describe arrived messages that no receive has taken; empty without any."""
+        """Describe arrived messages without a receive."""
 
     def translate(self, error: BaseException) -> None:
-        """Raise `RankFailedError` from ``error`` if a failed rank is its cause."""
+        """Raise `RankFailedError` if a failed rank is the cause."""
 
 
 class Members:
-    """The ranks of a group, as world ranks in its order, and the terms of their waits.
-
-    ``number`` is equal on all ranks.
-    """
+    """The world ranks of a group, its number, equal on all ranks, and the terms of its waits."""
 
     __slots__ = ("monitor", "number", "ranks", "timeout_s", "world_size")
 
@@ -63,9 +60,9 @@ class Operation(NamedTuple):
     members: Members
     array: Any = None
     peers: Sequence[int] | None = None
-    """World ranks that it waits for; None: all of the group."""
+    """World ranks awaited; None: all of the group."""
     limited: bool = False
-    """True if the waiter watches the clock and raises in time."""
+    """True if the waiter watches the clock."""
     number: int = 0
     """Among the group's collectives, or this rank's messages in the group."""
     tag: int | None = None
@@ -93,10 +90,7 @@ class Operation(NamedTuple):
 
 
 new_operation = tuple.__new__
-"""``new_operation(Operation, (...))`` with all its fields takes half the time of ``Operation(...)``."""
+"""``new_operation(Operation, (...))``, with all fields, takes half the time of ``Operation(...)``."""
 
 waiting: dict[int, Operation] = {}
-"""The operation in which each thread waits, by its identifier.
-
-A wait costs two stores and no clock: the watchdog sees that the same wait is still there.
-"""
+"""The operation in which each thread waits: two stores and no clock, as the watchdog recognises an unchanged wait."""

@@ -1,7 +1,7 @@
 """Point to point: dtype and length of a message are known before MPI sees a buffer.
 
-Open MPI hangs or crashes in a receive that is too short. So a matched probe takes arrived messages in their order; they
-are matched here by source and tag with the posted receives, checked, and then received. The tag carries the dtype.
+Open MPI hangs or crashes in a receive that is too short. So a matched probe takes messages in order; they are matched
+here with the posted receives, checked, and then received. The tag carries the dtype.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .requests import activate, deactivate, drive
 from .work import Work
 
 _EAGER_BYTES = 1 << 10
-"""Up to this length MPI libraries send a message with its envelope: one that has arrived is there whole."""
+"""MPI libraries send so much with the envelope: a message that has arrived is there whole."""
 ANY_SOURCE: int = -1
 """A receive from any source."""
 
@@ -57,7 +57,7 @@ class Message(Work):
         return Operation(*self._fields)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Wait until the message is sent or received; see `Work.wait`."""
+        """Wait until the message is sent or received."""
         if not self._finished:
             self._mailbox.progress_of(self)
         return Work.wait(self, timeout)
@@ -72,15 +72,12 @@ class Send(Message):
 
 
 class Receive(Message):
-    """A posted receive: waits for its message, then for its bytes.
-
-    ``source`` is a group rank or ANY_SOURCE; ``global_ranks`` are those of the members; ``fields`` serve errors.
-    """
+    """A posted receive: waits for its message, then for its bytes."""
 
     sender = -1
     """Group rank of the sender, once known."""
     size_bytes = 0
-    """Of the received message; a shorter one fills the beginning of the buffer."""
+    """A shorter message fills the beginning of the buffer."""
     _fault = ""
     _device: DeviceReceive | None = None
 
@@ -106,7 +103,7 @@ class Receive(Message):
         return arrival.tag == self._tag and self._source in (ANY_SOURCE, arrival.source)
 
     def take(self, source: int, code: int, size_bytes: int, message: MPI.Message) -> bool:
-        """Receive a short message that matches and fits; return False for any other."""
+        """Receive a short message that matches and fits; return False for others."""
         x = self._x
         if (
             size_bytes > _EAGER_BYTES
@@ -122,7 +119,7 @@ class Receive(Message):
         return True
 
     def accept(self, arrival: _Arrival) -> None:
-        """Begin to receive ``arrival``, or remove and refuse it, so that the next message is right."""
+        """Begin to receive, or remove and refuse the message, so that the next is right."""
         x, size_bytes = self._x, arrival.size_bytes
         self.sender, self.size_bytes = arrival.source, size_bytes
         if arrival.code != dtype_code(x.dtype):
@@ -139,7 +136,7 @@ class Receive(Message):
         self._awaited = arrival.message.Irecv(as_message(memory, size_bytes))
 
     def advance(self) -> bool:
-        """Return True if the message is in the buffer, or was refused."""
+        """Return True if the message is received or refused."""
         if not self._finished and self._awaited is not None:
             try:
                 if self._awaited.Test():
@@ -153,7 +150,7 @@ class Receive(Message):
         return ArrayError(f"a receive met a message from {sender} (tag {self._tag}) of {self._fault}")
 
     def wait_matched(self) -> None:
-        """Block in MPI until a matched message is in the buffer, or raise its refusal."""
+        """Block until a matched message is received, or raise its refusal."""
         if self._awaited is not None:
             self._awaited.Wait()
             self._finish(self._refusal() if self._fault else None)
@@ -186,7 +183,7 @@ class Mailbox(Resource):
         return len(self._works)
 
     def unmatched(self) -> list[tuple[int, int, str, int]]:
-        """Return sender (group rank), tag, dtype and bytes of messages that no receive has taken; in any thread."""
+        """Return sender (group rank), tag, dtype and bytes of messages without a receive; in any thread."""
         found = [(each.source, each.tag, each.code, each.size_bytes) for each in tuple(self._arrived)]
         status = MPI.Status()
         if self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):  # the next one, not probed before
@@ -194,12 +191,12 @@ class Mailbox(Resource):
         return [(source, tag, code_name(code), size) for source, tag, code, size in found if tag <= self.max_tag]
 
     def drop(self, error: DistError) -> None:
-        """End all messages with ``error``; messages go on after a mismatch of collectives."""
+        """End all messages with ``error``, unless it is a mismatch of collectives."""
         if not isinstance(error, MismatchError):
             self.fail(error)
 
     def send(self, x: Array, to: int, tag: int) -> None:
-        """Send ``x`` and block until its memory may be used again."""
+        """Send ``x`` and block until its memory is free."""
         code = tag * CODES + dtype_code(x.dtype)
         if _on_device(x):
             departure = Departure(self._departing.setdefault(to, deque()))
@@ -221,7 +218,7 @@ class Mailbox(Resource):
             requests.lock.release()
 
     def recv(self, x: Array, source: int, tag: int, fields: Fields) -> int:
-        """Receive into ``x``, blocking in MPI, and return the sender; only while nothing is pending in this process."""
+        """Receive, blocking in MPI, and return the sender; only while nothing is pending in this process."""
         wanted, status = MPI.ANY_SOURCE if source == ANY_SOURCE else source, self._status
         if not self._arrived and type(x) is np.ndarray:
             message = self._comm.Mprobe(wanted, MPI.ANY_TAG, status)
@@ -245,7 +242,7 @@ class Mailbox(Resource):
         return receive.sender
 
     def irecv(self, x: Array, source: int, tag: int, fields: Fields, global_ranks: Sequence[int] = ()) -> Receive:
-        """Post a receive into ``x``; messages match receives in the order of posting."""
+        """Post a receive; messages match in the order of posting."""
         requests.lock.acquire()
         try:
             receive = Receive(self, fields, x, source, tag, global_ranks)
@@ -270,7 +267,7 @@ class Mailbox(Resource):
                 del self._works[receive]
 
     def fail(self, error: DistError) -> None:
-        """End all messages with ``error``, and raise it at every further use."""
+        """End all messages, and raise ``error`` at every further use."""
         self._comm = aborted(error)
         self.fail_pending(error)
 
@@ -329,7 +326,7 @@ class Mailbox(Resource):
         message.announce()
 
     def progress_of(self, message: Message) -> None:
-        """Drive one message as far as it goes without waiting."""
+        """Drive one message without waiting."""
         requests.lock.acquire()
         try:
             self._match()
@@ -341,7 +338,7 @@ class Mailbox(Resource):
             requests.lock.release()
 
     def progress(self) -> None:
-        """Drive all pending messages as far as they go without waiting."""
+        """Drive all messages without waiting."""
         try:
             self._match()
         except MPI.Exception as error:  # a rank has failed: an error of wait(), not of the poll

@@ -1,4 +1,4 @@
-"""Messages of device arrays: after the kernels queued before, by device pointers, else through pinned host memory."""
+"""Messages of device arrays, by device pointers or pinned host memory, after the kernels queued before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .message import as_message
 from .requests import Awaited, Steps
 
 by_address = False
-"""MPI takes device pointers in messages; set at the start, the same on all ranks."""
+"""MPI takes device pointers in messages, on all ranks."""
 
 
 class Running:
@@ -39,7 +39,7 @@ class Running:
 
 
 class Departure:
-    """A place in the order of messages to one rank: a later one must not overtake one that is still copied."""
+    """A place in the order of messages to one rank, of which some are still copied."""
 
     __slots__ = ("_waiting",)
 
@@ -61,7 +61,7 @@ class Departure:
 
 
 def send(x: Array, departure: Departure, comm: MPI.Intracomm, to: int, tag: int) -> Steps:
-    """Send ``x``, on a device or behind such an array in the order of the messages."""
+    """Send ``x``, on a device or behind such an array."""
     memory: Array | None = None
     try:
         source = x

@@ -1,7 +1,7 @@
-"""The probe for device pointers: jobs that give them to MPI, and may crash.
+"""The probe for device pointers: jobs of two ranks that give them to MPI, and may crash.
 
-``python -m mpiddp info --probe-gpu`` starts a job (``mpiddp.algorithms.gpu.probe``) of two ranks for each kind of
-communication, and remembers the outcomes for this user, library and its transports.
+``python -m mpiddp info --probe-gpu`` starts one for each kind of communication, and remembers the outcomes for this
+user, library and its transports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .cuda_aware import FORMAT, KINDS, Support, outcomes_file, probed
 
 RANKS = 2
 LIMIT_S = 60.0
-"""Time limit of a job: a library that waits for ever on a device pointer has failed."""
+"""A library that waits longer on a device pointer has failed."""
 
 
 class ProbeError(DistError):
@@ -33,7 +33,7 @@ class ProbeError(DistError):
 
 
 def _remember(key: str, kind: str, outcome: Support) -> None:
-    """Write an outcome beside those of the other kinds, atomically."""
+    """Write an outcome, atomically."""
     file = outcomes_file(key)
     kinds = {**probed(key), kind: outcome}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def _remember(key: str, kind: str, outcome: Support) -> None:
 
 
 def job_command(kind: str) -> list[str]:
-    """Return the command of the job for a kind; ProbeError without a launcher."""
+    """Return the command of a kind's job; ProbeError without a launcher."""
     beside = Path(sys.executable).with_name("mpiexec")
     launcher = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec") or shutil.which("mpirun")
     launcher = launcher or shutil.which("srun")
@@ -53,19 +53,12 @@ def job_command(kind: str) -> list[str]:
 
 
 def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = LIMIT_S) -> dict[str, Support]:
-    """Try every kind in a job of its own; remember and return the outcomes by kind.
-
-    Parameters
-    ----------
-    command : callable
-        Returns the command of the job for a kind.
-    limit_s : float
-        Seconds after which a job is ended, and has failed.
+    """Try every kind in a job of at most ``limit_s``; remember and return the outcomes.
 
     Raises
     ------
     ProbeError
-        If a job could not try: no launcher, no MPI, no GPU. Nothing is remembered of it.
+        If a job could not try: no launcher, no MPI, no GPU.
     """
     found = {}
     for kind in KINDS:
@@ -110,7 +103,7 @@ def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
 
 
 def _end(job: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a job with all its processes, and return its output."""
+    """End a job with all its processes; return its output."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, number)

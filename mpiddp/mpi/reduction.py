@@ -1,8 +1,7 @@
 """Reductions: torch's ``ReduceOp``, its meaning by dtype, and its parts.
 
-MPI's own serve where their result is defined: integers, booleans, SUM and PRODUCT of floats. MPI has no half types, and
-MIN and MAX over a NaN differ between ranks (tried on Open MPI and MPICH); those are computed here, as is everything
-under ``MPIDDP_DETERMINISTIC=1``.
+MPI's own serve integers, booleans, and SUM and PRODUCT of floats. It has no half types, and MIN and MAX over a NaN
+differ between ranks (tried on Open MPI and MPICH); those, and all under ``MPIDDP_DETERMINISTIC=1``, are computed here.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class ReduceOp:
         self.factor = factor
 
     def __call__(self, factor: float) -> ReduceOp:
-        """Return ``PREMUL_SUM`` with a factor; the same object for the same factor, while one is alive.
+        """Return ``PREMUL_SUM`` with a factor, the same object for the same factor, while one is alive.
 
         Raises
         ------
@@ -71,7 +70,7 @@ class ReduceOp:
     def __repr__(self) -> str:
         return f"ReduceOp.{self.name}" + (f"({self.factor})" if self.factor is not None else "")
 
-    # Equality is identity: operations are looked up in every call, and Python's own hash is the fastest.
+    # Equality is identity, with Python's own hash, the fastest: every call looks operations up.
     def __reduce__(self) -> tuple[Any, ...]:
         if self.factor is None:
             return getattr, (ReduceOp, self.name)
@@ -107,13 +106,13 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Return True for float16 and bfloat16, which are accumulated in float32."""
+    """Return whether the dtype is accumulated in float32."""
     return dtype.itemsize == 2 and is_floating(dtype)
 
 
-@functools.lru_cache(1024)  # bounded, because every PREMUL_SUM is one of its own
+@functools.lru_cache(1024)  # bounded, as every PREMUL_SUM is one of its own
 def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
-    """Raise TypeError for a reduction that is not defined on ``dtype``."""
+    """Raise TypeError for a reduction undefined on ``dtype``."""
     if not isinstance(op, ReduceOp):
         raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, got {op!r}")
     floating, complex_ = is_floating(dtype), dtype.kind == "c"
@@ -131,11 +130,11 @@ def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
 
 @functools.lru_cache(1024)
 def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
-    """Return MPI's operation for the combining part of ``op``, or None if MPI's result is undefined."""
+    """Return MPI's operation, or None if its result is undefined."""
     if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):
         return None
     if dtype.kind in "iu" and dtype.itemsize < 4 and _COMBINE[op.name] == "add":
-        return None  # Open MPI saturates them from a vector's length on (op/avx), and wraps the rest
+        return None  # Open MPI saturates long vectors (op/avx), and wraps the rest
     if dtype.kind == "b":
         logical = {"SUM": MPI.LOR, "MAX": MPI.LOR, "BOR": MPI.LOR, "BXOR": MPI.LXOR}
         return logical.get(op.name, MPI.LAND)
@@ -151,20 +150,17 @@ def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
 
 
 def combining(op: ReduceOp) -> str:
-    """Return the name of NumPy's function that combines two elements."""
+    """Return the name of NumPy's function of two elements."""
     return _COMBINE[op.name]
 
 
 def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
-    """Combine ``a`` and ``b`` elementwise into ``out``, which may be one of them; MIN and MAX propagate NaN."""
+    """Combine elementwise into ``out``, which may be ``a`` or ``b``; MIN and MAX propagate NaN."""
     getattr(array_namespace(a), _COMBINE[op.name])(a, b, out=out)
 
 
 def _real_parts(x: Array) -> tuple[Array, ...]:
-    """Return real arrays over the memory of ``x``.
-
-    NumPy would make a real factor of a complex array complex, and infinity times its imaginary zero is NaN.
-    """
+    """Return real arrays over the memory of ``x``: NumPy's complex product makes infinity times imaginary zero NaN."""
     if x.dtype.kind != "c":
         return (x,)
     if x.flags.c_contiguous:
@@ -173,7 +169,7 @@ def _real_parts(x: Array) -> tuple[Array, ...]:
 
 
 def scale(x: Array, factor: float, out: Array) -> None:
-    """Multiply ``x`` by a real factor into ``out``, which may be ``x``."""
+    """Multiply by a real factor into ``out``, which may be ``x``."""
     for part, target in zip(_real_parts(x), _real_parts(out), strict=True):
         array_namespace(x).multiply(part, part.dtype.type(factor), out=target)
 

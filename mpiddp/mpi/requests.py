@@ -51,7 +51,7 @@ class _Ready:
 
 
 READY = _Ready()
-"""An event of the past; the first yield of an algorithm that runs at the head of the queue."""
+"""Has happened; the first yield of an algorithm that runs at the head of the queue."""
 
 
 class All:
@@ -88,7 +88,7 @@ class Each:
         self._left = awaited
 
     def Test(self) -> bool:  # noqa: N802
-        """Return whether all have happened, and make progress in each."""
+        """Test all; return whether they have happened."""
         self._left = [each for each in self._left if not each.Test()]
         return not self._left
 
@@ -100,7 +100,7 @@ class Each:
 
 
 def drive(steps: Steps) -> Any:
-    """Run ``steps`` to their end, blocking in each wait, and return their value."""
+    """Run ``steps``, blocking in each wait, and return their value."""
     try:
         while True:
             next(steps).Wait()
@@ -109,18 +109,18 @@ def drive(steps: Steps) -> Any:
 
 
 class Source(Protocol):
-    """A holder of pending operations: a group's queue, or its mailbox."""
+    """A group's queue, or its mailbox."""
 
     def progress(self) -> None:
-        """Drive them as far as they go without waiting."""
+        """Drive its operations without waiting."""
 
 
 lock = threading.RLock()
 """Guards the pending operations of all groups."""
 pending = 0
-"""Submitted and unfinished operations of this process, in all groups."""
+"""Unfinished operations of this process, in all groups."""
 only_thread = 0
-"""The one thread that may communicate, where MPI takes no second one; 0: any."""
+"""The thread that may communicate, where MPI takes no second one; 0: any."""
 _active: dict[Source, None] = {}
 
 
@@ -135,8 +135,8 @@ def deactivate(source: Source) -> None:
 
 
 def poll() -> None:
-    """Drive all pending operations of this process as far as they go without waiting."""
-    lock.acquire()  # takes half the time of a with statement, which shows in short calls
+    """Drive all pending operations of this process without waiting."""
+    lock.acquire()  # half the time of a with statement
     try:
         for source in tuple(_active):
             source.progress()
@@ -161,14 +161,14 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     raise TypeError(f"timeout must be a datetime.timedelta or a number of seconds, got {type(timeout).__name__}")
 
 
-# A waiting rank yields its core after each poll, as ranks may share cores, and sleeps after this many.
+# Polls before sleeping; each yields the core, which ranks may share.
 _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 _POLLS_PER_CHECK = 64
 
 
 def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -> bool:
-    """Poll until ``done()``; return whether that was within ``limit_s`` seconds."""
+    """Poll until ``done()``; return whether that was within ``limit_s``."""
     me, monitor = get_ident(), operation.members.monitor
     outer = waiting.get(me)
     waiting[me] = new_operation(Operation, (*operation[:4], True, *operation[5:]))
@@ -194,7 +194,7 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
 
 
 def begin_wait(operation: Operation) -> tuple[int, Operation | None]:
-    """Publish to the watchdog that this thread waits in ``operation``; return the arguments of `end_wait`."""
+    """Publish this thread's wait to the watchdog; return the arguments of `end_wait`."""
     me = get_ident()
     outer = waiting.get(me)
     waiting[me] = operation
@@ -210,17 +210,7 @@ def end_wait(thread: int, outer: Operation | None) -> None:
 
 
 def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | None = None) -> None:
-    """Poll until ``done()``.
-
-    Raises
-    ------
-    DistTimeoutError
-        If that takes longer than ``timeout_s`` seconds (default: the group's timeout).
-    MismatchError
-        If ranks wait in different operations.
-    RankFailedError
-        If a rank has failed.
-    """
+    """Poll until ``done()``; DistTimeoutError after ``timeout_s`` (the group's), other errors for faults of ranks."""
     members = operation.members
     limit_s = members.timeout_s if timeout_s is None else timeout_s
     if not poll_until(done, operation, limit_s):
@@ -228,7 +218,7 @@ def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | 
 
 
 def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
-    """Return the error of an operation that took too long, with the ranks that keep it from ending."""
+    """Return the error of a timeout, with the ranks that keep the operation from ending."""
     reason = operation.members.monitor.explain(operation)
     return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out): {reason}")
 

@@ -11,15 +11,14 @@ import sys
 import termios
 import time
 
-# Limits for the launcher to read the output, and to pass it on: a launcher told to end does neither.
+# For the launcher to read the output, and to pass it on: one told to end does neither.
 _READ_S, _PASS_ON_S = 1.0, 0.05
 
 
 def show_lines() -> None:
     """Pass printed lines on when they are complete, each in one piece, where a launcher reads them.
 
-    Python keeps 8 KiB for a pipe; with PYTHONUNBUFFERED=1 it writes each argument of a print by itself, and ranks'
-    lines mix.
+    Python keeps 8 KiB for a pipe; with PYTHONUNBUFFERED=1 it writes each argument by itself, and ranks' lines mix.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # replaced by the program, or closed
@@ -28,7 +27,7 @@ def show_lines() -> None:
 
 
 def deliver() -> None:
-    """Wait, before the job is ended, until the launcher has the output."""
+    """Wait until the launcher has the output."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -25,11 +25,11 @@ from .operation import Operation
 from .requests import Awaited, Steps, activate, deactivate, poll, seconds, wait_for
 
 if TYPE_CHECKING:
-    # The exception hook asks here for pending operations, and is installed before NumPy may be imported.
+    # The exception hook asks here, and is installed before NumPy may be imported.
     from mpiddp.typing import Array
 
 _abandoned: list[tuple[Steps | None, Awaited | None]] = []
-"""Operations that will never end; MPI may still write to their memory."""
+"""They never end; MPI may still write to their memory."""
 
 
 _POLLS = 20
@@ -39,7 +39,7 @@ _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() firs
 class Work:
     """A pending operation (``torch.distributed.Work``), whose ``steps`` start here; ``outputs`` hold the result."""
 
-    # On the class, so that a message of a few bytes sets only those that it needs.
+    # On the class, so that a short message sets only those that it needs.
     _steps: Steps | None = None
     _awaited: Awaited | None = None
     _error: BaseException | None = None
@@ -48,7 +48,7 @@ class Work:
     _limit_s: float | None = None
     _callbacks: tuple[Callable[[], None], ...] = ()
     value: Any = None
-    """The value of the steps, for operations that make their results."""
+    """The value of the steps."""
 
     def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:
         self._operation = operation
@@ -75,7 +75,7 @@ class Work:
         self._error, self._finished, self._awaited = error, True, None
 
     def announce(self) -> None:
-        """Call the callbacks that wait for the end; all of them, also when one raises."""
+        """Call all callbacks, also when one raises."""
         callbacks, self._callbacks = self._callbacks, ()
         if callbacks:
             self._check = None  # they may change the arrays
@@ -108,7 +108,7 @@ class Work:
         """
         if not self._finished:
             poll()
-            for _ in range(_POLLS):  # they cost less than the preparations for a wait
+            for _ in range(_POLLS):  # cheaper than the preparations for a wait
                 if self._finished:
                     break
                 os.sched_yield()
@@ -130,11 +130,11 @@ class Work:
         return self._finished
 
     def set_timeout(self, timeout_s: float | None) -> None:
-        """Let `wait` take this many seconds by default; None: the group's timeout."""
+        """Set the default time limit of `wait`; None: the group's."""
         self._limit_s = timeout_s
 
     def run_check(self, check: Callable[[], None]) -> None:
-        """Call ``check`` once, when the program first learns of the end; it raises there."""
+        """Call ``check``, which may raise, when the program first learns of the end."""
         self._check = check
 
     def _verify_result(self) -> None:
@@ -179,7 +179,7 @@ class Work:
         return list(self._outputs)
 
     def source_rank(self) -> int:
-        """Return the global rank of a receive's sender; RuntimeError before the end, and for other operations."""
+        """Return the global rank of a receive's sender; RuntimeError before the end."""
         raise RuntimeError(_RECEIVE_ONLY)
 
     def count(self) -> int:
@@ -191,7 +191,7 @@ class Work:
         self.wait()
 
     def get_future(self) -> Future:
-        """Return a `Future` of the list of arrays that hold the result."""
+        """Return a `Future` of the result's arrays."""
         return Promised(self.wait, self._is_finished, self._then, self.result)
 
     def _then(self, callback: Callable[[], None]) -> None:
@@ -214,14 +214,14 @@ class Queue:
         return len(self._works)
 
     def submit(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> Work:
-        """Run ``steps`` up to their first wait, and queue the rest; the caller holds `requests.lock`."""
+        """Run ``steps`` to their first wait, and queue the rest; the caller holds `requests.lock`."""
         work = Work(steps, operation, outputs)
         self._works.append(work)
         activate(self)
         return work
 
     def fail(self, error: BaseException) -> None:
-        """End all operations with ``error`` but the one that raised it."""
+        """End all operations with ``error`` but its raiser."""
         with requests.lock:
             failed = [work for work in self._works if not work.is_running()]
             self._works = deque(work for work in self._works if work.is_running())
@@ -232,7 +232,7 @@ class Queue:
     def progress(self) -> None:
         """Drive the head of the queue, and its successors as it ends."""
         while self._works and self._works[0].advance():
-            # A callback may submit an operation and wait for it, which comes here again.
+            # a callback may submit an operation and wait, which comes here again
             self._works.popleft().announce()
         if not self._works:
             deactivate(self)

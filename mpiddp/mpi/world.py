@@ -32,7 +32,7 @@ class World:
     thread_multiple: bool
     """True if threads of every rank may call MPI at once."""
     running: tuple[int, ...]
-    """Ranks whose programs had not ended when this world was made."""
+    """Ranks whose programs had not ended."""
 
     @property
     def rank(self) -> int:
@@ -46,12 +46,12 @@ class World:
 
     @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
-        """All ranks; groups keep these objects: ints of their own would take four times the memory."""
+        """Shared by groups: ints of their own would take four times the memory."""
         return tuple(range(self.size))
 
     @property
     def job(self) -> str:
-        """Name of the job on this machine, the same on all ranks: the host and the process of rank 0."""
+        """The host and process of rank 0: the job's name on this machine."""
         return f"{self.hosts[0]}.{self.pids[0]}"
 
     @functools.cached_property
@@ -67,7 +67,7 @@ class World:
 
 
 def start_mpi() -> None:
-    """Start MPI if necessary; SetupError if it has ended, or sees one rank where the launcher announced several."""
+    """Start MPI; SetupError if it has ended, or sees one rank where the launcher announced several."""
     if MPI.Is_finalized():
         raise SetupError("MPI has been finalised in this process; call init_process_group before MPI.Finalize")
     if not MPI.Is_initialized():
@@ -159,18 +159,18 @@ def library_name() -> str:
 
 
 class Claims(NamedTuple):
-    """Arguments of ``init_process_group`` that have to agree with MPI and with the other ranks."""
+    """Arguments of ``init_process_group``, to agree with MPI and other ranks."""
 
     rank: int = -1
     world_size: int = -1
     own_comm: bool = False
     """True if a communicator was given."""
     assigned_by_mpi: bool = False
-    """True if rank and size are ignored with a warning, as by torch's backend "mpi"."""
+    """Rank and size are ignored with a warning, as by torch's backend "mpi"."""
 
 
 def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:
-    """Refuse claims that contradict MPI, the environment or each other: SetupError on all ranks, so that none waits."""
+    """Raise SetupError on all ranks for claims that contradict MPI, the environment or each other."""
     if claims.assigned_by_mpi and (claims.rank, claims.world_size) != (-1, -1) and comm.size > 1:
         warnings.warn(
             f"For MPI backend, world_size ({claims.world_size}) and rank ({claims.rank}) are ignored since they are"

@@ -26,7 +26,7 @@ from mpiddp.typing import Array
 
 
 class Lease:
-    """Held by the arrays in this rank's region, which is in use while it lives."""
+    """Held by the arrays in this rank's region, which is in use meanwhile."""
 
 
 class DeviceSegment:
@@ -47,7 +47,7 @@ class DeviceSegment:
         return self._lease is None or self._lease() is None
 
     def lease(self, nbytes: int) -> Array:
-        """Return this rank's region as bytes, in use until their last view is gone."""
+        """Return this rank's region as bytes, in use until their last view."""
         lease = Lease()
         lease.memory = self.memory  # type: ignore[attr-defined]  # outlives the group, if the array does
         self._lease = weakref.ref(lease)
@@ -77,7 +77,7 @@ class Segments(Resource):
         return [each for each in self._segments if each.memory.device == device and each.free()]
 
     def add(self, made: DeviceSegment) -> None:
-        """Let `find` recognise arrays in ``made`` until the group ends."""
+        """Let `find` recognise arrays in ``made``."""
         self._segments.append(made)
         _segments[made.number] = _by_start[made.start] = made
         insort(_starts, made.start)
@@ -90,7 +90,7 @@ class Segments(Resource):
             self._segments = []
 
     def drop(self, error: DistError) -> None:
-        """Unmap the peers' regions; keep this rank's, which the peers may still map."""
+        """Unmap the peers' regions; keep this rank's, which they may still map."""
         self._forget()
         for each in self._segments:
             unmap_when_idle(each)
@@ -110,7 +110,7 @@ def unmap_together(link: Link, segments: Sequence[DeviceSegment]) -> None:
 
 
 def unmap_when_idle(segment: DeviceSegment) -> None:
-    """Unmap the peers' regions, unless kernels that may use them do not end."""
+    """Unmap the peers' regions, unless kernels may still use them."""
     if stream.idle(segment.memory.device):
         segment.unmap()
 
@@ -133,14 +133,13 @@ def segment(number: int) -> DeviceSegment | None:
 
 
 _MOST_FREE = 16
-_FIT = 2  # largest ratio of a reused region to its array
+_FIT = 2  # of a region to its array
 
 
 def empty(link: Link, nbytes: int) -> Steps:
     """Find or make memory of ``nbytes`` for each rank, on the current device.
 
-    The steps' value is this rank's region, or None and the fault, alike on all ranks. MismatchError on every rank, if
-    ranks ask for different sizes.
+    The steps' value is this rank's region, or None and the fault, alike on all ranks.
     """
     kept, device = link.resource(Segments), place.here()
     fits = [each.number for each in kept.free(device) if nbytes <= each.memory.nbytes <= _room(nbytes)]
@@ -185,7 +184,7 @@ _TOLD = struct.Struct(f"<q{ipc.HANDLE_BYTES}s")
 
 
 def make(node: Channel, everybody: Channel, nbytes: int, device: int) -> Steps:
-    """Allocate, exchange handles, map and try; return the segment, or None and the fault, alike on ``everybody``."""
+    """Allocate, exchange handles, map and try; return the segment, or None and the fault, alike on all."""
     fault, memory, handle = "", None, bytes(ipc.HANDLE_BYTES)
     try:
         memory = ipc.Memory(nbytes, device)
@@ -259,7 +258,7 @@ def _fault_of(step: Callable[[], None], side: Any) -> str:
         with stream.on(side):
             step()
         stream.mark(side).Wait()
-    except Exception as error:  # of CUDA, CuPy or its compiler: each rules this memory out
+    except Exception as error:  # of CUDA, CuPy or its compiler
         return str(error) or type(error).__name__
     return ""
 

@@ -32,7 +32,7 @@ class Connection(Resource):
         self._link, self._role = link, f"nccl {link.id}"
 
     def after(self, *arrays: Array) -> Any:
-        """Return the stream, behind the work that ``arrays`` come from; ArrayError for those on another device."""
+        """Return the stream, behind the arrays' own; ArrayError for another device."""
         device = self.communicator.device
         for x in arrays:
             if place_of(x) != device:
@@ -49,7 +49,7 @@ class Connection(Resource):
         stream.drop(self._role)
 
     def drop(self, error: DistError) -> None:
-        """Abort the communicator, whose kernels would wait for the other ranks for ever."""
+        """Abort the communicator, whose kernels would wait for ever."""
         self.communicator.abort()
         stream.drop(self._role)
 

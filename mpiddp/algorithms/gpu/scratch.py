@@ -32,7 +32,7 @@ class DeviceScratch(Resource):
         self.device = 0
         """That of the array for which it was made."""
         self.fault = ""
-        """The reason why there is no memory; empty before it has been tried."""
+        """Why there is no memory; empty before a try."""
         self._regions: list[Array] = []
         self._segment: cuda_ipc.DeviceSegment | None = None
         self._pinned: mmap.mmap | None = None
@@ -40,7 +40,7 @@ class DeviceScratch(Resource):
         self._round = 0
 
     def prepare(self, x: Array) -> Steps:
-        """Allocate the memory on the device of ``x`` unless it exists; return whether it does, alike on all ranks."""
+        """Allocate memory on the device of ``x`` unless it exists; return whether it does, alike on all ranks."""
         if not self._regions and not self.fault:
             link, size = self._link, self._BUFFERS * PIECE_BYTES
             self.device = int(x.device.id)  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ class DeviceScratch(Resource):
         return [region[start : start + count * dtype.itemsize].view(dtype) for region in self._regions]
 
     def passing(self, x: Array, steps: Callable[[Array], Steps]) -> Steps:
-        """Run steps in the scratch on flat ``x``, or on a copy on the scratch's device."""
+        """Run steps on flat ``x``, or on a copy on the scratch's device."""
         if place_of(x) == self.device:
             yield from steps(x.reshape(-1))
             return
@@ -104,7 +104,7 @@ class DeviceScratch(Resource):
             self._segment = None
 
     def drop(self, error: DistError) -> None:
-        """Unmap or unpin when no kernel of this rank uses the memory; a region that peers may still map stays."""
+        """Unmap or unpin when no kernel here uses the memory; a region that peers may still map stays."""
         if self._segment is not None:
             cuda_ipc.unmap_when_idle(self._segment)
         elif self._pinned is not None and stream.idle(self.device):

@@ -19,7 +19,7 @@ Algorithm = Callable[..., Steps]
 
 
 class HostCopies:
-    """Arrays on several devices and their copies in pinned memory; a host array stands for itself."""
+    """Arrays and their copies in pinned memory; a host array stands for itself."""
 
     def __init__(self, reads: Sequence[Array], writes: Sequence[Array]) -> None:
         self._reads = [x for x in reads if is_device_array(x)]
@@ -31,7 +31,7 @@ class HostCopies:
         self._begin = {place: (x, stream.ready(x)) for place, x in one_of_each.items()}
 
     def of(self, given: Any) -> Any:
-        """Return the copy of an array, those of a list, and anything else as it is."""
+        """Return copies of arrays, also in lists, and anything else as it is."""
         if isinstance(given, (list, tuple)):
             return [self.of(each) for each in given]
         return self._copies.get(id(given), given)
@@ -66,7 +66,7 @@ class HostCopies:
 def through_host(
     algorithm: Algorithm, link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
 ) -> Steps:
-    """Run an algorithm of the host on ``args``, of which device arrays are replaced by copies."""
+    """Run an algorithm of the host on copies of the device arrays in ``args``."""
     host = HostCopies(reads, writes)
     yield from host.down()
     yield from algorithm(link.after(), *(host.of(each) for each in args))

@@ -47,7 +47,7 @@ MODULES = frozenset(each.__name__ for each in (device_alone, nccl, staged, *ALGO
 """Modules of the steps for device arrays."""
 
 SHORT_BYTES = 1 << 16
-"""Up to this size latency dominates: a guess, as no GPU has been measured."""
+"""Up to this size latency dominates: a guess, not measured."""
 ANY_SIZE = float("inf")
 
 _BY_MESSAGES = ("all_gather", "all_gather_list", "gather", "scatter", "all_to_all", "all_to_all_single")
@@ -61,7 +61,7 @@ addresses = DevicePointers(_UNKNOWN, _UNKNOWN)
 
 
 def learn(link: Link) -> None:
-    """Agree on MPI's support for device pointers, and warn where ranks of a node share a GPU; collective."""
+    """Agree on MPI's support for device pointers; warn where ranks of a node share a GPU; collective."""
     global addresses
     addresses = cuda_aware.device_pointers(link.now)
     p2p_device.by_address = addresses.point_to_point.yes
