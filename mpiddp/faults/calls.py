@@ -1,16 +1,12 @@
 """Calls: the record of a collective call, its comparison over the ranks, and the text of a mismatch.
 
-Every comparison works on these records: in node-shared memory (`Calls`), in eager buffers, in the handshake of
-algorithms, and between nodes.
+A record has operation, dtype, element count, reduction and root, as far as they must be equal. `Calls` holds the ranks'
+records side by side in memory of the node. A rank publishes its call before it sends, and compares: the later of two
+ranks that disagree raises before its data moves; the earlier one compares again at the end of its operation and while
+it waits. That costs some stores and loads, and no message. Between nodes every rank keeps a hash of its calls, which
+`handshake` compares wherever ranks exchange a few bytes; `distant` compares nodes in the background.
 
-`Calls` holds the ranks' records side by side in memory of the node. A rank publishes its call before it sends, and
-compares: the later of two ranks that disagree raises before its data moves; the earlier one compares again at the end
-of its operation and while it waits. That costs some stores and loads, and no message. Between nodes every rank keeps a
-hash of its calls, which `handshake` compares wherever ranks exchange a few bytes;
-`distant` compares nodes in the background.
-
-A record has operation, dtype, element count, reduction and root, as far as they must be equal. An operation that
-compares calls itself, before it begins, is marked: all ranks raise, and the group goes on.
+An operation that compares calls itself, before it begins, is marked: all ranks raise, and the group goes on.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from mpiddp.shm.eager import ORDERED, EagerBuffers
 from mpiddp.typing import Array
 
 ANY_COUNT = -1
-"""The count of an operation whose arrays may differ in it from rank to rank."""
+"""The count of an operation whose arrays may differ in it between ranks."""
 NO_ROOT = -1
 _NO_REDUCTION = _NO_DTYPE = 255
 _ON_DEVICE = 64  # beside the code of a dtype
@@ -46,12 +42,12 @@ _WORD = np.dtype("<u8")
 _NUMBER_BYTES = 8
 _ERASED = bytes(_NUMBER_BYTES)
 _WRITTEN_S = 1e-3
-"""Time after which a store has reached the other processors, where they do not see stores in order."""
-# Stands before the number in memory, so that no count is taken for it.
+"""Time for a store to reach other processors that do not see stores in order."""
+# Before the number in memory, so that no count is taken for it.
 _MARK = 0x5EA1 << 40
 _ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
-"""Memory of each rank."""
+"""Of each rank."""
 _MAX_UNCONFIRMED = 64
 _MILESTONE, _MILESTONES = 1024, 64
 _FEW = 16
@@ -79,7 +75,7 @@ for _operation in _OPERATIONS:
 
 
 class UnknownCallError(MismatchError):
-    """A message of another operation came where a record was expected."""
+    """A message of another operation arrived in place of a record."""
 
 
 class Call(NamedTuple):
@@ -88,13 +84,13 @@ class Call(NamedTuple):
     kind: int
     """Operation, dtype, reduction and layout, from `make_call`."""
     length: int
-    """Elements, where all ranks give as many; `ANY_COUNT` elsewhere."""
+    """Elements, or `ANY_COUNT`."""
     root: int
     """Group rank of the root, or `NO_ROOT`."""
 
     @property
     def name(self) -> str:
-        """The operation; "another operation" if this process does not know it."""
+        """The operation, if this process knows it."""
         return _names.get(self.kind >> 32, "another operation")
 
     @property
@@ -111,7 +107,7 @@ class Call(NamedTuple):
         return _PACKED.pack(sequence, *self)
 
     def differs(self, other: Call) -> bool:
-        """Return True if two ranks cannot make these calls in one operation, and nobody else would notice."""
+        """Return True if the calls cannot meet in one operation, and the operation would not notice."""
         if self.self_comparing and other.self_comparing:
             return False
         return (self.kind >> 1, self.length, self.root) != (other.kind >> 1, other.length, other.root)
@@ -151,14 +147,8 @@ def make_call(
     ----------
     name : str
         The operation, with a requested algorithm.
-    dtype : dtype, optional
-        The common dtype.
     op : ReduceOp, optional
         The reduction; a factor may differ.
-    count : int, optional
-        The common number of elements.
-    root : int, optional
-        Group rank of the root.
     layout : str, optional
         Anything else in common.
     on_device : bool, default False
@@ -187,7 +177,7 @@ _Algorithm = TypeVar("_Algorithm", bound=Callable[..., Any])
 
 
 def compares_calls(algorithm: _Algorithm) -> _Algorithm:
-    """Mark an algorithm that compares the ranks' calls before anything else; a decorator."""
+    """Mark an algorithm that compares the ranks' calls before anything else."""
     _self_comparing.add(algorithm)
     return algorithm
 
@@ -198,7 +188,7 @@ def is_self_comparing(algorithm: Callable[..., Any]) -> bool:
 
 
 def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -> MismatchError:
-    """Return the error of two ranks, given their world ranks and the texts of their calls."""
+    """Return the error of two world ranks with the texts of their calls."""
     first, second = sorted([(rank, call), (other_rank, other)])
     return MismatchError(
         f"the ranks of {group} disagree: rank {first[0]} calls {first[1]}, rank {second[0]} calls {second[1]}; all"
@@ -221,19 +211,12 @@ def compare_records(link: Link, records: Array) -> None:
 
 
 class Calls(Resource):
-    """The records of a group's ranks on one node.
+    """The records of a group's ranks on one node, in ``memory`` of `REGION_BYTES` for each (or of this rank alone).
 
-    Parameters
-    ----------
-    link : Link
-        The group.
-    memory : mmap or bytearray
-        `REGION_BYTES` for each rank of the node; this process's alone, if nothing is shared.
-
-    Notes ----- A row has one record of every rank, by the remainder of its sequence. A record's number is erased first
-    and stored last: a record with the same number before and after a read is whole, on processors that show stores in
-    order; elsewhere a mismatch must last some time. Rows are used again after a page of calls: a rank further ahead, as
-    the root of many broadcasts may be, is not compared here.
+    A row has one record of every rank, by the remainder of its sequence. A record's number is erased first and stored
+    last: a record with the same number before and after a read is whole, on processors that show stores in order;
+    elsewhere a mismatch must last some time. Rows are reused after a page of calls: a rank further ahead, as the root
+    of many broadcasts may be, is not compared here.
     """
 
     def __init__(self, link: Link, memory: mmap.mmap | bytearray) -> None:
@@ -249,22 +232,16 @@ class Calls(Resource):
         self._own = self._rank * _PACKED.size
         self._distant = not link.one_node
         self.history = 0
-        """Hash of this rank's calls that no other node has seen, the same on ranks that have made the same ones."""
+        """Hash of this rank's calls unseen by other nodes, equal on ranks with equal calls."""
         self.latest = 0
         """Number of the last call, in a group on several nodes."""
         self.milestones: dict[int, int] = {}
         """The hash after each `_MILESTONE` calls."""
         self._unconfirmed: dict[int, bytes] = {}
-        """Records, by sequence, that some rank of the node has not matched yet."""
+        """Records, by sequence, unmatched by a rank of the node."""
 
     def publish(self, sequence: int, call: Call) -> bool:
-        """Store a call for the others; return True if all ranks of the node have made the same.
-
-        Raises
-        ------
-        MismatchError
-            If one has made another call.
-        """
+        """Store a call; return True if all ranks of the node have made it; MismatchError if one made another."""
         record = _PACKED.pack(_MARK | sequence, *call)
         start = sequence % _ROWS * self._row_bytes
         own = start + self._own
@@ -355,7 +332,7 @@ class Calls(Resource):
 
 
 def last_call(link: Link) -> str:
-    """Return the last call of this rank in a group as a person would name it, or "" where its record is gone."""
+    """Return the text of this rank's last call in a group, or ""."""
     sequence, published, buffers = link.sequence, link.find(Calls), link.find(EagerBuffers)
     records: list[Sequence[int]] = [] if published is None else published.recent().tolist()
     with contextlib.suppress(AttributeError):  # the group is being destroyed

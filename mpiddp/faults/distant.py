@@ -1,10 +1,9 @@
 """Comparison of calls between nodes, in the background: no call pays for it, and a mismatch is found within seconds.
 
-On a node the ranks see each other's records in memory (`calls.Calls`). The first rank of each node sends its last
-records to the first rank of the next node of the group, from the watchdog's thread, twice a second while there are new
-ones; the receiver compares them with its own, now or when it has made as many calls. A job that makes thousands of
-calls in that time compares milestones: hashes of all calls so far. Whoever finds a mismatch tells all ranks of the
-group, each of which raises, or ends the job where it blocks.
+The first rank of each node sends its last records to that of the group's next node, from the watchdog's thread, twice a
+second while there are new ones; the receiver compares them with its own, now or when it has made as many calls. A job
+that makes thousands of calls in that time compares milestones: hashes of all calls so far. The rank that finds a
+mismatch tells all ranks of the group, each of which raises, or ends the job where it blocks.
 """
 
 from __future__ import annotations
@@ -29,13 +28,7 @@ _MILESTONE = np.dtype([("sequence", "<i8"), ("history", "<i8")])
 
 
 class Distant:
-    """The comparison of this rank's groups with their other nodes.
-
-    Parameters
-    ----------
-    liveness : Liveness
-        Carries the messages.
-    """
+    """The comparison of this rank's groups with their other nodes, by messages of ``liveness``."""
 
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
@@ -43,16 +36,9 @@ class Distant:
         liveness.handlers.update({_RECORDS: self._receive, _MISMATCH: self._hear})
 
     def watch(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> Comparison | None:
-        """Compare a group's calls until what this returns is dropped; None for a group on one node.
+        """Compare a group's calls until the result is dropped; None on one node.
 
-        Parameters
-        ----------
-        link : Link
-            The group.
-        calls : Calls
-            Its records.
-        report : callable
-            Called in the watchdog's thread with the error of ranks that disagree.
+        ``report`` is called in the watchdog's thread with the error of ranks that disagree.
         """
         if link.one_node:
             return None

@@ -1,7 +1,7 @@
-"""The doorbell: a socket of every rank, by which ``python -m mpiddp where`` asks a job what its ranks do.
+"""The doorbell: a socket of every rank, by which ``python -m mpiddp where`` asks a job for its ranks' activities.
 
-An abstract Unix socket: no file, nothing left behind, and reachable from this machine only (and, in a container, from
-within it). Its name has the user, the job and the rank; another user gets no answer.
+An abstract Unix socket, named by user, job and rank: no file, nothing left behind, reachable from this machine (or
+container) only, and silent to other users.
 """
 
 from __future__ import annotations
@@ -24,19 +24,11 @@ _ANSWER_S = 15.0
 
 
 class Doorbell:
-    """The socket of one rank.
-
-    Parameters
-    ----------
-    job : str
-        Name of the job.
-    rank : int
-        This rank.
-    """
+    """The socket of one rank."""
 
     def __init__(self, job: str, rank: int) -> None:
         self.sockets: list[socket.socket] = []
-        """The socket that becomes readable when somebody rings; none on a system that has no such sockets."""
+        """Readable when a caller rings; empty on a system without such sockets."""
         with contextlib.suppress(OSError):
             found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             found.setblocking(False)
@@ -45,7 +37,7 @@ class Doorbell:
             self.sockets.append(found)
 
     def answer(self, text: Callable[[], str]) -> None:
-        """Send ``text()`` to whoever rings, if it is the same user."""
+        """Send ``text()`` to a caller of the same user."""
         with contextlib.suppress(OSError):
             caller, _ = self.sockets[0].accept()
             with caller:
@@ -76,7 +68,7 @@ def addresses() -> list[Address]:
 
 
 def ring(address: Address) -> str:
-    """Return what a rank says of its job; empty if it does not answer."""
+    """Return a rank's answer about its job, or ""."""
     parts = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller, contextlib.suppress(OSError):
         caller.settimeout(_ANSWER_S)

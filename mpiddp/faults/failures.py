@@ -1,13 +1,12 @@
-"""Failed ranks under an MPI that lets the others live: how the survivors learn of a failure.
+"""Failed ranks under an MPI that lets the others live (ULFM), and how the survivors learn of a failure.
 
 ULFM reports a failed rank to its communication partners only. A rank that learns of one revokes the communicators of
-all its groups: nobody waits there for a rank that has left, and every survivor meets an error in its current or next
-operation. The job's groups are of no use until `monitor.regroup` has made the world anew.
+all its groups: every survivor meets an error in its current or next operation, and none waits for a rank that has left.
+The groups are unusable until `monitor.regroup` has made the world anew.
 
 References
 ----------
-W. Bland et al., "Post-failure recovery of MPI communication capability: Design and rationale", International Journal of
-High Performance Computing Applications 27 (3), 2013.
+W. Bland et al., "Post-failure recovery of MPI communication capability: Design and rationale", IJHPCA 27 (3), 2013.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from mpiddp.errors import DistError, RankFailedError
 from mpiddp.mpi.lazy import MPI
 
 _NEWS_S = 0.2
-"""Longest time between learning of a failure and learning whose it was."""
+"""Longest time between learning of a failure and of its rank."""
 
 
 class Revocable(Protocol):
@@ -32,17 +31,11 @@ class Revocable(Protocol):
     comms: list[MPI.Comm]
 
     def abort(self, error: DistError) -> None:
-        """Give the group up, with all that is pending in it."""
+        """Give the group up, with its pending operations."""
 
 
 class Failures:
-    """The failed ranks of a world, as known to this process.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        Of all ranks of the world.
-    """
+    """The failed ranks of a world, as known to this process; ``comm`` has all its ranks."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
@@ -50,7 +43,7 @@ class Failures:
         self._groups: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._lock = threading.Lock()
         self.survivable = settings.survives() and "Open MPI" in MPI.Get_library_version()
-        """True if the other ranks live on when one fails; elsewhere the launcher ends the job."""
+        """True if ranks survive the failure of one; elsewhere the launcher ends the job."""
 
     def register_comm(self, comm: MPI.Intracomm) -> None:
         """Revoke a communicator outside of groups together with the world."""
@@ -85,7 +78,7 @@ class Failures:
             self.translate(RuntimeError("an operation that it had begun will never finish"))
 
     def agree(self) -> None:
-        """Raise `RankFailedError` on all survivors if a rank has failed; all of them call."""
+        """Raise `RankFailedError` on all survivors if a rank has failed; collective."""
         if not self.survivable:
             return
         try:

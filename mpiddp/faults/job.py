@@ -15,7 +15,7 @@ from .liveness import Liveness
 
 
 class Job(NamedTuple):
-    """The running world, with the liveness and the failures of its ranks."""
+    """The running world, with the watch over its ranks."""
 
     world: World
     liveness: Liveness

@@ -15,12 +15,11 @@ from pathlib import Path
 from mpiddp import settings
 
 _DAEMONS = ("prted", "orted", "srun", "slurmstepd")
-"""Parents of ranks that are not mpirun itself, whose stderr nobody reads."""
+"""Parents of ranks other than mpirun, whose stderr is not read."""
 _HANDLED = (signal.SIGCONT, signal.SIGTERM)
 
 
-def _left_to_the_watchdog(number: int, frame: object) -> None:
-    """Do nothing: the watchdog receives the signal."""
+def _left_to_the_watchdog(number: int, frame: object) -> None: ...
 
 
 def _children(pid: int) -> set[str]:
@@ -38,13 +37,7 @@ def _runs(pid: str) -> bool:
 
 
 class Launcher:
-    """The mpirun of this rank, if it reads a report of the end.
-
-    Parameters
-    ----------
-    rank : int
-        This process's rank: 0 alone reports.
-    """
+    """The mpirun of this rank, for a report of the end by rank 0."""
 
     def __init__(self, rank: int) -> None:
         self._pid = os.getppid()
