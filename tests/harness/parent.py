@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
-from harness import launcher, tiers
+from harness import launcher, tiers, workers
 from harness.summary import Summary
 
 if TYPE_CHECKING:
@@ -315,6 +315,7 @@ class Parent:
         self._folder = config.rootpath / "tests" / "mpi"
         self._collected: Collected | None = None
         self._runners: dict[int, Runner] = {}
+        self._workers: workers.Workers | None = None
         self._began = time.time()
         given = config.getoption("ranks")
         try:
@@ -368,17 +369,47 @@ class Parent:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         # Stable: within a part the order is the tests' own. Those that start launchers take the longest, and come last.
-        items.sort(key=lambda item: item.ranks if isinstance(item, MpiItem) else 0 if _is_plain(item) else math.inf)
+        items.sort(
+            key=lambda item: (
+                (item.ranks, 0)
+                if isinstance(item, MpiItem)
+                else (0, 0)
+                if _is_plain(item)
+                else (math.inf, workers.place(item.path))
+            )
+        )
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         if not isinstance(item, MpiItem):
             if _is_plain(item) and self._config.option.capture != "no":
                 # A rank needs one core, and this process another.
                 self._runner(1, item.session).start()
-            return None
+            return self._aside(item)
         runner = self._runner(item.ranks, item.session)
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in runner.run(item):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _aside(self, item: pytest.Item) -> bool | None:
+        """Hand out what a fork reports of a test that starts launchers; None if it is to be run here."""
+        if not _starts_launchers(item) or self._config.option.capture == "no" or self._config.option.usepdb:
+            return None
+        if self._workers is None:
+            self.pytest_sessionfinish()
+            items = [each for each in item.session.items if _starts_launchers(each)]
+            if len({each.path for each in items}) == 1:
+                return None
+            self._workers = workers.Workers(items, self._config.getoption("at_once"))
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        found = self._workers.run(item.nodeid)
+        if isinstance(found, str):
+            text = f"the process of {item.path.name} ended before it told of this test: {found}"
+            reports = [pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")]
+        else:
+            reports = [_from_data(self._config, data) for data in found]
+        for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -387,6 +418,8 @@ class Parent:
     def pytest_sessionfinish(self) -> None:
         for runner in self._runners.values():
             runner.close()
+        if self._workers is not None:
+            self._workers.close()
 
     def pytest_unconfigure(self) -> None:
         if launcher.remove_segments(self._began):
@@ -407,6 +440,11 @@ def _is_plain(item: pytest.Item) -> bool:
     return "tests/unit" in item.nodeid
 
 
+def _starts_launchers(item: pytest.Item) -> bool:
+    """Tell whether a test is of those that start jobs of their own."""
+    return item.path.parent.name in ("launch", "with_torch")
+
+
 _KEY: pytest.StashKey[Parent] = pytest.StashKey()
 
 
@@ -414,6 +452,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --ranks."""
     parser.addoption(
         "--ranks", metavar="N,...", help="numbers of ranks for tests/mpi (default: 2,3; what touches MPI 1,2,3,4)"
+    )
+    parser.addoption(
+        "--at-once", metavar="N", type=int, default=3, help="files of tests/launch and tests/with_torch side by side"
     )
 
 

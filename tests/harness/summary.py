@@ -6,6 +6,7 @@ A part is a folder, or a number of ranks; ``-v`` and ``-rs`` show each test as e
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter, defaultdict
 
 import pytest
@@ -36,12 +37,14 @@ class Summary:
         self._sizes: Counter[str] = Counter()
         self._part = ""
         self._outcomes: dict[str, Counter[str]] = defaultdict(Counter)
-        self._seconds: Counter[str] = Counter()
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._clock = 0.0
         self._skipped: dict[str, str] = {}
         self._passed: set[str] = set()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._sizes.update(part_of(item.nodeid) for item in session.items)
+        self._clock = time.monotonic()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.skipped:
@@ -62,7 +65,9 @@ class Summary:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         part, origin = part_of(report.nodeid), _ON_RANKS.sub("", report.nodeid)
-        self._seconds[part] += report.duration
+        now = time.monotonic()
+        self._seconds[part] += now - self._clock
+        self._clock = now
         outcome = self._config.hook.pytest_report_teststatus(report=report, config=self._config)[0]
         if outcome:
             self._outcomes[part][outcome] += 1

@@ -1,0 +1,139 @@
+"""Tests that start launchers, several files at a time: each file in a fork of the pytest process, for they mostly wait.
+
+The reports come back through a pipe, and appear in the order of the tests. Fixtures of a module work as ever; nothing
+that a test leaves in its process reaches another file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from _pytest.runner import runtestprotocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+LONGEST = ("test_slurm", "test_survival", "test_disagreement", "test_harness", "test_with_torch", "test_stalls")
+"""Files that begin first, so that none of them runs alone in the end."""
+LEAVE_S = 60.0
+"""Longest time for a child to end its jobs when pytest is interrupted."""
+
+
+def place(path: Path) -> int:
+    """Return the sort key of a file: the longest ones come first."""
+    return LONGEST.index(path.stem) if path.stem in LONGEST else len(LONGEST)
+
+
+class Child:
+    """A fork that runs the tests of one file."""
+
+    def __init__(self, items: list[pytest.Item]) -> None:
+        # What lies in a buffer would be written by both.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pipe, theirs = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.pipe)
+            _run(items, theirs)
+        os.close(theirs)
+        os.set_blocking(self.pipe, False)
+        self._half_line = b""
+
+    def reports(self) -> tuple[dict[str, list[dict[str, Any]]], bool]:
+        """Return the reports that have come, by test, and whether the child goes on."""
+        found, living = {}, True
+        while True:
+            try:
+                chunk = os.read(self.pipe, 1 << 20)
+            except BlockingIOError:
+                break
+            if not chunk:
+                living = False
+                break
+            *lines, self._half_line = (self._half_line + chunk).split(b"\n")
+            found.update(map(json.loads, lines))
+        return found, living
+
+    def wait(self) -> str:
+        """Reap the child, and return how it ended."""
+        os.close(self.pipe)
+        _, status = os.waitpid(self.pid, 0)
+        return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+    def end(self) -> None:
+        """End the child: first so that it ends its jobs, then for good."""
+        os.kill(self.pid, signal.SIGTERM)
+        limit = time.monotonic() + LEAVE_S
+        while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > limit:
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.05)
+        os.close(self.pipe)
+
+
+def _run(items: list[pytest.Item], pipe: int) -> None:
+    """Run the tests, write each one's reports, and never return."""
+    code = 1
+    try:
+        config = items[0].config
+        capture = config.pluginmanager.get_plugin("capturemanager")
+        # Files of its own for what tests print.
+        capture.stop_global_capturing()
+        capture.start_global_capturing()
+        with os.fdopen(pipe, "wb") as file:
+            for item, following in zip(items, [*items[1:], None], strict=True):
+                reports = runtestprotocol(item, log=False, nextitem=following)
+                data = [config.hook.pytest_report_to_serializable(config=config, report=report) for report in reports]
+                file.write(json.dumps([item.nodeid, data], default=str).encode() + b"\n")
+                file.flush()
+        code = 0
+    except KeyboardInterrupt:
+        items[0].session._setupstate.teardown_exact(None)
+    finally:
+        os._exit(code)
+
+
+class Workers:
+    """The files of a session that run at the same time."""
+
+    def __init__(self, items: list[pytest.Item], places: int) -> None:
+        files: dict[Path, list[pytest.Item]] = {}
+        for item in items:
+            files.setdefault(item.path, []).append(item)
+        self._waiting = list(files.values())
+        self._places = places
+        self._running: list[Child] = []
+        self._reports: dict[str, list[dict[str, Any]]] = {}
+        self._ended = "not begun"
+
+    def run(self, nodeid: str) -> list[dict[str, Any]] | str:
+        """Return the reports of a test as soon as they are there, or how the process ended that owed them."""
+        while nodeid not in self._reports:
+            while self._waiting and len(self._running) < self._places:
+                self._running.append(Child(self._waiting.pop(0)))
+            if not self._running:
+                return self._ended
+            select.select([child.pipe for child in self._running], [], [])
+            for child in list(self._running):
+                found, living = child.reports()
+                self._reports.update(found)
+                if not living:
+                    self._running.remove(child)
+                    self._ended = child.wait()
+        return self._reports.pop(nodeid)
+
+    def close(self) -> None:
+        """Begin no more files, and end those that run."""
+        self._waiting.clear()
+        for child in self._running:
+            child.end()
+        self._running.clear()
