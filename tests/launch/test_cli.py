@@ -47,7 +47,6 @@ def test_train_prints_and_writes_what_it_promises(tmp_path):
 
 
 @pytest.mark.once
-@pytest.mark.once
 def test_the_tutorials_run_reaches_97_percent():
     """The acceptance of the main job; seconds are not tested here, the machine may be busy."""
     done = run(2, "train")
@@ -57,6 +56,7 @@ def test_the_tutorials_run_reaches_97_percent():
     assert accuracies[-1] >= 0.96, done
 
 
+@pytest.mark.once
 def test_blas_threads_are_limited_and_said_once():
     done = run(2, "info", "--json", env=NO_THREADS)
     assert done.rc == 0, done
@@ -92,6 +92,7 @@ def test_info(ranks):
     assert ("started plainly" in done.stdout) == (ranks is None)
 
 
+@pytest.mark.once
 def test_info_json_on_pretended_nodes():
     done = run(4, "info", "--json", env={"MPIDDP_NODES": "0,0,1,1"})
     assert done.rc == 0, done
@@ -187,7 +188,6 @@ def wrong() -> dict[str, list[tuple[int, str, str]]]:
 
 
 @pytest.mark.once
-@pytest.mark.once
 @pytest.mark.parametrize("name", WRONG)
 def test_users_error_is_told_by_rank_0(wrong, name):
     first, *others = wrong[name]
@@ -195,6 +195,7 @@ def test_users_error_is_told_by_rank_0(wrong, name):
     assert others == [[2, "", ""]] * 2
 
 
+@pytest.mark.once
 def test_help_and_version_alone():
     assert "train" in run(None, "--help").stdout
     assert "--batch-size" in run(None, "train", "--help").stdout
@@ -371,12 +372,12 @@ def test_timeline_is_written_with_a_summary(tmp_path):
     assert {(rank, name) for rank in range(2) for name in ("forward", "backward", "wait", "step")} <= names
 
 
-@pytest.mark.once
 def contents(folder: Path) -> dict[Path, bytes]:
     """Return all files but the lock, which says who was there last."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 
+@pytest.mark.once
 def test_a_run_that_is_refused_leaves_the_folder_as_it_was(tmp_path):
     begun = run(2, "train", "--epochs", "1", "--model", "mlp", "--output", tmp_path)
     assert begun.rc == 0, begun

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 from harness.launcher import mpirun, side_by_side
+from harness.tiers import chosen, thinned
 
 SETUP = """
 import os, signal, sys, threading, time
@@ -196,9 +197,9 @@ print("went on", flush=True)
 """
 )
 DISAGREEMENTS = {
-    "broadcast": ("dist.broadcast(x, rank)", "broadcast #1", "broadcast #1"),
-    "reduce": ("dist.reduce(x, 1 - rank)", "reduce #1", "reduce #1"),
-    "mixed": ("dist.reduce(x, 0) if rank else dist.broadcast(x, 0)", "broadcast #1", "reduce #1"),
+    "disagree, broadcast": ("dist.broadcast(x, rank)", "broadcast #1", "broadcast #1"),
+    "disagree, reduce": ("dist.reduce(x, 1 - rank)", "reduce #1", "reduce #1"),
+    "disagree, mixed": ("dist.reduce(x, 0) if rank else dist.broadcast(x, 0)", "broadcast #1", "reduce #1"),
 }
 
 # Rank 0 shows its part of the coalesced call before rank 1 comes, which does not have to wait.
@@ -342,7 +343,7 @@ JOBS = {
     "overlapping": Job(OVERLAPPING),
     "beside a short call": Job(BESIDE_A_SHORT_CALL),
     **{f"one group, {count}": Job(ONE_GROUP.format(count=count)) for count in (8, 300_000)},
-    **{f"disagree, {name}": Job(DISAGREE.format(call=call)) for name, (call, _, _) in DISAGREEMENTS.items()},
+    **{name: Job(DISAGREE.format(call=call)) for name, (call, _, _) in DISAGREEMENTS.items()},
     "disagree, part": Job(PART),
     # They end within seconds, or hang.
     "stalled init": Job(STALLED_INIT, 15),
@@ -354,11 +355,21 @@ JOBS = {
 }
 
 
+BLOCK, DO_NOT_BLOCK, REFUSED = (
+    [name for name in JOBS if name.startswith(beginning)]
+    for beginning in ("threads, blocking", "threads, async", "one group")
+)
+CASES = {*BLOCK, *DO_NOT_BLOCK, *REFUSED, *DISAGREEMENTS}
+
+
 @pytest.fixture(scope="module")
-def jobs():
+def jobs(request):
     """Run the jobs, which mostly wait, side by side, and return the futures by name."""
+    wanted = chosen(request, "name") | {name for name in JOBS if name not in CASES}
     calls = {
-        name: partial(mpirun, 2, program, timeout_s=limit, env=env) for name, (program, limit, env) in JOBS.items()
+        name: partial(mpirun, 2, program, timeout_s=limit, env=env)
+        for name, (program, limit, env) in JOBS.items()
+        if name in wanted
     }
     with side_by_side(calls, places=2) as futures:
         yield futures
@@ -368,14 +379,14 @@ def assert_right(job):
     assert job.rc == 0 and job.stdout.count("right") == 2, job
 
 
-@pytest.mark.parametrize("count", [8, 300_000])
-def test_two_threads_with_a_group_each_block(jobs, count):
-    assert_right(jobs[f"threads, blocking, {count}"].result())
+@pytest.mark.parametrize("name", thinned(BLOCK, BLOCK[0]))
+def test_two_threads_with_a_group_each_block(jobs, name):
+    assert_right(jobs[name].result())
 
 
-@pytest.mark.parametrize("count", [8, 300_000])
-def test_two_threads_with_a_group_each_do_not_block(jobs, count):
-    assert_right(jobs[f"threads, async, {count}"].result())
+@pytest.mark.parametrize("name", thinned(DO_NOT_BLOCK, DO_NOT_BLOCK[1]))
+def test_two_threads_with_a_group_each_do_not_block(jobs, name):
+    assert_right(jobs[name].result())
 
 
 def test_thread_with_a_group_of_its_own_beside_ddp(jobs):
@@ -390,16 +401,16 @@ def test_short_call_that_waits_drives_what_another_thread_has_submitted(jobs):
     assert_right(jobs["beside a short call"].result())
 
 
-@pytest.mark.parametrize("count", [8, 300_000])
-def test_two_threads_in_one_group_are_refused(jobs, count):
-    job = jobs[f"one group, {count}"].result()
+@pytest.mark.parametrize("name", thinned(REFUSED, REFUSED[0]))
+def test_two_threads_in_one_group_are_refused(jobs, name):
+    job = jobs[name].result()
     assert_right(job)
     assert job.stdout.count("is used by two threads at once, whose calls have no order that all ranks share") == 1, job
 
 
-@pytest.mark.parametrize("name", DISAGREEMENTS)
+@pytest.mark.parametrize("name", thinned(DISAGREEMENTS, "disagree, broadcast", "disagree, mixed"))
 def test_disagreement_is_found_where_nobody_waits(jobs, name):
-    job = jobs[f"disagree, {name}"].result()
+    job = jobs[name].result()
     assert job.rc == 111 and job.seconds < 20, job
     assert "went on" not in job.stdout, job
     assert "disagree: rank" in job.stderr and all(call in job.stderr for call in DISAGREEMENTS[name][1:]), job

@@ -31,12 +31,14 @@ def test_first_program(ranks):
     assert found is not None and int(found[1]) == ranks and float(found[2]) > 0.94, job
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("which", ["algorithm", "hook"])
 def test_guides(which):
     job = mpirun(3, programs(GUIDE)[["algorithm", "hook"].index(which)], timeout_s=90)
     assert job.rc == 0, job
 
 
+@pytest.mark.once
 def test_guide_to_a_model(tmp_path):
     (tmp_path / "mymodel.py").write_text(programs(GUIDE)[2])
     program = "import runpy, sys; sys.path.insert(0, sys.argv[1]); sys.argv[:2] = ['mpiddp'];"
@@ -47,6 +49,7 @@ def test_guide_to_a_model(tmp_path):
     assert done.rc == 0 and "epoch 2/2" in done.stdout, done
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links(page):
     text = page.read_text()
@@ -63,5 +66,6 @@ def test_links(page):
             assert anchor in anchors, f"{name(page)} leads to {target}"
 
 
+@pytest.mark.once
 def test_size():
     assert PAGES[0].stat().st_size < MAX_README_BYTES

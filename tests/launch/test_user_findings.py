@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from harness.launcher import mpirun, side_by_side, start
+from harness.tiers import chosen, thinned
 
 INIT = """
 import os, sys, time
@@ -83,13 +84,14 @@ def run(rank, size):
 if __name__ == "__main__":
     mp.spawn(run, args=(2,), nprocs=2)
 """
-METHODS = {method: SPAWN.format(method=method) for method in ("fork", "spawn", "forkserver")}
+METHODS = ("fork", "spawn", "forkserver")
 
 
 @pytest.fixture(scope="module")
-def spawns():
+def spawns(request):
     """Run all ways of starting processes side by side."""
-    with side_by_side({method: partial(mpirun, 2, text, timeout_s=50) for method, text in METHODS.items()}, 2) as jobs:
+    texts = {method: SPAWN.format(method=method) for method in chosen(request, "method")}
+    with side_by_side({method: partial(mpirun, 2, text, timeout_s=50) for method, text in texts.items()}, 2) as jobs:
         yield jobs
 
 
@@ -99,11 +101,12 @@ def assert_refused(job):
     assert "went on" not in job.stdout and "PMIU" not in job.stderr and "Fatal error" not in job.stderr, job
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", thinned(METHODS, "fork", "spawn"))
 def test_a_spawn_that_was_left_in(spawns, method):
     assert_refused(spawns[method].result())
 
 
+@pytest.mark.long
 def test_mp_spawn_that_was_left_in():
     pytest.importorskip("torch")
     assert_refused(mpirun(2, TORCH_SPAWN, timeout_s=200))
@@ -119,6 +122,7 @@ def test_rank_and_world_size_of_the_backend_mpi_are_ignored_as_in_torch():
     assert text in job.stderr, job
 
 
+@pytest.mark.once
 def test_one_process_is_not_taken_for_four_with_the_backend_mpi():
     from harness.launcher import python
 
@@ -170,7 +174,10 @@ def test_a_message_that_cannot_arrive(messages, name):
         assert text in job.stderr, (text, job)
 
 
-@pytest.mark.parametrize("wait", ["dist.recv(x, src=1 - rank)", "dist.send(np.ones(10**6), dst=1 - rank, tag=rank)"])
+BOTH = ["dist.recv(x, src=1 - rank)", "dist.send(np.ones(10**6), dst=1 - rank, tag=rank)"]
+
+
+@pytest.mark.parametrize("wait", thinned(BOTH, BOTH[0]))
 def test_two_that_both_receive_or_both_send(wait):
     job = mpirun(2, program(wait), timeout_s=50, env={"MPIDDP_TIMEOUT": "4"})
     assert job.rc == 110, job
@@ -205,6 +212,7 @@ def test_a_mismatch_tells_the_lines_of_both():
     assert re.search(r"rank [01] answers: it[sw ].*program.py:8", job.stderr), job
 
 
+@pytest.mark.once
 def test_a_timeline_of_a_program_without_ddp_is_mentioned(tmp_path):
     trace = tmp_path / "trace.json"
     job = mpirun(2, program("dist.all_reduce(x)"), env={"MPIDDP_TIMELINE": str(trace)})
@@ -232,6 +240,7 @@ print(said(lambda: dist.send(halo[:, 0], dst=1 - rank)))
 """
 
 
+@pytest.mark.once
 def test_no_cure_loses_the_result():
     job = mpirun(2, program(CURES))
     assert job.rc == 0, job
