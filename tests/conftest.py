@@ -14,7 +14,7 @@ pytest_plugins = ["harness.ranks" if UNDER_LAUNCHER else "harness.parent"]
 
 MARKS = {
     "core": "touches MPI: of tests/mpi, so run on 1 to 4 ranks, with both MPI libraries and without eager buffers",
-    "ranks(*numbers)": "of tests/mpi, run on these numbers of ranks, in place of 2 and 3",
+    "ranks(*numbers)": "of tests/mpi, run on these numbers of ranks",
     "once": "says nothing of the MPI library, so to run it with one of them is enough",
     "long": "run by --long only: another case of a promise that an everyday test holds",
 }

@@ -1,7 +1,8 @@
 """The tiers of the suite: what runs at every change, and what ``--long`` adds.
 
 Every promise has a test that runs at every change; other cases of it, and runs that take long, are marked as ``long``.
-A test of tests/mpi runs on 2 and 3 ranks, on 1 to 4 if it is marked as ``core``, and on those of a ``ranks`` mark.
+A test of tests/mpi runs on the numbers of a ``ranks`` mark, or on 1 to 4 ranks if it is marked as ``core``, or on 2 and
+3; on one number in files that ask about what is the same on any.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ CORE, REST = (1, 2, 3, 4), (2, 3)
 
 ONE_NUMBER = {
     "test_bench.py": 2,
+    "test_data_training.py": 3,
     "test_device_training.py": 2,
+    "test_local_sgd.py": 3,
     "test_names.py": 2,
+    "test_nccl.py": 3,
     "test_training_batchnorm.py": 2,
     "test_training_reproducibility.py": 3,
     "test_training_half.py": 2,
+    "test_training_local.py": 3,
     "test_training_models.py": 3,
     "test_training_options.py": 2,
+    "test_training_resume.py": 3,
+    "test_training_sanity_check.py": 3,
+    "test_training_shards.py": 3,
     "test_training_skips.py": 3,
     "test_training_windows.py": 3,
 }
@@ -33,10 +41,12 @@ ONE_NUMBER = {
 
 def numbers(file: str, marks: dict[str, list[int]], long: bool) -> list[int]:
     """Return the numbers of ranks that a test of tests/mpi runs on."""
-    if long or "core" in marks:
+    if long:
         return list(CORE)
     if marks.get("ranks"):
         return sorted(marks["ranks"])
+    if "core" in marks:
+        return list(CORE)
     return [ONE_NUMBER[file]] if file in ONE_NUMBER else list(REST)
 
 

@@ -202,6 +202,7 @@ def test_half_precision_is_the_average_rounded_twice(world: World, kind: str) ->
 
 
 @pytest.mark.once
+@pytest.mark.ranks(2)
 def test_half_precision_is_that_of_torch(world: World) -> None:
     torch = gloo()
     default_hooks = pytest.importorskip("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")

@@ -439,6 +439,7 @@ def test_the_librarys_limit_is_named(world):
         filler.Free()
 
 
+@pytest.mark.ranks(1, 2)
 def test_many_groups_leak_nothing(world):
     # MPICH has 2,046 communicators, so that even one leaked by each group would show.
     for number in range(1000 if world.size == 1 else 50):
@@ -449,6 +450,7 @@ def test_many_groups_leak_nothing(world):
     assert total(None, 1) == world.size
 
 
+@pytest.mark.ranks(3)
 def test_making_and_destroying_does_not_grow(world, monkeypatch):
     liveness = monitor.current().liveness
     monkeypatch.setattr(liveness, "_retired", deque(maxlen=min(liveness._retired.maxlen, 30)))
@@ -467,7 +469,7 @@ def test_making_and_destroying_does_not_grow(world, monkeypatch):
     cycles(40)
     files, maps = held()
     known = len(liveness._links)
-    cycles(120)
+    cycles(60)
     assert held()[0] == files
     assert held()[1] <= maps + 4, "mappings of the allocator come and go"
     assert len(liveness._links) == known

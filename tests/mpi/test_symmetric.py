@@ -112,6 +112,7 @@ def test_memory_lives_as_long_as_any_view(world: Any) -> None:
         segment.segment(number)
 
 
+@pytest.mark.ranks(2)
 def test_memory_of_a_wait_that_the_watchdog_has_seen_is_gone_with_it(world: Any) -> None:
     several(world)
     group = dist.new_group()
@@ -309,6 +310,7 @@ def test_ordinary_arrays_where_the_scratch_cannot_be_made(world: Any, monkeypatc
     dist.destroy_process_group(group)
 
 
+@pytest.mark.ranks(2)
 def test_making_and_freeing_does_not_grow(world: Any) -> None:
     def cycles(number: int) -> None:
         for _ in range(number):
@@ -323,6 +325,7 @@ def test_making_and_freeing_does_not_grow(world: Any) -> None:
     assert resident_kib() < kib + 2048
 
 
+@pytest.mark.ranks(3)
 def test_groups_give_their_scratch_back(world: Any) -> None:
     x = np.ones(100_000, np.float32)
 

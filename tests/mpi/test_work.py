@@ -449,6 +449,7 @@ def test_a_blocking_operation_in_a_callback_leaves_the_outer_wait_known(world):
     dist.init_process_group()
 
 
+@pytest.mark.ranks(3)
 def test_operations_know_their_own_number(world):
     """What one waits for is named by its number, not by that of the last one."""
     if world.size == 1:
