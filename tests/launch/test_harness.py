@@ -52,17 +52,11 @@ def test_thinned(n):
 
 @pytest.mark.once
 def test_tiers(suite):
-    everyday = {f"test_core[np={n}]" for n in (1, 2, 3, 4)} | {"test_rest[np=4]"}
-    everyday |= {f"test_thinned[1][np={n}]" for n in (2, 3)}
     names = ("test_core", "test_rest", "test_thinned[1]", "test_thinned[2]")
-    for arguments, expected in (
-        ([], everyday),
-        (["--long"], {f"{name}[np={n}]" for name in names for n in (1, 2, 3, 4)}),
-        (["--ranks", "1"], {f"{name}[np=1]" for name in names[:3]}),
-    ):
-        done = suite(TIERS, "--collect-only", "-q", *arguments)
-        assert done.rc == 0, done
-        assert set(re.findall(r"sample.py::(\S+)$", done.stdout, re.M)) == expected, done
+    done = suite(TIERS, "--collect-only", "-q", "--long")
+    assert done.rc == 0, done
+    found = set(re.findall(r"sample.py::(\S+)$", done.stdout, re.M))
+    assert found == {f"{name}[np={n}]" for name in names for n in (1, 2, 3, 4)}, done
 
 
 @pytest.mark.once
@@ -222,6 +216,44 @@ class TestClass:
         assert re.findall(rf"^{file}::(.*)$", done.stdout, re.M) == expected, done
 
 
+LAUNCH_FILE = """
+import os, time
+from pathlib import Path
+import pytest
+
+def test_waits_for_the_other_file():
+    print("printed by {own}")
+    Path("{own}").touch()
+    end = time.monotonic() + 30
+    while not Path("{other}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+def test_fails():
+    print("printed by the second of {own}")
+    assert "{own}" != "two", "not me"
+
+def test_ends():
+    if "{own}" == "two":
+        os._exit(3)
+
+def test_next(): pass
+"""
+
+
+@pytest.mark.once
+def test_files_that_start_launchers_run_side_by_side(suite, tmp_path):
+    (tmp_path / "tests" / "launch").mkdir()
+    for own, other in (("one", "two"), ("two", "one")):
+        (tmp_path / "tests" / "launch" / f"test_{own}.py").write_text(LAUNCH_FILE.format(own=own, other=other))
+    done = suite("", "tests/launch", "--at-once", "2", "--color=no")
+    assert done.rc == 1 and "3 failed, 5 passed" in done.stdout.splitlines()[-1], done
+    assert "AssertionError: not me" in done.stdout, done
+    # Of the test that failed, and in no other process.
+    assert re.findall("^printed by .*$", done.stdout, re.M) == ["printed by the second of two"], done
+    assert done.stdout.count("the process of test_two.py ended before it told of this test: exit code 3") >= 2, done
+
+
 @pytest.mark.once
 def test_under_a_launcher_as_it_is(suite):
     tests = """
@@ -236,6 +268,7 @@ def test_fails(): assert world.rank != 2
     assert "test_fails (rank 2 of 3)" in done.stdout
 
 
+@pytest.mark.once
 def test_no_mpiexec_is_a_failure_with_a_cure(suite, tmp_path):
     # An interpreter that has no mpiexec beside it, with the packages of this one.
     (tmp_path / "bin").mkdir()
