@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-LONGEST = ("test_slurm", "test_survival", "test_disagreement", "test_harness", "test_with_torch", "test_stalls")
+LONGEST = ("test_with_torch", "test_slurm", "test_survival", "test_harness", "test_disagreement", "test_stalls")
 """Files that begin first, so that none of them runs alone in the end."""
 LEAVE_S = 60.0
 """Longest time for a child to end its jobs when pytest is interrupted."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import re
-import socket
 import subprocess
 import sys
 import tomllib
@@ -50,16 +48,12 @@ SCRIPTS_OF_TORCHRUN = ("ddp_snapshot", "fsdp2", "tensor_parallel", "dcp")
 def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(tmp_path: Path) -> None:
     for folder in ("ours", "theirs"):
         (tmp_path / folder).mkdir()
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in SCRIPTS_OF_TORCHRUN]
-        ports = [server.getsockname()[1] for server in servers]
-    names = [f"{name}:{port}" for name, port in zip(SCRIPTS_OF_TORCHRUN, ports, strict=True)]
     path = str(SCRIPTS / "one_after_another.py")
-    mpiexec = [*launcher.launch(2), sys.executable, "-m", "mpiddp.torch", path, str(tmp_path / "ours"), *names]
+    mpiexec = [*launcher.launch(2), sys.executable, "-m", "mpiddp.torch", path, str(tmp_path / "ours")]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]
-    with launcher.Program(mpiexec) as job:
+    with launcher.Program([*mpiexec, *SCRIPTS_OF_TORCHRUN]) as job:
         ours = job.wait(120)
-    with launcher.Program([*torchrun, str(tmp_path / "theirs"), *names], {"OMP_NUM_THREADS": "1"}) as job:
+    with launcher.Program([*torchrun, str(tmp_path / "theirs"), *SCRIPTS_OF_TORCHRUN], {"OMP_NUM_THREADS": "1"}) as job:
         theirs = job.wait(120)
     assert ours.rc == theirs.rc == 0, (str(ours), str(theirs))
     assert ours.stdout == theirs.stdout
