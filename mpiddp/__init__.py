@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("autograd", "data", "device", "distributed", "nn", "optim", "parallel", "training")
+_PACKAGES = ("autograd", "data", "device", "distributed", "elastic", "nn", "optim", "parallel", "training")
 # Names of other packages that stand at the top level; those of `distributed` all do.
 _NAMES = {
     "BufferCommHookLocation": "parallel",

@@ -86,7 +86,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     announced = settings.launch()
     before = None
     if options.resume == "auto" and options.output is not None:
-        before = resumed_threads(options.output, 1 if announced is None else announced.size)
+        before = resumed_threads(options.output, 1 if announced is None else announced.size - options.spares)
     _limit_threads(before)
     code: int = mpiddp.training.run.run(options, mpiddp.__version__)
     return code

@@ -24,7 +24,7 @@ LAYERS = (
     ("algorithms",),
     ("distributed",),
     ("autograd", "nn", "optim"),
-    ("parallel", "data"),
+    ("parallel", "data", "elastic"),
     ("training",),
     ("", "bench", "examples", "cli", "__main__", "torch"),
 )

@@ -80,19 +80,6 @@ def survivable() -> bool:
     return default_group().monitor.survivable
 
 
-def any_failed() -> bool:
-    """Return whether a rank is known to have failed."""
-    job = monitor.current()
-    return job is not None and job.failures.happened()
-
-
-def expect_no_failures() -> None:
-    """Raise `RankFailedError` on all survivors if a rank has failed; collective."""
-    job = monitor.current()
-    if job is not None:
-        job.failures.agree()
-
-
 def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
     """Return a communicator of the remaining ranks, which alone call."""
     left = [rank for rank in range(old.size()) if rank not in excluded]

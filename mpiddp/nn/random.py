@@ -1,7 +1,8 @@
 """Random numbers for initial values and dropout, from one seed.
 
-Two PCG64 streams: *values* is the same on every rank, so models start equal; *dropout* has the key (seed, rank). A
-layer that knows its rank calls :func:`set_stream`.
+Two PCG64 streams: *values* is the same on every rank, so models start equal; *dropout* has the key (seed, rank), and
+in a training loop that calls :func:`set_step` the key (seed, rank, step): a rank that takes the place of a dead one
+draws its masks. A layer that knows its rank calls :func:`set_stream`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,18 @@ class _Streams:
         self.values = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
         self.restart_dropout(stream)
 
-    def restart_dropout(self, stream: int) -> None:
+    def restart_dropout(self, stream: int, *step: int) -> None:
         self.stream = stream
         # A spawn key of its own: stream 0's numbers are not those of the initial values.
-        key = np.random.SeedSequence(self.seed, spawn_key=(stream,))
-        self.dropout = np.random.Generator(np.random.PCG64(key))
+        self._key = (stream, *step)
+        self._dropout: np.random.Generator | None = None
+
+    @property
+    def dropout(self) -> np.random.Generator:
+        if self._dropout is None:  # made on first use: 20 us that most steps do not need
+            key = np.random.SeedSequence(self.seed, spawn_key=self._key)
+            self._dropout = np.random.Generator(np.random.PCG64(key))
+        return self._dropout
 
 
 _streams = _Streams(seed=0, stream=0)
@@ -62,6 +70,11 @@ def set_stream(stream: int) -> None:
     """Choose this process's dropout stream, normally its rank."""
     if stream != _streams.stream:
         _streams.restart_dropout(stream)
+
+
+def set_step(step: int) -> None:
+    """Start this process's dropout of a training step: the same masks, whatever was drawn before."""
+    _streams.restart_dropout(_streams.stream, step)
 
 
 def get_state() -> State:

@@ -15,6 +15,7 @@ from mpiddp.autograd import Tensor
 from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
 from mpiddp.device import choice, cuda_fault, upload
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
+from mpiddp.nn.normalization import BatchNorm
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
 from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
 from mpiddp.parallel import (
@@ -57,6 +58,11 @@ def build_module(config: Config) -> nn.Module:
     else:
         module = raise_on_all_ranks(lambda: _called(config.model))
     module = SyncBatchNorm.convert_sync_batchnorm(module) if config.sync_batchnorm else module
+    if config.spares and any(isinstance(m, BatchNorm) and not isinstance(m, SyncBatchNorm) for m in module.modules()):
+        raise UsageError(
+            "--spares: running statistics of batch norms are those of rank 0, and would die with it; give"
+            " --sync-batchnorm, with which all ranks have them"
+        )
     return module.convert(upload) if config.device == "cuda" else module
 
 

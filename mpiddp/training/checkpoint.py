@@ -298,10 +298,9 @@ class Checkpointer:
         UsageError
             If it holds checkpoints, and the configuration does not resume.
         """
+        self._reclaim()
         if self._store is None:
             return
-        self._lock = self._lock or RunLock(self._output)
-        self._store.tidy()
         if self._config.resume == "no" and self._store.steps():
             raise UsageError(
                 f"{self._folder} holds checkpoints of an earlier run: --resume auto goes on with it, another"
@@ -353,15 +352,14 @@ class Checkpointer:
         """Continue with the surviving ranks, from a checkpoint of this moment. They all call it."""
         self._saved = None
         self._finish_previous()
-        if dist.get_rank() == 0:
-            self._store = self._store or CheckpointStore(self._folder, self._config.keep)
         raise_on_all_ranks(self._reclaim)
         # The one that was pending may have died with its writer.
         tested = bool(trainer.history) and not trainer.running["samples"]
         self.save(trainer, score=trainer.history[-1].accuracy if tested else None)
 
     def _reclaim(self) -> None:
-        if self._store is not None:
+        if dist.get_rank() == 0:  # another one may have been before
+            self._store = self._store or CheckpointStore(self._folder, self._config.keep)
             self._lock = self._lock or RunLock(self._output)
             self._store.tidy()
 

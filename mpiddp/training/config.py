@@ -237,6 +237,13 @@ class Config:
         metavar="TIME",
         also=("time_limit", "deadline"),
     )
+    spares: int = option(
+        0,
+        "run",
+        "ranks, the last ones, that wait to take the places of dead ones, under Open MPI's mpirun --with-ft ulfm",
+        within=AT_LEAST_0,
+        also=("hot_spares", "spare_ranks"),
+    )
     margin: float = option(30.0, "run", "seconds before the end of --max-time to leave for that", within=AT_LEAST_0)
 
     # -- files -----------------------------------------------------------------------------------------------------
@@ -321,6 +328,13 @@ class Config:
             local and self.dtype == "float16",
             "--dtype float16 skips steps on all ranks alike, --average local on one; take --dtype bfloat16",
         )
+        alone = "is on that rank alone, and would die with it; use --resume auto after a death"
+        spares = self.spares > 0
+        yield spares and self.zero, f"--spares: with --zero a rank's part of the optimizer state {alone}"
+        yield spares and local, f"--spares: with --average local a rank's model {alone}"
+        powersgd = "powersgd" in self.compress
+        yield spares and powersgd, f"--spares: with --compress {self.compress} a rank's remainder of gradients {alone}"
+        yield spares and self.device == "cuda", "--spares: ranks on GPUs cannot go on after a death; use --resume auto"
         yield (
             self.bucket_cap_mb is not None and self.bucket_cap_mb_list is not None,
             ("give --bucket-cap-mb or --bucket-cap-mb-list, not both"),

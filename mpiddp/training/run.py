@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import signal
 import time
 from collections.abc import Mapping
@@ -12,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import mpiddp.distributed as dist
+from mpiddp import elastic, nn
 from mpiddp.data import Dataset
 from mpiddp.device.allocator import tune_allocator
-from mpiddp.distributed.shrink import expect_no_failures
+from mpiddp.distributed.shrink import survivable
 from mpiddp.errors import EXIT_CHECKPOINTED
 from mpiddp.faults import monitor
 from mpiddp.parallel import DistributedDataParallel, Timeline
@@ -25,10 +28,10 @@ from .build import agree_on_device, build_trainer, gpu_fault
 from .checkpoint import Checkpointer, save_model, sweep
 from .config import Config, RunError, UsageError
 from .data import load_data
-from .elastic import RestorePoint, Snapshot
 from .info import git_commit
 from .outputs import Console, Outputs, RankLog, configuration_lines, say
 from .ranks import raise_on_all_ranks
+from .restore import RestorePoint
 from .stop import Deadline, StopRequest, deadline_of
 from .trainer import Callback, Trainer
 from .user_code import sanity_check
@@ -36,10 +39,21 @@ from .user_code import sanity_check
 EXIT_INTERRUPTED = 130
 """As a shell reports a command ended by Ctrl-C."""
 
+_logger = logging.getLogger(__name__)
+
+
+def check_spares(config: Config) -> None:
+    """Refuse spares where they are of no use."""
+    spares = config.spares
+    if spares and not survivable():
+        raise UsageError(f"--spares {spares} needs ranks that live on when one dies: {elastic.NEEDED}")
+    if dist.get_world_size() <= spares:
+        raise UsageError(f"--spares {spares} leaves no rank to train: start {spares + 1} or more")
+
 
 def check_request(config: Config) -> None:
     """Refuse a configuration that these ranks cannot run."""
-    ranks = dist.get_world_size()
+    ranks = dist.get_world_size() - config.spares
     if config.batch_size < ranks:
         raise UsageError(
             f"--batch-size {config.batch_size} is that of all ranks together: give {ranks} or more, or start fewer"
@@ -81,90 +95,130 @@ def run(config: Config, version: str) -> int:
     tune_allocator()
     no_gpu = gpu_fault(config.device)
     dist.init_process_group()
-    world = monitor.start().world
-    first = world.rank == 0
-    on_gpu = agree_on_device(config.device, no_gpu)
-    here = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
-    if first:
-        say(configuration_lines(here, world.size, len(set(world.nodes))))
-    raise_on_all_ranks(lambda: check_request(config))
-    data = load_data(config)
-    logs = config.output / "logs" if config.log_ranks and config.output else None
-    log = raise_on_all_ranks(lambda: RankLog(world.rank, world.size, logs))
-    # Other nodes may not know the end of the job.
-    deadline = raise_on_all_ranks(lambda: _deadline(config, began_s) if first else None)
-    with log, StopRequest(_known_to_all(deadline)) as stop:
-        trainer = build_trainer(here, data, stop=stop)
-        raise_on_all_ranks(lambda: sanity_check(trainer, here, data))
-        checkpointer = None
-        if config.output is not None:
-            surroundings = info.collect(version)
-            checkpointer = Checkpointer(config, surroundings["versions"])
-            raise_on_all_ranks(checkpointer.claim)
-            checkpointer.resume(trainer)
-            # Last: a run that is refused leaves the folder's description as it was.
-            raise_on_all_ranks(lambda: _describe(config, surroundings) if first else None)
-        # Still inside: ranks do not get a signal at the same time, and a late one would end the saving.
-        job = _Run(here, data, log, stop, checkpointer)
-        code = job.run(trainer)
+    raise_on_all_ranks(lambda: check_spares(config))
+    with contextlib.ExitStack() as stack:
+        job = _Run(config, version, began_s, no_gpu, stack)
+        code = elastic.go_on(job.train, prepare=job.prepare, spares=config.spares, survivable=job.survivable)
         if job.outputs is not None:
             job.outputs.close()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     if code == EXIT_CHECKPOINTED:
         # srun -K terminates ranks that end a moment after the first, and would report that instead.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return code
 
 
-@dataclasses.dataclass
 class _Run:
-    """A prepared run."""
+    """A run, with what outlives the death of a rank.
 
-    config: Config
-    data: tuple[Dataset, Dataset]
-    log: RankLog
-    stop: StopRequest
-    checkpointer: Checkpointer | None
-    outputs: Outputs | None = None
-    """Files that rank 0 writes after every epoch."""
+    Attributes
+    ----------
+    outputs : Outputs or None
+        Files that rank 0 writes after every epoch.
+    """
 
-    def run(self, trainer: Trainer) -> int:
-        """Train to the end, with the surviving ranks if MPI allows it, and return the exit code."""
-        point, heritage = RestorePoint(), None
-        while True:
-            try:
-                if heritage is not None:
-                    point = RestorePoint(heritage)
-                    trainer = self._begun_again(heritage)
-                code = self._train(trainer, point)
-                expect_no_failures()
-                return code
-            except Exception as error:
-                heritage = point.survive(error)
+    def __init__(
+        self, config: Config, version: str, began_s: float, no_gpu: str | None, stack: contextlib.ExitStack
+    ) -> None:
+        self.outputs: Outputs | None = None
+        self._config, self._version, self._began_s, self._no_gpu = config, version, began_s, no_gpu
+        self._stack = stack
+        self._point = RestorePoint()
+        self._checkpointer: Checkpointer | None = None
+        self._surroundings: dict[str, Any] = {}
+        self._data: tuple[Dataset, Dataset]
+        self._log: RankLog | None = None
+        self._stop: StopRequest
 
-    def _begun_again(self, heritage: Snapshot) -> Trainer:
-        """Return a trainer of the surviving ranks."""
-        trainer = build_trainer(self.config, self.data, stop=self.stop)
-        trainer.load_state_dict(heritage.state, heritage.arrays)
-        if self.checkpointer is not None:
-            self.checkpointer.regroup(trainer)
+    def prepare(self) -> None:
+        """Load the data and begin to listen to signals, on spares too."""
+        config = self._config
+        world = monitor.start().world
+        first = dist.get_rank() == 0
+        on_gpu = agree_on_device(config.device, self._no_gpu)
+        self._config = config = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
+        if first:
+            say(configuration_lines(config, dist.get_world_size() - config.spares, len(set(world.nodes))))
+        raise_on_all_ranks(lambda: check_request(config))
+        self._data = load_data(config)
+        if config.output is not None:
+            self._surroundings = info.collect(self._version)
+        logs = config.output / "logs" if config.log_ranks and config.output else None
+        log = raise_on_all_ranks(lambda: self._log or RankLog(world.rank, world.size, logs))
+        # Other nodes may not know the end of the job.
+        deadline = raise_on_all_ranks(lambda: _deadline(config, self._began_s) if first else None)
+        deadline = _known_to_all(deadline)
+        if self._log is None:
+            self._log = self._stack.enter_context(log)
+            # Until the end: ranks do not get a signal at the same time, and a late one would end the saving.
+            self._stop = self._stack.enter_context(StopRequest(deadline))
+
+    def survivable(self) -> bool:
+        """Return False if some state is on single ranks only, or in GPU memory that other ranks have mapped."""
+        return not self._config.zero and self._config.device != "cuda"
+
+    def train(self, change: elastic.Change | None) -> int:
+        """Train to the end, from the state before the death of a rank, and return the exit code."""
+        if change is None:
+            trainer = self._started(self._config)
+        elif (source := elastic.farthest(self._point.moment)) is None:
+            # Where all have died, the spares have the checkpoints only.
+            alone = len(change.died) == change.before and self._config.output is not None
+            trainer = self._started(dataclasses.replace(self._config, resume="auto") if alone else self._config)
+        else:
+            trainer = self._resumed(source, change)
+        return self._train(trainer, self._point)
+
+    def _started(self, config: Config) -> Trainer:
+        """Return the trainer of a run that begins."""
+        trainer = build_trainer(config, self._data, stop=self._stop)
+        raise_on_all_ranks(lambda: sanity_check(trainer, config, self._data))
+        if config.output is not None:
+            checkpointer = self._checkpoints(config)
+            raise_on_all_ranks(checkpointer.claim)
+            checkpointer.resume(trainer)
+            # Last: a run that is refused leaves the folder's description as it was.
+            first = dist.get_rank() == 0
+            raise_on_all_ranks(lambda: _describe(config, self._surroundings) if first else None)
         return trainer
+
+    def _resumed(self, source: int, change: elastic.Change) -> Trainer:
+        """Return the trainer of a run that goes on with the state of rank ``source``."""
+        snapshot = self._point.snapshot(source)
+        trainer = build_trainer(self._config, self._data, stop=self._stop)
+        trainer.load_state_dict(snapshot.state, snapshot.arrays)
+        if self._config.output is not None:
+            self._checkpoints(self._config).regroup(trainer)
+        if dist.get_rank() == 0:
+            drops = any(isinstance(each, nn.Dropout) and each.p for each in trainer.model.module.modules())
+            masks = "; dropout draws other masks than before" if drops and change.size < change.before else ""
+            _logger.warning(
+                "%s; going on after step %d with %d of %d ranks%s",
+                *(change, trainer.step, change.size, change.before, masks),
+            )
+        return trainer
+
+    def _checkpoints(self, config: Config) -> Checkpointer:
+        if self._checkpointer is None:
+            self._checkpointer = Checkpointer(config, self._surroundings["versions"])
+        return self._checkpointer
 
     def _train(self, trainer: Trainer, point: RestorePoint) -> int:
         """Train, write the outputs, and return the exit code."""
         point.note(trainer)
-        timeline = _watched(trainer, self.config.timeline) if self.config.timeline else None
+        timeline = _watched(trainer, self._config.timeline) if self._config.timeline else None
         raise_on_all_ranks(lambda: self._open_outputs(trainer))
         for event, callbacks in self._callbacks(point).items():
             trainer.callbacks[event] += callbacks
         try:
-            trainer.fit(self.config.epochs)
+            trainer.fit(self._config.epochs)
         except FloatingPointError as error:
             raise RunError(str(error)) from error
         if trainer.stopped:
-            code = _stop(self.stop, trainer, self.checkpointer)
+            code = _stop(self._stop, trainer, self._checkpointer)
         else:
-            code = _finish(self.config, trainer, self.checkpointer)
+            code = _finish(self._config, trainer, self._checkpointer)
         if timeline is not None:
             summary = raise_on_all_ranks(timeline.write, RunError)
             if dist.get_rank() == 0:
@@ -173,17 +227,17 @@ class _Run:
 
     def _open_outputs(self, trainer: Trainer) -> None:
         if dist.get_rank() == 0 and self.outputs is None:
-            self.outputs = Outputs(self.config.metrics, self.config.output, trainer.history)
+            self.outputs = Outputs(self._config.metrics, self._config.output, trainer.history)
         elif self.outputs is not None:
             self.outputs.epoch_end(trainer)  # another rank may have completed one more epoch
 
     def _callbacks(self, point: RestorePoint) -> dict[str, list[Callback]]:
         """Return the callbacks: print, write, save, in this order."""
-        console = Console(self.config.epochs) if dist.get_rank() == 0 else None
+        console = Console(self._config.epochs) if dist.get_rank() == 0 else None
         callbacks: dict[str, list[Callback]] = {
-            "epoch_begin": [who.epoch_begin for who in (console, self.log) if who],
-            "step_end": [who.step_end for who in (console, self.checkpointer) if who],
-            "epoch_end": [who.epoch_end for who in (console, self.outputs, self.checkpointer, self.log) if who],
+            "epoch_begin": [who.epoch_begin for who in (console, self._log) if who],
+            "step_end": [who.step_end for who in (console, self._checkpointer) if who],
+            "epoch_end": [who.epoch_end for who in (console, self.outputs, self._checkpointer, self._log) if who],
         }
         return {event: [point.note, *others] for event, others in callbacks.items()}
 

@@ -215,6 +215,10 @@ class Trainer:
         own: list[Any] = [None] * get_world_size()
         all_gather_object(own, (nn.random.get_state(), flatten(self._states(), "stateful")[0]))
         random_states, states = (list(each) for each in zip(*own, strict=True))
+        return self.common_state() | {"random": random_states, "stateful": states}
+
+    def common_state(self) -> dict[str, Any]:
+        """Return `state_dict` without what other ranks hold, for ranks that go on with this one's."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -228,8 +232,8 @@ class Trainer:
             "last_lr": self._last_lr,
             # The base class's method: that of a sharded optimizer wants the whole state collected first.
             "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
-            "random": random_states,
-            "stateful": states,
+            "random": [],
+            "stateful": [flatten(self._states(), "stateful")[0]],
             "bucket_order": self.model.bucket_order(),
         }
 
@@ -353,6 +357,7 @@ class Trainer:
     def _make_step(self, train_step: TrainStep, batch: Batch, following: Iterator[Batch]) -> None:
         """Make one step, the same on all ranks, that begins with ``batch``."""
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
+        nn.random.set_step(self.step)
         outcome = train_step.step(batch, following, self.stop)
         self._waited_s += outcome.waited_s
         self.stopped = outcome.tally["stop"] > 0

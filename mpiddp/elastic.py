@@ -1,0 +1,316 @@
+"""Training that goes on when ranks die, with spare ranks that take their places.
+
+Open MPI's ``mpirun --with-ft ulfm`` lets ranks live on when one is killed. `run` repeats the step that the death cut,
+from a copy of the state before it. The last ``spares`` ranks wait, asleep, for a place that becomes free: the world
+keeps its size, and with it batches, sums and bits. Without a spare the survivors go on with fewer ranks.
+
+References
+----------
+W. Bland et al., "Post-failure recovery of MPI communication capability: Design and rationale", International Journal of
+High Performance Computing Applications 27 (3), 2013.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import mpiddp.distributed as dist
+from mpiddp.distributed import groups, init
+from mpiddp.distributed.backends import backend_of
+from mpiddp.errors import DistError
+from mpiddp.faults import monitor
+from mpiddp.faults.job import Job
+from mpiddp.faults.shutdown import time_limit
+from mpiddp.mpi.lazy import MPI
+
+T = TypeVar("T")
+
+_OVER = 6
+"""Tag of the message to spares that the run is over, beside those of `faults.liveness` and `faults.distant`."""
+_LOOK_S = 0.01
+"""Sleep of a spare between two looks."""
+NEEDED = "start with Open MPI's `mpirun --with-ft ulfm` (`python -m mpiddp info` tells what becomes of the others)"
+"""The cure where ranks do not live on."""
+_logger = logging.getLogger(__name__)
+
+
+class Change(NamedTuple):
+    """The ranks of a run after a death."""
+
+    died: tuple[int, ...]
+    """Ranks whose places have become free; none if only spares died."""
+    before: int
+    """Number of ranks before."""
+    size: int
+    """Number of ranks now."""
+    spares: int
+    """Spares left."""
+
+    def __str__(self) -> str:
+        """Return the change as the beginning of a sentence."""
+        if not self.died:
+            return f"a spare died ({self.spares} left)"
+        several = len(self.died) > 1
+        who = f"rank{'s' * several} {', '.join(map(str, self.died))} of {self.before} died"
+        filled = len(self.died) - (self.before - self.size)
+        if not filled:
+            return who
+        taken = f"spares took {filled} of {len(self.died)} places" if several else "a spare took its place"
+        return f"{who}; {taken} ({self.spares} left)"
+
+
+class Stateful(Protocol):
+    """The state of a script's training: models, optimizers, positions."""
+
+    def state_dict(self) -> Any:
+        """Return the state, equal on all ranks, as something that pickle takes."""
+
+    def load_state_dict(self, state: Any) -> object:
+        """Continue from such a state."""
+
+
+def run(
+    step: Callable[[Any, int], object], state: Callable[[], Stateful], steps: int, *, spares: int = 0, every: int = 1
+) -> Any:
+    """Make steps on all ranks but the spares; a death costs the step that it cuts.
+
+    All ranks call it after `init_process_group`, with nothing pending.
+
+    Parameters
+    ----------
+    step : callable
+        ``step(state, number)`` makes the step ``number``, from 0. Whatever it draws at random has to follow from number
+        and rank: the generators of a dead rank are lost.
+    state : callable
+        Makes the state, with ``state_dict`` and ``load_state_dict``; called anew on every rank after a death, because
+        groups, DDP and samplers belong to their world. The state is equal on all ranks between steps.
+    steps : int
+        Number of steps.
+    spares : int, default 0
+        Ranks, the last ones, that wait to take the places of dead ones.
+    every : int, default 1
+        Steps between copies of the state, and the most that a death costs.
+
+    Returns
+    -------
+    Stateful or None
+        The state after the last step; None on a spare that was not needed.
+
+    Raises
+    ------
+    RankFailedError
+        If a rank has died where MPI does not let the others live on.
+    DistError
+        If there are spares there.
+    ValueError
+        If spares leave no rank, or ``every`` is below 1.
+
+    Notes
+    -----
+    For ranks that a signal ends, on nodes that live on; see `shrink_group`. A copy takes the memory and the time of one
+    ``state_dict``.
+
+    Examples
+    --------
+    >>> elastic.run(step, State, steps=1000, spares=1)  # doctest: +SKIP
+    """
+    if every < 1:
+        raise ValueError(f"every has to be at least 1 step, got {every}")
+    kept: tuple[int, Any] | None = None
+    final: Stateful | None = None
+    copies = groups.default_group().monitor.survivable
+
+    def attempt(change: Change | None) -> None:
+        nonlocal kept, final
+        made, number = state(), 0
+        if change is not None and (source := farthest(None if kept is None else kept[0])) is not None:
+            told = [kept]
+            dist.broadcast_object_list(told, src=source)
+            assert told[0] is not None, "of a rank that has it"
+            kept = told[0]
+            number, saved = kept
+            made.load_state_dict(copy.deepcopy(saved))
+            if dist.get_rank() == 0:
+                _logger.warning("%s; going on after step %d with %d ranks", change, number, change.size)
+        for current in range(number, steps):
+            if copies and (kept is None or current >= kept[0] + every):
+                kept = current, copy.deepcopy(made.state_dict())
+            step(made, current)
+        final = made
+
+    go_on(attempt, spares=spares)
+    return final
+
+
+def farthest(moment: tuple[int, ...] | int | None) -> int | None:
+    """Return the rank whose state is the most advanced one, or None if no rank has any; all ranks call it.
+
+    Parameters
+    ----------
+    moment : tuple of int, or int, optional
+        This rank's progress; None on a rank without a state.
+    """
+    moments: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(moments, moment)
+    known = [each for each in moments if each is not None]
+    return moments.index(max(known)) if known else None
+
+
+def go_on(
+    attempt: Callable[[Change | None], T],
+    *,
+    prepare: Callable[[], object] = lambda: None,
+    spares: int = 0,
+    survivable: Callable[[], bool] = lambda: True,
+) -> T:
+    """Return ``attempt(change)``, made again in a new world whenever a rank dies meanwhile.
+
+    Parameters
+    ----------
+    attempt : callable
+        Called on all ranks but the spares, in a default group of theirs; first with None, then with what has changed.
+        Rank 0's result is that of spares, too, and has to be something that pickle takes.
+    prepare : callable
+        Called before, on all ranks, in a group of all; again if a rank dies meanwhile.
+    spares : int, default 0
+        Ranks that wait.
+    survivable : callable
+        Asked after a death: False raises the error, on all ranks.
+    """
+    places = _Places(spares)
+    change: Change | None = None
+    failed = False
+    while True:
+        if failed:
+            places.regroup()
+        try:
+            if failed:
+                change = places.reassign()
+            if not places.prepared:
+                prepare()
+                places.prepared = True
+            places.take()
+            outcome: T = places.wait() if places.slot is None else attempt(change)
+            places.tell((outcome, None))
+            places.job.failures.agree()
+            return outcome
+        except Exception as error:
+            if not places.job.failures.happened() or not survivable():
+                places.tell((None, error))
+                raise
+            failed = True
+        except SystemExit as ended:
+            places.tell((None, ended))
+            raise
+
+
+class _Places:
+    """The places of a run, and the ranks that hold them.
+
+    Attributes
+    ----------
+    slot : int or None
+        This process's rank in the run; None: it is a spare.
+    prepared : bool
+        True if this process, and after `reassign` every other, has prepared.
+    """
+
+    def __init__(self, spares: int) -> None:
+        link = groups.default_group().link
+        self._timeout_s, self._backend = link.timeout_s, backend_of(link)
+        if not 0 <= spares < MPI.COMM_WORLD.size:
+            raise ValueError(f"spares leave no rank: {spares} of {MPI.COMM_WORLD.size} ranks; start more, or give less")
+        if spares and not self.job.failures.survivable:
+            raise DistError(f"spares need ranks that live on when one dies: {NEEDED}")
+        # By the ranks of the start: some may have died since.
+        me, self._size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - spares
+        self.slot = me if me < self._size else None
+        self.prepared = False
+        self._heard: list[bytes] = []
+
+    @property
+    def job(self) -> Job:
+        """The running job."""
+        job = monitor.current()
+        assert job is not None, "there is a default group"
+        return job
+
+    def regroup(self) -> None:
+        """Make the job anew of the survivors, who all call it."""
+        groups.discard()
+        with time_limit(self._timeout_s, "recovery from a death"):
+            monitor.regroup()
+
+    def reassign(self) -> Change:
+        """Give the places of the dead to spares; all survivors call it."""
+        job = self.job
+        with time_limit(self._timeout_s, "recovery from a death"):
+            told = job.world.comm.allgather((self.slot, self.prepared))
+            # Before anything changes here: every survivor has heard the same, or none changes anything.
+            job.failures.agree()
+            holders = [slot for slot, _ in told]
+            free = [slot for slot in range(self._size) if slot not in holders]
+            idle = [rank for rank, slot in enumerate(holders) if slot is None]
+            for slot, rank in zip(free, idle, strict=False):
+                holders[rank] = slot
+            held = sorted(slot for slot in holders if slot is not None)
+            mine, before = holders[job.world.rank], self._size
+            self.slot, self._size = None if mine is None else held.index(mine), len(held)
+            self.prepared = all(prepared for _, prepared in told)
+            if not self.prepared:
+                init.begin(job, None, self._timeout_s, self._backend)
+        return Change(tuple(free), before, self._size, holders.count(None))
+
+    def take(self) -> None:
+        """Make a default group of all ranks but the spares; all call it."""
+        job = self.job
+        if groups.has_default() and self._size == job.world.size:
+            return
+        self._heard.clear()
+        job.liveness.handlers[_OVER] = lambda _, message: self._heard.append(bytes(message))
+        if groups.has_default():
+            groups.destroy()
+        with time_limit(self._timeout_s, "elastic.run"):
+            color, key = (MPI.UNDEFINED, 0) if self.slot is None else (0, self.slot)
+            comm = MPI.Intracomm(job.world.comm.Split(color, key))
+            if comm != MPI.COMM_NULL:
+                job.failures.register_comm(comm)
+                init.begin(job, comm, self._timeout_s, self._backend)
+
+    def wait(self) -> Any:
+        """Sleep until the run is over, and return or raise its outcome; `RankFailedError` if a rank dies."""
+        job = self.job
+        while not self._heard:
+            try:
+                job.liveness.progress()
+            except MPI.Exception as error:
+                job.failures.translate(error)
+                raise
+            job.failures.raise_if_failed()
+            time.sleep(_LOOK_S)
+        outcome, raised = pickle.loads(self._heard[0])
+        if raised is not None:
+            raise raised
+        return outcome
+
+    def tell(self, outcome: tuple[Any, BaseException | None]) -> None:
+        """Tell the spares the outcome, from rank 0 of the run."""
+        job = self.job
+        if self.slot != 0 or job.failures.happened() or not groups.has_default():
+            return
+        working = groups.default_group().link.ranks
+        for rank in job.world.ranks:
+            if rank not in working:
+                job.liveness.send(rank, _OVER, _pickled(outcome))
+
+
+def _pickled(outcome: tuple[Any, BaseException | None]) -> bytes:
+    try:
+        return pickle.dumps(outcome)
+    except Exception:  # an error may hold anything
+        return pickle.dumps((None, DistError(f"rank 0 ended with {outcome[1]!r}")))

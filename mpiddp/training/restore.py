@@ -1,0 +1,72 @@
+"""``RestorePoint``: ranks resume in the middle of a step after another rank has died."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mpiddp.distributed as dist
+from mpiddp.distributed.shrink import survivable
+from mpiddp.typing import Array
+
+from .ranks import arrays_from
+from .trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Arguments of `Trainer.load_state_dict`."""
+
+    state: dict[str, Any]
+    arrays: dict[str, Array]
+
+
+class RestorePoint:
+    """The last consistent moment of the run on this rank, and the way back to it.
+
+    Only an optimizer's step changes parameters and optimizer state, and it waits for no one, so these are always
+    consistent. The changes of forward and loader since the last step are small and copied here; dropout follows from
+    the step. A communication hook's memory is that of the most advanced rank, in the middle of the repeated step.
+
+    Attributes
+    ----------
+    moment : tuple of int, or None
+        Steps and epochs made; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.moment: tuple[int, int] | None = None
+        self._loaded: Snapshot | None = None
+        self._trainer: Trainer | None = None
+        self._loader: dict[str, Any] = {}
+        self._buffers: list[Array] = []
+
+    def note(self, trainer: Trainer) -> None:
+        """Record this moment if failures are survivable: a callback before all others."""
+        if not survivable():
+            return
+        self._loaded = None
+        self._trainer, self.moment = trainer, (trainer.step, trainer.epoch)
+        self._loader = trainer.train_loader.state_dict()
+        self._buffers = [x.copy() for x in trainer.model.module.buffers()]
+
+    def snapshot(self, source: int) -> Snapshot:
+        """Return the state of rank ``source``, which is this rank's from now on; all ranks call it."""
+        mine = self._snapshot() if dist.get_rank() == source else Snapshot({}, {})
+        told = [mine.state]
+        dist.broadcast_object_list(told, src=source)
+        state, arrays = told[0], dict(arrays_from(source, mine.arrays))
+        self._loaded = Snapshot(state, arrays)
+        self.moment = state["step"], state["epoch"]
+        return self._loaded
+
+    def _snapshot(self) -> Snapshot:
+        """Return this rank's state at its last moment."""
+        if self._loaded is not None:
+            return self._loaded
+        trainer = self._trainer
+        assert trainer is not None, "there is a moment"
+        trainer.train_loader.load_state_dict(self._loader)
+        for x, kept in zip(trainer.model.module.buffers(), self._buffers, strict=True):
+            x[...] = kept
+        return Snapshot(trainer.common_state(), trainer.arrays() | trainer.own_arrays())
