@@ -28,6 +28,8 @@ from mpiddp.faults.job import Job
 from mpiddp.faults.shutdown import time_limit
 from mpiddp.mpi.lazy import MPI
 
+__all__ = ["Stateful", "run"]
+
 T = TypeVar("T")
 
 _OVER = 6

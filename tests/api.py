@@ -24,7 +24,7 @@ ROOTS = tuple(
     "mpiddp" + part
     for part in (
         *(".distributed", ".autograd", ".nn.functional", ".nn.init", ".nn.utils", ".nn", ".optim.lr_scheduler"),
-        *(".optim", ".parallel", ".data", ".training", ""),
+        *(".optim", ".parallel", ".data", ".elastic", ".training", ""),
     )
 )
 

@@ -17,9 +17,9 @@ import mpiddp.distributed as dist
 from mpiddp import elastic, nn
 from mpiddp.data import Dataset
 from mpiddp.device.allocator import tune_allocator
+from mpiddp.distributed.groups import default_group
 from mpiddp.distributed.shrink import survivable
 from mpiddp.errors import EXIT_CHECKPOINTED
-from mpiddp.faults import monitor
 from mpiddp.parallel import DistributedDataParallel, Timeline
 from mpiddp.serialization import write_atomically
 
@@ -122,7 +122,8 @@ class _Run:
         self, config: Config, version: str, began_s: float, no_gpu: str | None, stack: contextlib.ExitStack
     ) -> None:
         self.outputs: Outputs | None = None
-        self._config, self._version, self._began_s, self._no_gpu = config, version, began_s, no_gpu
+        self._config = self._here = config
+        self._version, self._began_s, self._no_gpu = version, began_s, no_gpu
         self._stack = stack
         self._point = RestorePoint()
         self._checkpointer: Checkpointer | None = None
@@ -134,12 +135,12 @@ class _Run:
     def prepare(self) -> None:
         """Load the data and begin to listen to signals, on spares too."""
         config = self._config
-        world = monitor.start().world
+        world = default_group().link.world
         first = dist.get_rank() == 0
         on_gpu = agree_on_device(config.device, self._no_gpu)
-        self._config = config = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
+        self._here = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
         if first:
-            say(configuration_lines(config, dist.get_world_size() - config.spares, len(set(world.nodes))))
+            say(configuration_lines(self._here, dist.get_world_size() - config.spares, len(set(world.nodes))))
         raise_on_all_ranks(lambda: check_request(config))
         self._data = load_data(config)
         if config.output is not None:
@@ -156,13 +157,15 @@ class _Run:
 
     def survivable(self) -> bool:
         """Return False if some state is on single ranks only, or in GPU memory that other ranks have mapped."""
-        return not self._config.zero and self._config.device != "cuda"
+        return not self._config.zero and self._here.device != "cuda"
 
     def train(self, change: elastic.Change | None) -> int:
         """Train to the end, from the state before the death of a rank, and return the exit code."""
         if change is None:
             trainer = self._started(self._config)
         elif (source := elastic.farthest(self._point.moment)) is None:
+            if dist.get_rank() == 0:
+                _logger.warning("%s before the first step; beginning anew with %d ranks", change, change.size)
             # Where all have died, the spares have the checkpoints only.
             alone = len(change.died) == change.before and self._config.output is not None
             trainer = self._started(dataclasses.replace(self._config, resume="auto") if alone else self._config)
@@ -172,8 +175,8 @@ class _Run:
 
     def _started(self, config: Config) -> Trainer:
         """Return the trainer of a run that begins."""
-        trainer = build_trainer(config, self._data, stop=self._stop)
-        raise_on_all_ranks(lambda: sanity_check(trainer, config, self._data))
+        trainer = build_trainer(self._here, self._data, stop=self._stop)
+        raise_on_all_ranks(lambda: sanity_check(trainer, self._here, self._data))
         if config.output is not None:
             checkpointer = self._checkpoints(config)
             raise_on_all_ranks(checkpointer.claim)
@@ -186,7 +189,7 @@ class _Run:
     def _resumed(self, source: int, change: elastic.Change) -> Trainer:
         """Return the trainer of a run that goes on with the state of rank ``source``."""
         snapshot = self._point.snapshot(source)
-        trainer = build_trainer(self._config, self._data, stop=self._stop)
+        trainer = build_trainer(self._here, self._data, stop=self._stop)
         trainer.load_state_dict(snapshot.state, snapshot.arrays)
         if self._config.output is not None:
             self._checkpoints(self._config).regroup(trainer)

@@ -127,3 +127,24 @@ def test_probabilities_are_finer_than_the_bits_of_a_draw(p: float) -> None:
     n = 1 << 22
     kept = np.count_nonzero(F.dropout(np.ones(n, np.float32), p).data)
     assert abs(kept - n * (1 - p)) < 5 * (n * p * (1 - p)) ** 0.5  # five standard deviations
+
+
+def test_masks_of_a_step_follow_from_seed_rank_and_step_alone():
+    """So a rank that takes the place of a dead one draws its masks."""
+
+    def masks(stream: int, step: int, drawn_before: int) -> list[bytes]:
+        nn.manual_seed(5)
+        nn.random.set_stream(stream)
+        for _ in range(drawn_before):
+            mask(7)
+        nn.random.set_step(step)
+        return [mask().tobytes() for _ in range(2)]
+
+    assert masks(1, 3, drawn_before=0) == masks(1, 3, drawn_before=4)
+    drawn = [each for stream in (0, 1) for step in (0, 1, 3) for each in masks(stream, step, 1)]
+    assert len(set(drawn)) == len(drawn)
+    nn.random.set_step(2)
+    state = nn.random.get_state()
+    then = mask()
+    nn.random.set_state(state)
+    np.testing.assert_array_equal(mask(), then)
