@@ -19,7 +19,8 @@ _DAEMONS = ("prted", "orted", "srun", "slurmstepd")
 _HANDLED = (signal.SIGCONT, signal.SIGTERM)
 
 
-def _left_to_the_watchdog(number: int, frame: object) -> None: ...
+def _left_to_the_watchdog(number: int, frame: object) -> None:
+    """Do nothing: the watchdog receives the signal."""
 
 
 def _children(pid: int) -> set[str]:

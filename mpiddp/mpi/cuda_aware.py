@@ -56,7 +56,7 @@ class Capability(NamedTuple):
     launcher: str | None
     """None without a launcher."""
     launcher_fits: Support
-    """Whether the launcher belongs to the library."""
+    """The launcher belongs to the library, or not."""
     device_pointers: DevicePointers
 
 

@@ -1,17 +1,16 @@
 """Eager buffers: short arrays of a node's ranks, exchanged without a message.
 
 Every rank has a few buffers, used in rounds. In each round it writes its array, if any, and then a record: its call,
-and last the number of the round. A peer that sees the record may read the array. All ranks take part in every round in
-turn, so a buffer is free once all have arrived in the round after its last one.
+and last the number of the round. A peer that sees the record may read the array. All ranks take part in every round, so
+a buffer is free once all have arrived in the round after its last one.
 
 Python has no fences. x86 shows a thread's stores to others in program order [1]_: the record after the array, the
-number after the record; other processors get no eager buffers. An old record's number is erased before the record is
+number after the record; other processors get no eager buffers. A record's number is erased before the record is
 overwritten.
 
 References
 ----------
-.. [1] P. Sewell et al., "x86-TSO: a rigorous and usable programmer's model for x86 multiprocessors", Communications of
-   the ACM 53 (7), 2010.
+.. [1] P. Sewell et al., "x86-TSO: a rigorous and usable programmer's model for x86 multiprocessors", CACM 53 (7), 2010.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from mpiddp.mpi.link import Link, Resource
 from mpiddp.typing import Array
 
 BUFFER_BYTES = 1 << 16
-"""The longest array of a buffer; longer ones go in pieces, with a wait for each."""
+"""Longer arrays go in pieces, with a wait for each."""
 MAX_RANKS = 8
 """Larger groups have none: each rank would read all others' arrays."""
 _BUFFERS = 4
-"""Buffers of each rank: the root of broadcasts is ahead of the others by fewer rounds than that."""
+"""Of each rank: the root of broadcasts is ahead of the others by fewer rounds."""
 _RECORD = struct.Struct("<qqQqq")
 """Number of the round, and the call: sequence, kind, count, root."""
 _NUMBER_BYTES = 8
@@ -47,14 +46,13 @@ REGION_BYTES = mmap.PAGESIZE + _BUFFERS * BUFFER_BYTES
 ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 """True if this processor shows stores in the program's order."""
 
-# The others are mostly near: a rank looks this often before it waits, then yields its core after each look, and at
-# last sleeps.
+# Looks before a wait, as the others are mostly near; then a rank yields its core after each look, and at last sleeps.
 _LOOKS = 40
 _LOOKS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
-# Messages that other ranks need in order to arrive move only inside of MPI.
+# Messages that other ranks need to arrive move only inside of MPI.
 _LOOKS_PER_PROGRESS = 16
-# In seconds, since on a busy machine a look may take milliseconds.
+# In seconds, as a look may take milliseconds on a busy machine.
 _CHECK_S = 1e-3
 
 
@@ -72,7 +70,7 @@ class Round(NamedTuple):
     own_call: slice
     """This rank's record without its number."""
     own_number: int
-    """Of this rank, among the memory's 8-byte words."""
+    """This rank's, among the memory's 8-byte words."""
     table: Array
     """The ranks' arrays: shape (ranks, ...)."""
     rows: list[Array]
@@ -102,10 +100,7 @@ class SpinWait:
         self.wait_checking(lambda: None, math.inf)
 
     def wait_checking(self, check: Callable[[], None], limit_s: float) -> bool:
-        """Block until it has happened; return False after ``limit_s`` seconds.
-
-        ``check``, which may raise, is called about every millisecond.
-        """
+        """Block until it has happened; return False after ``limit_s`` seconds; calls ``check`` about every millisecond."""
         self._looks, began_s = 0, time.monotonic()
         checked_s = began_s
         while not self.Test():
@@ -123,14 +118,14 @@ class SpinWait:
 
 
 class EagerBuffers(Resource):
-    """The eager buffers of a group on one node: `REGION_BYTES` for each rank, from ``start`` in ``memory``."""
+    """A group's eager buffers on one node, from ``start`` in ``memory``."""
 
     def __init__(self, link: Link, memory: mmap.mmap, start: int) -> None:
         self._memory, self._start = memory, start
         self._rank, self._size = link.rank, link.size
         self._comm = link.later
         self._number = self._complete = 0
-        """The last round begun, and the last in which all ranks are known to have arrived."""
+        """The last round begun, and the last in which all ranks have arrived."""
         self._records = slice(0, 0)
         self._expected = b""
         self._words = memoryview(memory).cast("q")
@@ -139,7 +134,7 @@ class EagerBuffers(Resource):
             for records in map(self._records_of, range(_BUFFERS))
         ]
         self._oversubscribed = link.size > settings.available_cores()
-        """True if the others may need this rank's core in order to arrive."""
+        """True if the others may need this rank's core."""
 
     def _records_of(self, number: int) -> slice:
         start = self._start + number % _BUFFERS * self._size * _RECORD.size
@@ -173,16 +168,8 @@ class EagerBuffers(Resource):
     def begin(self, rounds: list[Round], call: bytes, x: Array | None, change: Callable[[Array], None] | None) -> Round:
         """Begin the next round, which must be `writable`.
 
-        Parameters
-        ----------
-        rounds : list of Round
-            From `rounds`, for arrays like ``x``.
-        call : bytes
-            The packed call with its sequence number, equal on all ranks.
-        x : array, optional
-            This rank's array.
-        change : callable, optional
-            Applied to the copy of ``x`` before the others may see it.
+        ``rounds`` are for arrays like ``x``; ``call``, with its sequence number, is equal on all ranks; ``change`` is
+        applied to the copy of ``x`` before others see it.
         """
         self._number = number = self._number + 1
         current = rounds[number % _BUFFERS]
@@ -197,14 +184,14 @@ class EagerBuffers(Resource):
         return current
 
     def all_arrived(self) -> bool:
-        """Return True if all ranks make the call of this round."""
+        """Return True if all ranks make this round's call."""
         if self._memory[self._records] != self._expected:
             return False
         self._complete = self._number
         return True
 
     def arrived(self, rank: int) -> Callable[[], bool]:
-        """Return a function that returns True if ``rank`` makes the call of the current round."""
+        """Return a function that tells whether ``rank`` makes the current round's call."""
         first = rank * _RECORD.size
 
         def it_arrived() -> bool:
@@ -229,8 +216,7 @@ class EagerBuffers(Resource):
     def calls(self) -> list[list[tuple[int, int, int, int, int]]]:
         """Return the calls (rank, sequence, kind, count, root) of the last rounds, this rank's first.
 
-        Records in the middle of a store are left out, and the whole round if it is this rank's: the watchdog's thread
-        asks, too.
+        Records in the middle of a store are left out, or, if this rank's, the round: the watchdog's thread asks, too.
         """
         found = []
         for number in range(self._number, max(self._number - _BUFFERS, 0), -1):

@@ -15,7 +15,7 @@ from mpiddp.typing import Array
 from . import segment
 
 CHUNK_BYTES = 1 << 21
-"""Longest chunk of a rank; less on nodes of more than 8 ranks, whose chunks together take `_NODE_BYTES`."""
+"""Of a rank; less on nodes of more than 8 ranks, whose chunks together take `_NODE_BYTES`."""
 _NODE_BYTES = 1 << 24
 _SMALLEST_BYTES = 1 << 17
 
@@ -45,7 +45,7 @@ class Scratch(Resource):
         """The reason why there is none; empty before it has been tried."""
 
     def prepare(self) -> Steps:
-        """Allocate the memory on first use; return False if there is none. Collective."""
+        """Allocate the memory on first use; return whether there is some; collective."""
         if not self.ready and not self.fault:
             node = self._link.node
             found: segment.Allocation = yield from segment.allocate(node, self._link, self._BUFFERS * self.chunk_bytes)
@@ -56,7 +56,7 @@ class Scratch(Resource):
         return self.ready
 
     def next_buffers(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Return the buffers of the next `begin_round` for ``count`` elements."""
+        """Return the buffers of the next `begin_round`."""
         index = self._round % self._BUFFERS
         found = self._views.get((index, count, dtype))
         if found is None:
@@ -68,7 +68,7 @@ class Scratch(Resource):
         return found
 
     def begin_round(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Begin the next round; return every rank's buffer for ``count`` elements."""
+        """Begin the next round; return every rank's buffer."""
         buffers = self.next_buffers(count, dtype)
         self._round += 1
         return buffers
@@ -95,14 +95,10 @@ class Pipeline:
 
     Parameters
     ----------
-    like : array
-        An array of the elements' dtype.
     length : int
         Elements of each row.
-    put : callable
-        Writes to this rank's buffer.
-    take : callable
-        Reads all buffers after a barrier, and may write to this rank's.
+    put, take : callable
+        Writes to this rank's buffer; reads all buffers after a barrier, and may write to this rank's.
     collect : callable, optional
         Reads the results of the others' ``take``, after another barrier.
     rows : int, default 1
@@ -140,7 +136,7 @@ class Pipeline:
         return True
 
     def run(self, begun: bool) -> Steps:
-        """Run the pipeline; ``begun`` if all ranks put their first chunk before they met."""
+        """Run the pipeline; ``begun``: all ranks put their first chunk before they met."""
         before: tuple[int, int, list[Array]] | None = None
         for start in range(0, self._length, self._step):
             stop = min(start + self._step, self._length)

@@ -1,14 +1,12 @@
 """Segments: memory mapped by all ranks of a group on a node, a region for each.
 
-`find` returns an array's place, its segment and its offset in the rank's region; from it `Segment.view` makes the
-peer's array, without a message.
+From an array's place (segment, offset in the rank's region) `Segment.view` makes the peer's array, without a message.
 
 The memory is an anonymous file (memfd) of the node's first rank, which the others open through ``/proc/PID/fd``:
-nothing stays behind however the job ends, and a container's small ``/dev/shm`` does not bound it. Where that is
-forbidden, a file in ``/dev/shm`` is unlinked once all have opened it. Every rank populates its own region, and all
-agree before any is touched: a write to a missing page would end the process. A mapping lives as long as the ``mmap`` at
-the root of the arrays' base chain; a view made by another library keeps it without naming it, and is found by its
-address.
+nothing stays behind, and a container's small ``/dev/shm`` does not bound it. Where that is forbidden, a file in
+``/dev/shm`` is unlinked once all have opened it. Every rank populates its own region, and all agree before any is
+touched: a write to a missing page would end the process. A mapping lives as long as the ``mmap`` at the root of the
+arrays' base chain; a view made by another library keeps it without naming it, and is found by its address.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _POPULATE = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Linux 5.14
 
 
 class Location(NamedTuple):
-    """An array's place: the number of its segment, and its offset in the rank's region in bytes."""
+    """Of an array: its segment's number, and the offset in the rank's region in bytes."""
 
     segment: int
     offset: int
@@ -46,7 +44,7 @@ NOWHERE = Location(0, 0)
 
 
 def address_of(x: Array) -> int:
-    """Return the address of the first element of ``x`` in this process."""
+    """Return the address of ``x`` in this process."""
     address: int = x.__array_interface__["data"][0]
     return address
 
@@ -54,8 +52,8 @@ def address_of(x: Array) -> int:
 class Segment:
     """Memory of some ranks of a node, mapped into this process; does not keep it.
 
-    ``number`` is unique, and equal on all ranks; ``ranks`` are world ranks in the order of their regions, ``rank`` this
-    process's index.
+    ``number`` is unique, and equal on all ranks; regions are in the order of ``ranks``, world ranks; ``rank`` is an
+    index.
     """
 
     def __init__(self, number: int, memory: mmap.mmap, ranks: tuple[int, ...], rank: int) -> None:
@@ -72,7 +70,7 @@ class Segment:
         return Location(self.number, offset) if inside else NOWHERE
 
     def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` elements at ``offset`` bytes of a world rank's region, flat."""
+        """Return elements of a world rank's region, flat."""
         memory = self._memory()
         assert memory is not None, "the caller holds an array in it"
         if count == 0:
@@ -85,7 +83,7 @@ _by_number: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDiction
 
 
 def find(x: Array) -> Location:
-    """Return the place of ``x`` in symmetric memory of this process, or `NOWHERE`."""
+    """Return the place of ``x`` in symmetric memory, or `NOWHERE`."""
     base: Any = x.base
     while type(base) in (np.ndarray, memoryview):  # the second is of np.frombuffer
         base = base.obj if type(base) is memoryview else base.base
@@ -106,7 +104,7 @@ def segment(number: int) -> Segment:
 
 
 def forget() -> None:
-    """Make all symmetric arrays ordinary: world ranks have changed, and some peers are gone."""
+    """Make all symmetric arrays ordinary, as world ranks have changed."""
     _of_mapping.clear()
     _by_number.clear()
 
@@ -218,11 +216,10 @@ def _open(kind: _File, told: Array) -> int:
 
 
 def _populate(memory: mmap.mmap, descriptor: int, start: int, nbytes: int) -> None:
-    """Allocate the pages of a region, near this rank; OSError if there are not enough.
+    """Allocate the pages of a region, near this rank and outside of core dumps; OSError if there are not enough.
 
-    Parallel page faults take 0.4 s for 512 MiB on each of 2 ranks; ``posix_fallocate``, which holds the file's lock,
-    0.4 and
-    0.6 s. Core dumps leave the memory out.
+    Parallel page faults of 512 MiB on 2 ranks take 0.4 s each; ``posix_fallocate``, with the file's lock, 0.4 and 0.6
+    s.
     """
     memory.madvise(mmap.MADV_DONTDUMP)
     try:
@@ -236,7 +233,7 @@ def _populate(memory: mmap.mmap, descriptor: int, start: int, nbytes: int) -> No
 
 
 def register(found: Allocation, ranks: tuple[int, ...], rank: int) -> None:
-    """Let `find` recognise arrays in this memory, as long as it is mapped."""
+    """Let `find` recognise arrays in this memory."""
     assert found.memory is not None
     made = Segment(found.number, found.memory, ranks, rank)
     _of_mapping[found.memory] = _by_number[made.number] = made
