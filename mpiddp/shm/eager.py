@@ -100,7 +100,7 @@ class SpinWait:
         self.wait_checking(lambda: None, math.inf)
 
     def wait_checking(self, check: Callable[[], None], limit_s: float) -> bool:
-        """Block until it has happened; return False after ``limit_s`` seconds; calls ``check`` about every millisecond."""
+        """Block until it has happened; return False after ``limit_s`` seconds; call ``check`` each millisecond."""
         self._looks, began_s = 0, time.monotonic()
         checked_s = began_s
         while not self.Test():
