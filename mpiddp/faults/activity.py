@@ -20,12 +20,12 @@ class Activity(NamedTuple):
     """The wait of a thread."""
 
     at: str
-    """The innermost line of the program's own code, as in "train.py:120 in backward"."""
+    """The innermost line of the program, as in "train.py:120 in backward"."""
     operation: Operation | None
 
 
 _unwound: Activity | None = None
-"""The activity of a main thread whose stack an exception has unwound for good."""
+"""That of a main thread whose stack an exception has unwound for good."""
 
 
 def current() -> Activity:
@@ -39,7 +39,7 @@ def current() -> Activity:
 
 
 def left_to_threads() -> bool:
-    """Return True if the program has ended but for non-daemon threads outside of the package.
+    """Return True if only non-daemon threads outside of the package still run.
 
     The interpreter waits for them before it calls atexit functions, which may still communicate.
     """

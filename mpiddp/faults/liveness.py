@@ -1,8 +1,7 @@
 """Liveness: ranks in long waits ask each other for their progress.
 
-Nothing is sent while all goes well. After some seconds a waiting rank asks others. Each answers, from its watchdog
-thread or from its wait at exit, with the operations of that group that it has begun, whether its program has ended, and
-its activity. The waiter decides: a rank that finished early harms nobody.
+After some seconds a waiting rank asks others; nothing is sent before. Each answers, from its watchdog thread or from
+its wait at exit, with its begun operations of that group, the end of its program, and its activity. The waiter decides.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _QUESTION, _ANSWER, _ENDING = 1, 2, 3
 _ASKED, _HEAD = struct.Struct("<q?"), struct.Struct("<qq???")
 _NO_GROUP = 0
 SILENCE_S = 3.0
-"""A rank that has not answered for so long is silent: watchdogs look twice a second."""
+"""Until a rank without an answer is silent: watchdogs look twice a second."""
 _TEXT_CHARACTERS = 300
 _STACKS_CHARACTERS = 8000
 _MAX_NAMED = 8
@@ -40,19 +39,19 @@ class State(NamedTuple):
     """The current activity of a rank."""
 
     at: str = ""
-    """The line of its own code, as in "train.py:120 in backward"."""
+    """The innermost line of the program, as in "train.py:120 in backward"."""
     operation: str = ""
-    """The operation in which it waits, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
+    """Its wait, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
     waits: tuple[int, int] = (0, 0)
-    """The group's number and the operation's number in it, of a collective in which it waits."""
+    """Numbers of the group, and of the collective in it, of its wait."""
     waits_for: tuple[int, ...] = ()
     """World ranks that a message waits for."""
     idle_s: float = 0.0
-    """Seconds since it began its last operation of the group that was asked about."""
+    """Seconds since it began its last operation of that group."""
     last: str = ""
     """That operation, as far as it is known."""
     stacks: str = ""
-    """Stacks of all its threads, if asked."""
+    """Of all its threads, if asked."""
 
     def text(self) -> str:
         """Return the state as a part of a sentence."""
@@ -67,7 +66,7 @@ class Answer(NamedTuple):
     sequence: int
     """Operations of the group that it has begun."""
     ended: bool
-    """True if its program has ended, so that it will begin no more."""
+    """True if its program has ended, and will begin no more."""
     idle: bool
     """True if nothing is pending in it."""
     state: State
@@ -75,11 +74,11 @@ class Answer(NamedTuple):
     """True if a Ctrl-C ends its program."""
 
     def text(self) -> str:
-        """Return its current activity as a part of a sentence."""
+        """Return its activity as a part of a sentence."""
         return "its program has ended" if self.ended else self.state.text()
 
     def text_with_line(self) -> str:
-        """Return its current activity, with the line of the program that waits."""
+        """Return its activity, with the waiting line."""
         at = f", at {self.state.at}" if self.state.operation and not self.ended else ""
         return self.text() + at
 
@@ -89,14 +88,9 @@ class Answer(NamedTuple):
 
 
 class Liveness:
-    """The questions and answers of one process, on a communicator of their own.
+    """The questions and answers of one process, on a communicator of their own, freed with the process.
 
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        A duplicate of the world; freed with the process.
-    watched : bool
-        True if the ranks have watchdogs, which answer while programs compute.
+    ``watched``: the ranks have watchdogs, which answer while programs compute.
     """
 
     def __init__(self, comm: MPI.Intracomm, watched: bool) -> None:
@@ -108,15 +102,15 @@ class Liveness:
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self._progress: dict[int, tuple[int, float]] = {}
-        """By group: operations begun, and when that was last seen to change."""
+        """By group: operations begun, and when that last changed."""
         self.handlers: dict[int, Callable[[int, bytearray], None]] = {}
-        """By tag, whoever takes the messages of others that go the same way: called with source and message."""
+        """By tag, for messages of others: called with source and message."""
         self.exited = False
         """True if this rank's program has ended."""
         self.interrupted = False
         """True if a Ctrl-C ends this rank's program."""
         self.ending = False
-        """True if another rank ends the job, and says why."""
+        """True if another rank ends and reports."""
 
     @property
     def rank(self) -> int:
@@ -198,7 +192,7 @@ class Liveness:
                 self._send(0, _ENDING, b"")
 
     def ask(self, group: int, ranks: Sequence[int], stacks: bool = False) -> None:
-        """Ask ``ranks`` for their progress in the group of ``operation`` and their activity."""
+        """Ask ``ranks`` for their activity and their progress in a group."""
         with self._lock:
             self._forget_sent()
             for rank in ranks:
@@ -208,16 +202,16 @@ class Liveness:
     def inquire(
         self, group: int, ranks: Sequence[int], stacks: bool = False, silence_s: float = SILENCE_S
     ) -> dict[int, Answer]:
-        """Ask ``ranks``, wait for their answers, and return those that have come within ``silence_s`` seconds."""
+        """Ask ``ranks``, and return the answers that arrive within ``silence_s`` seconds."""
         self.ask(group, ranks, stacks)
         return self.answers(group, ranks, silence_s, stacks)
 
     def answers(self, group: int, ranks: Sequence[int], silence_s: float, stacks: bool = False) -> dict[int, Answer]:
-        """Wait for the answers to `ask`, and return those that have come within ``silence_s`` seconds."""
+        """Return the answers to `ask` that arrive within ``silence_s`` seconds."""
 
         def answered(rank: int) -> bool:
             found = self._answers.get((rank, group))
-            # The answer to an earlier question, which asked for no stacks, may come first.
+            # An earlier question's answer, without stacks, may arrive first.
             return found is not None and (found.ended or not stacks or bool(found.state.stacks))
 
         deadline = time.monotonic() + silence_s
@@ -246,10 +240,9 @@ class Liveness:
         return [ranks[(ranks.index(self._comm.rank) + 1) % len(ranks)]]
 
     def exited_ranks(self, operation: Operation) -> list[int]:
-        """Return the ranks that ``operation`` needs and whose programs are known to have ended.
+        """Return the ranks that ``operation`` needs and whose programs are known to have ended without it.
 
-        A rank that took part before it ended is not among them. A receive from any source can end until all sources
-        have gone.
+        A receive from any source can end until all sources have gone.
         """
         gone = []
         for rank in self.awaited(operation):
@@ -272,7 +265,7 @@ class Liveness:
         self.ask(_group(operation), self.awaited(operation))
 
     def describe(self, operation: Operation | None, silence_s: float) -> str:
-        """Describe the ranks that keep ``operation`` from ending, or all others, from the answers so far."""
+        """Describe the ranks that keep ``operation`` from ending, or all others."""
         awaited = self.awaited(operation)
         answers = self.answers(_group(operation), awaited, silence_s)
         found, missing = {}, {}
@@ -316,7 +309,7 @@ def _listed(states: dict[int, str]) -> str:
 
 
 def _state(stacks: bool) -> State:
-    """Return the operation in which the program waits, and the line of its own code that it runs."""
+    """Return the program's operation and line."""
     at, operation = activity.current()
     state = State(at=at[:_TEXT_CHARACTERS], stacks=activity.stacks()[-_STACKS_CHARACTERS:] if stacks else "")
     if operation is None:

@@ -1,6 +1,6 @@
 """The monitor: liveness, failures, calls and watchdog behind the `Monitor` protocol of `mpiddp.mpi`.
 
-``init_process_group`` calls `start`, which makes the process's one `Job`; it outlives process groups.
+`start` makes the process's one `Job`; it outlives process groups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .watchdog import Watchdog
 _MAX_MESSAGES = 4
 """Messages that a text lists."""
 _TOLD_S = 5.0
-"""Time in which the comparison with other nodes tells of a mismatch."""
+"""Time for the comparison with other nodes to tell of a mismatch."""
 
 
 class GroupMonitor(Resource):
@@ -42,13 +42,13 @@ class GroupMonitor(Resource):
     def __init__(self, job: Job) -> None:
         self._job = job
         self.survivable = job.failures.survivable
-        """True if the other ranks live on when one fails."""
+        """True if ranks survive the failure of one."""
         self._link: Link | None = None
         self._calls: Calls | None = None
         self._eager: EagerBuffers | None = None
         self._comparison: Comparison | None = None
         self._told: MismatchError | None = None
-        """The error about other nodes that this rank was told of."""
+        """A mismatch with other nodes."""
 
     def attach(self, link: Link) -> None:
         """Watch over a group, and publish its calls in memory of the node; collective."""
@@ -73,13 +73,7 @@ class GroupMonitor(Resource):
         self._told = error
 
     def publish(self, sequence: int, call: Call) -> bool:
-        """Publish a call; return True if all ranks are known to make the same.
-
-        Raises
-        ------
-        MismatchError
-            If one has made another call. The group is aborted.
-        """
+        """Publish a call; return True if all ranks are known to make the same; a MismatchError aborts the group."""
         if self._calls is None:
             return True
         try:
@@ -116,14 +110,14 @@ class GroupMonitor(Resource):
         self._await_told()
 
     def _await_told(self) -> None:
-        """Give the comparison with other nodes time to name the calls that do not match; raises what it finds."""
+        """Wait for the comparison with other nodes to name the calls that do not match; raises them."""
         deadline = time.monotonic() + _TOLD_S
         while self._comparison is not None and time.monotonic() < deadline:
             self.check()
             time.sleep(_TOLD_S / 100)
 
     def verifying(self, sequence: int, steps: Steps) -> Steps:
-        """Return the steps, with a last comparison of their call at the end."""
+        """Return the steps, with a last comparison of their call."""
         try:
             value = yield from steps
         except Exception as error:
@@ -147,7 +141,7 @@ class GroupMonitor(Resource):
         return None
 
     def check(self) -> None:
-        """Raise if pending operations cannot end: a rank has failed, or ranks make different calls."""
+        """Raise if a rank has failed, or ranks make different calls."""
         self._job.failures.raise_if_failed()
         error = self.disagreement()
         if error is not None:
@@ -155,11 +149,11 @@ class GroupMonitor(Resource):
             raise error
 
     def explain(self, operation: Operation) -> str:
-        """Ask the other ranks, and describe those that keep an operation from ending, and unmatched messages."""
+        """Ask and describe the ranks that keep an operation from ending, and unmatched messages."""
         return self._job.liveness.explain(operation) + self.unmatched()
 
     def unmatched(self) -> str:
-        """Describe arrived messages that no receive has taken; empty without any."""
+        """Describe arrived messages without a receive."""
         mailbox = None if self._link is None else self._link.find(Mailbox)
         try:
             found = [] if mailbox is None else mailbox.unmatched()
@@ -192,22 +186,12 @@ class GroupMonitor(Resource):
         self._calls = self._eager = self._comparison = None
 
     def drop(self, error: DistError) -> None:
-        """Retire the group, too, and compare its calls no more."""
+        """Retire the group, and compare its calls no more."""
         self.close()
 
 
 def connect(job: Job, comm: MPI.Intracomm, timeout_s: float) -> tuple[Link, GroupMonitor]:
-    """Return a new group's link and monitor; collective over ``comm``.
-
-    Parameters
-    ----------
-    job : Job
-        The running job.
-    comm : MPI.Intracomm
-        A communicator of the group's ranks; owned by the link.
-    timeout_s : float
-        Time limit of the group's operations, in seconds.
-    """
+    """Return a new group's link, which owns ``comm``, and its monitor; collective."""
     monitor = GroupMonitor(job)
     link = Link(job.world, comm, timeout_s, monitor, register=job.failures.register)
     try:
@@ -224,13 +208,7 @@ _shutdown: shutdown.Shutdown | None = None
 
 
 def current() -> Job | None:
-    """Return the job, or None before `start`.
-
-    Raises
-    ------
-    DistError
-        In a forked child: MPI cannot be used there.
-    """
+    """Return the job, or None before `start`; DistError in a forked child."""
     if _job is not None and os.getpid() != _owner_pid:
         raise DistError(
             f"this process was forked from rank {_job.world.rank} after MPI had started, and MPI is not fork safe; use"
@@ -240,12 +218,7 @@ def current() -> Job | None:
 
 
 def start(claims: Claims | None = None) -> Job:
-    """Start MPI if necessary, check the launch, and return the job; a second call returns the same.
-
-    Parameters
-    ----------
-    claims : Claims, optional
-        The program's claims; a contradiction to MPI is an error.
+    """Start MPI if necessary, check the launch, and return the job, always the same.
 
     Raises
     ------
@@ -308,7 +281,7 @@ def _begin(job: Job) -> Job:
 
 
 def why_unwatched(job: Job) -> str:
-    """Return the reason why the job has no watchdog; empty if it has one, or needs none."""
+    """Return the reason why the job has no watchdog; "" if it has one, or needs none."""
     if job.world.size == 1 or job.world.thread_multiple:
         return ""
     levels = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THREAD_SERIALIZED: "SERIALIZED"}

@@ -1,7 +1,7 @@
 """The end of a job: together when all goes well, at once with the reason when a rank fails.
 
-An uncaught exception ends the job with that rank's traceback (`install`). An ended program waits for the others
-(`Shutdown`) before MPI is finalised, and answers their questions.
+An uncaught exception ends the job with that rank's traceback (`install`). An ended program answers the others'
+questions until all have ended (`Shutdown`); then MPI is finalised.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _POLL_S = 0.01
 # If MPI_Abort cannot get through, the process ends without it after this time.
 _ABORT_S = 5.0
 _PMI_S, _PMI_BYTES = 1.0, 256
-# A rank other than 0 keeps silent about a set-up error, and waits so long for rank 0 to print it and end the job.
+# Ranks other than 0 are silent about a set-up error, and wait so long for rank 0 to print it and end the job.
 _SILENT_S = 5.0
-# After a Ctrl-C the other ranks have so long to tell their activity: nobody wants to wait for the end then.
+# For the other ranks' activities after a Ctrl-C.
 _ANSWER_S = 1.5
-# When every program has ended, unfinished operations get this long until the next one finishes.
+# For unfinished operations when every program has ended, until the next one finishes.
 _REST_S = 5.0
 
 # Shared memory of MPICH and Open MPI, which they remove in MPI_Finalize and not in MPI_Abort.
@@ -110,10 +110,7 @@ def set_liveness(liveness: Liveness) -> None:
 
 
 def interruption(lines: str, operation: Operation | None) -> str:
-    """Return the report of a Ctrl-C: the program's line, its operation, and the other ranks' activities.
-
-    The lowest of several interrupted ranks reports.
-    """
+    """Return the report of a Ctrl-C, by the lowest interrupted rank, with the other ranks' activities."""
     if _liveness is None or _size == 1:
         return report(lines, operation, "")
     others = _liveness.explain(operation, _ANSWER_S)
@@ -169,15 +166,7 @@ def ends() -> bool:
 
 
 def abort(text: str | Callable[[], str], code: int) -> NoReturn:
-    """Print ``text`` under this rank's label, and end the job with the exit code ``code``.
-
-    Parameters
-    ----------
-    text : str or callable
-        A callable is called at this rank's turn.
-    code : int
-        The exit code.
-    """
+    """Print ``text``, if callable at this rank's turn, under its label, and end the job with an exit code."""
     _ending.acquire()  # for good: the first reason counts
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -189,7 +178,7 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
         time.sleep(_POLL_S)
     try:
         say(text if isinstance(text, str) else text())
-    except Exception:  # nobody else may end the job any more
+    except Exception:  # no other thread can end the job any more
         say(traceback.format_exc())
     stdio.deliver()
     if running() and MPI.COMM_WORLD.size > 1:
@@ -240,15 +229,7 @@ def time_limit(timeout_s: float, what: str) -> Iterator[None]:
 
 
 class Shutdown:
-    """The end of a program: at exit, or when it calls MPI.Finalize itself.
-
-    Attributes
-    ----------
-    job : Job
-        The running job.
-    stop : callable
-        Called when every rank has ended.
-    """
+    """The end of a program: at exit, or in MPI.Finalize; ``stop`` is called when every rank has ended."""
 
     def __init__(self) -> None:
         self.job: Job
@@ -279,7 +260,7 @@ class Shutdown:
         """Wait for all; return False if a rank failed meanwhile: the survivors may go on, with this one."""
         try:
             self._wait_for_all()
-            # Some may have come through the barrier and others not, who would wait for those in MPI_Finalize.
+            # Some may have passed the barrier and others not, which would wait for those in MPI_Finalize.
             self.job.failures.agree()
         except Exception:
             if not self.job.failures.happened():

@@ -1,9 +1,8 @@
-"""Reports of stalls: the ranks that keep an operation from ending, grouped by what they do.
+"""Reports of stalls: the ranks that keep an operation from ending, grouped by their activity.
 
-A watchdog warns of an operation that has waited for ``MPIDDP_WARN_AFTER`` seconds, and again at doubling distances. One
-rank prints, for all that wait: every waiter asks the rank before it in the group, and only one whose predecessor does
-not wait asks all. The smaller the part of the ranks, the earlier its line, because a bug mostly sits on few; equal
-states are one line, so that the report of ten thousand ranks has ten.
+A watchdog warns after ``MPIDDP_WARN_AFTER`` seconds of waiting, and at doubling distances. One rank prints, for all
+that wait: every waiter asks the rank before it in the group, and only one whose predecessor does not wait asks all. The
+smaller the part of the ranks, the earlier its line, because a bug mostly sits on few; equal states are one line.
 """
 
 from __future__ import annotations
@@ -22,20 +21,16 @@ _MAX_PLACES = 3
 
 
 def warning(liveness: Liveness, world: World, operation: Operation, at: str, waited_s: float, next_s: float) -> str:
-    """Return the warning of an operation that makes no progress; empty where another rank prints it.
+    """Return the warning of an operation without progress; "" where another rank prints it.
 
     Parameters
     ----------
-    liveness : Liveness
-        Through which the other ranks are asked.
-    world : World
-        The running world.
     operation : Operation
         The operation in which this rank waits.
     at : str
-        The line of the program that waits.
+        The waiting line of the program.
     waited_s, next_s : float
-        Seconds that it has waited, and until the next warning.
+        Seconds of waiting, and until the next warning.
     """
     group, ranks = operation.members.number, operation.members.ranks
     index = ranks.index(world.rank)

@@ -2,7 +2,7 @@
 
 It looks twice a second, answers other ranks, and recognises an unchanged wait by its number: a watch costs the program
 nothing, and keeps no array alive. It also sees a Ctrl-C while the main thread waits in MPI, where Python sees none. It
-needs MPI_THREAD_MULTIPLE; `monitor` warns without.
+needs MPI_THREAD_MULTIPLE.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOOK_S = 0.5
 PATIENCE_S = 3.0
 # Python handles a Ctrl-C within this time, unless it waits in MPI.
 INTERRUPT_S = 0.3
-# After a signal that ends the job, others ask for the activity of this process, and want the answer soon.
+# After a signal that ends the job, other ranks want this one's activity soon.
 _ALERT_S, _ALERT_LOOK_S = 1.5, 0.02
 _LAST_ANSWER_S = 0.1
 _WRITTEN_S = 0.01
@@ -44,12 +44,12 @@ _STOP = b"\0"
 
 
 class _Wait:
-    """The operation of a waiting thread, its start, and the time of the last question about it."""
+    """The operation of a waiting thread, and its times."""
 
     def __init__(self, operation: Operation, now: float, warn_after_s: float) -> None:
         self.identity, self.since = operation.identity, now
         self.asked = 0.0
-        """Time at which other ranks were asked about it."""
+        """When other ranks were asked about it."""
         self.distance_s = warn_after_s
         """Seconds between the last warning and the next one."""
         self.warn_s = warn_after_s or math.inf
@@ -57,13 +57,7 @@ class _Wait:
 
 
 class Watchdog:
-    """The watch over this process's waits.
-
-    Parameters
-    ----------
-    job : Job
-        The running job; after a failure this watchdog's world is over.
-    """
+    """The watch over this process's waits, in one job."""
 
     def __init__(self, job: Job) -> None:
         self._world, self._liveness, self._failures, self._distant = job
@@ -154,7 +148,7 @@ class Watchdog:
         self._launcher.terminate()
 
     def _look(self, interrupted: bool) -> None:
-        """Look at the threads' operations; no reference to them is kept."""
+        """Look at the threads' operations, keeping no reference."""
         operations, now = dict(waiting), time.monotonic()
         main = threading.main_thread().ident or 0
         current = operations.get(main)
@@ -163,7 +157,7 @@ class Watchdog:
         if interrupted:
             self._alert_until = now + _ALERT_S
             self._liveness.interrupted = _python_handles_interrupts()
-        # A wait that was seen before the signal has not seen it; one that was not may have begun in answer to it.
+        # A wait seen before the signal has not seen it; a new one may have begun in answer to it.
         if interrupted and identity == seen and _python_handles_interrupts():
             self._interrupted, self._interrupted_at = identity, now
         if current is not None and identity == self._interrupted and now - self._interrupted_at > INTERRUPT_S:
@@ -186,9 +180,9 @@ class Watchdog:
             return waiting.get(thread) is operation
 
         waited_s = now - wait.since
-        # Who watches the clock itself compares calls as well, and raises.
+        # A waiter that watches the clock itself compares calls as well, and raises.
         if not operation.limited and operation.members.monitor.disagreement() is not None:
-            # A record that another rank was writing just then is whole now.
+            # A record in the middle of a store is whole now.
             time.sleep(_WRITTEN_S)
             error = operation.members.monitor.disagreement()
             if error is not None and still():
