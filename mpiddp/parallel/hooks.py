@@ -141,18 +141,13 @@ def _is_wider(x: Array, dtype: np.dtype[Any]) -> bool:
     return x.dtype.kind == "f" and x.dtype.itemsize > dtype.itemsize
 
 
-def _compressed(buffer: Array, dtype: np.dtype[Any], size: int) -> Array:
-    """Return the buffer in ``dtype``, divided by ``size`` before it is rounded: a sum of averages overflows less."""
-    return converted(buffer * buffer.dtype.type(1 / size), dtype)
-
-
 def _compress_hook(dtype: np.dtype[Any], process_group: GroupLike, bucket: GradBucket) -> Future:
     group = group_of(process_group)
     buffer = bucket.buffer()
     if not _is_wider(buffer, dtype):
         return allreduce_hook(group, bucket)
-    # The reducer's copy into the bucket decompresses.
-    return submitted(_compressed(buffer, dtype, group.size()), group)
+    # Divided before it is rounded: a sum of averages overflows less. The reducer's copy into the bucket decompresses.
+    return submitted(converted(buffer * buffer.dtype.type(1 / group.size()), dtype), group)
 
 
 def fp16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:

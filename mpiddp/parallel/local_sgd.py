@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from mpiddp.device import array_namespace
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, all_reduce, new_subgroups
 from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Parameter
@@ -23,6 +22,7 @@ from mpiddp.typing import Array
 
 from .buckets import GradBucket
 from .hooks import allreduce_hook, completed, group_of
+from .packing import packed, unpack
 from .replicas import broadcast_arrays
 
 Parameters = Iterable[Parameter] | Iterable[dict[str, Any]]
@@ -40,9 +40,9 @@ def parameters_of(params: Parameters) -> list[Parameter]:
 def average_parameters(params: Iterable[Parameter], process_group: GroupLike = None) -> None:
     """Replace parameters by their averages over a group's ranks, in one message for each dtype."""
     for arrays in _by_dtype(params):
-        packed = array_namespace(arrays[0]).concatenate([x.reshape(-1) for x in arrays])
-        all_reduce(packed, ReduceOp.AVG, process_group)
-        _unpack(packed, arrays)
+        flat = packed(arrays)
+        all_reduce(flat, ReduceOp.AVG, process_group)
+        unpack(flat, arrays)
 
 
 def _by_dtype(params: Iterable[Parameter]) -> list[list[Array]]:
@@ -51,13 +51,6 @@ def _by_dtype(params: Iterable[Parameter]) -> list[list[Array]]:
     for parameter in params:
         found.setdefault(parameter.dtype, []).append(parameter.data)
     return list(found.values())
-
-
-def _unpack(packed: Array, arrays: Iterable[Array]) -> None:
-    start = 0
-    for x in arrays:
-        x[...] = packed[start : start + x.size].reshape(x.shape)
-        start += x.size
 
 
 def _check(name: str, value: int, least: int) -> int:
@@ -267,8 +260,8 @@ class DiLoCo(ModelAverager):
             )
         broadcast_arrays([parameter.data for parameter in self._parameters], self.process_group)
         self._fragments = [_Fragment(each) for each in _split(self._parameters, fragments)]
-        outer = [parameter for fragment in self._fragments for parameter in fragment.outer]
-        self.outer_optimizer = SGD(outer, lr=lr, momentum=momentum, nesterov=momentum > 0)
+        self._outer = [parameter for fragment in self._fragments for parameter in fragment.outer]
+        self.outer_optimizer = SGD(self._outer, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
     def average_parameters(self, params: Parameters) -> None:
         """Count a step and make the outer step of the fragment that is due; ``params`` are those of the constructor."""
@@ -297,14 +290,13 @@ class DiLoCo(ModelAverager):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps, the global parameters (live arrays) and the outer optimizer's state."""
-        outer = [parameter.data for fragment in self._fragments for parameter in fragment.outer]
+        outer = [parameter.data for parameter in self._outer]
         return {"step": self.step, "outer": outer, "outer_optimizer": self.outer_optimizer.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a `state_dict` with the same parameters and fragments; arrays are copied."""
         self.step = state_dict["step"]
-        outer = [parameter for fragment in self._fragments for parameter in fragment.outer]
-        for parameter, saved in zip(outer, state_dict["outer"], strict=True):
+        for parameter, saved in zip(self._outer, state_dict["outer"], strict=True):
             parameter.data[...] = saved
         self.outer_optimizer.load_state_dict(state_dict["outer_optimizer"])
 
@@ -315,26 +307,21 @@ class _Fragment:
     def __init__(self, parameters: list[Parameter]) -> None:
         self._parameters = parameters
         self.synchronized_at = 0
-        self.outer = [Parameter(_packed(arrays)) for arrays in _by_dtype(parameters)]
+        self.outer = [Parameter(packed(arrays)) for arrays in _by_dtype(parameters)]
 
     def copy_local(self) -> None:
         for outer, arrays in zip(self.outer, _by_dtype(self._parameters), strict=True):
-            outer.data[...] = _packed(arrays)
+            outer.data[...] = packed(arrays)
 
     def synchronize(self, optimizer: Optimizer, group: ProcessGroup) -> None:
         local = _by_dtype(self._parameters)
         for outer, arrays in zip(self.outer, local, strict=True):
-            outer.grad = outer.data - _packed(arrays)
+            outer.grad = outer.data - packed(arrays)
             all_reduce(outer.grad, ReduceOp.AVG, group)
         optimizer.step()  # of these parameters: the others have no gradient
         for outer, arrays in zip(self.outer, local, strict=True):
-            _unpack(outer.data, arrays)
+            unpack(outer.data, arrays)
             outer.grad = None
-
-
-def _packed(arrays: list[Array]) -> Array:
-    packed: Array = array_namespace(arrays[0]).concatenate([x.reshape(-1) for x in arrays])
-    return packed
 
 
 def _split(parameters: list[Parameter], count: int) -> list[list[Parameter]]:

@@ -26,6 +26,7 @@ from mpiddp.typing import Array
 
 from .buckets import GradBucket
 from .hooks import allreduce_hook, group_of
+from .packing import packed, unpack
 
 
 class PowerSGDState:
@@ -209,20 +210,20 @@ def _rounds(
     size = whole.dtype.type(link.size)
 
     ps = [matrix @ q for matrix, q in zip(matrices, qs, strict=True)]
-    first = _packed([*others, *ps], whole)
+    first = packed([*others, *ps])
     yield from plan.nested(link, "all_reduce", first, first, ReduceOp.SUM)
     first /= size
-    _unpack(first, [*others, *ps])
+    unpack(first, [*others, *ps])
     ps = [_orthonormal(p, state.orthogonalization_epsilon) for p in ps]
 
     for q, matrix, p in zip(qs, matrices, ps, strict=True):
         xp.matmul(matrix.T, p, out=q)
-    second = _packed(qs, whole)
+    second = packed(qs or [whole[:0]])
     later = link.after()
     if second.size:
         yield from plan.nested(later, "all_reduce", second, second, ReduceOp.SUM)
     second /= size
-    _unpack(second, qs)
+    unpack(second, qs)
 
     for matrix, p, q in zip(matrices, ps, qs, strict=True):
         matrix[...] = p @ q.T
@@ -281,18 +282,6 @@ def _orthonormal(x: Array, epsilon: float) -> Array:
         rest = columns[:, index + 1 :]
         rest -= xp.outer(column, column @ rest)
     return columns.astype(x.dtype)  # type: ignore[no-any-return]
-
-
-def _packed(arrays: Sequence[Array], like: Array) -> Array:
-    xp = array_namespace(like)
-    return xp.concatenate([x.reshape(-1) for x in arrays]) if arrays else xp.empty(0, like.dtype)  # type: ignore[no-any-return]
-
-
-def _unpack(memory: Array, arrays: Sequence[Array]) -> None:
-    start = 0
-    for x in arrays:
-        x[...] = memory[start : start + x.size].reshape(x.shape)
-        start += x.size
 
 
 def _offset(part: Array, whole: Array) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.device import array_namespace
 from mpiddp.distributed import ProcessGroup, broadcast, gather_object
 from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Parameter
@@ -16,6 +15,7 @@ from mpiddp.optim.flat import ContiguousRun
 from mpiddp.typing import Array
 
 from .join import Join, Joinable, JoinHook
+from .packing import packed, unpack
 
 
 class ZeroRedundancyOptimizer(Optimizer, Joinable):
@@ -113,18 +113,14 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 by_message.setdefault((self._owners[id(p)], p.dtype), []).append(p.data)
         sent = []
         for (owner, _), arrays in sorted(by_message.items(), key=lambda item: (item[0][0], str(item[0][1]))):
-            packed = array_namespace(arrays[0]).concatenate([x.reshape(-1) for x in arrays])
-            work = broadcast(packed, group=self.process_group, group_src=owner, async_op=True)
-            sent.append((work, owner, packed, arrays))
-        for work, owner, packed, arrays in sent:
+            flat = packed(arrays)
+            work = broadcast(flat, group=self.process_group, group_src=owner, async_op=True)
+            sent.append((work, owner, flat, arrays))
+        for work, owner, flat, arrays in sent:
             assert work is not None
             work.wait()
-            if owner == self.process_group.rank():
-                continue
-            start = 0
-            for x in arrays:
-                x[...] = packed[start : start + x.size].reshape(x.shape)
-                start += x.size
+            if owner != self.process_group.rank():
+                unpack(flat, arrays)
 
     def _update(self, run: ContiguousRun, group: dict[str, Any]) -> None:
         """Update as this rank's optimizer does."""
@@ -141,11 +137,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def owned(self) -> list[int]:
         """Return the numbers in the whole optimizer of the parameters that this rank updates."""
-        numbers = self._numbers()
-        rank = self.process_group.rank()
-        return sorted(
-            numbers[id(p)] for group in self.param_groups for p in group["params"] if self._owners[id(p)] == rank
-        )
+        return sorted(self._global_numbers())
 
     def shard(self) -> dict[int, Any]:
         """Return the state of this rank's parameters, by their numbers in the whole optimizer.
