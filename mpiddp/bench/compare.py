@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.reduction import mpi_op
 
-from . import results
-from .job import Bench, dtype, header, job, symmetric
-from .operations import REDUCING, Buffers, Mpiddp, bus_factor, check_reduction, reduce_op
+from .job import Bench, dtype, job, symmetric
+from .operations import REDUCING, Buffers, Contender, Mpiddp, check_reduction, new_series, reduce_op
 from .results import Point, Series, format_size
 from .timing import Call, Times, Way
 
@@ -40,19 +39,7 @@ RATIOS = (
 """Pairs whose times are divided: above 1, the second is faster."""
 
 
-class Contender(Protocol):
-    """A library that does the operations."""
-
-    name: str
-
-    def prepare(self, b: Buffers) -> Call | None:
-        """Return the operation on these arrays as a call; None if the library does not offer it."""
-
-    def algorithm(self, b: Buffers) -> str:
-        """Return the algorithm's name, or nothing if it is unknown."""
-
-
-class Mpi4py:
+class Mpi4py(Contender):
     """The MPI library's blocking calls by mpi4py, as a program without mpiddp writes them.
 
     Parameters
@@ -65,10 +52,6 @@ class Mpi4py:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
-
-    def algorithm(self, b: Buffers) -> str:
-        """Return nothing: the library does not say."""
-        return ""
 
     def prepare(self, b: Buffers) -> Call | None:
         """Return the operation on these arrays as a call; None if MPI does not define it."""
@@ -100,7 +83,7 @@ class Mpi4py:
         return calls[b.operation]
 
 
-class Memcpy:
+class Memcpy(Contender):
     """One copy of S bytes from the operation's array to another, by all ranks at once.
 
     The bound that memory sets. The barrier at its end counts: ranks that share a core copy one after the other.
@@ -115,10 +98,6 @@ class Memcpy:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
-
-    def algorithm(self, b: Buffers) -> str:
-        """Return nothing."""
-        return ""
 
     def prepare(self, b: Buffers) -> Call | None:
         """Return the copy as a call; None for an operation without arrays."""
@@ -146,8 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     kind, operation = dtype(arguments.dtype), arguments.operation
     check_reduction(operation, arguments.op, kind)
     with job() as here:
-        environment = here.environment()
-        here.say(header(environment))
+        here.describe()
         found: list[Contender] = [Mpiddp(), Mpiddp(SYMMETRIC), Mpi4py(here.comm), Memcpy(here.comm)]
         gloo = here.gloo() if arguments.gloo else None
         if gloo is not None:
@@ -158,8 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
         here.say(f"# Wrong values: {found_wrong or '0 OK'}")
         if gloo is not None:
             gloo.close()
-        if arguments.json:
-            here.together(lambda: results.write(arguments.json, "compare", environment, series))
+        here.write(arguments.json, "compare", series)
     return int(any(wrong.values()))
 
 
@@ -168,22 +145,11 @@ def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace,
     operation = arguments.operation
     swept = [0] if operation == "barrier" else arguments.sizes
     shared = symmetric(max(swept) + here.size * kind.itemsize)
-    op = arguments.op if operation in REDUCING else "none"
-    series = {
-        each.name: Series(
-            f"mpiddp {SYMMETRIC}" * (each.name == SYMMETRIC) or each.name,
-            operation,
-            arguments.dtype,
-            op,
-            here.size,
-            bus_factor(operation, here.size),
-            [],
-        )
-        for each in found
-    }
-    names = list(series)
+    names = [each.name for each in found]
+    titles = [f"mpiddp {SYMMETRIC}" * (name == SYMMETRIC) or name for name in names]
+    series = {name: new_series(title, here.size, arguments) for name, title in zip(names, titles, strict=True)}
     ratios = [pair for pair in RATIOS if set(pair) <= set(names)]
-    redop = f" {op}" * (operation in REDUCING)
+    redop = f" {arguments.op}" * (operation in REDUCING)
     here.say(f"# {operation}{redop} of {arguments.dtype}, written anew before each call; median time of the slowest")
     here.say("# rank in us, then ratios of times")
     here.say(_line("size", names, [f"{slow}/{fast}" for slow, fast in ratios], "algorithm"))

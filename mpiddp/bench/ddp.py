@@ -23,8 +23,7 @@ from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.parallel import DistributedDataParallel
 from mpiddp.training.models import MLP, Net
 
-from . import results
-from .job import Bench, header, job
+from .job import Bench, job
 from .timing import Way
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -78,8 +77,7 @@ class Ours:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and return the exit code."""
     with job() as here:
-        environment = here.environment()
-        here.say(header(environment))
+        here.describe()
         theirs = here.gloo() if arguments.torch else None
         here.say(
             f"# {arguments.batch} samples a rank, SGD with momentum, float32; times in ms, medians over"
@@ -95,8 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
             here.say(network.ljust(12) + "".join(cell.rjust(12) for cell in cells))
         if theirs is not None:
             theirs.close()
-        if arguments.json:
-            here.together(lambda: results.write(arguments.json, "ddp", environment, [], rows=rows))
+        here.write(arguments.json, "ddp", rows=rows)
     return 0
 
 

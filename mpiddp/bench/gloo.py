@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812 (its customary name)
 from torch.nn.parallel import DistributedDataParallel
 
 from .job import Bench
-from .operations import Buffers
+from .operations import Buffers, Contender
 from .timing import Call
 
 _TIMEOUT = datetime.timedelta(seconds=60)
@@ -60,7 +60,7 @@ def _mlp(hidden: int) -> nn.Module:
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"net": Net, "mlp": lambda: _mlp(256), "mlp-wide": lambda: _mlp(2048)}
 
 
-class Gloo:
+class Gloo(Contender):
     """``torch.distributed`` with the backend "gloo". Collective.
 
     Parameters
@@ -84,10 +84,6 @@ class Gloo:
         if store is None:
             store = TCPStore(host, port, job.size, False, _TIMEOUT)
         td.init_process_group("gloo", store=store, rank=job.rank, world_size=job.size, timeout=_TIMEOUT)
-
-    def algorithm(self, b: Buffers) -> str:
-        """Return nothing: Gloo does not say."""
-        return ""
 
     def prepare(self, b: Buffers) -> Call | None:
         """Return the operation on tensors that share the arrays' memory; None if Gloo has none for the dtype."""

@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from mpiddp.mpi.world import library_name
 from mpiddp.training.config import UsageError
 from mpiddp.typing import Array
 
-from . import load
+from . import load, results
 from .operations import Allocate
 from .timing import Clock
 
@@ -45,6 +45,7 @@ class Bench:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.comm = self.world.comm.Dup()
         self.clock = Clock(self.world.comm.Dup())
+        self._described: dict[str, Any] = {}
 
     def close(self) -> None:
         """Free the communicators."""
@@ -60,12 +61,17 @@ class Bench:
         """Return the sum over ranks."""
         return int(self.comm.allreduce(number))
 
-    def together(self, action: Callable[[], Any]) -> None:
-        """Run an action on rank 0; its `UsageError` is raised on all ranks."""
+    def describe(self) -> None:
+        """Print the environment on rank 0, and keep it for `write`. Collective."""
+        self._described = self.environment()
+        self.say(header(self._described))
+
+    def write(self, path: Path | None, kind: str, series: Sequence[results.Series] = (), **more: Any) -> None:
+        """Let rank 0 write the results of a command, if a file is wanted; its `UsageError` is raised on all ranks."""
         fault = None
-        if self.rank == 0:
+        if path is not None and self.rank == 0:
             try:
-                action()
+                results.write(path, kind, self._described, series, **more)
             except UsageError as error:
                 fault = str(error)
         fault = self.comm.bcast(fault)

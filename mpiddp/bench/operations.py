@@ -13,9 +13,11 @@ https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather, scatter an
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +29,7 @@ from mpiddp.mpi.reduction import check, mpi_op
 from mpiddp.training.config import UsageError
 from mpiddp.typing import Array
 
+from .results import Series
 from .timing import Call
 
 Allocate = Callable[[int, np.dtype[Any]], Array]
@@ -307,7 +310,28 @@ def choosing(operation: str, algorithm: str) -> Iterator[None]:
         plan.forget()
 
 
-class Mpiddp:
+def new_series(name: str, ranks: int, arguments: argparse.Namespace) -> Series:
+    """Return a series without points of the operation of a command line."""
+    operation = arguments.operation
+    op = arguments.op if operation in REDUCING else "none"
+    return Series(name, operation, arguments.dtype, op, ranks, bus_factor(operation, ranks), [])
+
+
+class Contender(ABC):
+    """A library that does the operations."""
+
+    name: str
+
+    @abstractmethod
+    def prepare(self, b: Buffers) -> Call | None:
+        """Return the operation on these arrays as a call; None if the library does not offer it."""
+
+    def algorithm(self, b: Buffers) -> str:
+        """Return the algorithm's name, or nothing if it is unknown."""
+        return ""
+
+
+class Mpiddp(Contender):
     """mpiddp itself, in its blocking form."""
 
     def __init__(self, name: str = "mpiddp") -> None:

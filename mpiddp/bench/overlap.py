@@ -30,8 +30,7 @@ from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
-from . import results
-from .job import Bench, header, job
+from .job import Bench, job
 from .results import format_size, size_range
 from .timing import Way, nothing
 
@@ -67,8 +66,7 @@ class Computation:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and return the exit code."""
     with job() as here:
-        environment = here.environment()
-        here.say(header(environment))
+        here.describe()
         count = max(arguments.bytes // 4, arguments.buckets)
         gradients = dist.symmetric_empty(count) if arguments.symmetric else np.empty(count, np.float32)
         assert gradients is not None
@@ -87,8 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             rows.append({"buckets": buckets, **row})
             cells = [f"{row[name] * 1e3:.3f}" for name in _COLUMNS] + [f"{row['overlap']:.2f}"]
             here.say(f"{buckets:8}" + "".join(cell.rjust(12) for cell in cells))
-        if arguments.json:
-            here.together(lambda: results.write(arguments.json, "overlap", environment, [], rows=rows))
+        here.write(arguments.json, "overlap", rows=rows)
         wrong = sum(row["wrong"] for row in rows)
         here.say(f"# Wrong values: {wrong} {'FAILED' if wrong else 'OK'}")
     return int(wrong > 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class Series:
         return self.algorithm_bandwidth(point) * self.bus_factor
 
 
-def write(path: Path, kind: str, environment: dict[str, Any], series: list[Series], **more: Any) -> None:
+def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[Series], **more: Any) -> None:
     """Write a benchmark's result, whole or not at all.
 
     Parameters
@@ -125,7 +126,7 @@ def write(path: Path, kind: str, environment: dict[str, Any], series: list[Serie
         The command.
     environment : dict
         See `job.Bench.environment`.
-    series : list of Series
+    series : sequence of Series
         The measured times.
     **more
         Entries of this command alone.

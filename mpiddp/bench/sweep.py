@@ -11,9 +11,8 @@ import numpy as np
 
 from mpiddp.training.config import UsageError
 
-from . import results
-from .job import Bench, dtype, header, job, symmetric
-from .operations import REDUCING, Buffers, Mpiddp, bus_factor, check_reduction, choosing, root_of
+from .job import Bench, dtype, job, symmetric
+from .operations import Buffers, Mpiddp, check_reduction, choosing, new_series, root_of
 from .results import Point, Series
 from .timing import Times
 
@@ -31,8 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_reduction(operation, arguments.op, kind)
     sizes = [0] if operation == "barrier" else arguments.sizes
     with job() as here:
-        environment = here.environment()
-        here.say(header(environment))
+        here.describe()
         here.say("# arrays are written anew before each call; times of the slowest rank")
         here.say(_table_head())
         # One more element for each rank: small sizes are rounded up to one.
@@ -40,16 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         name = "mpiddp" + " symmetric" * arguments.symmetric
         if arguments.algorithm != "auto":
             name += f" {arguments.algorithm}"
-        points: list[Point] = []
-        series = Series(
-            name,
-            operation,
-            arguments.dtype,
-            arguments.op if operation in REDUCING else "none",
-            here.size,
-            bus_factor(operation, here.size),
-            points,
-        )
+        series = new_series(name, here.size, arguments)
+        points = series.points
         try:
             with choosing(operation, arguments.algorithm):
                 for size in sizes:
@@ -61,8 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         except ValueError as error:
             raise UsageError(f"--algorithm {arguments.algorithm}: {error}") from None
         here.say(_footer(series))
-        if arguments.json:
-            here.together(lambda: results.write(arguments.json, "sweep", environment, [series]))
+        here.write(arguments.json, "sweep", [series])
     return int(any(point.wrong for point in points))
 
 

@@ -22,9 +22,8 @@ import mpiddp.distributed as dist
 from mpiddp.mpi.lazy import MPI
 from mpiddp.training.config import UsageError
 
-from . import results
 from .ddp import NETWORKS, Batch, Ours
-from .job import Bench, header, job
+from .job import Bench, job
 from .results import size_range
 from .timing import Clock
 
@@ -55,8 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     with job() as here:
         if arguments.strong_batch < here.size:
             raise UsageError(f"--strong-batch {arguments.strong_batch} is that of all {here.size} ranks together")
-        environment = here.environment()
-        here.say(header(environment))
+        here.describe()
         here.say(
             f"# SGD with momentum, float32; medians over {arguments.rounds} rounds of {arguments.iterations} steps in"
             " turns, slowest rank"
@@ -81,8 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             if team.clock is not None:
                 team.clock.close()
                 dist.destroy_process_group(team.group)
-        if arguments.json:
-            here.together(lambda: results.write(arguments.json, "train", environment, [], rows=rows))
+        here.write(arguments.json, "train", rows=rows)
     return 0
 
 

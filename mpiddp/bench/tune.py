@@ -21,7 +21,7 @@ from mpiddp.mpi.link import Link
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.training.config import UsageError
 
-from .job import Bench, header, job, symmetric
+from .job import Bench, job, symmetric
 from .operations import Buffers, Mpiddp, choosing
 from .results import format_size
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     with job() as here:
         if here.size == 1:
             raise UsageError("bench tune needs two ranks or more: one rank has nothing to choose")
-        here.say(header(here.environment()))
+        here.describe()
         found = {operation: _tune(here, operation, arguments) for operation in plan.ONE_NODE}
         for operation, (name, gain) in found.items():
             here.say(f"{operation:15}{name}" + f", {gain:.2f} times as fast as the built-in table" * (name != _TABLE))
