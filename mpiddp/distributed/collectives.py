@@ -1,4 +1,7 @@
-"""Collectives on arrays: each checks its arguments, finds the plan of the call, and dispatches it."""
+"""Collectives on arrays: each checks its arguments, finds the plan of the call, and dispatches it.
+
+Shared parameters and errors are those of `mpiddp.distributed`.
+"""
 
 from __future__ import annotations
 
