@@ -1,11 +1,11 @@
 """Small programs to learn from. Each begins with the command that runs it and shows its output.
 
-``python -m mpiddp.examples`` prints this list: a program's name, its ranks, and its subject or question. Run one by
-``mpirun -np RANKS python -m mpiddp.examples.NAME``; without ranks, by ``python -m mpiddp.examples.NAME``.
+``python -m mpiddp.examples`` prints this list: name, ranks, subject. Run one by ``mpirun -np RANKS python -m
+mpiddp.examples.NAME``; without ranks, by ``python -m mpiddp.examples.NAME``.
 
 Ranks and messages
 
-    hello              4  who am I? ranks, nodes, barrier; what is a backend, and why does nobody need MASTER_ADDR?
+    hello              4  ranks, nodes, barrier; what is a backend, and why does nobody need MASTER_ADDR?
     point_to_point     4  send and recv, isend and irecv
     collectives        4  all of them, in pictures; must I know the shapes before all_gather?
     groups             4  collectives among some of the ranks

@@ -1,9 +1,8 @@
 """``mpirun -np 4 python -m mpiddp.examples.checkpoint_resume``: stop in the middle of an epoch, go on to the same bits.
 
-A checkpoint holds more than the model: the optimizer's momentum, the position in the epoch, and the state of each
-rank's random numbers. The Trainer knows all of it (``arrays`` and ``state_dict``); rank 0 writes it into a folder that
-is whole or not there, without pickle. To resume, rank 0 reads and broadcasts it, and training goes on with the next
-batch. ``python -m mpiddp train --output DIR --resume auto`` does all this by itself.
+Besides the model, a checkpoint holds the optimizer's momentum, the position in the epoch and each rank's random state:
+the Trainer's ``arrays`` and ``state_dict``. Rank 0 writes them, whole or not at all, and reads and broadcasts them.
+``python -m mpiddp train --output DIR --resume auto`` does the same.
 
 Output::
 
@@ -29,7 +28,7 @@ from mpiddp.training.checkpoint import Checkpoint, CheckpointStore
 
 
 def new_trainer() -> Trainer:
-    """Return a trainer at its first step, as the program makes it at every start."""
+    """Return a trainer at its first step."""
     random = np.random.default_rng(0)
     data = ArrayDataset(random.standard_normal((80, 8), np.float32), random.integers(0, 4, 80))
     nn.manual_seed(0)
@@ -50,7 +49,7 @@ def train_and_stop(store: CheckpointStore, at_step: int) -> None:
     trainer = new_trainer()
     trainer.stop = lambda: trainer.step + 1 == at_step
     trainer.fit(epochs=2)
-    state = trainer.state_dict()  # collective: it gathers the states of all ranks
+    state = trainer.state_dict()  # collective
     if dist.get_rank() == 0:
         store.save(Checkpoint(trainer.arrays(), state))
         store.finish()

@@ -1,19 +1,12 @@
 """``python -m mpiddp.examples.collective_costs``: the savings of collectives, counted and tried for 8 ranks.
 
-The root of a broadcast could send its array to each of the others: 7 messages, one after the other, while all other
-ranks wait. In a tree, all ranks that have the array help to spread it: 1, 2, 4 messages at once. That is as many
-messages in 3 rounds instead of 7; if a message takes 5 s, 15 s instead of 35 s. A reduction is the same backwards.
+A broadcast from its root alone is 7 messages, one after the other; in a tree all ranks that have the array spread it:
+1, 2, 4 messages at once, 3 rounds. A reduction is the same backwards. An all_reduce of two trees has 6 rounds,
+recursive doubling 3; the ring sends parts of the array and keeps all links busy. mpiddp sums in the memory of each
+machine first and sends slices between machines; traffic through memory is not counted.
 
-In an all_reduce through one rank, that rank receives and sends everything. Two trees save rounds, recursive doubling
-halves these; the ring cuts the array into 8 parts and keeps all links busy. mpiddp's way for a large array depends on
-the places of the ranks. On 8 machines it costs the same as the ring. With 4 ranks on a machine it sums in the machine's
-memory first, and each rank sends its quarter of the sum to the other machine. On one machine nothing is sent. Traffic
-through a machine's memory, about a copy of the array, is not counted.
-
-Seconds counted are arithmetic: an array of 100 MB, machines that send and receive 20 MB/s each at the same time, no
-latency. Seconds tried are those of messages over simulated links, 100 times as fast, times 100: every message holds its
-sender's way out and its receiver's way in for the time of its bytes. They are never less than the arithmetic; on a busy
-machine they are more.
+Counted: machines that send and receive 20 MB/s each at the same time, no latency. Tried: simulated links, 100 times as
+fast, times 100; a message holds its sender's way out and its receiver's way in. A busy machine adds to these seconds.
 
 Output::
 
@@ -50,7 +43,7 @@ HASTE = 100
 
 
 class Message(NamedTuple):
-    """A message, and the parts of the array in it: there are as many parts as ranks."""
+    """A message and its parts of the array, which has as many as there are ranks."""
 
     src: int
     dst: int
@@ -58,31 +51,31 @@ class Message(NamedTuple):
 
 
 Rounds = list[list[Message]]
-"""Messages at the same time, one round after the other."""
+"""Simultaneous messages, one round after the other."""
 
 
 def backwards(rounds: Rounds) -> Rounds:
-    """Return a broadcast as a reduction, or a reduction as a broadcast."""
+    """Return a broadcast as a reduction, or the reverse."""
     return [[Message(m.dst, m.src, m.parts) for m in messages] for messages in reversed(rounds)]
 
 
 def one_to_each() -> Rounds:
-    """Broadcast from rank 0, which sends to one after the other."""
+    """Broadcast from rank 0 to one rank after the other."""
     return [[Message(0, rank)] for rank in range(1, RANKS)]
 
 
 def tree() -> Rounds:
-    """Broadcast from rank 0 along a binomial tree."""
+    """Broadcast along a binomial tree."""
     return [[Message(rank, rank + reach) for rank in range(reach)] for reach in (1, 2, 4)]
 
 
 def doubling() -> Rounds:
-    """All-reduce by recursive doubling: partners at distance 1, 2, 4 add each other's sums."""
+    """All-reduce by recursive doubling: partners at distance 1, 2, 4 swap sums."""
     return [[Message(rank, rank ^ distance) for rank in range(RANKS)] for distance in (1, 2, 4)]
 
 
 def ring() -> Rounds:
-    """All-reduce around a ring: sums gather in the first half of the rounds and go around in the second."""
+    """All-reduce around a ring: first sums gather, then they go around."""
     return [
         [Message(rank, (rank + 1) % RANKS, ((rank - step) % RANKS,)) for rank in range(RANKS)]
         for step in range(2 * (RANKS - 1))
@@ -90,7 +83,7 @@ def ring() -> Rounds:
 
 
 def exchange() -> Rounds:
-    """All-reduce on 8 machines: each rank gets its slice from all others, and hands the sum out."""
+    """All-reduce on 8 machines: each rank sums its slice and hands it out."""
     away = range(1, RANKS)
     there = [[Message(r, (r + by) % RANKS, ((r + by) % RANKS,)) for r in range(RANKS)] for by in away]
     back = [[Message(r, (r + by) % RANKS, (r,)) for r in range(RANKS)] for by in away]
@@ -98,10 +91,9 @@ def exchange() -> Rounds:
 
 
 def crossing() -> Rounds:
-    """All-reduce on 2 machines: messages between the sums in memory and the copies in memory.
+    """All-reduce on 2 machines of 4 ranks, between the sums in memory and the copies in memory.
 
-    Ranks 0 to 3 are on one machine, 4 to 7 on the other. Each has the machine's sum of a quarter of the array, and its
-    partner the other machine's: they swap halves of it, add, and swap the sums.
+    Each rank has its machine's sum of a quarter of the array; partners swap halves, add, and swap the sums.
     """
     there = [Message(r, (r + 4) % 8, (2 * (r % 4) + (r < 4),)) for r in range(RANKS)]
     back = [Message(r, (r + 4) % 8, (2 * (r % 4) + (r >= 4),)) for r in range(RANKS)]
@@ -109,7 +101,7 @@ def crossing() -> Rounds:
 
 
 def busiest_link_mb(rounds: Rounds, ranks_per_machine: int) -> float:
-    """Return the traffic of the busiest machine, sent and received together."""
+    """Return the traffic of the busiest machine, sent and received."""
     parts: Counter[int] = Counter()
     for message in (message for messages in rounds for message in messages):
         for rank in (message.src, message.dst):
@@ -130,7 +122,7 @@ def seconds(rounds: Rounds, ranks_per_machine: int) -> float:
 
 
 def tried_seconds(rounds: Rounds, ranks_per_machine: int) -> float:
-    """Return the seconds over simulated links, on which messages wait for each other."""
+    """Return the seconds over simulated links."""
     links: defaultdict[tuple[str, int], Lock] = defaultdict(Lock)
 
     def send(message: Message) -> None:
@@ -146,7 +138,7 @@ def tried_seconds(rounds: Rounds, ranks_per_machine: int) -> float:
 
 
 def table() -> list[tuple[str, Rounds, int]]:
-    """Return the rows: a name, the rounds, and the number of ranks on a machine."""
+    """Return rows of name, rounds, and ranks on a machine."""
     return [
         ("broadcast, rank 0 to each", one_to_each(), 1),
         ("broadcast, tree", tree(), 1),

@@ -1,12 +1,8 @@
 """``mpirun -np 4 python -m mpiddp.examples.collectives``: each rank's data before and after each collective.
 
-All ranks of a group call a collective together. The pictures are drawn from the arrays; the tens digit of a number is
-the rank that it comes from. ``reduce`` is half of an all_reduce: if one rank alone wants the sum, to print or save it,
-nobody has to send it back.
-
-Memory for incoming data has to exist before it arrives: ``all_gather`` needs all shapes. Ranks with different amounts
-first tell each other how much, in a message of one number. ``all_gather_object`` does the same by itself, at the price
-of pickling.
+The pictures are drawn from the arrays; a number's tens digit is the rank it comes from. ``all_gather`` needs memory of
+the right shapes: ranks with different amounts exchange their lengths first. ``all_gather_object`` does so by itself,
+but pickles.
 
 Output::
 
@@ -94,7 +90,7 @@ def room() -> list[Any]:
 
 
 def gather_different_lengths() -> None:
-    """Gather arrays whose shapes the other ranks do not know."""
+    """Gather arrays of different lengths."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = np.full(rank + 1, rank)  # (rank + 1,)
     print_once("all_gather of different lengths")
@@ -118,7 +114,7 @@ def main() -> None:
     """Run the example."""
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
-    original = 10 * rank + np.arange(size)  # (size,), this rank's numbers
+    original = 10 * rank + np.arange(size)  # (size,)
     original_parts: list[Any] = [original[i : i + 1] for i in range(size)]  # one for each rank
     own = original_parts[0]
 

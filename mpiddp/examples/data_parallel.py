@@ -1,8 +1,7 @@
 """``python -m mpiddp.examples.data_parallel``: one process, one batch cut into parts, no ranks.
 
-DataParallel is the older way: threads of one process run the model on parts of the batch, and the gradients add up in
-the one set of parameters. It needs no launcher, its only advantage: threads share one interpreter and one machine, and
-the first device collects. DistributedDataParallel is faster everywhere else.
+Threads run the model on parts of the batch; the gradients add up in the one set of parameters. DataParallel needs no
+launcher; DistributedDataParallel is faster in all else, for threads share an interpreter and the first device collects.
 
 Output::
 
@@ -27,7 +26,7 @@ from mpiddp.examples.printing import print_once
 
 
 class Counting(nn.Module):
-    """A linear map that records the size of each batch."""
+    """A linear map that records its batch sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +34,7 @@ class Counting(nn.Module):
         self.sizes: list[int] = []
 
     def forward(self, x: Any) -> Tensor:
-        """Return the map of ``x`` (n, 5)."""
+        """Map ``x`` (n, 5)."""
         self.sizes.append(len(x))
         return self.linear(x)  # type: ignore[no-any-return]
 

@@ -1,12 +1,9 @@
 """``mpirun -np 2 python -m mpiddp.examples.ddp_timeline``: from the first gradient to optimizer.step.
 
-Backward makes gradients from the last layer to the first. DDP puts them into *buckets*; with the last gradient of a
-bucket its all_reduce begins, and backward goes on with the next layer meanwhile. So most of the communication hides
-behind computation. Only the last bucket has nothing to hide behind, and is small by default; here the buckets are made
-tiny, so that there are several. At the end backward waits for all.
-
-The network decides when a bucket arrives; the promise is: before ``backward`` returns. (Times, after a tilde, differ
-from run to run. An arrival is noticed at the next poll, so these times are upper bounds.)
+DDP puts gradients, which backward makes from the last layer to the first, into *buckets*. The last gradient of a bucket
+starts its all_reduce, which hides behind the gradients of the next layers; only the last bucket has nothing to hide
+behind. Buckets are tiny here, so that there are several. All have arrived before ``backward`` returns. (Times, after a
+tilde, vary, and are those of the next poll.)
 
 Output::
 

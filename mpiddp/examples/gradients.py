@@ -1,15 +1,11 @@
 """``mpirun -np 2 python -m mpiddp.examples.gradients``: why they are divided by the world size, and no_sync.
 
-A loss is a *mean* over its batch. Each rank takes the mean over its half; the mean over the whole batch is the sum of
-these two, divided by two. The sum alone is the gradient of a loss twice as steep: a learning rate that is right for one
-process is twice too large. Here 0.6 finds the weight, which is 1, with the average; with the sum it acts as 1.2, and
-every step overshoots by more than the last.
+A loss is a *mean* over its batch: the mean over the whole batch is the sum of the ranks' means divided by their number.
+The sum alone doubles the learning rate: 0.6 finds the weight 1, while 1.2 overshoots by more at every step.
 
-A batch that does not fit into memory is cut into micro batches whose gradients add up. Averaging after each of them
-would send the same bytes again and again. Under ``no_sync``, forward included, they stay on the rank; the first
-backward outside of it averages the whole sum. Watch ``p.grad``: local sums differ from rank to rank, the average does
-not. ``p.data`` changes in ``optimizer.step`` alone. (The loss is ``w * x`` and its gradient ``x``: 1, 2, 3 on rank 0,
-10, 20, 30 on rank 1.)
+A large batch is cut into micro batches whose gradients add up. Under ``no_sync``, forward included, they stay on the
+rank; the first backward outside of it averages the whole sum, sent once. Watch ``p.grad`` (the loss is ``w * x``, its
+gradient ``x``: 1, 2, 3 on rank 0, 10, 20, 30 on rank 1); ``p.data`` changes in ``optimizer.step`` alone.
 
 Output::
 
@@ -50,7 +46,7 @@ def new_model() -> nn.Linear:
 
 
 def gradient(model: nn.Linear, x: Array) -> Array:
-    """Return the gradient of the mean squared error of ``w * x``, which should be ``x``."""
+    """Return the gradient of the mean squared error between ``w * x`` and ``x``."""
     model.zero_grad()
     nn.functional.mse_loss(model(x), x).backward()
     assert model.weight.grad is not None

@@ -1,8 +1,7 @@
 """``mpirun -np 4 python -m mpiddp.examples.groups``: collectives among some of the ranks.
 
-``new_group`` is itself a collective: *all* ranks call it, for every group, in the same order, members or not. Only the
-members call the group's collectives. Each rank has a number in the group besides its global one; ``src`` and ``dst``
-are always global ranks, ``group_src`` and ``group_dst`` those of the group.
+*All* ranks call ``new_group`` for every group, in the same order, members or not; only members call its collectives.
+``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` ranks of the group.
 
 Output::
 

@@ -1,12 +1,9 @@
 """``mpirun -np 4 python -m mpiddp.examples.halo_exchange``: heat on a plate in blocks, and its gradient.
 
-The ranks form a mesh of rows and columns, and each holds a block of the plate. In a step every point takes from its
-four neighbours; those beyond the edge of a block belong to another rank. So before each step the ranks of a column
-exchange their outer rows, those of a row their outer columns: ``nn.functional.all_to_all`` with nothing for all but the
-neighbours. The walls are cold.
-
-It has a gradient: backward exchanges the other way, and each rank gets, for its points at the start, the derivative of
-the heat at the plate's centre at the end. Both equal those of the whole plate on one rank.
+Each rank of a mesh holds a block of the plate; the walls are cold. Before each step neighbours exchange their outer
+rows and columns by ``nn.functional.all_to_all``, with nothing for all others. Backward exchanges the other way: each
+rank gets the derivative of the heat at the centre by its points at the start. Both equal those of the whole plate on
+one rank.
 
 Output::
 
@@ -38,13 +35,13 @@ def strip(u: Any, axis: int, cut: slice) -> Any:
 
 
 def with_cold_walls(u: Tensor, axis: int) -> Tensor:
-    """Return a plate with a row or column of zeros on either side."""
+    """Return a plate between rows or columns of zeros."""
     wall = np.zeros_like(strip(u.data, axis, slice(1)))
     return cat([wall, u, wall], axis)
 
 
 def with_halo(u: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
-    """Return a block with the neighbours' nearest row or column on either side; zeros at a wall."""
+    """Return a block between the neighbours' nearest rows or columns; zeros at a wall."""
     me = group.rank()
     inputs = [strip(u, axis, slice(0))] * group.size()  # nothing
     outputs = [np.empty_like(x.data) for x in inputs]
@@ -59,7 +56,7 @@ def with_halo(u: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def heat(u: Tensor, surround: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Return the heat after all steps; ``surround`` adds a row or a column on either side."""
+    """Return the heat after all steps; ``surround`` adds a row or column on either side."""
     for _ in range(STEPS):
         rows, columns = surround(u, 0), surround(u, 1)
         u = u + RATE * (rows[:-2] + rows[2:] + columns[:, :-2] + columns[:, 2:] - 4 * u)
@@ -78,7 +75,6 @@ def main() -> None:
     centre[POINTS // 2, POINTS // 2] = 1
 
     def block(plate: Array) -> Array:
-        """Return this rank's block."""
         for axis, name in enumerate(("row", "column")):
             plate = np.split(plate, mesh[name].size(), axis)[mesh[name].get_local_rank()]
         return plate.copy()

@@ -1,16 +1,12 @@
 """``MPIDDP_NODES=0,0,1,1 mpirun -np 4 python -m mpiddp.examples.hello``: ranks, nodes, a barrier, no MASTER_ADDR.
 
-mpirun starts the same program four times. Each of these processes is a *rank*: they run the same lines and differ in
-their number, ``get_rank``. The *local rank* counts the ranks of one machine (node); use it to choose a GPU.
-``MPIDDP_NODES`` pretends that ranks 0 and 1 run on one node, 2 and 3 on another; without it, nodes are the real ones.
+mpirun starts the same program four times; each process is a *rank* and knows its number. The *local rank*, within one
+machine (node), chooses a GPU. ``MPIDDP_NODES`` pretends that ranks 0 and 1 run on one node, 2 and 3 on another.
 
-A *backend* carries the bytes. torch has several (Gloo for CPUs, NCCL for GPUs), chosen by name. Here it is always MPI,
-which picks shared memory, InfiniBand or sockets itself; torch's names are accepted, so that scripts need no change.
-torch's processes meet at an address, MASTER_ADDR and MASTER_PORT. MPI's launcher has started all processes and told
-each its rank: no address is needed.
+A *backend* carries the bytes: here always MPI, whichever of torch's names is asked for. torch's processes meet at
+MASTER_ADDR and MASTER_PORT; MPI's launcher has told each its rank.
 
-Ranks run at their own speed. At a *barrier* early ranks wait for the others. It is needed less often than one thinks:
-every other collective waits for the data that it needs.
+At a *barrier* early ranks wait for the others. Other collectives need none before them.
 
 Output::
 

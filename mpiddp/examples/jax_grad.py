@@ -1,8 +1,7 @@
 """``mpirun -np 2 python -m mpiddp.examples.jax_grad``: a JAX program in data parallel.
 
-``jax.grad`` returns gradients as a tree of arrays that cannot be written to. ``dist.tree_all_reduce`` averages such a
-tree over the ranks, in one message, and returns a new one. Every rank has its part of the samples; the losses are those
-of all samples on one rank. Without JAX the program says so and ends (``pip install jax``).
+``dist.tree_all_reduce`` averages a tree of read-only arrays, as ``jax.grad`` returns it, over the ranks, in one
+message, and returns a new one. The losses are those of all samples on one rank. It needs ``pip install jax``.
 
 Output::
 

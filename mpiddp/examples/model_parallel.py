@@ -1,13 +1,11 @@
 """``mpirun -np 2 python -m mpiddp.examples.model_parallel``: one model, its layers on two ranks.
 
-Rank 0 has the first layer, rank 1 the second and the loss. The first layer's output goes to rank 1 by ``send``, its
-gradient comes back the same way, and each rank steps with its own optimizer. The loss equals that of the whole model in
-one process.
+``send`` takes the first layer's output to rank 1 and its gradient back; each rank has an optimizer. The loss equals
+that of the whole model in one process.
 
-*Scale up* (a larger machine) first: nothing has to be sent. A model that fits into one machine is trained faster by
-*scaling out* with DistributedDataParallel: a copy of the model and a part of the batch on each rank. Split a model that
-does not fit. In this plain form one rank always waits for the other; pipelines of several small batches mend that in
-part.
+*Scale up* (a larger machine) first: nothing is sent. *Scale out* with DistributedDataParallel a model that fits into
+one machine. Split a model that does not; one rank always waits for the other, unless a pipeline feeds them several
+small batches.
 
 Output::
 
@@ -34,13 +32,13 @@ STEPS = 4
 
 
 def layers() -> tuple[nn.Module, nn.Module]:
-    """Return the two halves of the model, with the same values on every rank."""
+    """Return the two halves of the model, equal on every rank."""
     nn.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 4)
 
 
 def train_first(images: Array) -> None:
-    """Be rank 0: forward to rank 1, and backward from there."""
+    """Run rank 0: forward to rank 1, and backward from there."""
     first, _ = layers()
     optimizer = optim.SGD(first.parameters(), lr=0.2)
     gradient = np.empty((len(images), 16), np.float32)
@@ -54,7 +52,7 @@ def train_first(images: Array) -> None:
 
 
 def train_second(labels: Array) -> list[float]:
-    """Be rank 1: receive the hidden layer from rank 0, and return its gradient."""
+    """Run rank 1: take the hidden layer from rank 0, and return its gradient."""
     _, second = layers()
     optimizer = optim.SGD(second.parameters(), lr=0.2)
     hidden = Tensor(np.empty((len(labels), 16), np.float32), requires_grad=True)

@@ -1,10 +1,8 @@
 """``mpirun -np 4 python -m mpiddp.examples.point_to_point``: messages from one rank to another.
 
-``send`` and ``recv`` block: the line after ``recv`` has the data, the line after ``send`` may overwrite its own. If all
-ranks called ``send`` first, no rank would receive; the chain below is safe, because rank 0 alone begins.
-
-``isend`` and ``irecv`` return at once, with a Work to ``wait`` for. Until then the arrays belong to the message: do not
-write the sent one, nor read the received one. So all ranks can pass something around a ring at the same time.
+``send`` and ``recv`` block: if all ranks sent first, no rank would receive; in the chain below rank 0 begins. ``isend``
+and ``irecv`` return a Work at once; until its ``wait`` do not write the sent array, nor read the received one. So all
+ranks can pass something around a ring at the same time.
 
 Output::
 
@@ -52,7 +50,7 @@ def main() -> None:
     before, after = (rank - 1) % size, (rank + 1) % size
     works = [dist.isend(given, dst=after), dist.irecv(taken, src=before)]
     for work in works:
-        if work:  # None on a rank outside of the group: here all are inside
+        if work:  # None outside of the group
             work.wait()
     print_in_order(f"rank {rank} received {taken} from rank {before}")
     dist.destroy_process_group()

@@ -1,8 +1,4 @@
-"""Printing from many ranks. Used by all examples.
-
-Ranks that print by themselves print in any order. Here rank 0 collects the texts and prints them: two runs show the
-same, and tests can compare.
-"""
+"""Texts of all ranks in one order, printed by rank 0, so that two runs show the same."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ def on_first_rank() -> bool:
 
 
 def print_in_order(text: object) -> None:
-    """Print every rank's text, that of rank 0 first. Collective."""
+    """Print every rank's text in rank order. Collective."""
     texts = [""] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(str(text), texts, dst=0)
     if texts:
@@ -35,7 +31,7 @@ def print_once(text: object = "") -> None:
 
 
 def need_ranks(least: int, command: str) -> None:
-    """End the program with one line if it was started on fewer than ``least`` ranks."""
+    """End the program with one line on fewer than ``least`` ranks."""
     if dist.get_world_size() >= least:
         return
     if dist.get_rank() == 0:

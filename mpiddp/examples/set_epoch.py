@@ -1,9 +1,8 @@
 """``mpirun -np 2 python -m mpiddp.examples.set_epoch``: the same order in every epoch, and its cure.
 
-All ranks have to shuffle alike, or two of them would take the same sample. So DistributedSampler makes the order of an
-epoch from its seed and the number of the epoch, which only the program knows. Without ``set_epoch`` it is that of epoch
-0 for ever: no error, every sample is used, but each rank sees the same batches in the same order again and again, and
-never a sample of the other ranks. mpiddp's sampler warns.
+All ranks shuffle alike, by the seed and the number of the epoch, which only the program knows. Without ``set_epoch``
+each rank sees the same batches in the same order for ever, and never a sample of the other ranks; mpiddp's sampler
+warns.
 
 Output::
 

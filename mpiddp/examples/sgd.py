@@ -1,11 +1,10 @@
 """``mpirun -np 4 python -m mpiddp.examples.sgd``: distributed SGD by hand, then with DistributedDataParallel.
 
-Each rank has the whole model and its own part of the data. All ranks begin with the same values (the seed), and after
-each backward they average their gradients: all make the same step and stay equal, without ever sending the model. The
-batch of 128 is that of all ranks together: the number of ranks changes the speed, not the learning.
+Each rank has the whole model and its part of the data. Equal at the start (the seed), the models stay equal, because
+all ranks average their gradients after each backward and make the same step. The batch of 128 is that of all ranks
+together.
 
-With DistributedDataParallel one line is new and one is gone. It averages the gradients while backward is running, in a
-few large messages instead of one for each parameter, and broadcasts the values of rank 0 in the beginning.
+DistributedDataParallel averages during backward, in a few large messages, and broadcasts rank 0's values at the start.
 
 Output::
 
@@ -46,7 +45,7 @@ from mpiddp.examples.printing import print_in_order, print_once
 
 
 def new_model() -> nn.Module:
-    """Return the network, with the same values on every rank."""
+    """Return the network, equal on every rank."""
     dist.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 

@@ -1,8 +1,7 @@
 """``mpirun -np 2 python -m mpiddp.examples.sync_batchnorm``: batch normalisation over the batches of all ranks.
 
-BatchNorm subtracts the mean of the batch and divides by its deviation. Its batch is this rank's: with few images on
-each rank the statistics are poor, and no two ranks compute the same function. SyncBatchNorm takes the statistics of all
-ranks' images; one call converts every BatchNorm of a model.
+BatchNorm normalises by mean and deviation of this rank's batch: poor statistics of few images, and another function on
+each rank. SyncBatchNorm takes those of all ranks' images; one call converts a model.
 
 Output::
 
@@ -29,7 +28,7 @@ def show(model: nn.Module) -> None:
     x = np.array([[0], [2]], np.float32) + 4 * rank  # (2 images, 1 channel)
     output = model(x).data.round(2)
     (running_mean,) = (buffer for name, buffer in model.named_buffers() if name.endswith("running_mean"))
-    mean = float(running_mean[0]) / 0.1  # it began at 0, and a tenth of the mean was added
+    mean = float(running_mean[0]) / 0.1  # from 0, a tenth of the mean was added
     print_in_order(f"rank {rank}: {x[:, 0]} becomes {output[:, 0]}, the mean was {mean:.1f}")
 
 

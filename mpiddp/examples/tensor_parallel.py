@@ -1,11 +1,9 @@
 """``mpirun -np 4 python -m mpiddp.examples.tensor_parallel``: weights on several ranks, batches on others.
 
-The mesh has two dimensions. Along "tp" (tensor parallel) each rank holds some of the hidden features: rows of the first
-weight, columns of the second. Each computes its part of the output, and ``nn.functional.all_reduce`` adds the parts up.
-Along "dp" (data parallel) ranks hold the same weights and other samples, and average their gradients.
-
-Gradients are those of the sum of what all ranks call ``backward`` on. The ranks along "tp" have the same loss, so each
-of them takes its share of it. The losses equal those of the whole model in one process.
+Along "tp" (tensor parallel) each rank holds some of the hidden features, rows of the first weight and columns of the
+second; ``nn.functional.all_reduce`` adds up the outputs. Along "dp" (data parallel) ranks hold the same weights and
+average their gradients. A gradient is that of the sum of all ranks' losses, so each of the equal losses along "tp"
+takes its share. The losses equal those of the whole model in one process.
 
 Output::
 
@@ -40,9 +38,9 @@ class Model(nn.Module):
     Parameters
     ----------
     hidden : slice
-        The hidden features of this rank.
+        This rank's hidden features.
     group : ProcessGroup, optional
-        The ranks with the others; none if this rank has all.
+        The ranks with the others.
     """
 
     def __init__(self, hidden: slice, group: dist.ProcessGroup | None = None) -> None:
@@ -54,7 +52,7 @@ class Model(nn.Module):
         self.group = group
 
     def forward(self, x: Array) -> Tensor:
-        """Return the output, of shape (N, CLASSES)."""
+        """Map ``x`` to (N, CLASSES)."""
         part = F.linear(F.relu(F.linear(x, self.first)), self.second)
         return part if self.group is None else F.all_reduce(part, group=self.group)
 

@@ -1,7 +1,6 @@
 """``mpirun -np 2 python -m mpiddp.examples.torch_user``: a torch user's script, and its changes.
 
-Only the imports change. ``train`` below is torch's text to the letter: names, arguments and defaults are the same.
-torch starts it by ``torchrun --nproc-per-node 2``, mpiddp by ``mpirun -np 2``.
+Only the imports change, and the start: torch's ``torchrun --nproc-per-node 2`` is ``mpirun -np 2`` here.
 
 Output::
 

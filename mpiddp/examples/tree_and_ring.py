@@ -1,12 +1,10 @@
 """``mpirun -np 4 python -m mpiddp.examples.tree_and_ring``: a reduce and an all_reduce by hand, of send and recv.
 
-Along a tree, rank 3 sends to rank 2, which adds and sends to rank 0: log2 p rounds. The sum needs memory on the way.
-torch's backends take the caller's own array and leave *partial sums* in it; torch promises nothing of the arrays of
-ranks other than ``dst``. mpiddp's reduce never writes them.
+Along a tree, rank 3 sends to rank 2, which adds and sends to rank 0: log2 p rounds. Written into the callers' arrays,
+as in torch's backends, it leaves *partial sums* there; mpiddp's reduce does not.
 
-Around a ring, the array is cut into p parts, and every rank sends to the next only. In the first p - 1 steps each part
-goes around and gathers all ranks' numbers; then rank r has the sum of part r + 1. In the second p - 1 steps the sums go
-around. Each rank sends 2 (p - 1) parts of n / p elements: never more than twice the array, however many ranks.
+Around a ring, every rank sends one of p parts to the next. After p - 1 steps rank r has the sum of part r + 1; in p - 1
+more the sums go around. Each sends 2 (p - 1) parts: never more than twice the array.
 
 Output::
 
@@ -40,7 +38,7 @@ from mpiddp.typing import Array
 
 
 def tree_reduce(x: Array) -> None:
-    """Sum ``x`` over all ranks along a binomial tree to rank 0, in the memory of ``x``."""
+    """Sum ``x`` along a binomial tree to rank 0, in place."""
     rank, size = dist.get_rank(), dist.get_world_size()
     incoming = np.empty_like(x)
     distance = 1
@@ -72,7 +70,7 @@ def pass_on(given: Array, taken: Array) -> None:
 
 
 def ring_all_reduce(x: Array) -> None:
-    """Sum a one-dimensional array over all ranks, in place."""
+    """Sum a flat array over all ranks, in place."""
     rank, size = dist.get_rank(), dist.get_world_size()
     parts = np.array_split(x, size)  # views of x
     sent = 0

@@ -1,11 +1,8 @@
 """``mpirun -np 4 python -m mpiddp.examples.uneven_inputs``: ranks with different numbers of batches, by join.
 
-Rank 0 has one batch, rank 3 has four. Every backward is an all_reduce of all ranks: they would wait for a finished
-rank until a timeout ends the job. Inside of ``join`` a finished rank answers with gradients of zero, and at the end
-gets the model of the rank with most batches.
-
-Every gradient here is 1, and the learning rate 1: in the first step all four ranks have a batch and the average is
-4 / 4, then 3 / 4, 2 / 4, 1 / 4.
+Rank 0 has one batch, rank 3 has four. Without ``join`` every backward would wait for finished ranks until the timeout;
+inside of it these answer with zeros, and at the end get the model of the rank with most batches. Every gradient is 1,
+and so is the learning rate: the averages are 4 / 4, 3 / 4, 2 / 4, 1 / 4.
 
 Output::
 
