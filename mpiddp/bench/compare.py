@@ -13,6 +13,7 @@ that ask for THREAD_MULTIPLE, as mpi4py and mpiddp do; a job of its own shows it
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from mpiddp.mpi.reduction import mpi_op
 from .job import Bench, dtype, job, symmetric
 from .operations import REDUCING, Buffers, Contender, Mpiddp, check_reduction, new_series, reduce_op
 from .results import Point, Series, format_size
-from .timing import Call, Times, Way
+from .timing import Call, Way
 
 _ROUND_S = 0.02
 _FEWEST = 3
@@ -207,18 +208,8 @@ def _measure(
             buffers.fill()
             ways[contender.name].call()
             wrong = here.sum(buffers.count_wrong(spoils_inputs=contender.name == "gloo"))
-        seconds = took[contender.name]
-        rounds = [statistics.median(each) for each in seconds]
-        times = Times.of([second for each in seconds for second in each])
-        point = Point(
-            buffers.total_bytes,
-            buffers.count,
-            statistics.median(rounds),
-            times.min,
-            times.max,
-            times.iterations,
-            contender.algorithm(buffers),
-            wrong,
-        )
-        found[contender.name] = Measured(point, rounds)
+        rounds = [statistics.median(each) for each in took[contender.name]]
+        seconds = [second for each in took[contender.name] for second in each]
+        point = buffers.point(seconds, contender.algorithm(buffers), wrong)
+        found[contender.name] = Measured(dataclasses.replace(point, median_s=statistics.median(rounds)), rounds)
     return found

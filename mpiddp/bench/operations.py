@@ -17,8 +17,9 @@ import argparse
 import contextlib
 import functools
 import os
+import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from mpiddp.mpi.reduction import check, mpi_op
 from mpiddp.training.config import UsageError
 from mpiddp.typing import Array
 
-from .results import Series
+from .results import Point, Series
 from .timing import Call
 
 Allocate = Callable[[int, np.dtype[Any]], Array]
@@ -179,6 +180,11 @@ class Buffers:
             case "all_to_all":
                 return self._wrong_blocks(first=self.rank * count)
         return 0
+
+    def point(self, seconds: Sequence[float], algorithm: str, wrong: int | None) -> Point:
+        """Return these arrays' point of a series, given the seconds of the iterations."""
+        median_s = statistics.median(seconds)
+        return Point(self.total_bytes, self.count, median_s, min(seconds), max(seconds), len(seconds), algorithm, wrong)
 
     def _wrong_blocks(self, first: int) -> int:
         """Compare each block of the output with its rank's pattern."""

@@ -14,7 +14,6 @@ from mpiddp.training.config import UsageError
 from .job import Bench, dtype, job, symmetric
 from .operations import Buffers, Mpiddp, check_reduction, choosing, new_series, root_of
 from .results import Point, Series
-from .timing import Times
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (
     *(("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 11), ("redop", "", 9), ("root", "", 6)),
@@ -61,20 +60,13 @@ def _measure(here: Bench, buffers: Buffers, arguments: argparse.Namespace) -> Po
     call = contender.prepare(buffers)
     buffers.reset()
     fitting = here.clock.enough(call, arguments.warmup, buffers.reset)
-    times = Times.of(here.clock.each(call, arguments.iterations or fitting, buffers.reset))
+    took = here.clock.each(call, arguments.iterations or fitting, buffers.reset)
     wrong = None
     if arguments.check:
         buffers.fill()
         call()
         wrong = here.sum(buffers.count_wrong())
-    return Point(
-        buffers.total_bytes,
-        buffers.count,
-        *times[:3],
-        iterations=times.iterations,
-        algorithm=contender.algorithm(buffers),
-        wrong=wrong,
-    )
+    return buffers.point(took, contender.algorithm(buffers), wrong)
 
 
 def _table_head() -> str:

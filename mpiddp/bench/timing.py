@@ -9,9 +9,8 @@ writes the arrays anew before each call, outside of the time.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -27,20 +26,6 @@ Call = Callable[[], object]
 
 def nothing() -> None:
     """Leave the arrays as they are."""
-
-
-class Times(NamedTuple):
-    """Seconds of the iterations of a call."""
-
-    median: float
-    min: float
-    max: float
-    iterations: int
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Times:
-        """Summarise measured times."""
-        return cls(statistics.median(seconds), min(seconds), max(seconds), len(seconds))
 
 
 class Way(NamedTuple):

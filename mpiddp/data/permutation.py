@@ -73,9 +73,4 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
     return np.where(previous < 0, partner, parent[previous])
 
 
-def epoch_order(n: int, *, shuffle: bool, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Return the order of an epoch of ``n`` samples: torch's permutation of ``seed + epoch``."""
-    return randperm(n, seed + epoch) if shuffle else np.arange(n)
-
-
-__all__ = ["epoch_order", "randperm"]
+__all__ = ["randperm"]

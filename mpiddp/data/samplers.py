@@ -13,7 +13,7 @@ import numpy as np
 from mpiddp.distributed import get_rank, get_world_size
 from mpiddp.typing import Array
 
-from .permutation import epoch_order
+from .permutation import randperm
 
 
 def checked_batch_size(batch_size: object) -> int:
@@ -260,7 +260,8 @@ class EpochSampler:
     def _begin(self) -> tuple[Array, int]:
         """Return the epoch's order and the first position; a restored position serves one iteration."""
         self.position, self._start = self._start, 0
-        return epoch_order(len(self.dataset), shuffle=self.shuffle, seed=self.seed, epoch=self.epoch), self.position
+        n = len(self.dataset)
+        return randperm(n, self.seed + self.epoch) if self.shuffle else np.arange(n), self.position
 
     def _end(self, position: int) -> None:
         """Record the end of the epoch, and warn if it was iterated before."""

@@ -7,6 +7,7 @@ each. Ranks write their shards before a barrier; rank 0 writes the rest in the b
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -176,7 +177,6 @@ class CheckpointStore:
             raise ValueError(f"a CheckpointStore keeps at least 1 checkpoint, got keep={keep}")
         self.folder = folder
         self.keep = keep
-        self._scores: dict[int, float | None] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mpiddp-checkpoint")
         self._writing: Future[None] | None = None
 
@@ -239,14 +239,12 @@ class CheckpointStore:
 
     def _write(self, checkpoint: Checkpoint, shards: Mapping[str, Any] | None) -> None:
         checkpoint.write(self.path(checkpoint.step), shards)
-        self._scores[checkpoint.step] = checkpoint.state.get("score")
         self._prune(checkpoint.step)
 
     def _prune(self, last: int) -> None:
         """Remove all but the newest and the best, and the remains of dead writers."""
         # Later ones are damaged, or this run would have begun with them: no reason to remove a whole one.
         steps = [step for step in self.steps() if step <= last]
-        self._scores = {step: score for step, score in self._scores.items() if step in steps}
         kept = set(steps[-self.keep :])
         scored = {step: score for step in steps if (score := self._score(step)) is not None}
         if scored:
@@ -255,13 +253,10 @@ class CheckpointStore:
         sweep(self.folder)
 
     def _score(self, step: int) -> float | None:
-        """Return the score of a checkpoint; of another run's, from the disk."""
-        if step not in self._scores:
-            try:
-                self._scores[step] = json.loads((self.path(step) / STATE).read_bytes())["score"]
-            except (OSError, ValueError, KeyError, TypeError):
-                self._scores[step] = None
-        return self._scores[step]
+        """Return the score of a checkpoint; None without one, or if it is damaged."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return float(json.loads((self.path(step) / STATE).read_bytes())["score"])
+        return None
 
 
 class Checkpointer:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Protocol, Self
+from typing import IO, Any, Self
 
 from tqdm import tqdm
 
@@ -25,16 +25,6 @@ from .metrics import EpochMetrics
 from .trainer import Trainer
 
 _logger = logging.getLogger(__name__)
-
-
-class EpochFile(Protocol):
-    """A file that takes the metrics of one epoch after the other."""
-
-    def write(self, metrics: EpochMetrics) -> None:
-        """Write the metrics of an epoch and flush."""
-
-    def close(self) -> None:
-        """Close the file."""
 
 
 class _Lines:
@@ -159,7 +149,7 @@ class Outputs:
     """
 
     def __init__(self, metrics: Path | None, output: Path | None, history: Sequence[EpochMetrics] = ()) -> None:
-        files: list[EpochFile] = [JsonLines(metrics)] if metrics is not None else []
+        files: list[JsonLines | CsvLines | TensorBoardEvents] = [JsonLines(metrics)] if metrics is not None else []
         if output is not None:
             files += [JsonLines(output / "metrics.jsonl"), CsvLines(output / "metrics.csv")]
         for file in files:
@@ -186,9 +176,6 @@ class Outputs:
         for file in self._files:
             with contextlib.suppress(OSError):
                 file.close()
-
-
-_logger = logging.getLogger(__name__)
 
 
 def say(text: str) -> None:
@@ -253,12 +240,6 @@ class Console:
         if trainer.skipped > self._skipped:
             left_out = trainer.skipped - self._skipped
             _logger.warning("%d steps of epoch %d left out: loss or gradients were not finite", left_out, trainer.epoch)
-
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
-
-_logger = logging.getLogger(__name__)
 
 
 class RankLog:

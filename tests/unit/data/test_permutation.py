@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from mpiddp.data.permutation import MAX_LENGTH, epoch_order, randperm
+from mpiddp.data.permutation import MAX_LENGTH, randperm
 
 SEEDS = [0, 1, 42, 1234, 2**31, 2**32 - 1, 2**32, 2**40 + 7]
 
@@ -54,8 +54,3 @@ def test_leaves_global_random_state_alone() -> None:
 def test_refuses_lengths_of_another_recipe(n: int) -> None:
     with pytest.raises(ValueError, match=f"got {n}"):
         randperm(n, 0)
-
-
-def test_epoch_order() -> None:
-    assert epoch_order(5, shuffle=False, seed=3, epoch=9).tolist() == [0, 1, 2, 3, 4]
-    assert np.array_equal(epoch_order(50, shuffle=True, seed=3, epoch=9), randperm(50, 12))

@@ -331,15 +331,6 @@ def test_damaged_ones_of_later_steps_are_no_reason_to_remove_whole_ones(tmp_path
     assert store.steps() == [80, 90][2 - keep :]
 
 
-def test_the_scores_of_removed_ones_are_forgotten(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=2)
-    for step in range(1, 30):
-        store.save(checkpoint(step, score=1 / step))
-    store.finish()
-    assert store.steps() == [1, 28, 29]
-    assert len(store._scores) <= 4
-
-
 def test_what_dead_writers_have_left_is_mended_before_the_first_save(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "c")
     store.tidy()
