@@ -130,7 +130,6 @@ class _Crossing:
         self._requests = self._post(self._rows, [self._part(rank, sums) for rank in range(across.size)])
 
     def _part(self, rank: int, x: Array | None = None) -> Array:
-        """Return a rank's part of the piece."""
         return (self._out if x is None else x)[self._edges[rank] : self._edges[rank + 1]]
 
     def _post(self, incoming: list[Array], outgoing: list[Array]) -> list[MPI.Request]:

@@ -190,7 +190,6 @@ class _Blocks:
         MPI.Request.Waitall(self._requests)
 
     def _take_early(self) -> None:
-        """Accept blocks that arrived during earlier operations."""
         for source in self._left.keys() & self._early.keys() if self._early else ():
             arrived = self._early[source]
             self._accept(source, *arrived.popleft())

@@ -206,7 +206,6 @@ def _reduce_scatter(
 
 
 def _own_blocks(link: Link, rounds: Iterable[Round], block: tuple[int, ...]) -> list[Round]:
-    """Return the rounds with rows cut to this rank's block."""
     return [
         each._replace(rows=[row.reshape(link.size, *block)[link.rank, ...] for row in each.rows]) for each in rounds
     ]

@@ -45,8 +45,6 @@ _BEGUN = Location(-1, 0)
 
 
 class _Access(NamedTuple):
-    """Access to the ranks' arrays, as agreed by the handshake."""
-
     entries: Entries
     peers: PeerAccess | None
     """All ranks' arrays; None: through the scratch."""
@@ -241,8 +239,6 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
 
 
 def _putting(link: Link, source: Array) -> Callable[[int, int, list[Array]], None]:
-    """Return a function that copies chunks into this rank's buffer."""
-
     def put(start: int, stop: int, buffers: list[Array]) -> None:
         buffers[link.rank][...] = source[start:stop]
 

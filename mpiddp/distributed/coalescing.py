@@ -25,7 +25,6 @@ from .groups import GroupLike, ProcessGroup, member
 
 
 def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
-    """Return the indices of arrays by dtype."""
     places: dict[Any, list[int]] = {}
     for place, x in enumerate(arrays):
         places.setdefault(x.dtype, []).append(place)

@@ -445,7 +445,6 @@ def all_to_all_single(
 
 
 def _byte_counts(x: Array, splits: Sequence[int] | None, size: int, name: str) -> list[int]:
-    """Return the bytes of each block."""
     rows = x.shape[0] if x.ndim else 1
     row_bytes = x.itemsize * math.prod(x.shape[1:])
     if splits is None:

@@ -126,7 +126,6 @@ def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None
 
 
 def _explain(group: ProcessGroup, missing: list[int], timeout_s: float, wait_all_ranks: bool) -> str:
-    """Return torch's text."""
     names = [group.ranks[rank] for rank in missing]
     milliseconds = f"{timeout_s * 1000:.0f} ms"
     if timeout_s <= 0 and not wait_all_ranks:

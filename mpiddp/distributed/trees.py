@@ -48,7 +48,6 @@ def _array(leaf: Any) -> Array:
 
 
 def _like(leaf: Any, result: Array) -> Any:
-    """Return a result as an array of the leaf's kind."""
     if _is_jax_array(leaf):
         numpy = sys.modules["jax"].numpy
         return numpy.from_dlpack(result) if is_device_array(result) else numpy.array(result)

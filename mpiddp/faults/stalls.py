@@ -61,8 +61,6 @@ def _leaves_to(answer: Answer, peer: int, rank: int) -> bool:
 
 
 class _Row(NamedTuple):
-    """Ranks in one state."""
-
     ranks: list[int]
     at: str
     detail: str

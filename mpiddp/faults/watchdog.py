@@ -205,7 +205,6 @@ class Watchdog:
                 _print(text)
 
     def _survey(self) -> str:
-        """Return the states and stacks of all ranks."""
         found = [operation.members.number for operation in waiting.values()]
         return stalls.survey(self._liveness, self._world, found[0] if found else 0)
 

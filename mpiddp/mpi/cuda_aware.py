@@ -176,7 +176,6 @@ def lowest(answers: Sequence[Support], rank: int) -> Support:
 
 
 def _evidence(outcomes: Mapping[str, Support]) -> DevicePointers:
-    """Return this process's answers, given the outcomes of probes."""
     told = settings.takes_device_pointers()
     if told is not None:
         answers = dict.fromkeys(KINDS, Support(told, f"MPIDDP_CUDA_AWARE={int(told)}"))

@@ -33,7 +33,6 @@ class SetupError(DistError):
 
 
 def _load() -> types.ModuleType:
-    """Import mpi4py's MPI and start it."""
     if "mpi4py.MPI" in sys.modules:
         return sys.modules["mpi4py.MPI"]
     try:

@@ -119,7 +119,6 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
 
 
 def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
-    """Return another library's array as NumPy's or CuPy's."""
     try:
         found = _over_the_memory_of(x)
     except Exception as error:  # each library has errors of its own

@@ -33,8 +33,6 @@ ANY_SOURCE: int = -1
 
 
 class _Arrival(NamedTuple):
-    """A message that has arrived and is not received."""
-
     source: int
     tag: int
     code: int
@@ -292,14 +290,12 @@ class Mailbox(Resource):
         return _Arrival(self._status.Get_source(), tag, code, size_of(self._status), message)
 
     def _take(self, receive: Receive) -> _Arrival | None:
-        """Remove and return the first arrived message for ``receive``."""
         for index, arrival in enumerate(self._arrived):
             if receive.matches(arrival):
                 return self._arrived.pop(index)
         return None
 
     def _match(self) -> None:
-        """Match arrived messages with posted receives."""
         while self._posted:
             message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
             if message is None:

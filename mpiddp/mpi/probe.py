@@ -33,7 +33,6 @@ class ProbeError(DistError):
 
 
 def _remember(key: str, kind: str, outcome: Support) -> None:
-    """Write an outcome, atomically."""
     file = outcomes_file(key)
     kinds = {**probed(key), kind: outcome}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +102,6 @@ def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
 
 
 def _end(job: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a job with all its processes; return its output."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, number)

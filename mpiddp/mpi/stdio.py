@@ -36,7 +36,6 @@ def deliver() -> None:
 
 
 def _wait_until_read(output: int) -> None:
-    """Wait until a pipe is empty: a launcher reads it."""
     end = time.monotonic() + _READ_S
     is_pipe = stat.S_ISFIFO(os.fstat(output).st_mode)
     while is_pipe and any(fcntl.ioctl(output, termios.FIONREAD, bytes(4))) and time.monotonic() < end:

@@ -76,8 +76,6 @@ def start_mpi() -> None:
 
 
 class _RankInfo(NamedTuple):
-    """A rank's description of itself."""
-
     started_as: int
     """Its rank in MPI.COMM_WORLD."""
     ended: bool

@@ -71,7 +71,6 @@ def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) 
 
 
 def _reduce(link: Link, rows: list[Array], op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Reduce the rows of this node over all nodes."""
     like, across = rows[link.node.rank], link.across
     yield link.node.later.Ibarrier()
     if across is not None:

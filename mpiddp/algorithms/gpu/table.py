@@ -109,7 +109,6 @@ def _until(limit: float, rows: Plan) -> Plan:
 
 
 def _takes_addresses(operation: str, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
-    """Return True if MPI itself does ``operation`` on device pointers."""
     if operation in _BY_MESSAGES:
         return addresses.point_to_point.yes
     if operation in _REDUCING and (op is None or mpi_op(dtype, op) is None or settings.deterministic()):

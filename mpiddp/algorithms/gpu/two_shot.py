@@ -49,7 +49,6 @@ def _in_place(
     entries: Entries,
     factors: list[float] | None,
 ) -> stream.Mark:
-    """Reduce this rank's slice of all arrays into all of them."""
     edges = bounds(x.size, link.size, x.itemsize)
     first, last = edges[link.rank], edges[link.rank + 1]
     rows = [
