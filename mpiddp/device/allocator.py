@@ -11,19 +11,15 @@ _KEEP_BELOW_BYTES = 1 << 30
 
 
 def tune_allocator() -> bool:
-    """Keep the memory of freed arrays for the next ones.
+    """Keep the memory of freed arrays in the process, for the next ones.
 
-    glibc maps every array of more than 128 KiB (a limit that grows to 32 MiB on its own) and unmaps it when it is
-    freed, and trims the heap. So a training step maps, faults in and zeroes the same pages again: about half of its
-    time on images of a few MB. With both limits at 1 GiB freed memory stays.
-
-    Call it at the start of a program, before large arrays are made. It concerns the whole process, so the library does
-    not do it on import.
+    glibc unmaps freed arrays of more than 128 KiB (at most 32 MiB), so that every training step maps, faults in and
+    zeroes the same pages again, half of its time on images of a few MB. Call it before large arrays are made.
 
     Returns
     -------
     bool
-        True if both limits were set; False where the C library is not glibc.
+        False where the C library is not glibc.
 
     References
     ----------
@@ -32,7 +28,7 @@ def tune_allocator() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     library = ctypes.CDLL(None)
-    # Others (musl) have no mallopt, or one that does nothing.
+    # musl has no mallopt, or one that does nothing
     if not hasattr(library, "gnu_get_libc_version") or not hasattr(library, "mallopt"):
         return False
     kept = library.mallopt(_M_MMAP_THRESHOLD, _KEEP_BELOW_BYTES)

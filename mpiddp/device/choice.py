@@ -12,7 +12,7 @@ _index: int | None = None
 
 @functools.cache
 def cuda_fault() -> str | None:
-    """Return the reason why CuPy cannot be used in this process, or None. Imports CuPy, which takes a second."""
+    """Return why CuPy cannot be used in this process, or None; the import takes a second."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'mpiddp[cuda12]' or 'mpiddp[cuda13]', whichever your driver has"
     try:
@@ -32,19 +32,12 @@ def device_count() -> int:
 
 
 def set_device(index: int) -> None:
-    """Choose this process's GPU (``torch.cuda.set_device``).
-
-    Without a GPU the index is only remembered: one script runs on both.
+    """Choose this process's GPU (``torch.cuda.set_device``); without GPUs only remember the number.
 
     Parameters
     ----------
     index : int
-        Number of the device, usually the local rank modulo the number of visible devices.
-
-    Raises
-    ------
-    ValueError
-        If it is negative, or no such device is visible.
+        Number of a visible device.
     """
     global _index
     if isinstance(index, bool) or not isinstance(index, int):
@@ -67,10 +60,7 @@ def current_device() -> int:
 
 
 def choose(local_rank: int) -> None:
-    """Choose a rank's GPU by its local rank, unless the program has chosen one or allocated on one.
-
-    Does nothing if CuPy is not in use.
-    """
+    """Choose a GPU by the local rank, unless CuPy is not in use or the program has chosen or used one."""
     if not in_use() or _index is not None:
         return
     cupy = importlib.import_module("cupy")
@@ -86,8 +76,7 @@ def in_use() -> bool:
 def device_uuid() -> bytes:
     """Return the identity of the current device, unique over nodes and containers.
 
-    CuPy cuts the UUID at its first zero byte. The bus id tells devices of a node apart where too little is left; parts
-    of one device, which share their bus id, differ by their UUIDs.
+    UUIDs tell parts of one device apart, which share a bus id; but CuPy cuts a UUID at its first zero byte.
     """
     runtime = importlib.import_module("cupy").cuda.runtime
     device = runtime.getDevice()
@@ -96,7 +85,7 @@ def device_uuid() -> bytes:
 
 
 def forget() -> None:
-    """Forget the choice: for tests."""
+    """Forget the choice, for tests."""
     global _index
     _index = None
     cuda_fault.cache_clear()

@@ -1,4 +1,4 @@
-"""Asynchronous copies between device and host."""
+"""Asynchronous copies of contiguous arrays between device and host."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def _copy(target: int, source: int, nbytes: int, kind: str, stream: Any) -> None
 
 
 def down(host: Array, x: Array, stream: Any) -> None:
-    """Copy the bytes of ``x``, contiguous and on a device, to pinned memory at least as long."""
+    """Copy an array to pinned memory at least as long."""
     _copy(host.ctypes.data, x.data.ptr, x.nbytes, "DeviceToHost", stream)  # type: ignore[attr-defined]
 
 
 def up(x: Array, host: Array, stream: Any) -> None:
-    """Copy pinned memory to all bytes of ``x``, contiguous and on a device."""
+    """Copy pinned memory to an array."""
     _copy(x.data.ptr, host.ctypes.data, x.nbytes, "HostToDevice", stream)  # type: ignore[attr-defined]
 
 
 def across(target: Array, source: Array, stream: Any) -> None:
-    """Copy between contiguous arrays; each may lie in a peer's memory, or in host memory that kernels can use."""
+    """Copy between arrays in device memory, a peer's included, or registered host memory."""
     _copy(target.data.ptr, source.data.ptr, source.nbytes, "Default", stream)  # type: ignore[attr-defined]

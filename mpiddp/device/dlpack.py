@@ -13,31 +13,20 @@ from .namespace import expect_bfloat16
 
 
 def is_read_only(x: Any) -> bool:
-    """Return True if the owner of GPU memory forbids writes, which CuPy's arrays cannot say.
+    """Return True if the owner of GPU memory forbids writes.
 
-    The CUDA array interface says it; DLPack before 1.0, which most libraries export, does not.
+    CuPy's arrays cannot say it, nor can DLPack before 1.0; the CUDA array interface does.
     """
-    with contextlib.suppress(Exception):  # errors of its library, where the interface does not know the dtype
+    with contextlib.suppress(Exception):  # its library's errors, where the interface does not know the dtype
         return bool(x.__cuda_array_interface__["data"][1])
     return False
 
 
 def adopt(x: Any) -> Array:
-    """Return a CuPy array over the GPU memory of ``x``.
+    """Return a CuPy array over the memory of an object with ``__dlpack__`` or ``__cuda_array_interface__``.
 
-    Both protocols order kernels of its library, on its current stream, before CuPy's on CuPy's current stream. Nothing
-    orders the other direction: writes on CuPy's stream are seen by the other library on the same stream, such as the
-    default one, and on other streams after a synchronisation.
-
-    Parameters
-    ----------
-    x : object
-        With ``__dlpack__``, or with ``__cuda_array_interface__``.
-
-    Raises
-    ------
-    TypeError
-        If CuPy cannot be used in this process, or knows no bfloat16 and that is what it is.
+    Its library's current stream is ordered before CuPy's, not after it: writes by CuPy are seen on the same stream,
+    such as the default one, and elsewhere after a synchronisation.
     """
     fault = cuda_fault()
     if fault is not None:

@@ -1,8 +1,7 @@
 """Half precision: float16 and bfloat16 (of ml_dtypes, kind ``V``), and fast conversions on the host.
 
-NumPy converts one number at a time and raises a floating-point flag for each that is below float16's normal range, as
-gradients are: 98 ns for a gradient of 1e-5 on one EPYC core, 3 ns here; back 12 ns, and 1.3 ns here. The bits are the
-same: rounded to nearest, ties to even.
+NumPy raises a floating-point flag for each number below float16's normal range, as gradients are: 98 ns for 1e-5 on one
+EPYC core, 3 ns here; back 12 ns, and 1.3 ns here. The bits are equal: nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from mpiddp.typing import Array, DTypeLike
 from .namespace import expect_known, is_device_array
 
 _CHUNK = 1 << 15
-"""Elements at a time: intermediate results stay in the cache."""
+"""Elements at a time, so that intermediate results stay in the cache."""
 _SINGLE, _HALF = np.dtype(np.float32), np.dtype(np.float16)
 _INFINITY = 0x7F80_0000
-"""Bits of float32's infinity: its exponent; a NaN, without sign, has more."""
+"""Bits of float32's infinity; a NaN, without sign, has more."""
 _BEYOND = 143 << 23
 """Bits of 65,536, the first power of two that is infinite in float16."""
 _LEAST_NORMAL = 113 << 23
 """Bits of 2 ** -14, float16's smallest normal number."""
 _TO_ULP = 13 << 23
-"""Turns 2 ** e into the number whose last bit, in float32, is float16's last bit at 2 ** e: 2 ** (e - 10)."""
+"""Turns 2 ** e into 2 ** (e + 13), whose last bit in float32 is float16's at 2 ** e."""
 
 
 def assign(target: Array, source: Array) -> None:
-    """Do ``target[...] = source`` for arrays of equal shape, fast from float32 to float16 and back."""
+    """Do ``target[...] = source`` for equal shapes, fast between float32 and float16."""
     kinds = source.dtype, target.dtype
     if kinds not in ((_SINGLE, _HALF), (_HALF, _SINGLE)) or not _is_plain(source) or not _is_plain(target):
         target[...] = source
@@ -41,7 +40,7 @@ def assign(target: Array, source: Array) -> None:
 
 
 def converted(x: Array, dtype: DTypeLike) -> Array:
-    """Return ``x.astype(dtype)``, fast from float32 to float16 and back."""
+    """Return ``x.astype(dtype)``, fast between float32 and float16."""
     if is_device_array(x):
         expect_known(dtype)
         return x.astype(dtype)
@@ -49,7 +48,7 @@ def converted(x: Array, dtype: DTypeLike) -> Array:
         return x.astype(dtype)
     axes = sorted(range(x.ndim), key=lambda axis: -x.strides[axis])
     lying = x.transpose(axes)
-    if not lying.flags.c_contiguous:  # a view with gaps, or that repeats
+    if not lying.flags.c_contiguous:  # with gaps or repetitions
         with np.errstate(over="ignore", under="ignore"):
             return x.astype(dtype)
     result: Array = np.empty(lying.shape, dtype)
@@ -71,7 +70,7 @@ def _widen(source: Array, target: Array) -> None:
     bits, table = source.view(np.uint16), _table()
     for start in range(0, len(bits), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        # mode: with the default one NumPy writes to a copy first, because an index might be wrong.
+        # The default mode writes to a copy first.
         np.take(table, bits[chunk], out=target[chunk], mode="clip")
 
 
@@ -80,7 +79,7 @@ def _narrow(source: Array, target: Array) -> None:
 
     References
     ----------
-    F. Giesen, "float->half variants" (2012); its magic number is for subnormal results only.
+    F. Giesen, "float->half variants" (2012), there for subnormal results.
     """
     bits, result = source.view(np.int32), target.view(np.int16)
     scratch = np.empty((3, min(_CHUNK, len(bits))), np.int32)
@@ -97,7 +96,7 @@ def _narrow(source: Array, target: Array) -> None:
         np.bitwise_and(exponent, _INFINITY, out=exponent)
         np.add(exponent, _TO_ULP, out=total)
         np.add(size.view(_SINGLE), total.view(_SINGLE), out=total.view(_SINGLE))
-        # The fraction is what the addition has added to the large number's bits; the exponent's place is 13 bits lower.
+        # The addition leaves the fraction in the large number's bits; the exponent belongs 13 bits lower.
         np.subtract(total, exponent, out=total)
         np.right_shift(exponent, 13, out=exponent)
         np.add(total, exponent, out=total)
@@ -114,10 +113,10 @@ def is_half(x: Array) -> bool:
 
 
 def widened(x: Array) -> Array:
-    """Return an array of half precision as float32, and any other as it is."""
+    """Return half precision as float32, other arrays as they are."""
     return converted(x, np.float32) if is_half(x) else x
 
 
 def sum_dtype(x: Array) -> type | None:
-    """Return the dtype to add up in, None for NumPy's own: float16 overflows, and bfloat16 stops growing at 256."""
+    """Return the dtype of sums, None for NumPy's own: float16 overflows, and bfloat16 stops growing at 256."""
     return np.float32 if is_half(x) else None

@@ -1,8 +1,7 @@
-"""CUDA IPC: device memory that other processes map; and host memory that kernels use.
+"""CUDA IPC: device memory that other processes map, from cudaMalloc and not from CuPy's pool.
 
-The memory comes from cudaMalloc, in multiples of the 2 MiB that a handle exports at least, and its owner frees it.
-CuPy's pool would not do: it hands out parts of larger allocations, whose handle exports all that lies beside them, and
-takes memory back while others may still map it.
+A handle exports a whole allocation, 2 MiB at least, of which the pool hands out parts and which it reuses while others
+map it.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ def _cuda() -> Any:
 
 
 class Memory:
-    """Device memory outside of CuPy's pool; freed when the last array over it is gone.
+    """Device memory outside of CuPy's pool, freed with the last array over it.
 
     Parameters
     ----------
     nbytes : int
-        At least; rounded up to `GRANULE_BYTES`.
+        Rounded up to `GRANULE_BYTES`.
     device : int
-        Number of the device, which need not be current.
+        Number of the device, not necessarily current.
 
     Raises
     ------
     RuntimeError
-        If the device has not so much, even after CuPy's pool has freed its unused blocks.
+        Not enough memory, even after CuPy's pool has freed its unused blocks.
     """
 
     def __init__(self, nbytes: int, device: int) -> None:
@@ -48,10 +47,9 @@ class Memory:
                 importlib.import_module("cupy").get_default_memory_pool().free_all_blocks()
                 self._memory = _cuda().Memory(self.nbytes)
         self.start = int(self._memory.ptr)
-        """Address of its first byte."""
 
     def handle(self) -> bytes:
-        """Return the handle by which another process opens it, 64 bytes; RuntimeError where that is not possible."""
+        """Return the 64 bytes by which another process opens it; RuntimeError where impossible."""
         with at(self.device):
             return bytes(_cuda().runtime.ipcGetMemHandle(self.start))
 
@@ -60,7 +58,7 @@ HANDLE_BYTES = 64
 
 
 def open_handle(handle: bytes, device: int) -> int:
-    """Map another process's memory for a device; return its address here, RuntimeError where that is not possible."""
+    """Map another process's memory for a device; return its address here, RuntimeError where impossible."""
     with at(device):
         return int(_cuda().runtime.ipcOpenMemHandle(handle))
 
@@ -72,10 +70,7 @@ def close_handle(start: int, device: int) -> None:
 
 
 def array(start: int, nbytes: int, owner: object, device: int) -> Array:
-    """Return memory at an address as an array of bytes of a device, which keeps ``owner``.
-
-    The address may be that of a peer's memory, mapped for this device, or of registered host memory.
-    """
+    """Return memory of the device, of a peer or of the host (registered) as bytes of a device; they keep ``owner``."""
     cuda, cupy = _cuda(), importlib.import_module("cupy")
     memory = cuda.UnownedMemory(start, nbytes, owner, device)
     made: Array = cupy.ndarray((nbytes,), dtype="uint8", memptr=cuda.MemoryPointer(memory, 0))
@@ -88,7 +83,7 @@ def address(x: Array) -> int:
 
 
 def reads_host_memory(device: int) -> bool:
-    """Return whether kernels of a device may use registered host memory at the host's own addresses."""
+    """Return True if kernels may use registered host memory at the host's addresses."""
     return bool(_cuda().runtime.deviceGetAttribute(_HOST_POINTERS, device))
 
 

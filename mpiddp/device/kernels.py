@@ -1,7 +1,6 @@
-"""The kernel that folds the ranks' rows on a device in one pass.
+"""The kernel that reduces the ranks' rows in one pass, in row order, float16 and bfloat16 in float32.
 
-Each thread reads its element of every row, combines them in the order of the rows, float16 and bfloat16 in float32, and
-writes the result to every output. Rows and outputs may be memory of other processes, mapped here.
+Rows and outputs may be mapped memory of other processes.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import numpy as np
 from mpiddp.typing import Array
 
 MOST_ROWS = 16
-"""More rows than these, and as many outputs, would not fit into a kernel's parameters together."""
+"""The limit of a kernel's parameters: so many rows, and as many outputs."""
 
 _HALVES = ("float16", "bfloat16")
-"""Types whose bits come to the kernel as uint16: which header defines them depends on CuPy's version."""
+"""Passed as uint16: the header with the type depends on CuPy's version."""
 
-# MIN and MAX give NaN where one is NaN. Sums of booleans are "or", products are "and".
+# MIN and MAX give NaN where one is NaN; sums of booleans are "or", products "and".
 PREAMBLE = """
 template<typename T> __device__ T add(T a, T b) { return a + b; }
 template<> __device__ bool add(bool a, bool b) { return a || b; }
@@ -42,7 +41,7 @@ __device__ unsigned short to_float16(float x) {
     return y;
 }
 """
-# Round to nearest, ties to even, by adding half a unit of the last place before the low bits are cut off.
+# To nearest, ties to even: half a unit of the last place is added before the low bits are cut off.
 _BFLOAT16 = """
 __device__ float from_bfloat16(unsigned short x) { return __uint_as_float((unsigned int)x << 16); }
 __device__ unsigned short to_bfloat16(float x) {
@@ -62,7 +61,7 @@ def source(
     divided: bool,
     narrow: tuple[bool, bool] = (True, True),
 ) -> dict[str, str]:
-    """Return the arguments of ``cupy.ElementwiseKernel`` for a kernel.
+    """Return the arguments of ``cupy.ElementwiseKernel``.
 
     Parameters
     ----------
@@ -71,11 +70,11 @@ def source(
     combine : str
         The function of two elements, by NumPy's name.
     rows, outs : int
-        Numbers of arrays that it reads and writes.
+        Numbers of inputs and outputs.
     factored, divided : bool
-        True for a factor of each row, and for a divided result.
+        A factor for each row; a divisor for the result.
     narrow : tuple of bool
-        True for rows, and for outputs, of a half type that are of that type; they are float32 otherwise.
+        False for rows, and for outputs, that are float32 in place of a half type.
     """
     reads_half, writes_half = (name in _HALVES and each for each in narrow)
     wide = "float32" if name in _HALVES else name
@@ -111,21 +110,20 @@ def fold(
     divisor: int = 1,
     factors: Sequence[float] | None = None,
 ) -> None:
-    """Combine ``rows`` in their order and write the result to all ``outs``, on ``stream``.
+    """Combine ``rows`` in their order into all ``outs``.
 
     Parameters
     ----------
     combine : str
         ``"add"``, ``"multiply"``, ``"minimum"``, ``"maximum"``, ``"bitwise_and"``, ``"bitwise_or"``, ``"bitwise_xor"``.
     rows, outs : sequences of arrays
-        At most `MOST_ROWS` of each; flat, of equal length and dtype. An output may be one of the rows. Of a half type
-        either may be float32 instead: only the last sum is rounded.
+        At most `MOST_ROWS` of each; flat, of equal length and dtype. An output may be a row. Either may be float32 in
+        place of a half type: only the last sum is rounded.
     stream : cupy.cuda.Stream
-        The stream of the kernel.
     divisor : int, default 1
         The divisor of the result.
     factors : sequence of float, optional
-        The factor of each row.
+        One for each row.
     """
     if not rows[0].size:
         return

@@ -1,7 +1,6 @@
-"""The array namespace (``xp``): the module whose functions work on an array.
+"""The array namespace (``xp``) of an array, as in array-api-compat.
 
-CuPy is looked up in ``sys.modules``: none of its arrays exists before it is imported, so a process on the host never
-pays for the import (as in array-api-compat).
+CuPy is looked up in ``sys.modules``, so a process on the host never imports it.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from mpiddp.typing import Array, DTypeLike
 
 
 def is_device_array(x: object) -> bool:
-    """Return whether ``x`` is a CuPy array."""
+    """Return True for a CuPy array."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(x, cupy.ndarray)
 
 
 def array_namespace(x: object) -> Any:
-    """Return the module, ``numpy`` or ``cupy``, whose functions work on ``x``."""
+    """Return ``numpy`` or ``cupy``, whichever ``x`` belongs to."""
     return sys.modules["cupy"] if is_device_array(x) else np
 
 
@@ -30,7 +29,7 @@ _FIRST_WITH_BFLOAT16 = 14
 
 
 def expect_bfloat16() -> None:
-    """Raise `TypeError` if CuPy has no kernels for bfloat16; messages and sums in shared memory need none of them."""
+    """Raise `TypeError` if CuPy has no kernels for bfloat16; messages and sums in shared memory need none."""
     version = importlib.import_module("cupy").__version__
     if int(version.split(".")[0]) < _FIRST_WITH_BFLOAT16:
         raise TypeError(
@@ -40,7 +39,7 @@ def expect_bfloat16() -> None:
 
 
 def expect_known(dtype: DTypeLike) -> None:
-    """Raise `TypeError` if CuPy is too old for a dtype; see `expect_bfloat16`."""
+    """Raise `TypeError` if CuPy is too old for a dtype."""
     kind = np.dtype(dtype)
     if kind.kind == "V" and kind.name == "bfloat16":
         expect_bfloat16()

@@ -1,9 +1,4 @@
-"""NCCL by way of CuPy: collectives between GPUs, on a stream.
-
-References
-----------
-NVIDIA, NCCL user guide; ``cupy.cuda.nccl``.
-"""
+"""NCCL through ``cupy.cuda.nccl``: collectives between GPUs, on a stream."""
 
 from __future__ import annotations
 
@@ -25,13 +20,13 @@ _OPERATIONS = {"SUM": "SUM", "AVG": "SUM", "PREMUL_SUM": "SUM", "PRODUCT": "PROD
 
 def _nccl() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy warns where the library is missing; `fault` says it in our words
+        warnings.simplefilter("ignore")  # CuPy warns where the library is missing; so does `fault`
         return importlib.import_module("cupy.cuda.nccl")
 
 
 @functools.cache
 def fault() -> str | None:
-    """Return the reason why NCCL cannot be used in this process, or None."""
+    """Return why NCCL cannot be used in this process, or None."""
     text = cuda_fault()
     if text is None and not _nccl().available:
         text = "CuPy cannot load the NCCL library: pip install nvidia-nccl-cu12, or -cu13, whichever CUDA CuPy is for"
@@ -44,34 +39,29 @@ def unique_id() -> Any:
 
 
 def reduces(dtype: np.dtype[Any], name: str) -> bool:
-    """Return whether NCCL's reduction is that of mpiddp.
+    """Return True if NCCL's reduction is mpiddp's.
 
-    Its MIN and MAX of floating point lose a NaN, and it has no reduction of bits or of booleans.
+    Its MIN and MAX of floating point lose a NaN; it has none of bits or booleans.
     """
     extreme = name in ("MIN", "MAX")
     return dtype.name in _KINDS and name in _OPERATIONS and not (extreme and dtype.kind not in "iu")
 
 
 class Communicator:
-    """NCCL's communicator of a group.
+    """NCCL's communicator of a group, made and destroyed by all ranks together, each with its GPU current.
 
-    All ranks make it together, each with its own GPU current, and destroy it together. Its calls queue a kernel on
-    ``stream`` and return; their order is the same on all ranks.
+    Calls queue a kernel on ``stream``, in one order on all ranks.
 
     Parameters
     ----------
-    size : int
-        Number of ranks.
+    size, rank : int
     number : object
-        From `unique_id`, of one of them.
-    rank : int
-        This rank.
+        From `unique_id` of one rank.
     """
 
     def __init__(self, size: int, number: Any, rank: int) -> None:
         self.size, self.rank = size, rank
         self.device = here()
-        """Number of the GPU of this rank."""
         self._nccl = _nccl()
         self._comm = self._nccl.NcclCommunicator(size, number, rank)
 
@@ -81,26 +71,26 @@ class Communicator:
         self._comm.broadcast(pointer, pointer, x.nbytes, self._nccl.NCCL_UINT8, root, stream.ptr)
 
     def all_gather(self, output: Array, x: Array, stream: Any) -> None:
-        """Copy every rank's ``x`` to all ranks, one after the other into ``output``."""
+        """Copy every rank's ``x``, in rank order, into ``output`` of all."""
         self._comm.allGather(_pointer(x), _pointer(output), x.nbytes, self._nccl.NCCL_UINT8, stream.ptr)
 
     def all_reduce(self, x: Array, name: str, stream: Any) -> None:
-        """Reduce ``x`` over all ranks, in place; an average is a sum here."""
+        """Reduce ``x`` in place; an average is a sum here."""
         pointer = _pointer(x)
         self._comm.allReduce(pointer, pointer, x.size, self._kind(x), self._operation(name), stream.ptr)
 
     def reduce(self, output: Array | None, x: Array, name: str, root: int, stream: Any) -> None:
-        """Reduce ``x`` over all ranks into root's ``output``, which may be ``x``; the other ranks have none."""
+        """Reduce ``x`` into root's ``output``, None elsewhere; it may be ``x``."""
         target = 0 if output is None else _pointer(output)
         self._comm.reduce(_pointer(x), target, x.size, self._kind(x), self._operation(name), root, stream.ptr)
 
     def reduce_scatter(self, output: Array, x: Array, name: str, stream: Any) -> None:
-        """Reduce ``x``, of equal blocks, over all ranks and leave block r in rank r's ``output``."""
+        """Reduce ``x``, of equal blocks, and leave block r in rank r's ``output``."""
         ends = _pointer(x), _pointer(output)
         self._comm.reduceScatter(*ends, output.size, self._kind(x), self._operation(name), stream.ptr)
 
     def destroy(self) -> None:
-        """Free it; all ranks call, when nothing is pending."""
+        """Free it on all ranks, with nothing pending."""
         self._comm.destroy()
 
     def abort(self) -> None:
@@ -119,5 +109,5 @@ def _pointer(x: Array) -> int:
 
 
 def forget() -> None:
-    """Forget the fault: for tests."""
+    """Forget the fault, for tests."""
     fault.cache_clear()

@@ -1,7 +1,4 @@
-"""Pinned host memory, which a device copies from and to while the host goes on.
-
-Pinning costs as much as several copies, so pinned memory is kept, in pieces of powers of two.
-"""
+"""Pinned host memory for asynchronous copies, kept in powers of two: pinning costs as much as several copies."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _lent: deque[tuple[Mark, Array]] = deque()
 
 
 def take(nbytes: int) -> Array:
-    """Return pinned memory of at least ``nbytes``, as an array of bytes; `give` it back after use."""
+    """Return pinned memory of at least ``nbytes`` as bytes; `give` it back after use."""
     size = max(_SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
     with contextlib.suppress(IndexError):  # threads that load data take memory too
         return _free[size].pop()
@@ -31,23 +28,23 @@ def take(nbytes: int) -> Array:
 
 
 def give(memory: Array) -> None:
-    """Take back memory from `take`; no copy from or to it may be pending."""
+    """Take back memory from `take` without pending copies."""
     _free[memory.size].append(memory)
 
 
 def give_when(reached: Mark, memory: Array) -> None:
-    """Take back memory from `take` once a mark behind the last copy from or to it has been reached."""
+    """Take back memory from `take` when a mark behind its last copy is reached."""
     _lent.append((reached, memory))
     while _lent and _lent[0][0].Test():
         give(_lent.popleft()[1])
 
 
 def register(start: int, nbytes: int) -> str:
-    """Pin existing memory; return the reason why that was not possible, or an empty string.
+    """Pin existing memory, for kernels at its own address; return why that is impossible, or "".
 
     References
     ----------
-    cudaHostRegister, with the flags portable and mapped: kernels may read it at its own address.
+    cudaHostRegister, portable and mapped.
     """
     cupy = importlib.import_module("cupy")
     try:
@@ -66,6 +63,6 @@ _PORTABLE, _MAPPED = 1, 2
 
 
 def forget() -> None:
-    """Drop all memory that is not in use."""
+    """Drop all unused memory."""
     _free.clear()
     _lent.clear()

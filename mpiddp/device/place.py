@@ -1,6 +1,6 @@
 """Places: a device by its number, or the host as None.
 
-CuPy works and allocates on the device that is current in a thread, wherever its arguments lie.
+CuPy works on the thread's current device, wherever its arguments lie.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from .stream import follow, hold, ready
 from .transfer import download
 
 Place = int | None
-"""Number of a device; None is the host."""
 
 
 def _cupy() -> Any:
@@ -26,7 +25,7 @@ def _cupy() -> Any:
 
 
 def here() -> int:
-    """Return the number of the device that is current in this thread."""
+    """Return the number of this thread's current device."""
     return int(_cupy().cuda.runtime.getDevice())
 
 
@@ -36,10 +35,10 @@ def place_of(x: Array) -> Place:
 
 
 def moved(x: Array, place: Place) -> Array:
-    """Return a copy of an array at another place, in C order; the array itself if it lies there.
+    """Return a copy at another place, in C order; ``x`` itself if it lies there.
 
-    The host waits only for a copy to itself. Between devices, the copy's device waits for the work that ``x`` comes
-    from, and the memory of ``x`` is not reused before it is copied.
+    The host waits only for a copy to itself. Between devices, streams wait: the copy for ``x``, and reuse of its memory
+    for the copy.
     """
     if place_of(x) == place:
         return x
@@ -60,13 +59,13 @@ def moved(x: Array, place: Place) -> Array:
 
 
 def current_stream(place: Place) -> Any:
-    """Return the stream that is current at a place in this thread; None on the host."""
+    """Return a place's current stream in this thread; None on the host."""
     return None if place is None else _cupy().cuda.get_current_stream(place)
 
 
 @contextlib.contextmanager
 def at(place: Place, stream: Any = None) -> Iterator[None]:
-    """Make a device current in this thread, and a stream of it if one is given; on the host do nothing."""
+    """Make a device, and a stream of it if given, current in this thread; on the host do nothing."""
     if place is None:
         yield
         return
@@ -75,14 +74,14 @@ def at(place: Place, stream: Any = None) -> Iterator[None]:
 
 
 def stand_at(x: object) -> None:
-    """Make the device of an array current in this thread until something else does; on the host do nothing."""
+    """Make the device of an array current in this thread from now on; on the host do nothing."""
     if is_device_array(x):
         x.device.use()  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def returning() -> Iterator[None]:
-    """Make the device that is current in this thread current again afterwards, wherever `stand_at` went meanwhile."""
+    """Restore this thread's current device afterwards, after any `stand_at`."""
     if not in_use():
         yield
         return

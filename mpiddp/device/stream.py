@@ -1,8 +1,6 @@
-"""Streams and marks: the points in them that an operation waits for.
+"""Streams, and marks in them, for which operations wait in place of synchronising the device.
 
-An operation waits for earlier work by an event, never by synchronising the device: `mark` records one, and the `Mark`
-that it returns has ``Test()`` and ``Wait()`` as MPI's requests have, so that an algorithm can yield it. The work of an
-operation itself is done on streams of its own (`side`).
+A `Mark` has ``Test()`` and ``Wait()``, as MPI's requests have. Operations work on streams of their own (`side`).
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ def _cuda() -> Any:
 
 
 class Mark:
-    """A point in a stream: reached when all work before it is done.
+    """A point in a stream, reached when all work before it is done.
 
     Parameters
     ----------
     event : cupy.cuda.Event
-        Recorded at that point.
+        Recorded there.
     """
 
     __slots__ = ("event",)
@@ -39,38 +37,29 @@ class Mark:
         self.event = event
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Return whether it has been reached.
-
-        Raises
-        ------
-        CUDARuntimeError
-            If the device has failed, such as by a kernel's invalid access.
-        """
-        # Event.done does not tell a failed device from one at work.
+        """Return True if it has been reached; CUDARuntimeError if the device has failed."""
+        # Event.done does not tell a failed device from a busy one.
         status = _cuda().runtime.eventQuery(self.event.ptr)
         if status not in (_REACHED, _NOT_READY):
             self.event.synchronize()  # raises what it is
         return bool(status == _REACHED)
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until it has been reached.
-
-        Yields the core between tests: CUDA's own wait spins on a core that another rank may need.
-        """
+        """Block until it has been reached; yield the core meanwhile, which CUDA's own wait does not."""
         while not self.Test():
             os.sched_yield()
 
 
 def current(x: Array) -> Any:
-    """Return the stream that is current on the device of ``x``, where its last values were computed.
+    """Return the current stream of the device of ``x``.
 
-    Give it work only while that device is current: a default stream has the same address on all devices.
+    Use it only while that device is current: default streams of all devices have one address.
     """
     return _cuda().get_current_stream(x.device.id)  # type: ignore[attr-defined]
 
 
 def ready(x: Array) -> Mark:
-    """Return a mark behind the program's work on the device of ``x``, which need not be current."""
+    """Return a mark behind the program's work on the device of ``x``, current or not."""
     with _cuda().Device(x.device.id):  # type: ignore[attr-defined]
         return marked(current(x))
 
@@ -82,7 +71,7 @@ def hold(x: Array, reached: Mark) -> None:
 
 
 def side(role: str, x: Array) -> Any:
-    """Return the package's own stream for ``role`` on the device of ``x``, independent of the default stream."""
+    """Return the package's stream for ``role`` on the device of ``x``, independent of the default stream."""
     number = x.device.id  # type: ignore[attr-defined]
     made = _sides.get((role, number))
     if made is None:
@@ -98,13 +87,13 @@ def marked(stream: Any) -> Mark:
 
 
 def mark(stream: Any) -> Mark:
-    """Return a mark behind the work of ``stream``, a `side` one."""
-    with _cuda().Device(stream.device_id):  # an event belongs to the device that is current
+    """Return a mark behind the work of a `side` stream."""
+    with _cuda().Device(stream.device_id):  # an event belongs to the current device
         return marked(stream)
 
 
 def follow(stream: Any, reached: Mark) -> None:
-    """Let later work on ``stream``, a `side` one, wait for a mark of another."""
+    """Let later work on a `side` stream wait for a mark of another."""
     stream.wait_event(reached.event)
 
 
@@ -119,7 +108,7 @@ _PATIENCE_S = 1.0
 
 
 def idle(device: int) -> bool:
-    """Wait until the `side` streams of a device are done; return False if that takes long, or the device has failed."""
+    """Wait for a device's `side` streams; return False after `_PATIENCE_S`, or if the device has failed."""
     end = time.monotonic() + _PATIENCE_S
     try:
         reached = [mark(stream) for (_, number), stream in tuple(_sides.items()) if number == device]
@@ -133,21 +122,21 @@ def idle(device: int) -> bool:
 
 
 def drop(role: str) -> None:
-    """Forget the `side` streams for ``role``; their work is done all the same."""
+    """Forget the `side` streams for ``role``; their work goes on."""
     for key in [key for key in _sides if key[0] == role]:
         del _sides[key]
 
 
 @contextlib.contextmanager
 def on(stream: Any) -> Iterator[None]:
-    """Make ``stream``, a `side` one, and its device the current ones."""
+    """Make a `side` stream and its device current."""
     with _cuda().Device(stream.device_id), stream:
         yield
 
 
 @contextlib.contextmanager
 def external(pointer: int, device: int) -> Iterator[None]:
-    """Make a stream of another library, by its address, and its device the current ones."""
+    """Make another library's stream, by its address, and its device current."""
     cuda = _cuda()
     with cuda.Device(device), cuda.ExternalStream(pointer, device):
         yield

@@ -14,29 +14,27 @@ from .namespace import expect_known, is_device_array
 
 
 def upload(x: Array) -> Array:
-    """Return a copy of a host array on the current device; an array on a device as it is.
+    """Return a copy of a host array on the current device; device arrays, and all without a usable GPU, as they are.
 
-    Without a usable GPU the host array comes back as it is, so that one script runs on both.
-
-    The host may write to ``x`` after the call, unless ``x`` lies in pinned memory: CuPy copies it from there later.
+    The host may write to ``x`` afterwards, unless it is pinned: CuPy copies that later.
     """
     if is_device_array(x) or cuda_fault() is not None:
         return x
     expect_known(x.dtype)
     cupy = importlib.import_module("cupy")
-    with cupy.cuda.Device(current_device()):  # each thread has a current device of its own
+    with cupy.cuda.Device(current_device()):  # each thread has its own
         copy: Array = cupy.asarray(x)
     return copy
 
 
 def download(x: Array) -> np.ndarray[Any, Any]:
-    """Return a copy of a device's array on the host, when it has been computed; a host array as it is."""
+    """Return a finished copy of a device's array on the host; a host array as it is."""
     found: np.ndarray[Any, Any] = x.get() if is_device_array(x) else x  # type: ignore[attr-defined]
     return found
 
 
 def placed(value: Any, like: Array) -> Array:
-    """Return ``value``, an array or what makes one, where ``like`` is: on its device, or on the host."""
+    """Return ``value``, as an array, on the device of ``like``, or on the host."""
     if is_device_array(like):
         return importlib.import_module("cupy").asarray(value)  # type: ignore[no-any-return]
     return np.asarray(download(value))
