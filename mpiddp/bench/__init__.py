@@ -1,7 +1,6 @@
-"""Benchmarks: the cost of mpiddp's operations, beside plain MPI, one copy of the bytes, and Gloo.
+"""Benchmarks of mpiddp beside plain MPI, one copy of the bytes, and Gloo: ``python -m mpiddp bench`` and ``plot``.
 
-``python -m mpiddp bench`` and ``plot``; one module a command. The command line reads `cli` before NumPy is imported.
-This package may compare with torch.
+Modules are imported on first use; `cli` needs no NumPy.
 """
 
 from __future__ import annotations
@@ -11,5 +10,5 @@ from types import ModuleType
 
 
 def load(name: str) -> ModuleType:
-    """Import a module on first use: a command of this package, or an optional library."""
+    """Import a module of this package, or an optional library, on first use."""
     return importlib.import_module(name)

@@ -1,6 +1,6 @@
-"""The options of ``python -m mpiddp bench`` and ``plot``. Imports the standard library only, until a command runs.
+"""The options of ``python -m mpiddp bench`` and ``plot``; the standard library only, until a command runs.
 
-A benchmark is a module with ``run(arguments)``, which returns the exit code, and a row of `COMMANDS`.
+A benchmark is a row of `COMMANDS` and a module with ``run(arguments)``, which returns the exit code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EXAMPLE = "mpirun -np 4 python -m mpiddp bench"
 
 
 class Command(NamedTuple):
-    """A benchmark: its name, its module, its line in the list, and its options."""
+    """A benchmark in the list."""
 
     name: str
     module: str
@@ -207,13 +207,7 @@ COMMANDS = (
 
 
 def add_parser(commands: Any) -> None:
-    """Add ``bench`` and ``plot`` to the commands of ``python -m mpiddp``.
-
-    Parameters
-    ----------
-    commands : result of ``ArgumentParser.add_subparsers``
-        The list to add to.
-    """
+    """Add ``bench`` and ``plot`` to the result of ``ArgumentParser.add_subparsers``."""
     parser = commands.add_parser(
         "bench",
         help="measure operations, compare, tune, predict",
@@ -243,7 +237,6 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Run a command's module; the ranks of a node share its cores."""
     if hasattr(arguments, "factor"):
         try:
             arguments.sizes = size_range(arguments.begin, arguments.end, arguments.factor)

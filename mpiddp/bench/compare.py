@@ -1,10 +1,10 @@
 r"""``bench compare``: mpiddp beside plain mpi4py, one copy of the bytes, and Gloo, in one run.
 
-All contenders run in the same processes on arrays that are written anew before each call, and take turns. A ratio is
-the median of the rounds' ratios.
+All take turns in the same processes, on arrays written anew before each call. A ratio is the median of the rounds'
+ratios.
 
-mpi4py's column is MPI's default algorithm. MPICH's shared-memory all-reduce (release_gather) is refused to programs
-that ask for THREAD_MULTIPLE, as mpi4py and mpiddp do; a job of its own shows it, without mpiddp's watchdog::
+mpi4py's column is MPI's default algorithm. MPICH refuses its shared-memory all-reduce (release_gather) under
+THREAD_MULTIPLE, which mpi4py and mpiddp ask for; a job without mpiddp's watchdog shows it::
 
     MPI4PY_RC_THREAD_LEVEL=serialized MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM=release_gather \
         mpirun -np 2 python -m mpiddp bench compare all_reduce
@@ -41,7 +41,7 @@ RATIOS = (
 
 
 class Mpi4py(Contender):
-    """The MPI library's blocking calls by mpi4py, as a program without mpiddp writes them.
+    """The MPI library's blocking calls by mpi4py.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Mpi4py(Contender):
         self._comm = comm
 
     def prepare(self, b: Buffers) -> Call | None:
-        """Return the operation on these arrays as a call; None if MPI does not define it."""
+        """Return the operation on these arrays; None if MPI does not define it."""
         comm, x, output, root = self._comm, b.x, b.output, b.root
         op = mpi_op(b.dtype, reduce_op(b.op))
         if op is None or b.dtype.kind not in "biufc":
@@ -63,7 +63,6 @@ class Mpi4py(Contender):
         share = b.dtype.type(1 / b.size) if b.op == "avg" else None
 
         def reduce_with(call: Call) -> Call:
-            """Divide the sum, for an average."""
             return call if share is None else lambda: (call(), np.multiply(output, share, out=output))
 
         here = b.rank == root
@@ -85,14 +84,9 @@ class Mpi4py(Contender):
 
 
 class Memcpy(Contender):
-    """One copy of S bytes from the operation's array to another, by all ranks at once.
+    """One copy of S bytes from the operation's array to another, by all ranks at once: the bound of memory.
 
-    The bound that memory sets. The barrier at its end counts: ranks that share a core copy one after the other.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        A communicator of its own.
+    The barrier at its end counts: ranks that share a core copy one after the other.
     """
 
     name = "memcpy"
@@ -101,7 +95,7 @@ class Memcpy(Contender):
         self._comm = comm
 
     def prepare(self, b: Buffers) -> Call | None:
-        """Return the copy as a call; None for an operation without arrays."""
+        """Return the copy; None for an operation without arrays."""
         if not b.total_bytes:
             return None
         source = max(b.x, b.output, key=lambda array: array.nbytes)
@@ -115,7 +109,7 @@ class Memcpy(Contender):
 
 
 class Measured(NamedTuple):
-    """A contender at one size: its points, and its median time in each round in seconds."""
+    """A contender at one size; medians of the rounds in seconds."""
 
     point: Point
     rounds: list[float]
@@ -142,7 +136,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace, kind: np.dtype[Any]) -> list[Series]:
-    """Measure all contenders and print a line for each size."""
     operation = arguments.operation
     swept = [0] if operation == "barrier" else arguments.sizes
     shared = symmetric(max(swept) + here.size * kind.itemsize)
@@ -180,7 +173,6 @@ def _line(size: str, times: list[str], ratios: list[str], algorithm: str) -> str
 
 
 def _ratio(measured: dict[str, Measured], slow: str, fast: str) -> str:
-    """Return the time of one divided by that of the other."""
     if slow not in measured or fast not in measured:
         return "-"
     pairs = zip(measured[slow].rounds, measured[fast].rounds, strict=True)
@@ -190,7 +182,6 @@ def _ratio(measured: dict[str, Measured], slow: str, fast: str) -> str:
 def _measure(
     here: Bench, entered: list[tuple[Contender, Buffers]], arguments: argparse.Namespace
 ) -> dict[str, Measured]:
-    """Let all contenders take turns at one size, then check their results."""
     ways: dict[str, Way] = {}
     for contender, buffers in entered:
         buffers.reset()

@@ -1,10 +1,10 @@
 """``bench ddp``: training steps under DistributedDataParallel, alone, and under torch's DDP on Gloo, in turns.
 
-The same networks on batches of the same size, by SGD with momentum. Every step computes new gradients.
+Equal networks and batch sizes, SGD with momentum, new gradients in every step.
 
-alone     the step with gradients that stay on the rank (``no_sync``)
-ddp       the step with gradients averaged over all ranks
-exposed   the time of it in which backward only waits
+alone     the step without communication (``no_sync``)
+ddp       the step with averaged gradients
+exposed   its time in which backward only waits
 torch     torch's DistributedDataParallel on Gloo
 """
 
@@ -31,7 +31,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": MLP,
     "mlp-wide": lambda: MLP(hidden=2048),
 }
-"""The networks: the tutorial's convolutions, 784-256-256-10 and 784-2048-2048-10."""
+"""The tutorial's convolutions, 784-256-256-10 and 784-2048-2048-10."""
 
 _ADDED = ("ddp/alone", "ddp/torch")
 
@@ -51,7 +51,7 @@ class Ours:
     network : str
         One of `NETWORKS`.
     batch : Batch
-        The batch of every step.
+        Of every step.
     process_group : ProcessGroup, optional
         The ranks; all by default.
     """

@@ -1,7 +1,6 @@
-"""Gloo, by way of torch.distributed: in the same processes, on the same arrays, and under torch's DDP.
+"""Gloo by torch.distributed, in the same processes on the same arrays, and under torch's DDP.
 
-The one module here that imports torch; `compare` and `ddp` load it if torch is installed. MPI tells the ranks their
-numbers and the address of their meeting.
+The one module here that imports torch. MPI gives the ranks their numbers and an address.
 """
 
 from __future__ import annotations
@@ -61,20 +60,14 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {"net": Net, "mlp": lambda: _mlp(
 
 
 class Gloo(Contender):
-    """``torch.distributed`` with the backend "gloo". Collective.
-
-    Parameters
-    ----------
-    job : Bench
-        The ranks.
-    """
+    """``torch.distributed`` on the ranks of ``job``, with the backend "gloo". Collective."""
 
     name = "gloo"
 
     def __init__(self, job: Bench) -> None:
         torch.set_num_threads(1)
         one_node = len(set(job.world.nodes)) == 1
-        if one_node:  # the host's name may not resolve, or to an address that is not here
+        if one_node:  # the host's name may not resolve, or to an address elsewhere
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         host = "127.0.0.1" if one_node else job.world.hosts[0]
         store: Any = None
@@ -86,7 +79,7 @@ class Gloo(Contender):
         td.init_process_group("gloo", store=store, rank=job.rank, world_size=job.size, timeout=_TIMEOUT)
 
     def prepare(self, b: Buffers) -> Call | None:
-        """Return the operation on tensors that share the arrays' memory; None if Gloo has none for the dtype."""
+        """Return the operation on tensors over the arrays; None if Gloo has none for the dtype."""
         try:
             x, output = torch.from_numpy(b.x), torch.from_numpy(b.output)
         except TypeError:  # a dtype that torch does not know
@@ -95,7 +88,7 @@ class Gloo(Contender):
             return None
         op = getattr(td.ReduceOp, b.op.upper())
         root, here = b.root, b.rank == b.root
-        # torch 2.13 calls these two by new names, and warns of the old ones.
+        # Older names give warnings in torch 2.13.
         gather = getattr(td, "all_gather_single", td.all_gather_into_tensor)
         reduce_scatter = getattr(td, "reduce_scatter_single", td.reduce_scatter_tensor)
         parts = [torch.from_numpy(part) for part in b.blocks(b.x if b.operation == "scatter" else b.output)]
@@ -140,7 +133,6 @@ class Gloo(Contender):
 
 
 def _around(b: Buffers, x: torch.Tensor, output: torch.Tensor) -> None:
-    """Send to the next rank and receive from the one before."""
     sent = td.isend(x, (b.rank + 1) % b.size)
     td.recv(output, (b.rank - 1) % b.size)
     assert sent is not None

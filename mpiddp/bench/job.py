@@ -33,7 +33,6 @@ class Bench:
     Attributes
     ----------
     rank, size : int
-        This rank, and the number of ranks.
     comm : MPI.Intracomm
         All ranks, for plain MPI.
     clock : Clock
@@ -92,7 +91,7 @@ class Bench:
         return None
 
     def environment(self) -> dict[str, Any]:
-        """Describe the machine and the libraries, for a comparison with others."""
+        """Describe the machine and the libraries."""
         cores = self.comm.allgather(settings.core_mask())
         return {
             "mpi": library_name(),
@@ -126,13 +125,13 @@ def header(environment: dict[str, Any]) -> str:
 
 
 def _mpi_build() -> list[str]:
-    """Return the lines of the library's version text that tell builds apart."""
+    """Return the lines of the library's version that tell builds apart."""
     lines = [" ".join(line.split()) for line in MPI.Get_library_version().splitlines()]
     return lines[:1] + [line for line in lines if line.startswith("MPICH Device")]
 
 
 def _mpi_settings() -> dict[str, str]:
-    """Return the variables that choose MPI's algorithms, transports and level of threads."""
+    """Return the variables for MPI's algorithms, transports and threads."""
     prefixes = ("MPIR_CVAR_", "OMPI_MCA_coll", "OMPI_MCA_pml", "OMPI_MCA_btl", "UCX_TLS", "MPI4PY_RC_THREAD")
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
 
@@ -148,13 +147,13 @@ def _processor() -> str:
 
 @contextlib.contextmanager
 def job() -> Iterator[Bench]:
-    """Start MPI and the process group with an allocator that keeps its pages; end the group if it was started here."""
+    """Start MPI with an allocator that keeps its pages, and the process group unless the program has."""
     tune_allocator()
     began = not dist.is_initialized()
     if began:
         dist.init_process_group()
     made = Bench()
-    # Averages of zeros, sums beyond the range of small integers: no warnings.
+    # Averages of zeros, sums beyond small integers: no warnings.
     with np.errstate(all="ignore"):
         yield made
     made.close()
@@ -174,12 +173,12 @@ def dtype(name: str) -> np.dtype[Any]:
 
 
 def symmetric(largest_bytes: int) -> Allocate:
-    """Return an allocator of symmetric arrays: views of two that are allocated once. Collective.
+    """Return an allocator of symmetric arrays, from two that are allocated once. Collective.
 
     Parameters
     ----------
     largest_bytes : int
-        The largest array that it will be asked for, the same on all ranks.
+        The largest array, the same on all ranks.
     """
     halves: list[Array] = [dist.symmetric_empty(largest_bytes, np.uint8) for _ in range(2)]  # type: ignore[misc]
 

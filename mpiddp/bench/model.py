@@ -1,13 +1,13 @@
 """``bench model``: a prediction of all-reduce on more ranks, from a ring measured on few.
 
-A message of n bytes takes alpha + n beta seconds (Hockney 1994); a byte's share of the reduction is in beta. On k nodes
-of m ranks, p = k m, with an alpha and beta in a node (near) and one between nodes (far):
+A message of n bytes takes alpha + n beta seconds (Hockney 1994), reduction included. On k nodes of m ranks, p = k m,
+with one alpha and beta in a node (near) and one between nodes (far):
 
-  ring          2 (p-1) messages, 2 (p-1)/p n bytes: near on one node, else far, for all wait for the slowest
+  ring          2 (p-1) messages, 2 (p-1)/p n bytes: far on several nodes, for all wait for the slowest
   hierarchical  2 lg m near messages, 2 (m-1)/m n near bytes; 2 (k-1) far messages, 2 (k-1)/k n bytes on a node's link
 
-(Patarasuk and Yuan 2009; Thakur, Rabenseifner and Gropp 2005.) Two constants know nothing of caches. Every second
-measured size is kept from the fit, and the error on these is printed: trust no prediction further than that.
+(Patarasuk and Yuan 2009; Thakur, Rabenseifner and Gropp 2005.) Caches are not modelled. The fit leaves out every second
+size; the printed error on these bounds the trust in predictions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sample(NamedTuple):
 
 
 def ring(link: Link, size_bytes: float, ranks: int) -> float:
-    """Return the seconds of a ring whose links are equal.
+    """Return the seconds of a ring of equal links.
 
     Examples
     --------
@@ -68,11 +68,11 @@ def predict(algorithm: str, near: Link, far: Link, size_bytes: float, ranks: int
     algorithm : str
         One of `ALGORITHMS`.
     near, far : Link
-        Messages in a node, and between nodes.
+        In a node, and between nodes.
     size_bytes : float
         The array.
     ranks, per_node : int
-        Their number, and the number on a node.
+        All ranks, and those on a node.
     """
     m = min(per_node, ranks)
     nodes = -(-ranks // m)
@@ -83,12 +83,12 @@ def predict(algorithm: str, near: Link, far: Link, size_bytes: float, ranks: int
 
 
 def fit(samples: Sequence[Sample]) -> Link:
-    """Return the constants with the least squares of relative errors; neither is negative.
+    """Return the constants, not negative, with the least squares of relative errors.
 
     Raises
     ------
     ValueError
-        If there are fewer than two samples.
+        Fewer than two samples.
     """
     if len(samples) < 2:
         raise ValueError(f"a fit of two constants needs two measured times or more, got {len(samples)}")
@@ -96,7 +96,7 @@ def fit(samples: Sequence[Sample]) -> Link:
         [[ring(Link(1, 0), size, ranks) / s, ring(Link(0, 1), size, ranks) / s] for size, ranks, s in samples]
     )
     found = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
-    if found.min() < 0:  # then the best fit without negative constants has one of them zero
+    if found.min() < 0:  # the best fit then has one constant zero
         alone = rows.sum(axis=0) / np.square(rows).sum(axis=0)
         candidates = np.diag(alone)
         found = min(candidates, key=lambda each: float(np.square(rows @ each - 1).sum()))
@@ -114,13 +114,13 @@ def exposed(each_s: float, count: int, compute_s: float) -> float:
     Parameters
     ----------
     each_s : float
-        Of one bucket; buckets are reduced one after the other, beside the computation.
+        Of one bucket; they are reduced one after the other.
     count : int
-        The number of buckets, which become full at equal intervals.
+        Buckets, full at equal intervals.
     compute_s : float
         Of the computation.
     """
-    # The last bucket is full at the end; earlier ones delay it if they are unfinished by then.
+    # The last bucket is full at the end; unfinished ones delay it.
     return max((count - index) * each_s - compute_s * (count - 1 - index) / count for index in range(count))
 
 
@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(files: list[Path]) -> tuple[list[Sample], dict[str, Any]]:
-    """Read files of ``bench all_reduce --algorithm ring --json FILE``, and the environment of the last."""
+    """Read files of ``bench all_reduce --algorithm ring --json FILE``; return the environment of the last."""
     samples: list[Sample] = []
     environment: dict[str, Any] = {}
     for file in files:

@@ -1,10 +1,8 @@
-"""The measured operations: their arrays, mpiddp's calls, and a check of the results that shares no code with these.
+"""The measured operations: their arrays, mpiddp's calls, and an independent check of the results.
 
-Sizes as in nccl-tests: S is all bytes that one rank sends or receives, for operations on blocks the largest array of
-the call; each rank's block is S / n.
-
-Every rank's input repeats a short pattern of small integers that every rank can make for itself. So do the results: a
-check costs one pass over the array, whatever the number of ranks.
+Sizes as in nccl-tests: S is all bytes that one rank sends or receives; with blocks, the largest array of the call, of
+which a rank's block is S / n. Inputs repeat a short pattern of small integers that every rank can compute, and so do
+results.
 
 References
 ----------
@@ -39,7 +37,7 @@ Allocate = Callable[[int, np.dtype[Any]], Array]
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ONE_ARRAY = ("all_reduce", "broadcast", "reduce")
-# Arrays with a block for every rank; the others hold one block.
+# Arrays with a block for every rank.
 _ALL_BLOCKS = {
     "all_gather": ("output",),
     "gather": ("output",),
@@ -49,7 +47,7 @@ _ALL_BLOCKS = {
 }
 
 PERIOD = 1021
-"""Of the pattern: a prime, so that the blocks of an array begin at different places of it."""
+"""Of the pattern: a prime, so that blocks begin at different positions of it."""
 _SEED = 20_05
 _CHUNK = PERIOD * 64
 
@@ -91,13 +89,11 @@ class Buffers:
     operation : str
         Its name in ``mpiddp.distributed``; all_gather, reduce_scatter and all_to_all are the forms on one array.
     rank, size : int
-        This rank, and the number of ranks.
     size_bytes : int
         S; rounded down to whole elements for each rank, at least one.
     dtype : dtype
-        Of the arrays.
     op : str
-        The reduction, one of ``cli.REDUCTIONS``.
+        One of ``cli.REDUCTIONS``.
     allocate : callable
         Allocates the arrays.
     """
@@ -127,11 +123,11 @@ class Buffers:
         )
 
     def blocks(self, x: Array) -> list[Array]:
-        """Split an array that has a block for every rank."""
+        """Split an array with a block for every rank."""
         return [x[rank * self.count : (rank + 1) * self.count] for rank in range(self.size)]
 
     def reset(self) -> None:
-        """Fill the arrays with values that no reduction changes: repeated calls neither overflow nor slow down."""
+        """Fill the arrays with values that no reduction changes: no overflow, no slow numbers."""
         value = 1 if self.op == "product" else 0
         self.x[...] = value
         if self.output is not self.x:
@@ -147,12 +143,12 @@ class Buffers:
         return pattern(rank, self.dtype, self.op)
 
     def count_wrong(self, *, spoils_inputs: bool = False) -> int:
-        """Count this rank's elements that are not the operation's result on the arrays of `fill`.
+        """Count this rank's wrong elements of the operation's result on the arrays of `fill`.
 
         Parameters
         ----------
         spoils_inputs : bool, default False
-            If true, a reduction may overwrite the arrays of ranks that get no result, as Gloo's does.
+            True if a reduction may overwrite the arrays of ranks without a result, as Gloo's does.
         """
         on_root = self.rank == self.root
         count, output = self.count, self.output
@@ -161,7 +157,7 @@ class Buffers:
                 return count_mismatches(output, reduced(self.size, self.dtype, self.op))
             case "reduce" if spoils_inputs and not on_root:
                 return 0
-            case "reduce":  # the other ranks' arrays stay as they are
+            case "reduce":  # other ranks' arrays stay as they are
                 total = reduced(self.size, self.dtype, self.op)
                 return count_mismatches(output, total if on_root else self._pattern(self.rank))
             case "broadcast":
@@ -187,7 +183,6 @@ class Buffers:
         return Point(self.total_bytes, self.count, median_s, min(seconds), max(seconds), len(seconds), algorithm, wrong)
 
     def _wrong_blocks(self, first: int) -> int:
-        """Compare each block of the output with its rank's pattern."""
         return sum(
             count_mismatches(block, self._pattern(rank), first) for rank, block in enumerate(self.blocks(self.output))
         )
@@ -195,7 +190,7 @@ class Buffers:
 
 @functools.cache
 def pattern(rank: int, dtype: np.dtype[Any], op: str) -> Array:
-    """Return a rank's `PERIOD` values: exact in every dtype, and so is their reduction over some hundred ranks."""
+    """Return a rank's `PERIOD` values, exact in every dtype, as is their reduction over some hundred ranks."""
     rng = np.random.default_rng((_SEED, rank))
     if dtype.kind == "b":
         return rng.random(PERIOD) < 0.5
@@ -226,7 +221,6 @@ def _wide(dtype: np.dtype[Any]) -> type:
 
 
 def _tile(values: Array, first: int, count: int) -> Array:
-    """Repeat a pattern from its place ``first`` on, ``count`` values long."""
     return np.resize(np.roll(values, -first), count)
 
 
@@ -239,10 +233,10 @@ def repeat(x: Array, values: Array) -> None:
 
 
 def count_mismatches(x: Array, values: Array, first: int = 0) -> int:
-    """Count the elements of a flat array that differ from a pattern that begins at its place ``first``.
+    """Count the elements of a flat array that differ from a pattern, which begins at its position ``first``.
 
-    An element is right within one unit in the last place of its dtype, relative to the value or to one: the error of a
-    rounded average, and far less than that of a missing or foreign contribution.
+    The tolerance is one unit in the last place, of the value or of one: the error of a rounded average, far less than a
+    missing contribution.
     """
     wide = values.astype(_wide(x.dtype)) if x.dtype.kind != "b" else values
     block = _tile(wide, first % PERIOD, min(_CHUNK, x.size))
@@ -273,13 +267,7 @@ def reduce_op(name: str) -> dist.ReduceOp:
 
 
 def check_reduction(operation: str, op: str, dtype: np.dtype[Any]) -> None:
-    """Refuse a reduction that is not defined on a dtype.
-
-    Raises
-    ------
-    UsageError
-        If the operation reduces, and the dtype has no such reduction.
-    """
+    """Raise `UsageError` for a reduction that is not defined on a dtype."""
     if operation in REDUCING:
         try:
             check(dtype, reduce_op(op))
@@ -294,13 +282,7 @@ def root_of(operation: str) -> int:
 
 @contextlib.contextmanager
 def choosing(operation: str, algorithm: str) -> Iterator[None]:
-    """Make mpiddp use one algorithm for an operation; "auto" leaves the choice to it.
-
-    Raises
-    ------
-    ValueError
-        If the operation has no such algorithm.
-    """
+    """Make mpiddp use one algorithm for an operation; ValueError if there is none such, "auto" for its own choice."""
     if algorithm == "auto":
         yield
         return
@@ -338,7 +320,7 @@ class Contender(ABC):
 
 
 class Mpiddp(Contender):
-    """mpiddp itself, in its blocking form."""
+    """mpiddp's blocking calls."""
 
     def __init__(self, name: str = "mpiddp") -> None:
         self.name = name
@@ -354,7 +336,7 @@ class Mpiddp(Contender):
         return name
 
     def prepare(self, b: Buffers) -> Call:
-        """Return the operation on these arrays as a call."""
+        """Return the operation on these arrays."""
         x, output, op, root = b.x, b.output, reduce_op(b.op), b.root
         parts = b.blocks(x if b.operation == "scatter" else output) if b.rank == root else None
         calls: dict[str, Call] = {
@@ -373,7 +355,6 @@ class Mpiddp(Contender):
 
 
 def _around(b: Buffers) -> None:
-    """Send to the next rank and receive from the one before."""
     received = dist.irecv(b.output, (b.rank - 1) % b.size)
     sent = dist.isend(b.x, (b.rank + 1) % b.size)
     assert received is not None and sent is not None

@@ -1,18 +1,16 @@
 """``bench overlap``: the share of communication that hides behind computation, for one bucket to many.
 
-The computation is a series of matrix products, like a backward pass; after each layer pending operations are polled, as
-in the gradient hooks of DistributedDataParallel. A bucket's all-reduce starts when its layers are done; the last one
-has nothing to hide behind. The layers do not write the buckets: parts of them stay in the caches from one call to the
-next.
+The computation is a series of matrix products, like a backward pass. A bucket's all-reduce starts when its layers are
+done; pending operations are polled after each layer, as in DistributedDataParallel's gradient hooks. The layers do not
+write the buckets: parts of them stay in the caches.
 
 compute      the layers alone
 comm         the buckets alone, one after the other
 blocking     the layers, then the buckets
 unpolled     each bucket launched when it is full, without a poll until the end
 overlapped   the same with a poll after each layer
-wait         the part of it after the last layer
-overlap      1 - exposed / comm, where exposed = overlapped - compute: 1 hides all, 0 nothing; polls, and cores and
-             caches that communication takes from the computation, count as exposed
+wait         its part after the last layer
+overlap      1 - (overlapped - compute) / comm: 1 hides all, 0 nothing; polls, cores and caches count as exposed
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from .results import format_size, size_range
 from .timing import Way, nothing
 
 _EDGE = 128
-"""Of the matrices: small, so that several products take any time."""
+"""Edge of the matrices: small, so that several products take any time."""
 _COLUMNS = ("compute", "comm", "blocking", "unpolled", "overlapped", "wait")
 
 
@@ -44,10 +42,8 @@ class Computation:
 
     Parameters
     ----------
-    layers : int
-        Their number.
-    products : int
-        Matrix products in each.
+    layers, products : int
+        Layers, and products in each.
     """
 
     def __init__(self, layers: int, products: int) -> None:

@@ -1,7 +1,6 @@
-"""``plot``: pictures of benchmarks' results and training runs. Needs no MPI, and matplotlib for the drawing.
+"""``plot``: pictures of benchmarks' results and training runs, by matplotlib, without MPI.
 
-Files and folders become panels, two a row: lines over sizes, ranks, buckets or epochs, or bars over networks. Tests
-look at the panels; `draw` makes the picture.
+Files and folders become panels, two a row; `draw` makes the picture.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .results import Series, format_size
 _LEAD = 1.05
 """Smaller gains may be chance."""
 _SAME_WORK = ("model", "data", "batch_size")
-"""Options that training runs share if they differ in their ranks only: such runs show scaling."""
+"""Training runs that share these options show scaling."""
 # Okabe and Ito's colours, which colour-blind people tell apart; black and dashed is one copy of the bytes.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 _MARKERS = "osD^vPX*"
@@ -51,9 +50,8 @@ class Panel(NamedTuple):
     x_label: str
     y_label: str
     lines: dict[str, Points]
-    """By the name of each line, its values by their place on the x axis."""
+    """By name, values by x."""
     logarithmic: bool = False
-    """True for a logarithmic y axis."""
     dotted: dict[str, Points] = {}  # noqa: RUF012 (never changed)
     """Lines that go with those of the same name, such as an ideal."""
     marks: Sequence[Crossover] = ()
@@ -98,14 +96,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def file_panels(files: list[Path]) -> list[Panel]:
-    """Make the panels of files of benchmarks.
-
-    Files of one kind share their panels; of several, lines get the names of their files added.
+    """Make the panels of benchmarks' files; those of one kind share panels, and lines get the files' names.
 
     Raises
     ------
     UsageError
-        If a file cannot be read or is empty, or the files are of kinds that have no panel in common.
+        A file cannot be read or is empty, or the kinds have no panel in common.
     """
     documents = [(file, *results.read(file)) for file in files]
     kinds = {document["kind"] for _, document, _ in documents}
@@ -173,7 +169,7 @@ def scaling_of_rows(rows: list[dict[str, Any]]) -> Scaling:
 
 
 def _of_scaling(measured: Scaling) -> list[Panel]:
-    """Draw samples a second with ideal lines, which begin at the fewest ranks, and the share of the ideal."""
+    """Draw samples a second, with ideal lines from the fewest ranks, and the share of the ideal."""
     ideal = {name: {n: points[min(points)] * n / min(points) for n in points} for name, points in measured.items()}
     shares = {
         name: {n: 100 * found / ideal[name][n] for n, found in points.items()} for name, points in measured.items()
@@ -186,10 +182,7 @@ def _of_scaling(measured: Scaling) -> list[Panel]:
 
 
 def group_series(files: list[Path]) -> dict[str, list[Series]]:
-    """Read files and group their series by operation, reduction, dtype and ranks.
-
-    Series of one name in a group get the names of their files added.
-    """
+    """Group the files' series by operation, reduction, dtype and ranks; equal names get the files' names added."""
     groups: dict[str, list[tuple[Path, Series]]] = {}
     for file in files:
         for each in results.read(file)[1]:
@@ -220,10 +213,9 @@ def _of_series(title: str, drawn: list[Series]) -> list[Panel]:
 
 
 def crossovers(drawn: list[Series]) -> list[Crossover]:
-    """Find the sizes at which the fastest of several series changes, among those that all have.
+    """Find the sizes, common to all series, at which the fastest changes; one copy of the bytes does not compete.
 
-    One copy of the bytes does not compete. A crossing is that of straight lines through the measured points, with both
-    axes logarithmic.
+    A crossing is that of straight lines through the measured points on logarithmic axes.
     """
     racing = [each for each in drawn if not each.name.startswith("memcpy")]
     if len(racing) < 2:
@@ -241,7 +233,7 @@ def crossovers(drawn: list[Series]) -> list[Crossover]:
 
 
 def _crossing(times: dict[str, dict[int, float]], before: str, after: str, between: tuple[int, int]) -> Crossover:
-    """Return the crossing of two lines between two sizes; the first size if they do not cross."""
+    """Return the crossing of two lines between two sizes; the first size if there is none."""
     first, last = between
     gap = [math.log(times[after][size] / times[before][size]) for size in between]
     share = gap[0] / (gap[0] - gap[1]) if gap[0] > 0 > gap[1] else 0.0
@@ -250,13 +242,7 @@ def _crossing(times: dict[str, dict[int, float]], before: str, after: str, betwe
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read the folders of training runs.
-
-    Raises
-    ------
-    UsageError
-        If a folder is none of ``train --output``, or no epoch has ended in it.
-    """
+    """Read the folders of training runs; UsageError if a folder is none of ``train --output``, or has no epoch."""
     parts = [folder.resolve().parts for folder in folders]
     length = 1  # of names: the ends of paths, long enough to tell them apart
     while length < max(map(len, parts)) and len({each[-length:] for each in parts}) < len(set(parts)):
@@ -269,7 +255,7 @@ def _read_run(folder: Path, name: str) -> Run:
         config = json.loads((folder / "config.json").read_text())
         ranks = len(json.loads((folder / "run.json").read_text())["ranks"])
         lines = (folder / "metrics.jsonl").read_text()
-        # A line without its end is that of a killed run.
+        # A killed run leaves a line without its end.
         epochs = [json.loads(line) for line in lines[: lines.rfind("\n") + 1].splitlines()]
     except OSError as error:
         raise UsageError(f"{folder} is no folder of `train --output`: {error.filename}: {error.strerror}") from error
@@ -281,7 +267,7 @@ def _read_run(folder: Path, name: str) -> Run:
 
 
 def scaling_of_runs(runs: Sequence[Run]) -> Scaling:
-    """Return the scaling of each work that was done on several numbers of ranks; the median of runs on as many."""
+    """Return the scaling of each work done on several numbers of ranks; the median of equal runs."""
     found: dict[str, dict[int, list[float]]] = {}
     for each in runs:
         work = ", ".join(f"{key} {each.config[key]}" for key in _SAME_WORK if each.config.get(key) is not None)
@@ -294,7 +280,7 @@ def scaling_of_runs(runs: Sequence[Run]) -> Scaling:
 
 
 def run_panels(runs: Sequence[Run]) -> list[Panel]:
-    """Make the panels of training runs: metrics over epochs, and scaling if runs of the same work differ in ranks."""
+    """Make the panels of training runs: metrics over epochs, and scaling where runs differ in ranks alone."""
     names = [f"{each.name} ({each.ranks} rank{'s' * (each.ranks > 1)})" for each in runs]
 
     def curves(key: str, factor: float = 1) -> dict[str, Points]:
@@ -329,13 +315,7 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def draw(panels: list[Panel], path: Path) -> None:
-    """Draw an even number of panels, two a row.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib is not there, or the file cannot be written.
-    """
+    """Draw an even number of panels, two a row; UsageError without matplotlib, or if the file cannot be written."""
     try:
         figures, ticker = load("matplotlib.figure"), load("matplotlib.ticker")
     except ImportError as error:
@@ -401,7 +381,6 @@ def _curves(axes: Any, panel: Panel, ticker: Any) -> None:
 
 
 def _bars(axes: Any, panel: Panel) -> None:
-    """Draw a group of bars for each place."""
     width = 0.8 / len(panel.lines)
     names = list(dict.fromkeys(name for points in panel.lines.values() for name in points))
     for index, ((label, points), colour) in enumerate(zip(panel.lines.items(), itertools.cycle(_COLOURS))):

@@ -1,6 +1,6 @@
 """Results of benchmarks: sizes, series of points, and the JSON files of both.
 
-Imports the standard library and `UsageError` only, so that the command line and `plot` read it anywhere.
+The standard library and `UsageError` only: the command line and `plot` read it anywhere.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_size(text: str) -> int:
-    """Read a size in bytes: an integer, or a number with K, M or G, powers of 1,024.
-
-    Raises
-    ------
-    ValueError
-        If the text is no size, or not a whole positive number of bytes.
+    """Read a size in bytes: an integer, or a number with K, M or G, powers of 1,024; else ValueError.
 
     Examples
     --------
@@ -54,12 +49,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def size_range(begin: int, end: int, factor: float) -> list[int]:
-    """List the sizes from ``begin`` to ``end``, each ``factor`` times its predecessor.
-
-    Raises
-    ------
-    ValueError
-        If there are none, or they do not grow.
+    """List the sizes from ``begin`` to ``end``, each ``factor`` times its predecessor; ValueError if there are none.
 
     Examples
     --------
@@ -96,7 +86,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One contender's times of one operation over a range of sizes. Bandwidths in bytes per second."""
+    """One contender's times of one operation over sizes. Bandwidths in bytes per second."""
 
     name: str
     operation: str
@@ -148,13 +138,7 @@ def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[S
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Series]]:
-    """Read a file of `write`: the whole document, and its series.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be read, or is another one.
-    """
+    """Read a file of `write`: the whole document, and its series; UsageError if it is another one."""
     try:
         document = json.loads(path.read_text())
         if document["format"] != FORMAT:

@@ -1,7 +1,4 @@
-"""``bench OPERATION``: time and bandwidth of one operation against size, in the columns of nccl-tests.
-
-The arrays are written anew before each call.
-"""
+"""``bench OPERATION``: time and bandwidth of one operation against size, in the columns of nccl-tests."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         here.describe()
         here.say("# arrays are written anew before each call; times of the slowest rank")
         here.say(_table_head())
-        # One more element for each rank: small sizes are rounded up to one.
+        # Small sizes are rounded up to one element for each rank.
         allocate = symmetric(max(sizes) + here.size * kind.itemsize) if arguments.symmetric else np.empty
         name = "mpiddp" + " symmetric" * arguments.symmetric
         if arguments.algorithm != "auto":
@@ -44,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
                 for size in sizes:
                     buffers = Buffers(operation, here.rank, here.size, size, kind, arguments.op, allocate)
                     if points and points[-1].size_bytes == buffers.total_bytes:
-                        continue  # both sizes are less than one element for each rank
+                        continue  # both are less than one element for each rank
                     points.append(_measure(here, buffers, arguments))
                     here.say(_table_row(series, points[-1]))
         except ValueError as error:
@@ -55,7 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(here: Bench, buffers: Buffers, arguments: argparse.Namespace) -> Point:
-    """Time one size, then check its result."""
     contender = Mpiddp()
     call = contender.prepare(buffers)
     buffers.reset()
@@ -70,13 +66,11 @@ def _measure(here: Bench, buffers: Buffers, arguments: argparse.Namespace) -> Po
 
 
 def _table_head() -> str:
-    """Return the two lines of column names."""
     lines = ["".join(cells[line].rjust(width) for *cells, width in _COLUMNS) for line in (0, 1)]
     return "\n".join("#" + line[1:].rstrip() for line in lines)
 
 
 def _table_row(series: Series, point: Point) -> str:
-    """Return a point as a line of the table."""
     cells = (
         str(point.size_bytes),
         str(point.count),
@@ -93,7 +87,6 @@ def _table_row(series: Series, point: Point) -> str:
 
 
 def _footer(series: Series) -> str:
-    """Return the lines below the table."""
     checked = [point.wrong for point in series.points if point.wrong is not None]
     wrong = sum(checked)
     verdict = "not checked" if not checked else f"{wrong} {'FAILED' if wrong else 'OK'}"

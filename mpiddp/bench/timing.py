@@ -1,10 +1,7 @@
-"""Times of calls on a group of ranks.
+"""Times of calls on a group of ranks: each measures its call after a barrier, and the slowest counts.
 
-All ranks leave a barrier, each measures its own call, and the slowest rank's time counts. The barrier is not in it, but
-ranks leave it at different moments: differences below a microsecond mean nothing.
-
-An array that nobody writes between two calls stays in the caches, which flatters the second call. `before` therefore
-writes the arrays anew before each call, outside of the time.
+Ranks leave a barrier at different moments: differences below a microsecond mean nothing. Arrays that stay in the caches
+flatter a second call; `before` therefore writes them anew, outside of the time.
 """
 
 from __future__ import annotations
@@ -53,21 +50,15 @@ class Clock:
         self._comm.Free()
 
     def each(self, call: Call, iterations: int, before: Call = nothing) -> list[float]:
-        """Measure so many calls.
+        """Return the seconds of the slowest rank in each iteration, the same on all ranks.
 
         Parameters
         ----------
         call : callable
             Without arguments.
         iterations : int
-            The number of calls.
         before : callable, optional
             Runs before each, unmeasured.
-
-        Returns
-        -------
-        list of float
-            Seconds of the slowest rank in each iteration, the same on all ranks.
         """
         barrier, now = self._comm.Barrier, time.perf_counter
         took = np.empty(iterations)
@@ -88,10 +79,9 @@ class Clock:
         return int(min(max(budget_s / max(min(took), 1e-7), fewest), MOST))
 
     def take_turns(self, ways: Mapping[str, Way], rounds: int) -> dict[str, list[list[float]]]:
-        """Measure several calls in turn, so that the machine's other load meets all alike.
+        """Measure calls in turn, so that the machine's other load meets all alike.
 
-        The order rotates from round to round. An unmeasured call at the head of each turn brings code and data back
-        into the caches.
+        The order rotates. An unmeasured call at the head of each turn brings code and data back into the caches.
 
         Returns
         -------

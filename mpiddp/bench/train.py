@@ -1,8 +1,7 @@
 """``bench train``: scaling of the main job's training step from 1 rank to all, in one run.
 
-Strong scaling shares a batch of fixed size among the ranks, weak scaling gives each rank one. The first 1, 2, 4, ...
-ranks train while the others sleep; the numbers of ranks take turns. The number of BLAS threads of a rank is the same
-throughout.
+Strong scaling shares a batch of fixed size, weak scaling gives each rank one. The first 1, 2, 4, ... ranks train in
+turns while the others sleep, with as many BLAS threads throughout.
 
 samples/s   of all ranks together, by the slowest rank's median step
 efficiency  samples/s over those of 1 rank times the number of ranks
@@ -43,7 +42,7 @@ class Team(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A turn: seconds of each step, and the share of exposed communication in them."""
+    """A turn: seconds of each step, and their share of exposed communication."""
 
     step_s: list[float]
     exposed: float
@@ -84,7 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _team(here: Bench, size: int) -> Team:
-    """Return the first ``size`` ranks. Collective."""
     group: Any = dist.new_group(range(size))
     return Team(size, group, Clock(group.comm.Dup()) if here.rank < size else None)
 
@@ -127,7 +125,6 @@ def _contender(here: Bench, network: str, team: Team, batch: int) -> Ours:
 
 
 def _turn(ours: Ours, clock: Clock, iterations: int) -> Measured:
-    """Measure some steps."""
     waited_s = ours.model.exposed_s
     step_s = clock.each(ours.step, iterations)
     return Measured(step_s, (ours.model.exposed_s - waited_s) / sum(step_s))

@@ -1,8 +1,7 @@
 """``bench tune``: the algorithms to set by ``MPIDDP_ALGORITHM`` on this machine, MPI library and group.
 
-All algorithms of an operation take turns on ordinary and on symmetric arrays, which are written anew before each call.
-``MPIDDP_ALGORITHM`` tells neither the two kinds nor sizes apart, so the geometric mean of all times counts: five times
-faster on one kind outweighs twice slower on the other. The result is the line to set.
+All algorithms take turns on ordinary and on symmetric arrays, written anew before each call. ``MPIDDP_ALGORITHM`` tells
+neither these nor sizes apart, so the geometric mean of all times counts.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _TABLE = "the built-in table"
 
 def candidates(operation: str, link: Link) -> list[str]:
     """List the algorithms that can run an operation in a group."""
-    # exchange is for reductions that MPI does not define.
+    # exchange is for reductions that MPI does not define
     left_out = {"exchange", "hierarchical" if link.one_node else "two_shot"}
     if link.find(EagerBuffers) is None:
         left_out.add("one_shot")
@@ -90,7 +89,6 @@ def _tune(here: Bench, operation: str, arguments: argparse.Namespace) -> tuple[s
 
 
 def _measure(here: Bench, pair: list[Buffers], names: list[str], rounds: int) -> Seconds:
-    """Return the medians over rounds of each algorithm on each of the arrays."""
     took: dict[tuple[str, int], list[float]] = {(name, index): [] for name in names for index in range(len(pair))}
     calls = [Mpiddp().prepare(buffers) for buffers in pair]
     for _ in range(rounds):
@@ -103,7 +101,7 @@ def _measure(here: Bench, pair: list[Buffers], names: list[str], rounds: int) ->
 
 
 def best(measured: Mapping[int, Seconds], table: Mapping[int, str]) -> tuple[str, float]:
-    """Choose the fastest algorithm over all sizes.
+    """Return the fastest algorithm over all sizes, and the table's time over its own.
 
     Parameters
     ----------
@@ -115,9 +113,8 @@ def best(measured: Mapping[int, Seconds], table: Mapping[int, str]) -> tuple[str
     Returns
     -------
     name : str
-        The algorithm; "the built-in table" if none is faster than it by more than chance.
+        "the built-in table" if none is faster by more than chance.
     gain : float
-        The table's time divided by its own.
 
     Examples
     --------
