@@ -12,7 +12,9 @@ Importing it does not start MPI; `init_process_group` does. The functions share:
 - ``algorithm`` : str, optional. As in ``python -m mpiddp bench OPERATION --algorithm NAME``; goes before
   ``MPIDDP_ALGORITHM`` and the table, and is equal on all ranks.
 - ``timeout`` : timedelta or seconds; the group's by default.
-- Other parameters without a description, such as ``device`` and ``pg_options``, are accepted for compatibility.
+- Other parameters without a description are accepted for compatibility: ``device``, ``device_id``, ``device_ids``,
+  ``pg_options``, ``backend``, ``backend_override``, ``group_desc``, ``group_name``, ``init_method``, ``store``,
+  ``use_batch``.
 - Errors: TypeError for an argument that is no array, and a reduction that the dtype does not have; `ArrayError` for an
   array that cannot be sent or written to, or does not fit the others of the call; ValueError for a rank outside of the
   group, a destroyed group, an unknown algorithm; `MismatchError` on every rank where ranks differ in operation, size,

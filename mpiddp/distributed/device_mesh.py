@@ -308,6 +308,8 @@ def init_device_mesh(
 ) -> DeviceMesh:
     """Arrange all ranks in a mesh, in row-major order (``torch.distributed.device_mesh.init_device_mesh``).
 
+    ``device_type`` and ``mesh_dim_names`` are those of `DeviceMesh`.
+
     Parameters
     ----------
     mesh_shape : sequence of int

@@ -220,12 +220,12 @@ def known(given: GroupLike) -> ProcessGroup:
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """Return the rank in ``group`` of a global rank (``torch.distributed.get_group_rank``)."""
+    """Return the rank in ``group`` of ``global_rank`` (``torch.distributed.get_group_rank``)."""
     return known(group).group_rank(global_rank)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """Return the global rank of a rank of ``group`` (``torch.distributed.get_global_rank``)."""
+    """Return the global rank of ``group_rank`` in ``group`` (``torch.distributed.get_global_rank``)."""
     found = known(group)
     return found.ranks[found.checked(group_rank)]
 

@@ -227,7 +227,7 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Begin several sends and receives of one group, in any order (``torch.distributed.batch_isend_irecv``).
+    """Begin the sends and receives of ``p2p_op_list``, in any order (``torch.distributed.batch_isend_irecv``).
 
     Returns
     -------

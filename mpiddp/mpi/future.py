@@ -166,7 +166,7 @@ class Promised(Future):
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """Return a future of this list at the end of all, with or without errors (``torch.futures.collect_all``)."""
+    """Return a future of ``futures`` at the end of all, with or without errors (``torch.futures.collect_all``)."""
     outcome = Future()
     left = len(futures)
     lock = threading.Lock()
@@ -196,5 +196,5 @@ def collect_all(futures: Sequence[Future]) -> Future:
 
 
 def wait_all(futures: Sequence[Future]) -> list[Any]:
-    """Wait for several futures; return their values, or raise the first error (``torch.futures.wait_all``)."""
+    """Wait for ``futures``; return their values, or raise the first error (``torch.futures.wait_all``)."""
     return [each.wait() for each in collect_all(futures).wait()]
