@@ -192,7 +192,7 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """Send picklable objects, ``object_list``, to a rank's `recv_object_list` (``torch.distributed.send_object_list``)."""
+    """Send objects, ``object_list``, to another's `recv_object_list` (``torch.distributed.send_object_list``)."""
     found = member(group, "send_object_list")
     if found is None:
         return
