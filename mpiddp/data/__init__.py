@@ -11,18 +11,12 @@ from .dataset import (
     default_collate,
     random_split,
 )
+from .distributed_samplers import BatchShare, DistributedSampler, GlobalBatchSampler
 from .files import labelled, open_labelled
 from .loader import DataLoader
 from .node import shared_on_node
 from .permutation import randperm
-from .samplers import (
-    BatchSampler,
-    BatchShare,
-    DistributedSampler,
-    GlobalBatchSampler,
-    RandomSampler,
-    SequentialSampler,
-)
+from .samplers import BatchSampler, RandomSampler, SequentialSampler
 
 __all__ = [
     "ArrayDataset",

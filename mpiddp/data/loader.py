@@ -23,7 +23,8 @@ from mpiddp.nested import map_nested
 from mpiddp.typing import Array
 
 from .dataset import Dataset, fetch
-from .samplers import BatchSampler, BatchShare, RandomSampler, SequentialSampler
+from .distributed_samplers import BatchShare
+from .samplers import BatchSampler, RandomSampler, SequentialSampler
 
 Indices = Sequence[int] | Array
 

@@ -8,10 +8,8 @@ each. Ranks write their shards before a barrier; rank 0 writes the rest in the b
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
-import logging
 import re
 import shutil
 import time
@@ -25,10 +23,8 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-import mpiddp.distributed as dist
 from mpiddp.nn import Module
 from mpiddp.serialization import (
-    WRITER,
     encode_arrays,
     on_host,
     save,
@@ -37,13 +33,6 @@ from mpiddp.serialization import (
     write_synced,
 )
 from mpiddp.typing import Array
-
-from . import info
-from .build import group_options
-from .config import Config, UsageError
-from .outputs import RunLock, say
-from .ranks import arrays_from, raise_on_all_ranks
-from .trainer import Trainer
 
 ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
 FORMAT = 2
@@ -54,10 +43,6 @@ _SHARD = re.compile(r"rank-(\d+)\.safetensors")
 _VISIBLE_S = 60.0
 """Time in which rank 0 has to see a shard of another rank: network file systems remember what was not there."""
 _POLL_S = 0.02
-_MUST_AGREE = ("model", "data", "seed", "optimizer")
-"""Options in which a run and its checkpoint must agree."""
-
-_logger = logging.getLogger(__name__)
 
 
 class DamagedError(ValueError):
@@ -107,7 +92,7 @@ class Checkpoint:
             contents = {ARRAYS: encode_arrays(self.arrays), STATE: _json_bytes(self.state)}
             for name, content in contents.items():
                 write_synced(pending / name, content)
-            files = {name: _entry(content) for name, content in contents.items()} | dict(shards or {})
+            files = {name: file_entry(content) for name, content in contents.items()} | dict(shards or {})
             _await_shards(pending, shards or {})
             write_synced(pending / MANIFEST, _json_bytes({"format": FORMAT, "files": files}))
 
@@ -137,7 +122,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         )
     contents = {name: _read(folder / name) for name in expected}
     for name, (size, digest) in expected.items():
-        found = _entry(contents[name])
+        found = file_entry(contents[name])
         if found["bytes"] != size:
             raise DamagedError(f"{folder / name} has {found['bytes']} bytes, {size} were written")
         if found["sha256"] != digest:
@@ -259,222 +244,6 @@ class CheckpointStore:
         return None
 
 
-class Checkpointer:
-    """Saves and resumes the checkpoints of a run. Every rank has one and calls the same methods.
-
-    Rank 0 alone reads and writes files, except for shards.
-
-    Parameters
-    ----------
-    config : Config
-        With ``output``.
-    versions : mapping, optional
-        Versions of packages, noted in each checkpoint.
-    """
-
-    def __init__(self, config: Config, versions: Mapping[str, str] | None = None) -> None:
-        assert config.output is not None
-        self._config = config
-        self._output = config.output
-        self._versions = dict(versions or {})
-        self._folder = config.output / "checkpoints"
-        self._store = CheckpointStore(self._folder, config.keep) if dist.get_rank() == 0 else None
-        self._lock: RunLock | None = None
-        self._saved: tuple[int, int] | None = None
-        self._shard_fault: str | None = None
-
-    def claim(self) -> None:
-        """Lock the output folder for this run, and mend the remains of dead ones. Rank 0 does it.
-
-        Raises
-        ------
-        BlockingIOError
-            If another run holds it.
-        UsageError
-            If it holds checkpoints, and the configuration does not resume.
-        """
-        self._reclaim()
-        if self._store is None:
-            return
-        if self._config.resume == "no" and self._store.steps():
-            raise UsageError(
-                f"{self._folder} holds checkpoints of an earlier run: --resume auto goes on with it, another"
-                " --output (or removing that folder) begins anew"
-            )
-
-    def step_end(self, trainer: Trainer) -> None:
-        """Save every ``checkpoint_steps`` steps: a callback for a `Trainer`."""
-        if self._config.checkpoint_steps and trainer.step % self._config.checkpoint_steps == 0:
-            self.save(trainer)
-
-    def epoch_end(self, trainer: Trainer) -> None:
-        """Save with the accuracy as score: a callback for a `Trainer`."""
-        self.save(trainer, score=trainer.history[-1].accuracy)
-
-    def save(self, trainer: Trainer, score: float | None = None) -> None:
-        """Save a checkpoint in the background, unless this moment is saved already. Every rank calls it.
-
-        A failure is logged by rank 0, and raised by `finish` if it was that of the last checkpoint.
-        """
-        if self._saved == (trainer.epoch, trainer.step):
-            return
-        self._saved = (trainer.epoch, trainer.step)
-        state = trainer.state_dict() | {
-            "score": score,
-            "config": self._config.as_dict(),
-            "bits": info.reproducibility(),
-            "versions": self._versions,
-        }
-        self._finish_previous()
-        shards = self._write_shards(trainer)
-        if self._store is not None and self._shard_fault is None:
-            self._store.save(Checkpoint(trainer.arrays(), state), shards)
-
-    def finish(self) -> None:
-        """Wait until the last checkpoint is on the disk.
-
-        Raises
-        ------
-        OSError
-            On rank 0, if it could not be written.
-        """
-        if self._store is not None:
-            self._store.finish()
-            if self._shard_fault is not None:
-                raise OSError(self._shard_fault)
-
-    def regroup(self, trainer: Trainer) -> None:
-        """Continue with the surviving ranks, from a checkpoint of this moment. They all call it."""
-        self._saved = None
-        self._finish_previous()
-        raise_on_all_ranks(self._reclaim)
-        # The one that was pending may have died with its writer.
-        tested = bool(trainer.history) and not trainer.running["samples"]
-        self.save(trainer, score=trainer.history[-1].accuracy if tested else None)
-
-    def _reclaim(self) -> None:
-        if dist.get_rank() == 0:  # another one may have been before
-            self._store = self._store or CheckpointStore(self._folder, self._config.keep)
-            self._lock = self._lock or RunLock(self._output)
-            self._store.tidy()
-
-    def _finish_previous(self) -> None:
-        try:
-            self.finish()
-        except OSError as error:
-            _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
-
-    def _write_shards(self, trainer: Trainer) -> dict[str, Any]:
-        """Let the ranks write the arrays that they alone hold, and return the manifest entries of all shards."""
-        own = trainer.own_arrays()
-        # Rank 0 has finished the previous checkpoint before it gets here: no shard meets that one's folder.
-        told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, (bool(own), WRITER))
-        self._shard_fault = None
-        if not any(has_shard for has_shard, _ in told):
-            return {}
-        name = f"rank-{dist.get_rank():05d}.safetensors"
-        pending = temporary_name(self._folder / f"step-{trainer.step:010d}", writer=told[0][1])
-        entries, fault = {}, None
-        if own:
-            content = encode_arrays(own)
-            try:
-                pending.mkdir(parents=True, exist_ok=True)
-                write_synced(pending / name, content)
-                entries[name] = _entry(content)
-            except OSError as error:
-                fault = f"rank {dist.get_rank()}: {error}"
-        dist.all_gather_object(told, (entries, fault))
-        self._shard_fault = next((fault for _, fault in told if fault is not None), None)
-        if self._shard_fault is not None and self._store is not None:
-            remove_folders([pending])
-        return {name: entry for entries, _ in told for name, entry in entries.items()}
-
-    def resume(self, trainer: Trainer) -> None:
-        """Continue from the newest whole checkpoint, if the configuration says so and there is one.
-
-        Every rank calls it; only rank 0 needs to see the files.
-
-        Raises
-        ------
-        UsageError
-            On every rank, if it is of another model, data or seed, or if all of several are damaged.
-        """
-        if self._config.resume == "no":
-            return
-        found = raise_on_all_ranks(self._newest)
-        told = [found.state if found else None]
-        dist.broadcast_object_list(told, src=0)
-        (state,) = told
-        if state is None:
-            return
-        _check(state["config"], self._config)
-        ranks = state["bits"]["ranks"]
-        arrays = dict(arrays_from(0, found.arrays if found else {}))
-        for rank in range(ranks):
-            shard = found.shards.get(rank, {}) if found else {}
-            arrays |= arrays_from(0, shard, functools.partial(trainer.wants, rank=rank, ranks=ranks))
-        raise_on_all_ranks(lambda: _load(trainer, state, arrays))
-        _apply_changed_options(trainer, Config.from_mapping(state["config"]), self._config)
-        self._saved = (trainer.epoch, trainer.step)
-        if self._store is not None:
-            done, epochs = trainer.epoch, self._config.epochs
-            where = f"in epoch {done + 1}" if done < epochs else f"with all {epochs} epochs done"
-            say(f"resumed after step {trainer.step}, {where}, from {self._folder}")
-            for difference in info.differences(state["bits"]):
-                said = "%s was %s and is %s: the last bits of results may differ from an unbroken run's"
-                _logger.warning(said, *difference)
-
-    def _newest(self) -> Checkpoint | None:
-        """Return the newest whole checkpoint on rank 0, and warn of damaged ones."""
-        if self._store is None:
-            return None
-        checkpoint, faults = self._store.newest()
-        if checkpoint is None and faults:
-            # Not begun anew: one look through a file system in trouble must not throw days of work away.
-            raise UsageError(
-                f"no checkpoint in {self._folder} is whole ({'; '.join(faults)}): mend that, or remove the folder"
-                " to begin anew"
-            )
-        for fault in faults:
-            _logger.warning("skipped a damaged checkpoint: %s", fault)
-        return checkpoint
-
-
-def _check(then: Mapping[str, Any], config: Config) -> None:
-    """Refuse a checkpoint of another problem."""
-    for name in _MUST_AGREE:
-        if name in then and then[name] != getattr(config, name):
-            raise UsageError(
-                f"the checkpoint to resume from was made with {name}={then[name]}, this run has"
-                f" {name}={getattr(config, name)}; give the same, or another --output"
-            )
-
-
-def _load(trainer: Trainer, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Load a checkpoint into the trainer; refuse one that does not fit."""
-    try:
-        trainer.load_state_dict(state, arrays)
-    except (RuntimeError, ValueError) as error:
-        raise UsageError(
-            f"the checkpoint to resume from is not one of this model and these data: {error}; give those that it was"
-            " made with, or another --output"
-        ) from error
-
-
-def _apply_changed_options(trainer: Trainer, before: Config, now: Config) -> None:
-    """Set options of the optimizer that the user has changed since the checkpoint."""
-    old, new = group_options(before), group_options(now)
-    if before.schedule != "constant" or before.warmup_steps:
-        del old["lr"]  # the checkpoint's is the schedule's
-    for group in trainer.optimizer.param_groups:
-        group |= {
-            name: value
-            for name, value in new.items()
-            if value != old.get(name) and not (name == "lr" and trainer.scheduler is not None)
-        }
-
-
 @contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
     """Make a folder under its `temporary_name`, and rename it at the end of the block.
@@ -538,7 +307,7 @@ def _restore_names(parent: Path) -> None:
             entry.rename(name)
 
 
-def _entry(content: bytes) -> dict[str, Any]:
+def file_entry(content: bytes) -> dict[str, Any]:
     """Return the manifest's entry of a file."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 

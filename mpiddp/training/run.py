@@ -25,7 +25,8 @@ from mpiddp.serialization import write_atomically
 
 from . import info
 from .build import agree_on_device, build_trainer, gpu_fault
-from .checkpoint import Checkpointer, save_model, sweep
+from .checkpoint import save_model, sweep
+from .checkpointer import Checkpointer
 from .config import Config, RunError, UsageError
 from .data import load_data
 from .info import git_commit

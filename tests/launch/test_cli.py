@@ -233,7 +233,7 @@ def test_sigusr1_checkpoints_exits_with_75_and_resumes_to_the_same_bits(tmp_path
 LATE = """
 import os, signal, sys
 from mpiddp.cli import main
-from mpiddp.training.checkpoint import Checkpointer
+from mpiddp.training.checkpointer import Checkpointer
 
 def save(self, *args, **kwargs):
     write(self, *args, **kwargs)

@@ -9,7 +9,7 @@ import pytest
 import mpiddp as dist
 from mpiddp.algorithms import plan
 from mpiddp.training import Config, info
-from mpiddp.training.checkpoint import Checkpointer
+from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.ranks import raise_on_all_ranks
 
 from .test_training_resume import BATCH, make

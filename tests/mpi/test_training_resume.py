@@ -13,7 +13,8 @@ from mpiddp import nn
 from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
 from mpiddp.optim import SGD, AdamW
 from mpiddp.training import Config, Trainer, UsageError, run
-from mpiddp.training.checkpoint import Checkpoint, Checkpointer, read_checkpoint
+from mpiddp.training.checkpoint import Checkpoint, read_checkpoint
+from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.ranks import raise_on_all_ranks
 
 SAMPLES, BATCH, EPOCHS = 45, 8, 2

@@ -12,8 +12,9 @@ import pytest
 import mpiddp as dist
 from mpiddp.optim import AdamW
 from mpiddp.training import Config, run
-from mpiddp.training import checkpoint as checkpoint_module
-from mpiddp.training.checkpoint import Checkpoint, Checkpointer, CheckpointStore, read_checkpoint
+from mpiddp.training import checkpointer as checkpointer_module
+from mpiddp.training.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.ranks import raise_on_all_ranks
 
 from .test_training_resume import BATCH, bits, data
@@ -159,7 +160,7 @@ def test_a_shard_that_cannot_be_written_costs_a_checkpoint_and_not_the_run(world
 
     with monkeypatch.context() as patch:
         if world.rank == last:
-            patch.setattr(checkpoint_module, "write_synced", fail)
+            patch.setattr(checkpointer_module, "write_synced", fail)
         checkpointer.save(trainer)
         trainer.step += 1
         checkpointer.save(trainer)  # hears of the one before

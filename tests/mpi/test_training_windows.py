@@ -8,7 +8,7 @@ import mpiddp as dist
 from mpiddp import nn
 from mpiddp.training import Trainer
 from mpiddp.training.build import build_trainer
-from mpiddp.training.checkpoint import Checkpointer
+from mpiddp.training.checkpointer import Checkpointer
 
 from .configured import EPOCHS, configured, data, rate
 

@@ -163,7 +163,7 @@ def test_refuses_contradictions() -> None:
 
 
 def test_defaults_to_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpiddp.data.samplers.get_rank", lambda: 2)
-    monkeypatch.setattr("mpiddp.data.samplers.get_world_size", lambda: 5)
+    monkeypatch.setattr("mpiddp.data.distributed_samplers.get_rank", lambda: 2)
+    monkeypatch.setattr("mpiddp.data.distributed_samplers.get_world_size", lambda: 5)
     assert np.array_equal(list(DistributedSampler(range(10), shuffle=False)), [2, 7])
     assert np.array_equal(list(DistributedSampler(range(10), 3, shuffle=False)), [2, 5, 8, 1])

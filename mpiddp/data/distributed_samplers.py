@@ -1,0 +1,308 @@
+"""Samplers that share the order of an epoch among ranks. They communicate nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from mpiddp.distributed import get_rank, get_world_size
+from mpiddp.typing import Array
+
+from .permutation import randperm
+from .samplers import checked_batch_size
+
+
+class EpochSampler:
+    """The order of an epoch, shared among ranks: base of the distributed samplers.
+
+    Every rank computes the same order from the same seed and takes its own part of it.
+
+    Parameters
+    ----------
+    dataset : Sized
+        Only its length counts.
+    num_replicas, rank : int, optional
+        Number of ranks, and this one. Default: the world's.
+    shuffle : bool
+        Use the order of :func:`~mpiddp.data.randperm` with ``seed + epoch``.
+    seed : int
+        The same on every rank.
+
+    Attributes
+    ----------
+    epoch : int
+        Set by :meth:`set_epoch`.
+    position : int
+        Samples of the epoch's order that all ranks together have been given.
+    """
+
+    def __init__(self, dataset: Sized, num_replicas: int | None, rank: int | None, shuffle: bool, seed: int) -> None:
+        self.dataset = dataset
+        self.num_replicas = get_world_size() if num_replicas is None else num_replicas
+        self.rank = get_rank() if rank is None else rank
+        if not 0 <= self.rank < self.num_replicas:
+            raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {self.num_replicas - 1}]")
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.position = 0
+        self._start = 0
+        self._finished = False
+        self._warned = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, and with it the order, of the next iteration; the same on every rank.
+
+        The epoch that :meth:`load_state_dict` has restored keeps its position.
+        """
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.position = self._start = 0
+            self._finished = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return epoch, position and the parameters of the order, as plain numbers.
+
+        The position counts the samples of all ranks, so any number of ranks can continue. Rank 0 is never behind
+        another rank: save its state.
+        """
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "length": len(self.dataset),
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the next iteration where ``state`` was taken, on any number of ranks.
+
+        Raises
+        ------
+        ValueError
+            If length, seed or shuffle differ: samples would be repeated.
+        """
+        for key, mine in self.state_dict().items():
+            if key not in ("epoch", "position") and state[key] != mine:
+                raise ValueError(
+                    f"the state was saved with {key}={state[key]}, this sampler has {key}={mine}; the order of "
+                    f"samples would be another. Make the sampler with {key}={state[key]}, or start a new epoch"
+                )
+        self.set_epoch(state["epoch"])
+        self._finished = False
+        self.position = self._start = state["position"]
+
+    def _begin(self) -> tuple[Array, int]:
+        """Return the epoch's order and the first position; a restored position serves one iteration."""
+        self.position, self._start = self._start, 0
+        n = len(self.dataset)
+        return randperm(n, self.seed + self.epoch) if self.shuffle else np.arange(n), self.position
+
+    def _end(self, position: int) -> None:
+        """Record the end of the epoch, and warn if it was iterated before."""
+        # Only now: a script may look at a first batch before it calls set_epoch.
+        if self.shuffle and self._finished and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"epoch {self.epoch} was iterated a second time, in the same order; call set_epoch(epoch) on the "
+                "loader or its sampler before each epoch",
+                stacklevel=3,
+            )
+        self.position = position
+        self._finished = True
+
+
+class DistributedSampler(EpochSampler):
+    """Give rank ``r`` of ``N`` every N-th sample of the epoch's order, from ``r`` on; order and padding are torch's.
+
+    Parameters
+    ----------
+    dataset : Sized
+        The data set to sample from.
+    num_replicas, rank : int, optional
+        Number of ranks, and this one. Default: the world's, which needs an initialized process group.
+    shuffle : bool, default True
+        Another order in each epoch; needs :meth:`set_epoch`.
+    seed : int, default 0
+        The same on every rank.
+    drop_last : bool, default False
+        Drop up to ``N - 1`` samples at the end, so that ranks have equally many.
+    mode : {"pad", "exact"}, default "pad"
+        If the length is no multiple of ``N``, "pad" (torch) repeats samples from the start of the order, so that ranks
+        have equally many. "exact" repeats and drops none, and ranks differ by up to one: right for an evaluation;
+        training then needs :meth:`DistributedDataParallel.join <mpiddp.DistributedDataParallel.join>` or a
+        :class:`~mpiddp.data.GlobalBatchSampler`.
+
+    Raises
+    ------
+    ValueError
+        If ``rank`` is not one of ``num_replicas``, ``mode`` is unknown, or it is "exact" with ``drop_last``.
+
+    Notes
+    -----
+    After :meth:`load_state_dict` the rest of the epoch is shared anew among the ranks; ``len`` is always that of a
+    whole epoch. Warns once if an epoch is iterated to its end twice with ``shuffle``: ``set_epoch`` was forgotten.
+
+    References
+    ----------
+    ``torch.utils.data.distributed.DistributedSampler``
+
+    Examples
+    --------
+    >>> [list(DistributedSampler(range(10), 3, rank, shuffle=False)) for rank in range(3)]
+    [[0, 3, 6, 9], [1, 4, 7, 0], [2, 5, 8, 1]]
+    >>> [list(DistributedSampler(range(10), 3, rank, shuffle=False, mode="exact")) for rank in range(3)]
+    [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        mode: Literal["pad", "exact"] = "pad",
+    ) -> None:
+        super().__init__(dataset, num_replicas, rank, shuffle, seed)
+        if mode not in ("pad", "exact"):
+            raise ValueError(f"DistributedSampler knows the modes 'pad' and 'exact', got {mode!r}")
+        if drop_last and mode == "exact":
+            raise ValueError("mode='exact' drops nothing: leave out drop_last=True, or use mode='pad'")
+        self.drop_last = drop_last
+        self.mode = mode
+        self.total_size = self._total(len(dataset))
+        self.num_samples = len(range(self.rank, self.total_size, self.num_replicas))
+
+    def _total(self, n: int) -> int:
+        """Return the samples of all ranks if ``n`` are left."""
+        if self.mode == "exact":
+            return n
+        return (n if self.drop_last else n + self.num_replicas - 1) // self.num_replicas * self.num_replicas
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        order, start = self._begin()
+        n = len(order)
+        stop = start + self._total(max(n - start, 0))
+        mine: Array = np.take(order, np.arange(start + self.rank, stop, self.num_replicas), mode="wrap") if n else order
+        for index in mine.tolist():
+            # Never beyond the data set: a position in the padding would mean nothing to another number of ranks.
+            self.position = min(self.position + self.num_replicas, n)
+            yield index
+        self._end(min(stop, n))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShare:
+    """Size of a batch, on this rank and on all.
+
+    Attributes
+    ----------
+    index : int
+        Number of the batch in its epoch, from 0.
+    samples : int
+        Samples of this rank; may be 0.
+    global_samples : int
+        Samples of all ranks, known without communication.
+    """
+
+    index: int
+    samples: int
+    global_samples: int
+
+
+class GlobalBatchSampler(EpochSampler):
+    """Divide batches of ``batch_size`` samples among the ranks: a step's samples do not depend on the number of ranks.
+
+    Batch ``k`` is samples ``k B`` to ``(k + 1) B`` of the epoch's order; rank ``r`` takes every N-th of them from ``r``
+    on. Pass it to :class:`~mpiddp.data.DataLoader` as ``batch_sampler``.
+
+    Parameters
+    ----------
+    dataset : Sized
+        The data set to sample from.
+    batch_size : int
+        ``B``, samples a step over all ranks; at least the number of ranks.
+    num_replicas, rank : int, optional
+        Number of ranks, and this one. Default: the world's, which needs an initialized process group.
+    shuffle : bool, default True
+        Another order in each epoch; needs :meth:`set_epoch`.
+    seed : int, default 0
+        The same on every rank.
+    drop_last : bool, default False
+        Leave out the last batch if it is not full.
+
+    Attributes
+    ----------
+    current : BatchShare or None
+        Size of the batch given last. A loader with workers is ahead of its consumer: use
+        :attr:`DataLoader.current <mpiddp.data.DataLoader.current>` there.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``batch_size`` is not an integer of at least the number of ranks, or ``rank`` is not a rank.
+
+    Notes
+    -----
+    If ``B`` is no multiple of ``N``, ranks differ by one sample: weight their gradients, and sums over an epoch, by
+    ``current.samples``. A last batch may have fewer samples than there are ranks; a rank without one gets the batch's
+    first sample as a stand-in, with ``current.samples`` 0, because all ranks have to take the step and no model should
+    see an empty batch.
+
+    After :meth:`load_state_dict` batches continue from the position, with any number of ranks and any batch size, and
+    every sample is seen once. ``len`` is always that of a whole epoch.
+
+    Examples
+    --------
+    >>> [[i.tolist() for i in GlobalBatchSampler(range(7), 4, 2, rank, shuffle=False)] for rank in range(2)]
+    [[[0, 2], [4, 6]], [[1, 3], [5]]]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(dataset, num_replicas, rank, shuffle, seed)
+        self.batch_size = checked_batch_size(batch_size)
+        if self.batch_size < self.num_replicas:
+            raise ValueError(
+                f"batch_size is that of all ranks together: {self.batch_size} samples cannot be divided among "
+                f"{self.num_replicas} ranks; use {self.num_replicas} or more, or fewer ranks"
+            )
+        self.drop_last = drop_last
+        self.current: BatchShare | None = None
+
+    def __len__(self) -> int:
+        n = len(self.dataset)
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    def __iter__(self) -> Iterator[Array]:
+        order, start = self._begin()
+        for begin in range(start, len(order), self.batch_size):
+            batch = order[begin : begin + self.batch_size]
+            if self.drop_last and len(batch) < self.batch_size:
+                break
+            mine = batch[self.rank :: self.num_replicas]
+            self.position = begin + len(batch)
+            self.current = BatchShare(begin // self.batch_size, len(mine), len(batch))
+            yield mine if len(mine) else batch[:1]
+        self._end(self.position)
+
+
+__all__ = ["BatchShare", "DistributedSampler", "GlobalBatchSampler"]
