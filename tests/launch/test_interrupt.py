@@ -101,7 +101,7 @@ HYDRA = (mpiexec() or Path()).with_name("mpiexec.hydra").exists()
 def test_launcher(jobs, state):
     job, took_s = jobs[f"launcher, {state}"].result()
     assert job.rc not in (0, 124), job
-    assert took_s < 5, job  # alone it takes less than a second
+    assert took_s < 10, job  # alone it takes less than a second
     assert "Traceback" not in job.stderr, job
     # Open MPI's mpirun ends its ranks within half a second, which may be too short for a report beside other jobs.
     if HYDRA or "[rank " in job.stderr:

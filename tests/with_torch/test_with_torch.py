@@ -104,7 +104,7 @@ def test_a_killed_rank_raises_on_the_others_and_training_goes_on() -> None:
     with launcher.start(3, SCRIPTS / "survive.py", options=["--with-ft", "ulfm"]) as job:
         ended = job.wait(60)
     raised = [line for line in ended.stdout.splitlines() if "RankFailedError of ranks [1]" in line]
-    assert len(raised) == 2 and all(float(line.split()[-2]) < 2 for line in raised), ended
+    assert len(raised) == 2 and all(float(line.split()[-2]) < 10 for line in raised), ended
     assert ended.stdout.count("12 steps, 2 ranks, equal: True") == 2, ended
 
 
