@@ -34,7 +34,8 @@ NO_MPIEXEC = (
 )
 TIMED_OUT = 124
 
-_JOB = "MPIDDP_TEST_JOB"
+JOB = "MPIDDP_TEST_JOB"
+"""Set for all that a `Program` starts."""
 SHARED = Path("/dev/shm")
 _SEGMENTS = ("mpich_shm_*", "sm_segment.*", "sem.mp-*")
 """Names of shared memory that MPICH, Open MPI and multiprocessing remove at their ends, which a killed job has not."""
@@ -156,6 +157,37 @@ def remove_segments(since: float) -> bool:
     return bool(young - mapped)
 
 
+def new_job() -> str:
+    """Return a name of processes that this one starts; those of its children begin with it."""
+    return f"{os.environ.get(JOB, '')}/{uuid.uuid4().hex}"
+
+
+def members_of(job: str) -> list[int]:
+    """Return the ids of the living processes that inherited a job's name, or one that begins with it."""
+    mark = f"{JOB}={job}".encode()
+    members = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            # A zombie has no environment any more.
+            if any(entry.startswith(mark) for entry in (folder / "environ").read_bytes().split(b"\0")):
+                members.append(int(folder.name))
+    return members
+
+
+def kill_members(job: str) -> None:
+    """End a job's processes for good."""
+    for _ in range(50):
+        left = members_of(job)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not left:
+            break
+        time.sleep(0.02)
+
+
 class Program:
     """A running command; a context manager that leaves no process of it behind, whatever sessions these made.
 
@@ -182,14 +214,14 @@ class Program:
         self._scratch = scratch or Path(tempfile.mkdtemp(prefix="mpiddp-test-"))
         self._files = [self._scratch / "stdout", self._scratch / "stderr"]
         # Found again by this variable: launchers put their ranks into sessions and process groups of their own.
-        self._job = f"{os.environ.get(_JOB, '')}/{uuid.uuid4().hex}"
+        self._job = new_job()
         self._started = time.monotonic()
         self._began = time.time()
         with self._files[0].open("wb") as stdout, self._files[1].open("wb") as stderr:
             self._process = subprocess.Popen(
                 [str(part) for part in command],
                 # Open MPI cannot start where a killed job has left its folder, once its process id comes again.
-                env={**environment(env), _JOB: self._job, "PRTE_MCA_prte_tmpdir_base": str(self._scratch)},
+                env={**environment(env), JOB: self._job, "PRTE_MCA_prte_tmpdir_base": str(self._scratch)},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=None if echo else stdout,
@@ -250,14 +282,7 @@ class Program:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
-        for _ in range(50):
-            left = self.members()
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if not left:
-                break
-            time.sleep(0.02)
+        kill_members(self._job)
         if self._process.wait(5) != 0:
             remove_segments(self._began)
 
@@ -268,16 +293,7 @@ class Program:
 
     def members(self) -> list[int]:
         """Return the ids of the living processes that inherited our variable."""
-        mark = f"{_JOB}={self._job}".encode()
-        members = []
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
-            with contextlib.suppress(OSError):
-                # A zombie has no environment any more.
-                if any(entry.startswith(mark) for entry in (folder / "environ").read_bytes().split(b"\0")):
-                    members.append(int(folder.name))
-        return members
+        return members_of(self._job)
 
 
 def start(

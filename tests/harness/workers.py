@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from _pytest.runner import runtestprotocol
 
+from harness import launcher
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 LONGEST = ("test_with_torch", "test_slurm", "test_survival", "test_harness", "test_disagreement", "test_stalls")
 """Files that begin first, so that none of them runs alone in the end."""
-LEAVE_S = 60.0
-"""Longest time for a child to end its jobs when pytest is interrupted."""
+LEAVE_S = 5.0
+"""Longest time for a child to end its jobs itself when pytest is interrupted."""
 
 
 def place(path: Path) -> int:
@@ -40,9 +42,15 @@ class Child:
         sys.stdout.flush()
         sys.stderr.flush()
         self.pipe, theirs = os.pipe()
+        self._job = launcher.new_job()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self.pipe)
+            os.environ[launcher.JOB] = self._job
+            signal.signal(signal.SIGTERM, _leave)
+            # Ctrl-C reaches every process of the terminal; the parent tells its children. A handler, and no SIG_IGN,
+            # which the jobs would inherit.
+            signal.signal(signal.SIGINT, lambda number, frame: None)
             _run(items, theirs)
         os.close(theirs)
         os.set_blocking(self.pipe, False)
@@ -70,14 +78,20 @@ class Child:
         return f"exit code {os.waitstatus_to_exitcode(status)}"
 
     def end(self) -> None:
-        """End the child: first so that it ends its jobs, then for good."""
+        """End the child: first so that it ends its jobs, then for good, with all that it has started."""
         os.kill(self.pid, signal.SIGTERM)
         limit = time.monotonic() + LEAVE_S
         while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
             if time.monotonic() > limit:
                 os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.05)
+        launcher.kill_members(self._job)
         os.close(self.pipe)
+
+
+def _leave(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    raise KeyboardInterrupt
 
 
 def _run(items: list[pytest.Item], pipe: int) -> None:

@@ -275,25 +275,33 @@ def test_no_mpiexec_is_a_failure_with_a_cure(suite, tmp_path):
     assert "pip install 'mpiddp[mpich]'" in done.stdout
 
 
-def test_pytest_that_is_ended_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("forked", thinned([True, False], True))
+def test_pytest_that_is_ended_leaves_no_process(tmp_path, forked):
     code = f"""
 import sys
+from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
 from harness import launcher, parent
 
 def test_long():
     with launcher.start(2, "import time; print('up', flush=True); time.sleep(60)") as program:
         program.wait_for("up")
-        print("started", flush=True)
+        Path(__file__).with_suffix(".started").touch()
         program.wait(60)
 """
-    (tmp_path / "test_long.py").write_text(code)
+    folder = tmp_path / "launch"
+    folder.mkdir()
+    for name in ("one", "two")[: 1 + forked]:
+        (folder / f"test_{name}.py").write_text(code)
     (tmp_path / "conftest.py").write_text(
         f"import sys\nsys.path.insert(0, {str(HERE)!r})\nfrom harness.parent import *\n"
     )
-    command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", tmp_path]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", tmp_path]
     with launcher.Program(command, cwd=tmp_path) as program:
-        program.wait_for("started")
+        end = time.monotonic() + 60
+        while len(list(folder.glob("*.started"))) < 1 + forked:
+            assert program.poll() is None and time.monotonic() < end, program.output
+            time.sleep(0.05)
         program.signal(signal.SIGTERM)
         end = time.monotonic() + 30
         while program.members() and time.monotonic() < end:
