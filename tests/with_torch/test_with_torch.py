@@ -30,6 +30,7 @@ def test_backend(ranks: int) -> None:
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("ranks", thinned([1, 3], 3))
 def test_cuda_tensors_go_as_cupy_arrays(ranks: int) -> None:
     """Tensors that only say so, on the fake device: there is no CUDA here."""
