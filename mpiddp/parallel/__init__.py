@@ -1,6 +1,6 @@
-"""Data parallelism: where communication and learning meet.
+"""Data parallelism: where communication and learning meet. Read `naive`, `buckets`, `reducer`, `wrapper`, `ddp`.
 
-Start reading at `naive`, then `buckets`, `reducer`, `wrapper`, `ddp`. Imports everything up to ``nn`` and ``optim``.
+Names of torch keep torch's meaning; docstrings say the differences. ``process_group`` is all ranks by default.
 """
 
 from .buckets import GradBucket

@@ -1,10 +1,8 @@
-"""Gradient buckets: arrays that gradients are written to by backward, and that are sent as they are.
+"""Gradient buckets: arrays that backward writes gradients to, and that are sent as they are.
 
-All buckets of a dtype are slices of one array, and the parameters' arrays are laid out alike in another: nothing is
-packed or unpacked, and an optimizer may step over a whole model in a few operations.
-
-Gradients become ready from the last layer to the first. A bucket is sent when its last gradient is ready: a large
-bucket saves messages, a small one is sent early; no computation hides the last one.
+All buckets of a dtype are slices of one array, laid out like the parameters' arrays in another: nothing is packed, and
+an optimizer may step over a whole model in a few operations. Large buckets save messages, small ones leave early;
+nothing hides the last one.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ LAST_CAP_BYTES = 1 * MIB
 """Cap of the bucket that is sent last; torch makes the first one small, which hides no communication."""
 
 LEAST_BYTES = MIB // 4
-"""A smaller first bucket is merged with the second: ranks wait for each other twice in each bucket, which took longer
-than so few bytes could hide (784-256-256-10: 10 KB of 1 MB)."""
+"""A smaller first bucket is merged with the second: its waits cost more than it hides (784-256-256-10)."""
 
 
 class Handle(Protocol):
@@ -41,7 +38,7 @@ class Handle(Protocol):
 
 
 class ParameterLike(Protocol):
-    """A trained parameter: `mpiddp.nn.Parameter`, or that of another library with the same attributes."""
+    """A trained parameter of `mpiddp.nn` or of another library."""
 
     data: Array
     grad: Array | None
@@ -61,19 +58,7 @@ class ParameterLike(Protocol):
 
 
 class GradBucket:
-    """Parameters and their gradients, in one array (``torch.distributed.GradBucket``).
-
-    Parameters
-    ----------
-    index : int
-        Position in the order of reduction.
-    parameters : sequence of Parameter
-        In the order of memory.
-    buffer : array
-        Shape (n,), with n the number of elements of all gradients.
-    is_last : bool
-        Whether it is the last bucket.
-    """
+    """Parameters, in the order of memory, and their gradients, in one array (``torch.distributed.GradBucket``)."""
 
     def __init__(self, index: int, parameters: Sequence[ParameterLike], buffer: Array, is_last: bool) -> None:
         self._index = index
@@ -82,14 +67,14 @@ class GradBucket:
         self._is_last = is_last
         self._slots = _views(buffer, parameters)
         self.pending = len(self._parameters)
-        """Parameters whose gradients are not ready yet in this backward."""
+        """Parameters whose gradients are not ready in this backward."""
 
     def index(self) -> int:
-        """Return the bucket's position in the order of reduction."""
+        """Return the position in the order of reduction."""
         return self._index
 
     def buffer(self) -> Array:
-        """Return the one-dimensional array of all gradients, not divided by the number of ranks yet."""
+        """Return the flat array of all gradients, not divided by the number of ranks."""
         return self._buffer
 
     def gradients(self) -> list[Array]:
@@ -101,7 +86,7 @@ class GradBucket:
         return list(self._parameters)
 
     def is_last(self) -> bool:
-        """Return whether this bucket is the last of the backward."""
+        """Return True for the last bucket of the backward."""
         return self._is_last
 
     def set_buffer(self, buffer: Array) -> None:
@@ -111,7 +96,7 @@ class GradBucket:
 
 
 def _views(flat: Array, parameters: Sequence[ParameterLike]) -> list[Array]:
-    """Cut ``flat`` into one array for each parameter, of its shape."""
+    """Cut ``flat`` into one array for each parameter."""
     views, start = [], 0
     for parameter in parameters:
         views.append(flat[start : start + parameter.data.size].reshape(parameter.shape))
@@ -120,16 +105,9 @@ def _views(flat: Array, parameters: Sequence[ParameterLike]) -> list[Array]:
 
 
 def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> list[GradBucket]:
-    """Make buckets: move the parameters' arrays side by side, and give each a slot for its gradient.
+    """Make buckets: move the parameters' arrays side by side, with slots for gradients; existing ones move too.
 
-    Existing gradients are moved too. Collective over the group: the ranks of a node share the gradients' memory.
-
-    Parameters
-    ----------
-    buckets : sequence of sequences of Parameter
-        The same on all ranks, each of one dtype.
-    group : ProcessGroup
-        The ranks.
+    Each bucket has one dtype. Collective: the ranks of a node share the gradients' memory.
     """
     made: dict[int, GradBucket] = {}
     for dtype in dict.fromkeys(bucket[0].dtype for bucket in buckets):
@@ -168,7 +146,7 @@ def _gradient_memory(like: Array, length: int, group: ProcessGroup) -> Array:
 
 
 def _fill(order: Sequence[int], sizes_bytes: Sequence[int], caps_bytes: Sequence[int]) -> list[list[int]]:
-    """Fill buckets in ``order``; a bucket closes when it reaches its cap, so the parameter that crosses it is in."""
+    """Fill buckets in ``order``; a bucket ends with the parameter that reaches its cap."""
     buckets: list[list[int]] = []
     filled, cap = 0, 0
     for index in order:
@@ -187,21 +165,19 @@ def assign_to_buckets(
     kinds: Sequence[Hashable],
     caps_bytes: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Assign parameters to buckets: return a list of parameters for each bucket, in the order of completion.
-
-    Pure arithmetic on sizes, the same on every rank.
+    """Assign parameters to buckets, in the order of completion; pure arithmetic, the same on every rank.
 
     Parameters
     ----------
     order : sequence of int
-        The parameters in the order in which their gradients are expected.
+        Parameters, as their gradients are expected.
     sizes_bytes : sequence of int
-        Size of each parameter.
+        Of each parameter.
     kinds : sequence
         Dtype (and device) of each parameter; kinds never share a bucket.
     caps_bytes : sequence of int, optional
-        Caps of the first, second, ... bucket of each kind, the last one for all that follow. By default 25 MiB, and
-        1 MiB for the bucket that is sent last; less than 256 KiB make no bucket of their own.
+        Of the first, second, ... bucket of each kind; the last one for all that follow. By default 25 MiB, 1 MiB for
+        the bucket that is sent last, and no bucket below 256 KiB.
 
     Examples
     --------
@@ -223,13 +199,7 @@ def assign_to_buckets(
 
 
 def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int] | None:
-    """Return caps in bytes of one cap in MiB or one for each bucket; None without any.
-
-    Raises
-    ------
-    ValueError
-        If both are given, or a cap is not positive.
-    """
+    """Return caps in bytes of one cap in MiB, or one for each bucket; ValueError for both, or a cap of 0 or less."""
     if bucket_cap_mb is not None and bucket_cap_mb_list is not None:
         raise ValueError("give bucket_cap_mb or bucket_cap_mb_list, not both")
     caps = [bucket_cap_mb] if bucket_cap_mb is not None else bucket_cap_mb_list
@@ -248,25 +218,23 @@ class Slot(NamedTuple):
 
 
 class Buckets:
-    """The buckets of a model, iterable in the order in which they are sent.
+    """The buckets of a model, iterable in the order of sending.
 
     Parameters
     ----------
     parameters : sequence of Parameter
         In the order of registration, which numbers them; the same on all ranks.
     group : ProcessGroup
-        The ranks. Making buckets and changing their order is collective.
+        Making buckets and changing their order is collective.
     caps_bytes : sequence of int, optional
         See `assign_to_buckets`.
 
     Attributes
     ----------
     order : list of int
-        Parameters in the order in which their gradients are expected; the reverse of registration at first.
+        Parameters, as their gradients are expected: the reverse of registration, until it is `settled`.
     slots : list of Slot
         By the parameter's number.
-    settled : bool
-        Whether the order is final.
     """
 
     def __init__(
@@ -280,13 +248,7 @@ class Buckets:
         self._build(list(reversed(range(len(parameters)))))
 
     def install_order(self, order: Sequence[int]) -> None:
-        """Use a known order from the start.
-
-        Raises
-        ------
-        ValueError
-            If it does not name each parameter once.
-        """
+        """Use a known order from the start; ValueError if it does not name each parameter once."""
         if sorted(order) != list(range(len(self._parameters))):
             raise ValueError(
                 f"the order of buckets has to name each of {len(self._parameters)} trained parameters once, got"
@@ -296,7 +258,7 @@ class Buckets:
         self.settled = True
 
     def settle(self, order_here: Sequence[int] | None = None) -> None:
-        """Make final the order in which gradients became ready on the first rank; None: the expected one."""
+        """Make final the first rank's order of gradients; None: the expected one."""
         if order_here is not None:
             agreed = np.array(order_here, dtype=np.int64)
             broadcast(agreed, group=self._group, group_src=0)
@@ -304,7 +266,7 @@ class Buckets:
         self.settled = True
 
     def _rebuild(self, order: list[int]) -> None:
-        """Make buckets for gradients in ``order``, if they differ from the present ones."""
+        """Make buckets for ``order``, if they differ from the present ones."""
         if list(map(set, self._assign(order))) != list(map(set, self._assign(self.order))):
             self._build(order)
             self._rebuilt = True

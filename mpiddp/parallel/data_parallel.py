@@ -18,51 +18,33 @@ from mpiddp.nn import Module
 from mpiddp.typing import Array
 
 _PER_THREAD = 2
-"""The address of a default stream that each thread has for itself (``CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1``)."""
+"""The address of each thread's own default stream (``CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1``)."""
 
 
 class DataParallel(Module):
-    """A model that cuts each batch into parts, one for each device, and joins what comes out.
+    """A model that cuts each batch into parts, one for each device, and joins the outputs (``torch.nn.DataParallel``).
+
+    A part has ``ceil(n / devices)`` samples, the last one fewer; short batches make fewer parts. Every forward copies
+    parts and parameters to the devices; on the host nothing is copied. Threads use their device, and its stream that is
+    current in the calling thread. Backward, one thread, runs each operation at its gradient, and adds parameters'
+    gradients up on the first device, the last part's first. The first replica's buffers are the model's; those of the
+    others are dropped.
+
+    The first device also holds all outputs, the sums of gradients and the optimizer's state: for 784-256-256-10, SGD
+    with momentum and a batch of 128 on two devices 3.8 MB, the second 1.7 MB (counted by the tests on fake devices).
+    Threads share one interpreter. Prefer `DistributedDataParallel`.
 
     Parameters
     ----------
     module : Module
-        The model; its parameters get the sum of all parts' gradients.
+        Its parameters get the sum of all parts' gradients.
     device_ids : sequence of int or str, optional
-        One entry for each part: the number of a GPU, ``"cuda:N"``, or ``"cpu"``, not GPUs and the host together. The
-        model is on the first. By default all GPUs that this process sees for a model on one, else ``["cpu", "cpu"]``:
-        two threads, which NumPy lets run at once inside of large operations.
+        One for each part: a GPU's number, ``"cuda:N"``, or ``"cpu"``, not both kinds; the model is on the first. By
+        default all visible GPUs for a model on one, else ``["cpu", "cpu"]``: two threads.
     output_device : int or str, optional
-        Where outputs are joined; the first of ``device_ids`` by default. Make a GPU that is not the current one current
-        to go on with them.
+        Of the outputs; by default the first. Make a GPU current to go on with them.
     dim : int, default 0
         The axis of the batch.
-
-    Raises
-    ------
-    ValueError
-        For a device that is not there, and for GPUs beside ``"cpu"``.
-    RuntimeError
-        In forward, if the model is not on the first device.
-
-    Notes
-    -----
-    A batch of n becomes parts of ``ceil(n / devices)``, the last one smaller, and fewer parts than devices where it is
-    short. Each part goes to its device, from the host or from another device, and parameters are copied to all devices
-    but the first in every forward; on the host nothing is copied. A thread works with its device, and the stream of it
-    that is current in the calling thread, as the current ones. In backward, which is one thread, each operation runs
-    where its gradient is, and the parameters' gradients are added up on the first device, the last part's first. The
-    first replica's buffers are the model's own, those of the others are copies that are dropped.
-
-    The first device of such a scheme holds all outputs, their loss, the sums of gradients and the optimizer's state
-    besides what every device holds: parameters, its part of the batch, and what the tape keeps. For the perceptron
-    784-256-256-10, SGD with momentum and a batch of 128 on two devices that is 3.8 MB on the first and 1.7 MB on the
-    second (arrays counted by the tests, on two fake devices): the first is full when the others are not. And threads
-    share one interpreter. That is why `DistributedDataParallel`, where all hold the same, is preferred everywhere.
-
-    References
-    ----------
-    ``torch.nn.DataParallel``.
 
     Examples
     --------
@@ -112,7 +94,6 @@ class DataParallel(Module):
 
 
 def _place(device: int | str) -> Place:
-    """Return the place that a user means by a number, ``"cpu"`` or ``"cuda:N"``."""
     if device == "cpu":
         return None
     known = re.fullmatch(r"(?:cuda:)?(\d+)", str(device))
@@ -137,22 +118,16 @@ def _is_batch(value: Any) -> bool:
 
 
 def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
-    """Cut every array and tensor in nested tuples, lists and dicts into a part for each place; the rest goes to all.
+    """Cut arrays and tensors in nested tuples, lists and dicts into a part for each place; the rest goes to all.
 
     Parameters
     ----------
     value : Any
-        The arguments.
+        The arguments; batches are equally long.
     places : sequence of int or None
-        Where the parts go, at most one to each: device numbers, None is the host. The first ones have
-        ``ceil(n / len(places))`` elements.
+        Device numbers, None is the host; the first parts have ``ceil(n / len(places))`` elements.
     dim : int, default 0
         The axis to cut.
-
-    Returns
-    -------
-    list
-        The parts, each nested as ``value`` is. Batches are as long as each other.
 
     Examples
     --------
@@ -175,7 +150,7 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
 
 
 def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
-    """Return a replica of a module for each place, for use in as many threads; they share memory where it is there."""
+    """Return a replica of a module for each place, for use in as many threads; memory there is shared."""
     replicas = []
     for index, place in enumerate(places):
         made: dict[int, Module] = {}
@@ -211,13 +186,8 @@ def parallel_apply(
 ) -> list[Any]:
     """Call each module with its positional and keyword arguments, in parallel threads; return the outputs.
 
-    In each thread its place is current, and the stream of it that is current in the calling thread: work on a device
-    keeps its order. Default streams that threads have for themselves are synchronised. One module needs no thread.
-
-    Raises
-    ------
-    Exception
-        The first module's that failed, with a note that says which.
+    A thread's current stream is the calling thread's, so that work keeps its order; threads' own default streams are
+    synchronised. The first module's error is raised, with a note of its number.
     """
     recording = is_grad_enabled()
     streams = [current_stream(place) for place in places]
@@ -245,20 +215,14 @@ def parallel_apply(
 
 
 def _settle(place: Place) -> None:
-    """Wait for this thread's work on the current device, if no other thread's comes after it by itself."""
+    """Wait for this thread's work on the current device, unless other threads' is ordered after it."""
     stream = current_stream(place)
     if stream is not None and stream.ptr == _PER_THREAD:
         stream.synchronize()
 
 
 def gather(outputs: Sequence[Any], place: Place = None, dim: int = 0) -> Any:
-    """Join outputs, nested alike, along ``dim`` at a place; scalars become a vector.
-
-    Raises
-    ------
-    TypeError
-        For something that cannot be joined.
-    """
+    """Join outputs, nested alike, along ``dim`` at a place; scalars become a vector."""
     first = outputs[0]
     if _is_batch(first):
         parts, axis = [_to(x.reshape(1) if x.ndim == 0 else x, place) for x in outputs], dim if first.ndim else 0

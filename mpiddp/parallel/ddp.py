@@ -19,68 +19,50 @@ from .wrapper import Wrapper
 
 
 class DistributedDataParallel(Wrapper, Module):
-    """A replica of a model on every rank, with gradients averaged over all ranks.
+    """A replica of a model on every rank, with gradients averaged over all ranks, as torch's.
+
+    Scaling is torch's, bit for bit: each gradient times ``fl(1/N)``, summed in rank order. Parameters that require a
+    gradient at construction are averaged: to train others later, `detach` and wrap again. ``copy.deepcopy`` and
+    unpickling wrap a copy with the same options and buckets, without hooks, collectively over the default group.
 
     Parameters
     ----------
     module : Module
-        The model. Its parameters' arrays are moved side by side in memory; their values become those of the first rank.
-    device_ids, output_device
-        Accepted for compatibility, at most one: a model is where its arrays are.
-    dim, check_reduction
-        Accepted for compatibility.
+        Its parameters' arrays are moved side by side in memory and get the first rank's values.
+    device_ids, output_device, dim, check_reduction, gradient_as_bucket_view, batched_grad_copy
+        Accepted for compatibility: a model is where its arrays are, and gradients are views of their bucket.
     broadcast_buffers : bool, optional
         Older name of ``forward_sync_buffers``; False also leaves the buffers unsynchronised at construction.
     init_sync : bool, default True
-        Check that all ranks hold the same parameters and copy values from the first rank.
+        Check that parameters are alike and copy the first rank's values.
     process_group : ProcessGroup, optional
-        The ranks; all by default.
     bucket_cap_mb : float, optional
-        Size in MiB at which a bucket is closed. By default 25, and 1 for the last bucket, which no computation hides
-        (torch makes the first one small).
+        MiB at which a bucket is closed: 25, and 1 for the last bucket, which no computation hides (torch: the first).
     bucket_cap_mb_list : sequence of float, optional
-        Sizes of the first, second, ... bucket.
+        Of the first, second, ... bucket.
     find_unused_parameters : bool, default False
-        Allow parameters without a gradient. ``grad`` stays None for those unused on all ranks, and is the average with
-        zeros for those unused on some.
-    gradient_as_bucket_view : bool
-        Accepted for compatibility; gradients are always views of their bucket.
+        Allow parameters without a gradient: ``grad`` stays None for those unused on all ranks, and is the average with
+        zeros for others.
     static_graph : bool, default False
-        The same parameters are unused in every iteration; learned in the first.
+        The unused parameters are those of the first iteration.
     mixed_precision
-        Not offered; see Raises.
+        Not offered: use `mpiddp.nn.MixedPrecision`.
     forward_sync_buffers : bool, optional
-        Copy the buffers (running statistics) of the first rank before every forward that follows a reduced backward.
-        Default True.
+        Copy the first rank's buffers before every forward that follows a reduced backward. Default True.
     skip_all_reduce_unused_params : bool, default False
-        With ``find_unused_parameters``: do not send buckets of unused parameters, nor exchange which are unused. All
-        ranks must use the same ones in every iteration; else ranks wait for each other until the timeout, as in torch.
-        A rank without samples runs an empty batch: see `weighted`.
-    batched_grad_copy
-        Accepted for compatibility; gradients are not copied.
+        With ``find_unused_parameters``: do not send buckets of unused parameters, which must be the same on all ranks,
+        else ranks wait until the timeout. A rank without samples runs an empty batch.
 
     Raises
     ------
     RuntimeError
-        On every rank, if ranks hold different parameters; if there is none that requires a gradient.
+        On every rank, if ranks hold different parameters; if none requires a gradient.
     ValueError
-        If an inner wrapper averages some of the parameters already; if an option is out of range; for
-        ``mixed_precision``: use `mpiddp.nn.MixedPrecision`.
-
-    Notes
-    -----
-    Scaling is torch's, bit for bit: each gradient times ``fl(1/N)``, then summed in rank order. Each gradient is sent
-    once per backward, from its own memory.
-
-    Parameters that require a gradient at construction are averaged: to train others later, `detach` and wrap again.
-
-    ``copy.deepcopy`` and unpickling wrap a copy of the module with the same options and buckets, without communication
-    hooks. They are collective over the default group.
+        An inner wrapper averages some of the parameters; an option is out of range.
 
     References
     ----------
     S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
-    ``torch.nn.parallel.DistributedDataParallel``.
 
     Examples
     --------
@@ -179,13 +161,8 @@ class _OutputHook(Function):
 def hooked(output: Any, reducer: Reducer) -> Any:
     """Return ``output`` with every tensor in it replaced by one whose backward calls ``reducer.begin``.
 
-    Parameters
-    ----------
-    output : Any
-        A tensor, or tensors in nested dicts, lists, tuples, named tuples and dataclasses. For other types, which may
-        hold tensors, the reducer begins with the first gradient.
-    reducer : Reducer
-        The reducer.
+    Tensors may be nested in dicts, lists, tuples and dataclasses; with other types the reducer begins with the first
+    gradient.
     """
     if isinstance(output, Tensor):
         return _OutputHook.apply(output, reducer) if output.requires_grad else output
@@ -195,7 +172,7 @@ def hooked(output: Any, reducer: Reducer) -> Any:
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         record: Any = copy.copy(output)
         for field in dataclasses.fields(output):
-            # Object's own, because a frozen one has no other.
+            # Object's own: a frozen one has no other.
             object.__setattr__(record, field.name, hooked(getattr(output, field.name), reducer))
         return record
     if output is not None:

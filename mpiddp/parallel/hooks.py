@@ -1,7 +1,6 @@
-"""Communication hooks: ways to average a bucket other than one all-reduce of its buffer.
+"""Communication hooks, as torch's ``ddp_comm_hooks``: other ways to average a bucket than one all-reduce.
 
-A hook takes its state and a `GradBucket`, whose buffer is not divided by the number of ranks, and returns a `Work` or a
-`Future` of the averaged gradients. `DistributedDataParallel.register_comm_hook` registers it.
+A hook takes its state and a `GradBucket`, and returns a `Work` or a `Future` of the averaged gradients.
 """
 
 from __future__ import annotations
@@ -24,13 +23,7 @@ CommHook = Callable[[Any, GradBucket], Any]
 
 
 def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
-    """Reduce a bucket by ``hook``.
-
-    Raises
-    ------
-    RuntimeError
-        If the hook returns neither a `Work` nor a `Future`.
-    """
+    """Reduce a bucket by ``hook``; RuntimeError if it returns neither a `Work` nor a `Future`."""
     outcome = hook(state, bucket)
     if isinstance(outcome, Work):
         return outcome.get_future()
@@ -42,13 +35,7 @@ def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
 
 
 def averages(value: Any, bucket: GradBucket) -> Array:
-    """Return the gradients of a hook's future: its array, or the first one of its list.
-
-    Raises
-    ------
-    RuntimeError
-        If that is not an array of the bucket's length.
-    """
+    """Return the array, or the first of the list, of a hook's future; RuntimeError unless of the bucket's length."""
     if isinstance(value, (list, tuple)) and value:
         value = value[0]
     length = bucket.buffer().size
@@ -68,7 +55,7 @@ def _kind(value: object) -> str:
 
 
 def group_of(process_group: GroupLike) -> ProcessGroup:
-    """Return a hook's group; None: all ranks."""
+    """Return a hook's group."""
     return member(process_group, "a communication hook") or default_group()
 
 
@@ -87,18 +74,7 @@ def completed(value: Array) -> Future:
 
 
 def allreduce_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
-    """Average a bucket by an all-reduce of its buffer divided by the number of ranks, with the bits of torch's hook.
-
-    Parameters
-    ----------
-    process_group : ProcessGroup, optional
-        The ranks; all by default.
-    bucket : GradBucket
-        The bucket.
-
-    References
-    ----------
-    ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook``.
+    """Average a bucket by an all-reduce of its buffer over the number of ranks, with the bits of torch's hook.
 
     Examples
     --------
@@ -111,24 +87,13 @@ def allreduce_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
 
 
 def noop_hook(state: object, bucket: GradBucket) -> Future:
-    """Leave the gradients as they are, without communication: measures a step without it.
-
-    References
-    ----------
-    ``torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks.noop_hook``.
-    """
+    """Leave the gradients as they are: measures a step without communication."""
     return completed(bucket.buffer())
 
 
 @functools.cache
 def bfloat16() -> np.dtype[Any]:
-    """Return the dtype of bfloat16.
-
-    Raises
-    ------
-    RuntimeError
-        Without the package ml_dtypes.
-    """
+    """Return the dtype of bfloat16; RuntimeError without ml_dtypes."""
     try:
         return np.dtype("bfloat16")
     except TypeError:
@@ -146,41 +111,21 @@ def _compress_hook(dtype: np.dtype[Any], process_group: GroupLike, bucket: GradB
     buffer = bucket.buffer()
     if not _is_wider(buffer, dtype):
         return allreduce_hook(group, bucket)
-    # Divided before it is rounded: a sum of averages overflows less. The reducer's copy into the bucket decompresses.
+    # Divided before rounding: a sum of averages overflows less. The reducer's copy into the bucket decompresses.
     return submitted(converted(buffer * buffer.dtype.type(1 / group.size()), dtype), group)
 
 
 def fp16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
     """Average a bucket in float16: half the bytes, 11 bits, values up to 65,504.
 
-    Notes
-    -----
-    Divided by the number of ranks before rounding, summed in float32, and rounded once. Pays on slow networks; on one
-    node, where an all-reduce takes a copy's time, conversion costs more than it saves.
-
-    References
-    ----------
-    ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook``.
-
-    Examples
-    --------
-    >>> ddp.register_comm_hook(None, dist.fp16_compress_hook)  # doctest: +SKIP
+    Divided by the number of ranks, rounded, summed in float32, rounded once more. Pays on slow networks; on one node
+    conversion costs more than it saves.
     """
     return _compress_hook(np.dtype(np.float16), process_group, bucket)
 
 
 def bf16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
-    """Average a bucket in bfloat16: half the bytes, 8 bits, the range of float32; needs ``ml_dtypes``.
-
-    Raises
-    ------
-    RuntimeError
-        Without ml_dtypes.
-
-    References
-    ----------
-    ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook``, which needs NCCL.
-    """
+    """Average a bucket in bfloat16: half the bytes, 8 bits, the range of float32; needs ``ml_dtypes``."""
     return _compress_hook(bfloat16(), process_group, bucket)
 
 

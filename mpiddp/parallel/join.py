@@ -1,4 +1,4 @@
-"""Join: ranks without further inputs take part in the communication of the others until all have finished."""
+"""Join: ranks without further inputs take part in the others' communication until all have finished."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class JoinHook:
     """Communication of a rank without inputs, for one `Joinable` (``torch.distributed.algorithms.JoinHook``)."""
 
     def main_hook(self) -> None:
-        """Take part in one iteration of the ranks that have inputs."""
+        """Take part in one iteration of the ranks with inputs."""
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Synchronise when all ranks have joined; ``is_last_joiner`` on the ranks that joined last."""
@@ -56,7 +56,9 @@ class Joinable(ABC):
 
 
 class Join:
-    """A context in which ranks may have different numbers of inputs.
+    """A context for ranks with different numbers of inputs (``torch.distributed.algorithms.Join``).
+
+    One all-reduce of one number in each iteration.
 
     Parameters
     ----------
@@ -65,24 +67,9 @@ class Join:
     enable : bool, default True
         False: do nothing.
     throw_on_early_termination : bool, default False
-        Raise on all ranks when the first one has no more inputs.
+        RuntimeError on all ranks when the first one has no more inputs.
     **kwargs
         Passed to each ``join_hook``.
-
-    Raises
-    ------
-    ValueError
-        Without joinables, or if their groups differ.
-    RuntimeError
-        With ``throw_on_early_termination``, on every rank.
-
-    Notes
-    -----
-    One all-reduce of one number in each iteration.
-
-    References
-    ----------
-    ``torch.distributed.algorithms.Join``.
 
     Examples
     --------
@@ -150,13 +137,7 @@ class Join:
         Returns
         -------
         Work or None
-            ``result()[0]`` holds the number of ranks with inputs; None outside an enabled `Join` and for all joinables
-            but the first.
-
-        Raises
-        ------
-        RuntimeError
-            If a rank has no more inputs, with ``throw_on_early_termination``.
+            ``result()[0]``: the number of ranks with inputs. None outside an enabled `Join`, and for other joinables.
         """
         config = joinable._join_config
         if not (config.enable and config.is_first_joinable):
@@ -169,28 +150,27 @@ class Join:
 
 
 def _sum(mine: int, group: ProcessGroup) -> int:
-    """Return the sum of one number over the group."""
     total = np.array([mine], np.int64)
     all_reduce(total, group=group)
     return int(total[0])
 
 
 def _agree(group: ProcessGroup, reduces: bool, syncs: bool, active: bool) -> tuple[bool, bool, int]:
-    """Return whether the ranks with inputs reduce, whether they synchronise buffers, and the last of these ranks."""
+    """Return if the ranks with inputs reduce, if they synchronise buffers, and the last of them."""
     told = np.array([reduces, syncs, group.rank() if active else -1], np.int64)
     all_reduce(told, ReduceOp.MAX, group)
     return bool(told[0]), bool(told[1]), int(told[2])
 
 
 def announce(model: Joinable, reduces: bool, syncs: bool) -> tuple[int, int | None]:
-    """Announce to the ranks that have joined what this forward will send.
+    """Announce to the ranks that have joined the communication of this forward.
 
     Returns
     -------
     source : int
         The rank whose buffers are broadcast.
     active : int or None
-        Number of ranks with inputs; None if another joinable of the context has asked for it.
+        Number of ranks with inputs; None if another joinable has asked for it.
     """
     work = Join.notify_join_context(model)
     _, _, source = _agree(model.join_process_group, reduces, syncs, active=True)
@@ -205,9 +185,7 @@ class DDPJoinHook(JoinHook):
 
     Parameters
     ----------
-    reducer, buffer_sync, state
-        The model's.
-    group : ProcessGroup
+    reducer, buffer_sync, state, group
         The model's.
     """
 

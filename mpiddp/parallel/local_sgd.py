@@ -1,9 +1,6 @@
-"""Local SGD: ranks train on their own for many steps and combine their models now and then.
+"""Local SGD: ranks train on their own, and a *model averager*, called after each step, combines their models.
 
-A *model averager* is called after each step: `PeriodicModelAverager` and `HierarchicalModelAverager` average
-parameters, `DiLoCo` makes a step of an outer optimizer on the averaged difference of H local steps.
-`PostLocalSGDOptimizer` calls it at the end of ``step``. `post_localSGD_hook` ends the averaging of gradients by
-`DistributedDataParallel`.
+`PostLocalSGDOptimizer` calls it; `post_localSGD_hook` ends the averaging of gradients.
 """
 
 from __future__ import annotations
@@ -46,7 +43,6 @@ def average_parameters(params: Iterable[Parameter], process_group: GroupLike = N
 
 
 def _by_dtype(params: Iterable[Parameter]) -> list[list[Array]]:
-    """Return the parameters' arrays, those of a dtype together."""
     found: dict[Any, list[Array]] = {}
     for parameter in params:
         found.setdefault(parameter.dtype, []).append(parameter.data)
@@ -62,11 +58,6 @@ def _check(name: str, value: int, least: int) -> int:
 class ModelAverager(ABC):
     """Combines the ranks' models in some of the steps.
 
-    Parameters
-    ----------
-    process_group : ProcessGroup, optional
-        The ranks; all by default.
-
     Attributes
     ----------
     step : int
@@ -79,10 +70,10 @@ class ModelAverager(ABC):
 
     @abstractmethod
     def average_parameters(self, params: Parameters) -> None:
-        """Count a step and average the parameters if it is time; ``params`` may be an optimizer's groups."""
+        """Count a step and average if it is due; ``params`` may be an optimizer's groups."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps and, where there is one, the state of the outer optimizer."""
+        """Return the number of steps, and an outer optimizer's state."""
         return {"step": self.step}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -91,20 +82,15 @@ class ModelAverager(ABC):
 
 
 class PeriodicModelAverager(ModelAverager):
-    """Averages the parameters in every ``period``-th step after a warm-up.
+    """Averages the parameters in every ``period``-th step after a warm-up, as torch's.
 
     Parameters
     ----------
     period : int
         Steps from one averaging to the next.
     warmup_steps : int, default 0
-        Steps before the first averaging, in which gradients are averaged instead.
+        Steps before the first averaging.
     process_group : ProcessGroup, optional
-        The ranks; all by default.
-
-    References
-    ----------
-    ``torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager``.
     """
 
     def __init__(self, period: int, warmup_steps: int = 0, process_group: GroupLike = None) -> None:
@@ -120,28 +106,24 @@ class PeriodicModelAverager(ModelAverager):
             )
 
     def average_parameters(self, params: Parameters) -> None:
-        """Average if it is time, and count the step."""
+        """Average if it is due, and count the step."""
         if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0:
             average_parameters(parameters_of(params), self.process_group)
         self.step += 1
 
 
 class HierarchicalModelAverager(ModelAverager):
-    """Averages the parameters often in small groups and rarely in large ones.
+    """Averages the parameters often in small groups and rarely in large ones, as torch's.
 
     Parameters
     ----------
     period_group_size_dict : dict of int to int
-        Period and size of the groups that average with it; both ascending, the last size that of the whole group, each
-        a divisor of it. If several periods are due, the largest group averages.
+        Group sizes by period, both ascending, each size a divisor of the last, which is that of the whole group. Of
+        periods due together the largest group averages.
     warmup_steps : int, default 0
         Steps before the first averaging.
     process_group : ProcessGroup, optional
-        The ranks; all by default. Making the small groups is collective over all ranks.
-
-    References
-    ----------
-    ``torch.distributed.algorithms.model_averaging.hierarchical_model_averager.HierarchicalModelAverager``.
+        Making its small groups is collective over all ranks.
 
     Examples
     --------
@@ -179,7 +161,7 @@ class HierarchicalModelAverager(ModelAverager):
         }
 
     def average_parameters(self, params: Parameters) -> None:
-        """Average in the largest group for which it is time, and count the step."""
+        """Average in the largest group that is due, and count the step."""
         due = [group for period, group in self.period_process_group_dict.items() if self.step % period == 0]
         if self.step >= self.warmup_steps and due:
             average_parameters(parameters_of(params), due[-1])
@@ -187,48 +169,35 @@ class HierarchicalModelAverager(ModelAverager):
 
 
 class DiLoCo(ModelAverager):
-    """Distributed Low-Communication training: an outer optimizer's step every H local steps.
+    """Distributed Low-Communication training: an outer Nesterov SGD steps every H local steps.
 
-    Each rank makes ``period`` steps of its own (inner) optimizer from the global parameters. The mean over ranks of
-    (global - local) parameters is the outer gradient; Nesterov SGD applies it to the global parameters, and all ranks
-    continue from the result.
+    The outer gradient is the ranks' mean of (global - local) parameters; all ranks continue from the result. It sends 1
+    / H of `DistributedDataParallel`'s bytes, and keeps the global parameters and their momentum. Optimizer state and
+    buffers stay local.
 
     Parameters
     ----------
     params : iterable of Parameter or of dict
-        The model's parameters, or an optimizer's groups. Their values become those of the first rank; collective.
+        Their values become those of the first rank; collective.
     period : int
-        H: local steps from one outer step to the next.
+        H.
     fragments : int, default 1
-        Parts of the model, of about equal size, that are synchronised in turn, ``period / fragments`` steps apart, each
-        once a period: the same bytes in smaller messages (Streaming DiLoCo).
+        Parts of the model, ``period / fragments`` steps apart, each once a period (Streaming DiLoCo); at most
+        ``period``, and the number of parameters.
     lr, momentum : float, default 0.7 and 0.9
-        Of the outer Nesterov SGD. ``lr=1, momentum=0`` averages parameters.
+        ``lr=1, momentum=0`` averages parameters.
     warmup_steps : int, default 0
-        Steps before the first period, in which gradients are averaged instead: the parameters must be equal on all
-        ranks at their end.
+        Steps with averaged gradients before the first period; parameters must be equal at their end.
     process_group : ProcessGroup, optional
-        The ranks; all by default.
 
     Attributes
     ----------
     outer_optimizer : SGD
-        Its ``param_groups`` may be changed, by a scheduler for example, on all ranks alike.
-
-    Raises
-    ------
-    ValueError
-        If ``fragments`` exceeds ``period`` or the number of parameters; in `average_parameters`, for other parameters.
-
-    Notes
-    -----
-    Sends each parameter once a period, 1 / H of what `DistributedDataParallel` sends. Memory: the global parameters and
-    their momentum, each as large as the model. Optimizer state and buffers such as running statistics stay local.
+        Its ``param_groups`` may be changed, on all ranks alike.
 
     References
     ----------
-    A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv 2311.08105.
-    A. Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512.
+    A. Douillard et al., "DiLoCo", arXiv 2311.08105, and "Streaming DiLoCo", arXiv 2501.18512.
 
     Examples
     --------
@@ -264,7 +233,7 @@ class DiLoCo(ModelAverager):
         self.outer_optimizer = SGD(self._outer, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
     def average_parameters(self, params: Parameters) -> None:
-        """Count a step and make the outer step of the fragment that is due; ``params`` are those of the constructor."""
+        """Count a step and make the due fragment's outer step; ``params`` are the constructor's, else ValueError."""
         if list(map(id, parameters_of(params))) != list(map(id, self._parameters)):
             raise ValueError("DiLoCo averages the parameters that it was made with, in their order; make another one")
         self.step += 1
@@ -344,18 +313,17 @@ class PostLocalSGDState:
     Parameters
     ----------
     process_group : ProcessGroup, optional
-        Averages gradients at first; all ranks by default.
+        Averages gradients at first.
     subgroup : ProcessGroup, optional
-        Averages them later; by default the ranks of this node, and making that group is collective over all ranks.
+        Averages them later; by default the ranks of this node, a group made collectively by all ranks.
     start_localSGD_iter : int
-        The first iteration that averages in the subgroup.
+        The first iteration of the subgroup.
     post_local_gradient_allreduce : bool, default True
-        False: gradients are not averaged at all from then on.
+        False: no averages from then on.
 
     References
     ----------
     T. Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020.
-    ``torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook.PostLocalSGDState``.
     """
 
     def __init__(
@@ -374,13 +342,9 @@ class PostLocalSGDState:
 
 
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
-    """Average a bucket over all ranks, and from iteration ``start_localSGD_iter`` on over those of the subgroup.
+    """Average a bucket over all ranks, from ``start_localSGD_iter`` on over the subgroup.
 
-    Used with a model averager whose ``warmup_steps`` is ``start_localSGD_iter``.
-
-    References
-    ----------
-    ``torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook.post_localSGD_hook``.
+    The model averager's ``warmup_steps`` is the same number.
     """
     local = state.iter >= state.start_localSGD_iter
     if bucket.is_last():
@@ -393,18 +357,13 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future: 
 
 
 class PostLocalSGDOptimizer:
-    """An optimizer whose steps end with those of a model averager.
+    """An optimizer whose steps end with those of a model averager, as torch's.
 
     Parameters
     ----------
     optim : Optimizer
-        The optimizer of this rank.
+        Of this rank.
     averager : ModelAverager
-        Combines the ranks' parameters when it is time.
-
-    References
-    ----------
-    T. Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020. ``torch.distributed.optim``.
     """
 
     def __init__(self, optim: Optimizer, averager: ModelAverager) -> None:
@@ -429,7 +388,7 @@ class PostLocalSGDOptimizer:
         self.optim.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step, then average the parameters if it is time."""
+        """Step, then average the parameters if it is due."""
         loss = self.optim.step(closure)
         self.averager.average_parameters(self.param_groups)
         return loss

@@ -1,7 +1,6 @@
 """Data parallelism in its plainest form: after backward, one all-reduce for each parameter.
 
-Read this first. `DistributedDataParallel` does the same in fewer, larger messages, during backward; its tests compare
-with this.
+`DistributedDataParallel` does the same in fewer messages, during backward; its tests compare with this.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from mpiddp.distributed.groups import GroupLike
 from mpiddp.nn import Module
 
 current_weight: ContextVar[float | None] = ContextVar("current_weight", default=None)
-"""Weight of this rank's gradients in the sum, for layers that mix ranks' gradients in backward; None: 1 / ranks."""
+"""Weight of this rank's gradients, for layers that mix ranks' gradients in backward; None: 1 / ranks."""
 
 
 def rank_weight(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:
@@ -25,14 +24,14 @@ def rank_weight(n_samples: float, total: float | None = None, group: GroupLike =
     Parameters
     ----------
     n_samples : float
-        Samples that this rank's loss is the mean of.
+        Samples of this rank's mean loss.
     total : float, optional
         Samples of all ranks; by default found by an all-reduce of 8 bytes.
 
     Raises
     ------
     ValueError
-        If ``total`` is 0, or ``n_samples`` is negative or larger than ``total``.
+        ``total`` is 0, or ``n_samples`` not between 0 and ``total``.
     """
     if total is None:
         counted = np.array([n_samples], dtype=np.float64)
@@ -48,23 +47,17 @@ def average_gradients(
 ) -> None:
     """Replace every gradient of a model by its average over all ranks, after ``loss.backward()``.
 
-    A parameter without a gradient counts as zeros, so that all ranks reduce the same ones.
+    Bitwise as torch's DDP: ``g * fl(1/N)``, summed; a missing gradient counts as zeros.
 
     Parameters
     ----------
     model : Module
-        Has the same parameters on all ranks.
+        The same parameters on all ranks.
     weight : float, optional
-        Number of samples of this rank's mean loss: averages over all samples, for ranks with different numbers of them.
-        By default over ranks.
+        Samples of this rank's mean loss, to average over samples; by default over ranks.
     group : ProcessGroup, optional
-        The ranks; all by default.
     total : float, optional
-        Samples of all ranks; by default found by an all-reduce of 8 bytes.
-
-    Notes
-    -----
-    Sends each gradient once; bitwise as torch's DDP scales: ``g * fl(1/N)``, summed.
+        As in `rank_weight`.
 
     References
     ----------

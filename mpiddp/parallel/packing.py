@@ -9,7 +9,7 @@ from mpiddp.typing import Array
 
 
 def packed(arrays: Sequence[Array]) -> Array:
-    """Return a new flat array of the values of one array or more, of one dtype."""
+    """Return a new flat array of the arrays' values, of one dtype."""
     flat: Array = array_namespace(arrays[0]).concatenate([x.reshape(-1) for x in arrays])
     return flat
 

@@ -1,8 +1,7 @@
 """PowerSGD: a gradient matrix is sent as two thin factors, and the error is added to the next gradient.
 
 For a matrix M (n, m), P = M Q (n, r) is summed and orthonormalised, then Q = M' P (m, r) is summed: (n + m) r numbers
-instead of n m. Both sums of a bucket are one operation of the group's queue, because the second begins when the first
-has ended, at a different time on each rank.
+instead of n m. Both sums are one operation of the group's queue: the second begins at a different time on each rank.
 """
 
 from __future__ import annotations
@@ -35,34 +34,28 @@ class PowerSGDState:
     Parameters
     ----------
     process_group : ProcessGroup, optional
-        The ranks; all by default.
     matrix_approximation_rank : int, default 1
-        Rank of the approximation; begin with 1 or 2 and double it until the accuracy is right.
+        Begin with 1 or 2 and double it until the accuracy is right.
     start_powerSGD_iter : int, default 1000
-        Iterations before compression; early gradients hardly have a low rank.
+        Iterations before compression: early gradients hardly have a low rank. More than 1 with feedback or warm start,
+        until the buckets have their final order.
     min_compression_rate : float, default 2
-        Matrices that would not shrink by this factor are sent uncompressed.
+        Matrices that shrink by less are sent uncompressed.
     use_error_feedback : bool, default True
-        Add the error of an approximation to the next gradient. Memory: a copy of the gradients.
+        Add the error of an approximation to the next gradient; keeps a copy of the gradients.
     warm_start : bool, default True
-        Begin with the last Q instead of a random one: a power iteration over steps.
+        Begin with the last Q: a power iteration over steps.
     orthogonalization_epsilon : float, default 0
         0: orthonormal by QR; else by Gram-Schmidt with this added to the norms, as in torch.
     random_seed : int, default 0
-        Seed of the first Q, equal on all ranks.
+        Of the first Q, equal on all ranks.
     compression_stats_logging_frequency, batch_tensors_with_same_shape
         Accepted for compatibility; see `compression_stats`.
-
-    Raises
-    ------
-    ValueError
-        If compression with feedback or warm start begins before buckets have their final order.
 
     References
     ----------
     T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed
-    optimization", NeurIPS 2019.
-    ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.PowerSGDState``.
+    optimization", NeurIPS 2019; torch's ``PowerSGDState``.
     """
 
     def __init__(
@@ -106,7 +99,7 @@ class PowerSGDState:
         return (before / after if after else 0.0), before, after
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the options that the next iterations depend on; arrays are live, and this rank's."""
+        """Return everything that the next iterations depend on but the options; arrays are live, and this rank's."""
         return {
             "iter": self.iter,
             "rng": self.rng.bit_generator.state,
@@ -124,7 +117,7 @@ class PowerSGDState:
         self.total_numel_before_compression, self.total_numel_after_compression = state["numel"]
 
     def begin(self, bucket: GradBucket) -> bool:
-        """Count an iteration at its last bucket; return whether to compress this bucket."""
+        """Count an iteration at its last bucket; return True to compress this bucket."""
         compress = self.iter >= self.start_powerSGD_iter
         if bucket.is_last():
             self.iter += 1
@@ -134,12 +127,7 @@ class PowerSGDState:
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
     """Average a bucket with matrices approximated by low rank, vectors uncompressed.
 
-    Sends ``(n + m) r`` numbers for a matrix of ``n`` rows and ``m`` columns; a gradient of more than two axes has
-    ``shape[0]`` rows.
-
-    References
-    ----------
-    ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.powerSGD_hook``.
+    A gradient of more than two axes is a matrix of ``shape[0]`` rows.
 
     Examples
     --------
@@ -159,12 +147,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: 
 
 
 def batched_powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
-    """Average a bucket as one square matrix of low rank: cheaper than `powerSGD_hook`, and less exact.
-
-    References
-    ----------
-    ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.batched_powerSGD_hook``.
-    """
+    """Average a bucket as one square matrix of low rank: cheaper than `powerSGD_hook`, and less exact."""
     if not state.begin(bucket):
         return allreduce_hook(state.process_group, bucket)
     buffer = bucket.buffer()
@@ -242,7 +225,7 @@ _ROUNDS = plan.plain(_rounds, make_call("powerSGD"))
 
 
 def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:
-    """Add the last error to ``whole``; return a copy of it, from which the sent part is to be subtracted."""
+    """Add the last error to ``whole``; return a copy of it, minus the sent part later."""
     if not state.use_error_feedback:
         return None
     error = state.error_dict.get(index)
@@ -270,7 +253,7 @@ def _first_factors(state: PowerSGDState, index: int, matrices: Sequence[Array]) 
 
 
 def _orthonormal(x: Array, epsilon: float) -> Array:
-    """Return an orthonormal basis of the columns of ``x``, completed to the same number where they depend."""
+    """Return an orthonormal basis of the columns of ``x``, completed where they depend."""
     xp = array_namespace(x)
     wide: Any = x if x.dtype.itemsize > 2 else x.astype(np.float32)
     if epsilon == 0:
@@ -285,5 +268,4 @@ def _orthonormal(x: Array, epsilon: float) -> Array:
 
 
 def _offset(part: Array, whole: Array) -> int:
-    """Return where ``part``, a view of ``whole``, begins, in elements."""
     return (address(part) - address(whole)) // whole.itemsize

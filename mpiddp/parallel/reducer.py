@@ -1,8 +1,7 @@
-"""The reducer: sends each bucket as soon as its last gradient is ready, while backward computes the others.
+"""The reducer sends each bucket when its last gradient is ready, while backward computes the others.
 
-The path of a gradient: autograd writes it into its bucket and calls the parameter's hook; the bucket's last hook
-submits its all-reduce; later hooks poll, which moves the messages; the end of backward waits. All ranks submit buckets
-in one order, in whatever order their gradients become ready.
+Autograd writes a gradient into its bucket and calls the parameter's hook; the bucket's last hook submits its
+all-reduce, later hooks poll, the end of backward waits. All ranks submit buckets in one order.
 """
 
 from __future__ import annotations
@@ -41,15 +40,14 @@ class Reducer:
     named_parameters : sequence of (str, Parameter)
         In the order of registration; the same on all ranks.
     group : ProcessGroup
-        The ranks.
     caps_bytes : sequence of int, optional
         See `mpiddp.parallel.buckets.assign_to_buckets`.
     find_unused : bool
-        Parameters may get no gradient in a backward, different ones on different ranks.
+        Parameters may get no gradient, different ones on different ranks.
     static_graph : bool
-        The unused parameters are the same in every backward: learned in the first.
+        The unused parameters are those of the first backward.
     skip_unused : bool
-        With ``find_unused``: unused parameters are the same on all ranks, and buckets of only such are not sent.
+        With ``find_unused``: they are the same on all ranks; buckets of only such are not sent.
     queue_callback : callable
         The autograd's: calls its argument at the end of the running backward.
     """
@@ -76,7 +74,7 @@ class Reducer:
         self.weight: float | None = None
         """This rank's share of the samples; None: 1 / ranks."""
         self.divisor: int | None = None
-        """The number of ranks that have inputs, if sums are divided by it; None: all."""
+        """The divisor of sums; None: all ranks."""
         self.timer = StepTimer()
         self.backwards = 0
         """Reduced backward passes."""
@@ -87,7 +85,7 @@ class Reducer:
         self._next_bucket = 0
         self._pending: list[tuple[GradBucket, Work | Future]] = []
         self._used_somewhere: Array | None = None
-        # One object: the cache of collective plans has it in its key.
+        # One object: it is part of the key of cached plans.
         self._average = ReduceOp.PREMUL_SUM(1 / group.size())
         self.buckets = Buckets(self._parameters, group, caps_bytes)
         self._handles: list[Handle] = [
@@ -117,9 +115,7 @@ class Reducer:
         Raises
         ------
         RuntimeError
-            If one is registered already, or a backward has been reduced.
-        TypeError
-            If it cannot be called.
+            One is registered already, or a backward has been reduced.
         """
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
@@ -139,7 +135,7 @@ class Reducer:
     # -- one backward ----------------------------------------------------------------------------------------------
 
     def expect_backward(self, expected: bool = True) -> None:
-        """Begin with the next gradient, if no output's hook has called `begin` before."""
+        """Begin with the next gradient, unless an output's hook calls `begin` before."""
         self._expected = expected
 
     def begin(self) -> None:
@@ -161,8 +157,8 @@ class Reducer:
     def abort_backward(self) -> None:
         """End a backward that an error has interrupted.
 
-        The other ranks may be in the same step without an error. The remaining buckets are sent as NaN: a sum without
-        this rank's part must be recognisable, and the next step's messages must not match this one's.
+        Other ranks may be in the same step: the remaining buckets are sent as NaN, so that a sum without this rank's
+        part is recognisable and the next step's messages do not match this one's.
         """
         if not self._running:
             return
@@ -273,13 +269,13 @@ class Reducer:
             raise RuntimeError(_UNUSED.format(rank=self._group.rank(), names=names))
 
     def _count_backward(self, order: list[int]) -> None:
-        """Count a reduced backward; after the first, order the buckets as gradients became ready."""
+        """Count a reduced backward; after the first, settle the buckets' order."""
         self.backwards += 1
         if not self.buckets.settled:
             self.buckets.settle(None if self._find_unused else order)
 
     def _agree_on_use(self, unused: Sequence[int], *, complete: bool = True) -> Array | None:
-        """Return for each parameter whether any rank has a gradient for it; None if all ranks must have one.
+        """Return for each parameter if any rank has a gradient for it; None if all ranks must have one.
 
         A static graph is learned from a backward that is complete on all ranks.
         """

@@ -19,13 +19,7 @@ BufferHook = Callable[[Any, dict[str, Array]], Any]
 
 
 def check_same_parameters(named_parameters: Sequence[tuple[str, ParameterLike]], group: ProcessGroup) -> None:
-    """Raise on every rank if names, shapes or dtypes of parameters differ between ranks.
-
-    Raises
-    ------
-    RuntimeError
-        Names the first parameter that differs, and both ranks.
-    """
+    """Raise RuntimeError on every rank, with the first difference, if names, shapes or dtypes differ between ranks."""
     mine = [(name, parameter.shape, str(parameter.dtype)) for name, parameter in named_parameters]
     fingerprints: list[int] = [0] * group.size()
     all_gather_object(fingerprints, zlib.crc32(repr(mine).encode()), group)
@@ -61,19 +55,13 @@ def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int =
         broadcast(packed, group=group, group_src=source)
         start = 0
         for x in together:
-            # The copy is aligned for the dtype, as kernels of a device need.
+            # The copy is aligned for the dtype, as a device's kernels need.
             x[...] = packed[start : start + x.nbytes].copy().view(x.dtype).reshape(x.shape)
             start += x.nbytes
 
 
 def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: ProcessGroup) -> None:
-    """Raise on every rank if replicas differ.
-
-    Raises
-    ------
-    MismatchError
-        Names the first array that differs, and the rank.
-    """
+    """Raise MismatchError on every rank, with the rank and the first array, if replicas differ."""
     mine = [zlib.crc32(np.ascontiguousarray(download(x)).reshape(-1).view(np.uint8).data) for _, x in named_arrays]
     everybody: list[list[int]] = [[]] * group.size()
     all_gather_object(everybody, mine, group)
@@ -93,7 +81,6 @@ class ModuleState:
     Parameters
     ----------
     module : Module
-        The module.
     ignored : iterable of str, optional
         Names to exclude; by default those of ``set_params_and_buffers_to_ignore_for_model``.
     """
@@ -133,15 +120,7 @@ class BufferCommHookLocation(Enum):
 
 
 class BufferSync:
-    """Makes a module's buffers the same on all ranks.
-
-    Parameters
-    ----------
-    state : ModuleState
-        The module's.
-    group : ProcessGroup
-        The ranks.
-    """
+    """Makes a module's buffers the same on all ranks of ``group``."""
 
     def __init__(self, state: ModuleState, group: ProcessGroup) -> None:
         self._state, self._group = state, group
@@ -154,19 +133,13 @@ class BufferSync:
         return self._hook is not None
 
     def register_hook(self, state: object, hook: BufferHook, location: BufferCommHookLocation) -> None:
-        """Synchronise by ``hook(state, named_buffers)`` from now on.
-
-        Raises
-        ------
-        TypeError
-            If it cannot be called.
-        """
+        """Synchronise by ``hook(state, named_buffers)`` from now on."""
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
         self._hook = state, hook, location
 
     def is_due(self, backwards: int) -> bool:
-        """Return whether the count of reduced backward passes, ``backwards``, has changed since the last time."""
+        """Return True if a reduced backward has followed the last synchronisation."""
         return backwards != self._backwards
 
     def broadcast(self, source: int, backwards: int) -> None:

@@ -25,14 +25,14 @@ def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Arr
     Parameters
     ----------
     counts : array
-        Shape (parts,): numbers of values a channel; may be 0.
+        Shape (parts,): values a channel; may be 0.
     means, squares : array
         Shape (parts, C): means, and sums of squared deviations from them.
 
     Returns
     -------
     tuple of (int, array, array)
-        Count, means (C) and sums of squared deviations (C) of all values.
+        The same of all values: count, (C,) and (C,).
 
     References
     ----------
@@ -105,32 +105,17 @@ class _NormalizeAcrossRanks(Normalization):
 
 
 class SyncBatchNorm(BatchNorm):
-    """Batch normalisation of (N, C, ...) with mean and variance over the batches of all ranks.
+    """Batch normalisation of (N, C, ...) over the batches of all ranks (``torch.nn.SyncBatchNorm``), on CPUs too.
 
-    In evaluation, on one rank and before `init_process_group` it is plain batch normalisation. Runs on the CPU, unlike
-    torch's.
+    In evaluation, on one rank and before `init_process_group` it is plain batch normalisation. Batches may differ in
+    size; a rank without samples must run its empty batch, for the others wait. One value a channel in all batches
+    together is a ValueError on every rank. Sends ``2 C + 1`` float64 numbers in forward, ``2 C`` in backward.
 
     Parameters
     ----------
     num_features, eps, momentum, affine, track_running_stats, dtype
         As in ``nn.BatchNorm2d``.
     process_group : ProcessGroup, optional
-        The ranks; all by default.
-
-    Raises
-    ------
-    ValueError
-        On every rank, if all batches together have one value a channel.
-
-    Notes
-    -----
-    Sends ``2 C + 1`` float64 numbers in forward (count, means, sums of squared deviations, merged in rank order) and
-    ``2 C`` in backward. Batches may differ in size and be empty; a rank without samples must run its empty batch, for
-    the others wait for it. `DistributedDataParallel` averages the gradients of weight and bias.
-
-    References
-    ----------
-    ``torch.nn.SyncBatchNorm``.
 
     Examples
     --------
@@ -185,10 +170,9 @@ class SyncBatchNorm(BatchNorm):
         Parameters
         ----------
         module : Module
-            Changed in place, or replaced if it is a batch normalisation itself. Parameters and running statistics stay
-            the same objects; convert before `DistributedDataParallel` wraps.
+            Changed in place, or replaced if it is a batch normalisation; parameters and statistics stay the same
+            objects. Convert before `DistributedDataParallel` wraps.
         process_group : ProcessGroup, optional
-            The ranks; all by default.
         """
         if isinstance(module, BatchNorm) and not isinstance(module, SyncBatchNorm):
             twin = cls(

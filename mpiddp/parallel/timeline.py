@@ -1,7 +1,6 @@
 """A timeline: the ranks' spans in one trace for ui.perfetto.dev or Chrome, and their summary.
 
-Each rank records spans by its own clock. The clocks' offsets are measured by ping-pong when recording begins and ends,
-and interpolated in between.
+Offsets of the ranks' clocks are measured by ping-pong at the beginning and the end, and interpolated.
 """
 
 from __future__ import annotations
@@ -47,12 +46,7 @@ class Clock(NamedTuple):
 
 
 def compare_clocks(group: ProcessGroup) -> Clock:
-    """Measure the offset of this rank's clock from the first rank's; collective over the group.
-
-    Notes
-    -----
-    `_ROUNDS` exchanges of 8 bytes for each rank; the error is at most half the time of the fastest one.
-    """
+    """Measure the offset of this rank's clock from the first rank's, within half an exchange of 8 bytes; collective."""
     rank, message = group.rank(), np.zeros(1, np.int64)
     mine = Clock(perf_counter_ns(), 0.0)
     for peer in range(1, group.size()):
@@ -79,9 +73,9 @@ class Timeline:
     Parameters
     ----------
     path : path-like
-        The file that the first rank writes: JSON in Chrome's trace format.
+        Written by the first rank, in Chrome's trace format.
     group : ProcessGroup, optional
-        The ranks; all by default. Making a timeline is collective over them.
+        Making a timeline is collective.
 
     Examples
     --------
@@ -99,7 +93,7 @@ class Timeline:
         self._began = compare_clocks(self.group)
 
     def add(self, lane: str, name: str, begin_ns: int, end_ns: int) -> None:
-        """Add a span, in nanoseconds of `time.perf_counter_ns`; at most a million of them are kept."""
+        """Add a span, in nanoseconds of `time.perf_counter_ns`; at most a million are kept."""
         if len(self.spans) < _MOST_SPANS:
             self.spans.append(Span(lane, name, begin_ns, end_ns))
 
@@ -133,13 +127,7 @@ class Timeline:
         return [Span(lane, name, align(begin), align(end)) for lane, name, begin, end in self.spans]
 
     def write(self) -> str:
-        """Write the trace and return the summary; collective over the group.
-
-        Returns
-        -------
-        str
-            On the first rank the summary, a table; on others an empty string.
-        """
+        """Write the trace; return the summary, a table, on the first rank and "" on others. Collective."""
         group = self.group
         everybody: list[list[Span]] | None = [[]] * group.size() if group.rank() == 0 else None
         gather_object(self._aligned(), everybody, group=group, group_dst=0)
@@ -153,7 +141,7 @@ class Timeline:
 
 
 def events(everybody: list[list[Span]]) -> list[dict[str, Any]]:
-    """Return the ranks' spans as events of Chrome's trace format: a process for each rank, a thread for each lane."""
+    """Return spans as events of Chrome's trace format: a process for each rank, a thread for each lane."""
     start = min((span.begin_ns for spans in everybody for span in spans), default=0)
     found: list[dict[str, Any]] = []
     for rank, spans in enumerate(everybody):
@@ -181,10 +169,10 @@ def covered_ns(spans: list[Span]) -> int:
 
 
 def summary(everybody: list[list[Span]]) -> str:
-    """Return a table with a line for each rank: mean times, exposed communication, overlap and lateness.
+    """Return a table of the ranks: mean times, exposed communication, overlap and lateness.
 
-    exposed: the wait at the end of backward; overlap: the rest of communication; late: mean time by which the rank's
-    backward ended after the earliest rank's; last: how often it was the last one.
+    exposed: the wait at the end of backward; overlap: the rest of communication; late: mean time between the earliest
+    rank's end of backward and this one's; last: how often it was the last.
     """
     arrivals = [[span.begin_ns for span in spans if span.lane == "wait"] for spans in everybody]
     steps = list(zip(*arrivals, strict=False))
@@ -207,9 +195,9 @@ _asked_for: Timeline | None = None
 
 
 def timeline_of_environment(group: ProcessGroup) -> Timeline | None:
-    """Return the timeline of ``MPIDDP_TIMELINE``, one for the process, or None.
+    """Return the process's timeline of ``MPIDDP_TIMELINE``, or None.
 
-    It is written when its group is destroyed, or at the end of the program, the summary to standard error.
+    Written, with a summary to standard error, when its group is destroyed or the program ends.
     """
     global _asked_for
     path = settings.timeline()
@@ -244,8 +232,7 @@ def _at_exit() -> None:
 class StepTimer:
     """Times of the last iteration and sums over all reduced ones, in nanoseconds.
 
-    Communication lasts from the first bucket to the end of the last; its part before the end of backward's computation
-    is hidden, the rest is exposed.
+    Communication lasts from the first bucket to the end of the last; its part after backward's computation is exposed.
     """
 
     def __init__(self) -> None:
