@@ -28,7 +28,7 @@ from .timeline import Timeline, timeline_of_environment
 
 
 class Wrapper(Joinable):
-    """Everything of a DistributedDataParallel that does not depend on the module's library.
+    """DistributedDataParallel, as far as it does not depend on the module's library.
 
     A subclass is a module of its library too; it sets ``module``, calls `_replicate` and defines the abstract methods.
     """
@@ -42,7 +42,7 @@ class Wrapper(Joinable):
     @staticmethod
     @abstractmethod
     def _is_grad_enabled() -> bool:
-        """Return whether autograd records."""
+        """Return True if autograd records."""
 
     @staticmethod
     @abstractmethod
@@ -140,7 +140,7 @@ class Wrapper(Joinable):
             self._sync_buffers(0, BufferCommHookLocation.POST_FORWARD)
 
     def _will_sync_buffers(self) -> bool:
-        """Return whether this forward synchronises buffers: in training, after a reduced backward."""
+        """Return True in training, after a reduced backward."""
         return (
             self.training
             and self._reduce
@@ -153,10 +153,7 @@ class Wrapper(Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally: backward of a forward inside sends nothing.
-
-        The next backward outside reduces the accumulated sum.
-        """
+        """Accumulate gradients of forwards inside on this rank; the next backward outside reduces the sum."""
         outer, self._reduce = self._reduce, False
         try:
             yield
@@ -167,15 +164,14 @@ class Wrapper(Joinable):
     def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
         """Average over samples instead of ranks: exact for ranks with different numbers of samples.
 
-        Applies to the reducing backward and to the gradients accumulated under `no_sync` before it: with equal
-        microbatches, ``n_samples`` is the size of one.
+        Applies to the reducing backward and the gradients accumulated under `no_sync` before it.
 
         Parameters
         ----------
         n_samples : float
-            Samples that this rank's loss is the mean of. A rank without a backward contributes its accumulated
-            gradients, or zeros, and gets the average: ``with ddp.weighted(0, total): ddp.skip_forward()``. (Under
-            ``skip_all_reduce_unused_params`` run an empty batch instead: only a backward tells what is sent.)
+            Samples of this rank's mean loss, of one of equal microbatches. A rank without a backward contributes its
+            accumulated gradients, or zeros: ``with ddp.weighted(0, total): ddp.skip_forward()``; under
+            ``skip_all_reduce_unused_params`` it runs an empty batch, for only a backward tells what is sent.
         total : float, optional
             Samples of all ranks; by default found by an all-reduce of 8 bytes.
         """
@@ -194,16 +190,9 @@ class Wrapper(Joinable):
             current_weight.reset(token)
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
-        """Reduce each bucket by ``hook(state, bucket)`` instead of an all-reduce.
+        """Reduce each bucket by ``hook(state, bucket)``: see `mpiddp.parallel.hooks`.
 
-        Parameters
-        ----------
-        state : object
-            Passed to the hook.
-        hook : callable
-            Takes the state and a `GradBucket`, whose buffer is not divided by the number of ranks, and returns a `Work`
-            or a `Future` of an array or list of arrays: the averaged gradients, copied into the bucket unless they are
-            its memory.
+        The future's array, or first of its list, is copied into the bucket unless it is its memory.
         """
         self._reducer.register_comm_hook(state, hook)
 
@@ -220,15 +209,9 @@ class Wrapper(Joinable):
         state : object
             Passed to the hook.
         hook : callable
-            Takes the state and a dict of the buffers by name; writes to them, and returns None or a list of `Work` or
-            `Future` to wait for.
+            Writes to a dict of the buffers by name; returns None or a list of `Work` or `Future` to wait for.
         comm_hook_location : BufferCommHookLocation
             Before forward, or after it, with the buffers as this batch has changed them.
-
-        Raises
-        ------
-        TypeError
-            If it cannot be called.
         """
         self._buffer_sync.register_hook(state, hook, comm_hook_location)
 
@@ -238,29 +221,17 @@ class Wrapper(Joinable):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """Return a context in which ranks may have different numbers of batches.
+        """Return a context for ranks with different numbers of batches, as torch's.
 
-        A rank without further batches contributes zeros until all ranks have finished; then every rank gets the model
-        of the last one. For batches of different sizes, empty ones included, `weighted` is exact and this is not.
+        A rank without further batches contributes zeros; at the end every rank gets the last one's model. For batches
+        of different sizes `weighted` is exact and this is not. Two all-reduces of 8 and 24 bytes in each forward.
 
         Parameters
         ----------
         divide_by_initial_world_size : bool, default True
-            Divide by the number of all ranks; False: of ranks with inputs.
-        enable : bool, default True
-            False: do nothing.
-        throw_on_early_termination : bool, default False
-            Raise on all ranks when the first one has no more inputs.
-
-        Notes
-        -----
-        Two all-reduces of 8 and 24 bytes in each forward.
-
-        Examples
-        --------
-        >>> with ddp.join():  # doctest: +SKIP
-        ...     for x, y in loader:
-        ...         loss_fn(ddp(x), y).backward()
+            False: divide by the number of ranks with inputs.
+        enable, throw_on_early_termination : bool
+            As in `Join`.
         """
         return Join(
             [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
@@ -287,17 +258,14 @@ class Wrapper(Joinable):
 
     @staticmethod
     def set_params_and_buffers_to_ignore_for_model(module: Any, params_and_buffers_to_ignore: Iterable[str]) -> None:
-        """Exclude parameters and buffers, by their names in ``module``, from synchronisation and reduction.
+        """Exclude parameters and buffers, by name, from synchronisation and reduction, before the model is wrapped.
 
-        Call it before the model is wrapped (torch: ``_set_params_and_buffers_to_ignore_for_model``).
+        torch calls it ``_set_params_and_buffers_to_ignore_for_model``.
         """
         module._ddp_params_and_buffers_to_ignore = frozenset(params_and_buffers_to_ignore)
 
     def logging_data(self) -> dict[str, Any]:
-        """Return buckets, options and times under the names of torch's ``_get_ddp_logging_data``.
-
-        Times are integers in nanoseconds, of the last iteration and on average.
-        """
+        """Return buckets, options and times, integers in nanoseconds, as torch's ``_get_ddp_logging_data``."""
         return self._reducer.logging_data() | {
             "module_name": type(self.module).__name__,
             "rank": self.process_group.rank(),
@@ -310,26 +278,15 @@ class Wrapper(Joinable):
         }
 
     def bucket_order(self) -> list[int] | None:
-        """Return the order of gradients that the buckets follow; None before the first reduced backward.
+        """Return the buckets' order of trained parameters, by registration; None before the first reduced backward.
 
-        Buckets decide how sums are formed: a checkpoint needs it to resume to the same bits.
-
-        Returns
-        -------
-        list of int or None
-            Numbers of the trained parameters, counted in the order of registration; the same on every rank.
+        It decides how sums are formed: a checkpoint needs it to resume to the same bits.
         """
         buckets = self._reducer.buckets
         return list(buckets.order) if buckets.settled else None
 
     def install_bucket_order(self, order: Sequence[int]) -> None:
-        """Make the buckets those of a wrapper with this `bucket_order`, before the first backward; collective.
-
-        Raises
-        ------
-        ValueError
-            If it is not an order of this model's parameters.
-        """
+        """Restore a `bucket_order` before the first backward; ValueError for another model's. Collective."""
         self._reducer.buckets.install_order(order)
 
     def detach(self) -> None:
@@ -338,22 +295,13 @@ class Wrapper(Joinable):
         self._reducer.detach()
 
     def check_replicas(self) -> None:
-        """Check that all ranks hold the same bits in every parameter.
-
-        Raises
-        ------
-        MismatchError
-            On every rank; names the rank and the parameter that differ.
-        """
+        """Check that all ranks hold the same bits; `MismatchError` on every rank names the rank and the parameter."""
         named = self._state_type(self.module, ()).parameters()
         check_equal_values([(name, parameter.data) for name, parameter in named], self.process_group)
 
     @property
     def timeline(self) -> Timeline | None:
-        """Records forward, backward, buckets and waits; assignable, on all ranks alike.
-
-        By default the timeline of the environment variable ``MPIDDP_TIMELINE``.
-        """
+        """Records forward, backward, buckets, waits; by default of ``MPIDDP_TIMELINE``, assigned on all ranks alike."""
         return self._reducer.timer.timeline
 
     @timeline.setter
@@ -366,5 +314,5 @@ class Wrapper(Joinable):
         return self._reducer.timer.exposed_ns * 1e-9
 
     def bucket_sizes_bytes(self) -> list[int]:
-        """Return the size of each bucket, in the order in which they are sent."""
+        """Return the size of each bucket, in the order of sending."""
         return self._reducer.buckets.sizes_bytes()

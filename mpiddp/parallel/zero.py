@@ -19,31 +19,27 @@ from .packing import packed, unpack
 
 
 class ZeroRedundancyOptimizer(Optimizer, Joinable):
-    """An optimizer whose state is sharded over the ranks.
+    """An optimizer whose state is sharded over the ranks, as torch's.
+
+    Each parameter belongs to one rank, the largest first to the rank with the fewest elements. A step updates this
+    rank's parameters, then sends all, one message for each rank and dtype; gradients must be averaged before. Memory of
+    the state and time of the arithmetic: 1/N.
 
     Parameters
     ----------
     params : iterable of Parameter or of dict
-        The parameters, the same on all ranks; or groups of them.
+        The same on all ranks.
     optimizer_class : type of Optimizer
-        Updates each shard: ``optim.Adam``, for example.
+        Updates each shard.
     process_group : ProcessGroup, optional
-        The ranks; all by default.
     parameters_as_bucket_view : bool
         Accepted for compatibility.
     **defaults
         Options of ``optimizer_class``.
 
-    Notes
-    -----
-    Each parameter belongs to one rank: the largest first, each to the rank with the fewest elements so far. A step
-    updates this rank's parameters, then sends every parameter once, one message for each rank and dtype; gradients must
-    be averaged before, as `DistributedDataParallel` does. Memory of the state and time of the arithmetic: 1/N.
-
     References
     ----------
     S. Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", SC 2020 (stage 1).
-    ``torch.distributed.optim.ZeroRedundancyOptimizer``.
 
     Examples
     --------
@@ -58,7 +54,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         parameters_as_bucket_view: bool = False,
         **defaults: Any,
     ) -> None:
-        # For its defaults; state is made in the first step, so this costs nothing.
+        # For its defaults; it has no state before the first step.
         whole = optimizer_class(params, **defaults)
         self.process_group = member(process_group, "ZeroRedundancyOptimizer") or default_group()
         self._loads = np.zeros(self.process_group.size(), np.int64)
@@ -92,13 +88,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return self.optim
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update this rank's parameters, and send every parameter from its owner to all ranks.
-
-        Parameters
-        ----------
-        closure : callable, optional
-            Computes gradients and returns the loss; called first.
-        """
+        """Update this rank's parameters, after ``closure`` if any, and send each from its owner to all ranks."""
         Join.notify_join_context(self)
         loss = self._local().step(closure)
         self._exchange()
@@ -106,7 +96,6 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return loss
 
     def _exchange(self) -> None:
-        """Send every parameter from its owner to the others."""
         by_message: dict[tuple[int, Any], list[Array]] = {}
         for group in self.param_groups:
             for p in group["params"]:
@@ -123,14 +112,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 unpack(flat, arrays)
 
     def _update(self, run: ContiguousRun, group: dict[str, Any]) -> None:
-        """Update as this rank's optimizer does."""
         assert self.optim is not None
         self.optim._update(run, group)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
     def _global_numbers(self) -> list[int]:
-        """Return the numbers in the whole optimizer of the parameters of this rank's optimizer."""
+        """Return the whole optimizer's numbers of the parameters of this rank's."""
         assert self.optim is not None
         numbers = self._numbers()
         return [numbers[id(p)] for group in self.optim.param_groups for p in group["params"]]
@@ -142,20 +130,14 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def shard(self) -> dict[int, Any]:
         """Return the state of this rank's parameters, by their numbers in the whole optimizer.
 
-        The shards of all ranks together are the ``state`` of `state_dict`. `load_state_dict` needs this rank's `owned`
-        parameters only, whatever the number of ranks was.
+        All ranks' shards together are the ``state`` of `state_dict`; `load_state_dict` needs those of this rank's
+        `owned` parameters, whatever the number of ranks was.
         """
         numbers = self._global_numbers()
         return {numbers[local]: record for local, record in self._local().state_dict()["state"].items()}
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Collect the state of all ranks on one; all call it before that one's `state_dict`.
-
-        Parameters
-        ----------
-        to : int, default 0
-            Global rank.
-        """
+        """Collect the state of all ranks on the global rank ``to``, before its `state_dict`. Collective."""
         shard = self.shard()
         receives = self.process_group.group_rank(to) == self.process_group.rank()
         shards: list[Any] | None = [None] * self.process_group.size() if receives else None
@@ -163,13 +145,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._consolidated = None if shards is None else {k: v for each in shards for k, v in each.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, as an unsharded optimizer's.
-
-        Raises
-        ------
-        RuntimeError
-            Without `consolidate_state_dict` to this rank since the last step.
-        """
+        """Return the state, as an unsharded optimizer's; RuntimeError if not consolidated since the last step."""
         if self._consolidated is None:
             raise RuntimeError(
                 f"Optimizer state has not been consolidated on this rank. Please call `consolidate_state_dict(to="
