@@ -10,6 +10,7 @@ import numpy as np
 
 from mpiddp.algorithms import plan as planning
 from mpiddp.algorithms.plan import Plan
+from mpiddp.device.packing import packed, unpack
 from mpiddp.faults.calls import make_call
 from mpiddp.mpi.future import Future
 from mpiddp.mpi.link import Link
@@ -31,19 +32,12 @@ def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
     return list(places.values())
 
 
-def _cut(flat: Array, likes: Sequence[Array]) -> None:
-    start = 0
-    for x in likes:
-        x[...] = flat[start : start + x.size].reshape(x.shape)
-        start += x.size
-
-
 def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
     for places in _by_dtype(xs):
         part = [xs[place] for place in places]
-        flat = np.concatenate([x.reshape(-1) for x in part])
+        flat = packed(part)
         yield from planning.nested(link, "all_reduce", flat, flat, op)
-        _cut(flat, part)
+        unpack(flat, part)
         link = link.after()
 
 
@@ -54,7 +48,7 @@ def _reduce_scatter(link: Link, outputs: Sequence[Array], inputs: Sequence[Array
         blocks = np.concatenate([inputs[place].reshape(link.size, -1) for place in places], axis=1)
         flat = np.empty_like(blocks, shape=blocks.shape[1])
         yield from planning.nested(link, "reduce_scatter", flat, blocks, op)
-        _cut(flat, part)
+        unpack(flat, part)
         link = link.after()
 
 
@@ -63,7 +57,7 @@ def _all_gather(link: Link, outputs: Sequence[Sequence[Array]], inputs: Sequence
     received = [np.empty_like(joined, shape=sum(x.nbytes for x in each)) for each in outputs]
     yield from planning.moving("all_gather_list", link, joined)[0](link, received, joined)
     for memory, arrays in zip(received, outputs, strict=True):
-        _cut(memory, [as_bytes(x) for x in arrays])
+        unpack(memory, [as_bytes(x) for x in arrays])
 
 
 def _arrays(given: object, name: str, operation: str, *, writable: bool) -> list[Array]:

@@ -143,9 +143,6 @@ class Adadelta(Optimizer):
 
     def _update(self, run: ContiguousRun, group: Group) -> None:
         lr, rho, eps, decay = (float(group[name]) for name in ("lr", "rho", "eps", "weight_decay"))
-        for name in ("square_avg", "acc_delta"):
-            if name not in run.state:
-                run.new_state(name)
         run.count_step()
 
         xp = array_namespace(run.data)

@@ -79,9 +79,6 @@ class Adam(Optimizer):
         lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
         beta1, beta2 = map(float, group["betas"])
         names = ["exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * group["amsgrad"]]
-        for name in names:
-            if name not in run.state:
-                run.new_state(name)
         step = run.count_step()
         step_size = lr / (1 - beta1**step)
         correction = sqrt(1 - beta2**step)

@@ -116,7 +116,10 @@ class ContiguousRun:
         return int(step)
 
     def blocks(self, *names: str) -> Iterator[tuple[Array, ...]]:
-        """Yield data, gradient and the named states together, a cacheful at a time."""
+        """Yield data, gradient and the named states, zeros at first, together: a cacheful at a time."""
+        for name in names:
+            if name not in self.state:
+                self.new_state(name)
         arrays = (self.data, self.grad, *(self.state[name] for name in names))
         if self.data.size <= BLOCK or not self._flat or is_device_array(self.data):
             yield arrays

@@ -84,9 +84,6 @@ class RMSprop(Optimizer):
         lr, alpha, eps = float(group["lr"]), float(group["alpha"]), float(group["eps"])
         momentum, decay = float(group["momentum"]), float(group["weight_decay"])
         extra = ["momentum_buffer"] * (momentum > 0) + ["grad_avg"] * group["centered"]
-        for name in ("square_avg", *extra):
-            if name not in run.state:
-                run.new_state(name)
         run.count_step()
 
         xp = array_namespace(run.data)

@@ -75,8 +75,6 @@ class SGD(Optimizer):
         lr, momentum, decay = float(group["lr"]), float(group["momentum"]), float(group["weight_decay"])
         fresh = 1 - float(group["dampening"])
         first = momentum != 0 and "momentum_buffer" not in run.state
-        if first:
-            run.new_state("momentum_buffer")
         xp = array_namespace(run.data)
         for p, g, *state in run.blocks(*["momentum_buffer"] if momentum else []):
             g, update, product = self._descent(p, g, group["maximize"], decay)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+from mpiddp.device.packing import packed, unpack
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, all_reduce, new_subgroups
 from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Parameter
@@ -19,7 +20,6 @@ from mpiddp.typing import Array
 
 from .buckets import GradBucket
 from .hooks import allreduce_hook, completed, group_of
-from .packing import packed, unpack
 from .replicas import broadcast_arrays
 
 Parameters = Iterable[Parameter] | Iterable[dict[str, Any]]

@@ -14,6 +14,7 @@ import numpy as np
 
 from mpiddp.algorithms import plan
 from mpiddp.device import array_namespace
+from mpiddp.device.packing import packed, unpack
 from mpiddp.distributed import Future, ReduceOp
 from mpiddp.distributed.dispatch import dispatch
 from mpiddp.distributed.groups import GroupLike
@@ -25,7 +26,6 @@ from mpiddp.typing import Array
 
 from .buckets import GradBucket
 from .hooks import allreduce_hook, group_of
-from .packing import packed, unpack
 
 
 class PowerSGDState:

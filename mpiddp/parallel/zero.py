@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpiddp.device.packing import packed, unpack
 from mpiddp.distributed import ProcessGroup, broadcast, gather_object
 from mpiddp.distributed.groups import GroupLike, default_group, member
 from mpiddp.nn import Parameter
@@ -15,7 +16,6 @@ from mpiddp.optim.flat import ContiguousRun
 from mpiddp.typing import Array
 
 from .join import Join, Joinable, JoinHook
-from .packing import packed, unpack
 
 
 class ZeroRedundancyOptimizer(Optimizer, Joinable):

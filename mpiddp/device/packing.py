@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mpiddp.device import array_namespace
 from mpiddp.typing import Array
+
+from .namespace import array_namespace
 
 
 def packed(arrays: Sequence[Array]) -> Array:
