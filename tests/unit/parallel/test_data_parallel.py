@@ -247,6 +247,22 @@ def test_several_devices_give_what_one_thread_gives(cupy: Any, n: int, output: A
         np.testing.assert_allclose(p.grad.get(), q.grad.get(), rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_gradients_of_branches_on_two_devices_are_added_where_the_tensor_is(cupy: Any, first: int) -> None:
+    x = Tensor(cupy.asarray(np.arange(3, dtype=np.float32)), requires_grad=True)
+    hidden = x * 2.0
+
+    def elsewhere() -> Tensor:
+        with cupy.cuda.Device(1):
+            return (hidden.to("cuda:1") * 4.0).to("cuda:0")
+
+    branches = [lambda: hidden * 3.0, elsewhere]
+    one, other = branches[first](), branches[1 - first]()
+    (one + other).sum().backward()
+    assert x.grad is not None and x.grad.device.id == 0 and cupy.cuda.runtime.getDevice() == 0
+    np.testing.assert_array_equal(x.grad.get(), np.full(3, 14, np.float32))
+
+
 def test_buffers_of_the_first_device_are_the_models(cupy: Any) -> None:
     norm = nn.BatchNorm1d(3, momentum=1.0).convert(lambda array: moved(array, 0))
     x = np.random.default_rng(2).standard_normal((8, 3)).astype(np.float32)
