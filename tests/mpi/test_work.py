@@ -9,9 +9,9 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+from harness.random_program import RandomProgram
 
 import mpiddp as dist
-from mpiddp.algorithms import plan
 from mpiddp.distributed import debug
 from mpiddp.mpi import operation, requests
 
@@ -177,30 +177,6 @@ def test_a_receive_is_open_while_a_group_is_made(world):
         dist.destroy_process_group(each)
 
 
-def programs(world, rounds):
-    """Yield operations that all ranks agree on: (kind, group's place, operands)."""
-    kinds = ["all_reduce", "broadcast", "all_gather", "all_gather_single", "reduce", "reduce_scatter_single"]
-    kinds += ["gather", "scatter", "all_to_all", "barrier", "p2p", "object"]
-    for _ in range(rounds):
-        yield (
-            str(world.rng.choice(kinds)),
-            int(world.rng.integers(4)),
-            bool(world.rng.random() < 0.7),
-            int(world.rng.choice([1, 5, 300, 20_000])),
-            [Op.SUM, Op.MAX, Op.AVG][int(world.rng.integers(3))],
-            int(world.rng.integers(100)),
-            int(world.rng.integers(100)),
-            int(world.rng.integers(100)),
-        )
-
-
-def drawn_algorithm(operation, group, number):
-    """Return one of the algorithms that can do an operation in a group, or None: the one that the library chooses."""
-    in_memory = ("one_shot", "two_shot")
-    names = [name for name in plan.offering(operation) if group.link.one_node or name not in in_memory]
-    return [None, *names][number % (len(names) + 1)]
-
-
 @pytest.fixture
 def level(request):
     debug.configure(request.param)
@@ -213,103 +189,10 @@ def level(request):
 
 @pytest.mark.parametrize(("seed", "level"), [(0, "OFF"), (1, "OFF"), (2, "OFF"), (3, "DETAIL")], indirect=["level"])
 def test_random_program(world, seed, level):
-    """Operations in several groups, waited for at places that each rank chooses for itself."""
-    lists = [
-        list(range(world.size)),
-        list(reversed(range(world.size))),
-        list(range(max(1, world.size - 1))),
-        list(range(world.size // 2, world.size)),
-    ]
-    groups = [dist.new_group(ranks, sort_ranks=False) for ranks in lists]
-    mine = np.random.default_rng([world.rank, seed])
-    pending = []
-
-    def later(returned, check):
-        if returned is None:
-            check()
-        else:
-            pending.append((returned, check))
-
-    def equals(x, value):
-        def check():
-            assert (np.asarray(x) == value).all(), (what, x, value)
-
-        what = kind, how
-        return check
-
-    for number, (kind, place, async_op, size, op, one, two, three) in enumerate(programs(world, 250)):
-        ranks, group = lists[place], groups[place]
-        root, peer = ranks[one % len(ranks)], ranks[two % len(ranks)]
-        if world.rank not in ranks:
-            continue
-        mine_at = ranks.index(world.rank)
-        x = np.full(size, float(world.rank + number))
-        values = [rank + number for rank in ranks]
-        expected = {"SUM": sum(values), "MAX": max(values), "AVG": sum(values) / len(values)}[op.name]
-        how = {"group": group, "async_op": async_op}
-        operation = kind.removesuffix("_single")
-        if operation in plan.ONE_NODE and kind != "all_gather":
-            how["algorithm"] = drawn_algorithm(operation, group, three)
-        if kind == "all_reduce":
-            later(dist.all_reduce(x, op, **how), equals(x, expected))
-        elif kind == "broadcast":
-            later(dist.broadcast(x, root, **how), equals(x, root + number))
-        elif kind == "reduce":
-            later(dist.reduce(x, root, op, **how), equals(x, expected if world.rank == root else world.rank + number))
-        elif kind == "all_gather":
-            rows = np.zeros((len(ranks), size))
-            later(dist.all_gather(list(rows), x, **how), equals(rows.T, values))
-        elif kind == "all_gather_single":
-            rows = np.zeros((len(ranks), size))
-            later(dist.all_gather_single(rows, x, **how), equals(rows.T, values))
-        elif kind == "reduce_scatter_single":
-            blocks = np.repeat(np.arange(len(ranks)), size) + x[0]
-            later(
-                dist.reduce_scatter_single(x, blocks, op, **how),
-                equals(x, expected + mine_at * (len(ranks) if op == Op.SUM else 1)),
-            )
-        elif kind == "gather":
-            rows = np.zeros((len(ranks), size)) if world.rank == root else None
-            gathered = equals(rows.T, values) if rows is not None else lambda: None
-            later(dist.gather(x, rows if rows is None else list(rows), root, **how), gathered)
-        elif kind == "scatter":
-            rows = np.repeat(np.arange(len(ranks)) + number, size).reshape(-1, size).astype(float)
-            later(dist.scatter(x, list(rows) if world.rank == root else None, root, **how), equals(x, mine_at + number))
-        elif kind == "all_to_all":
-            rows = np.zeros((len(ranks), 3))
-            sent = [np.full(3, world.rank * 100.0 + to) for to in ranks]
-            later(dist.all_to_all(list(rows), sent, **how), equals(rows.T, [r * 100 + world.rank for r in ranks]))
-        elif kind == "barrier":
-            later(dist.barrier(**how), lambda: None)
-        elif kind == "object":
-            found = [None] * len(ranks)
-            dist.all_gather_object(found, (world.rank, number), group=group)
-            assert found == [(rank, number) for rank in ranks]
-        elif kind == "p2p":
-            if world.rank == peer:
-                later(dist.irecv(x, root, group=group, tag=one), equals(x, root + number))
-            if world.rank == root:
-                sent = np.full(size, float(root + number))
-                later(dist.isend(sent, peer, group=group, tag=one), equals(sent, root + number))
-        while pending and mine.random() < 0.4:
-            returned, check = pending.pop(int(mine.integers(len(pending))))
-            if kind == "p2p" or returned.is_completed() or mine.random() < 0.5:
-                returned.is_completed()
-                pending.append((returned, check))
-                break
-            pending.append((returned, check))
-            break
-        # A wait may stand wherever what it waits for has been begun by everybody who gets that far.
-        if async_op and pending and mine.random() < 0.3:
-            for index in mine.permutation(len(pending))[:3]:
-                pending[index][0].wait()
-                pending[index][1]()
-    for index in mine.permutation(len(pending)):
-        pending[index][0].wait()
-        pending[index][1]()
+    program = RandomProgram(world.rank, world.size, world.rng, np.random.default_rng([world.rank, seed]))
+    program.run(250)
     dist.barrier()
-    for group in groups:
-        dist.destroy_process_group(group)
+    program.destroy()
 
 
 def exchange(kind, group):
