@@ -30,7 +30,7 @@ def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
     names = ["machine", "ipc", "staged", "nodes", "order", "dlpack"]
     command = [sys.executable, "-m", "tests.gpu", *names, "--fake", "--ranks", "2", "--json", str(rows_file)]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=150, check=False
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(rows_file.read_text())
