@@ -121,11 +121,15 @@ def run(
     --------
     >>> elastic.run(step, State, steps=1000, spares=1)  # doctest: +SKIP
     """
+    if not 0 <= spares < MPI.COMM_WORLD.size:
+        raise ValueError(f"spares leave no rank: {spares} of {MPI.COMM_WORLD.size} ranks; start more, or give less")
+    copies = groups.default_group().monitor.survivable
+    if spares and not copies:
+        raise DistError(f"spares need ranks that live on when one dies: {NEEDED}")
     if every < 1:
         raise ValueError(f"every has to be at least 1 step, got {every}")
     kept: tuple[int, Any] | None = None
     final: Stateful | None = None
-    copies = groups.default_group().monitor.survivable
 
     def attempt(change: Change | None) -> None:
         nonlocal kept, final
@@ -166,7 +170,7 @@ def farthest(moment: tuple[int, ...] | int | None) -> int | None:
 def go_on(
     attempt: Callable[[Change | None], T],
     *,
-    prepare: Callable[[], object] = lambda: None,
+    prepare: Callable[[int], object] = lambda ranks: None,
     spares: int = 0,
     survivable: Callable[[], bool] = lambda: True,
 ) -> T:
@@ -178,7 +182,8 @@ def go_on(
         Called on all ranks but the spares, in a default group of theirs; first with None, then with what has changed.
         Rank 0's result is that of spares, too, and has to be something that pickle takes.
     prepare : callable
-        Called before, on all ranks, in a group of all; again if a rank dies meanwhile.
+        Called before with the number of ranks without spares, on all ranks, in a group of all; again if a rank dies
+        meanwhile.
     spares : int, default 0
         Ranks that wait.
     survivable : callable
@@ -186,15 +191,15 @@ def go_on(
     """
     places = _Places(spares)
     change: Change | None = None
-    failed = False
+    failed, changed = False, places.changed()
     while True:
         if failed:
             places.regroup()
         try:
-            if failed:
+            if failed or changed:
                 change = places.reassign()
             if not places.prepared:
-                prepare()
+                prepare(places.size)
                 places.prepared = True
             places.take()
             outcome: T = places.wait() if places.slot is None else attempt(change)
@@ -218,6 +223,8 @@ class _Places:
     ----------
     slot : int or None
         This process's rank in the run; None: it is a spare.
+    size : int
+        Number of places.
     prepared : bool
         True if this process, and after `reassign` every other, has prepared.
     """
@@ -225,13 +232,9 @@ class _Places:
     def __init__(self, spares: int) -> None:
         link = groups.default_group().link
         self._timeout_s, self._backend = link.timeout_s, backend_of(link)
-        if not 0 <= spares < MPI.COMM_WORLD.size:
-            raise ValueError(f"spares leave no rank: {spares} of {MPI.COMM_WORLD.size} ranks; start more, or give less")
-        if spares and not self.job.failures.survivable:
-            raise DistError(f"spares need ranks that live on when one dies: {NEEDED}")
         # By the ranks of the start: some may have died since.
-        me, self._size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - spares
-        self.slot = me if me < self._size else None
+        me, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - spares
+        self.slot = me if me < self.size else None
         self.prepared = False
         self._heard: list[bytes] = []
 
@@ -241,6 +244,10 @@ class _Places:
         job = monitor.current()
         assert job is not None, "there is a default group"
         return job
+
+    def changed(self) -> bool:
+        """Return True if ranks died before the run began."""
+        return self.job.world.size < MPI.COMM_WORLD.size
 
     def regroup(self) -> None:
         """Make the job anew of the survivors, who all call it."""
@@ -256,22 +263,22 @@ class _Places:
             # Before anything changes here: every survivor has heard the same, or none changes anything.
             job.failures.agree()
             holders = [slot for slot, _ in told]
-            free = [slot for slot in range(self._size) if slot not in holders]
+            free = [slot for slot in range(self.size) if slot not in holders]
             idle = [rank for rank, slot in enumerate(holders) if slot is None]
             for slot, rank in zip(free, idle, strict=False):
                 holders[rank] = slot
             held = sorted(slot for slot in holders if slot is not None)
-            mine, before = holders[job.world.rank], self._size
-            self.slot, self._size = None if mine is None else held.index(mine), len(held)
+            mine, before = holders[job.world.rank], self.size
+            self.slot, self.size = None if mine is None else held.index(mine), len(held)
             self.prepared = all(prepared for _, prepared in told)
-            if not self.prepared:
+            if not self.prepared and not groups.has_default():
                 init.begin(job, None, self._timeout_s, self._backend)
-        return Change(tuple(free), before, self._size, holders.count(None))
+        return Change(tuple(free), before, self.size, holders.count(None))
 
     def take(self) -> None:
         """Make a default group of all ranks but the spares; all call it."""
         job = self.job
-        if groups.has_default() and self._size == job.world.size:
+        if groups.has_default() and self.size == job.world.size:
             return
         self._heard.clear()
         job.liveness.handlers[_OVER] = lambda _, message: self._heard.append(bytes(message))

@@ -111,9 +111,29 @@ def init_process_group(
     _choose_device(device_id)
     with time_limit(timeout_s, "init_process_group"):
         assigned_by_mpi = backend is not None and backend.lower() == "mpi"
-        job = monitor.start(Claims(rank, world_size, own_comm=comm is not None, assigned_by_mpi=assigned_by_mpi))
+        claims = Claims(rank, world_size, own_comm=comm is not None, assigned_by_mpi=assigned_by_mpi)
         debug.configure(debug_level)
-        begin(job, comm, timeout_s, kind)
+        _start(claims, comm, timeout_s, kind)
+
+
+def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> None:
+    """Make the default process group of all ranks, or of those that live if some die meanwhile."""
+    first = monitor.current() is None
+    while True:
+        try:
+            job = monitor.start(claims)
+            begin(job, comm, timeout_s, backend)
+            if len(job.world.running) == job.world.size:
+                job.failures.agree()  # nobody leaves a start that another rank has to repeat
+            break
+        except Exception:
+            failed = monitor.current()
+            if failed is None or comm is not None or not failed.failures.happened():
+                raise
+            groups.discard()
+    now, before = job.world.size, MPI.COMM_WORLD.size
+    if first and now < before and job.world.rank == 0:
+        warnings.warn(f"{before - now} of {before} ranks died during the start; {now} go on", stacklevel=3)
 
 
 def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:

@@ -32,17 +32,31 @@ class Job(NamedTuple):
         liveness = Liveness(questions, gathered.thread_multiple)
         return cls(gathered, liveness, failures, Distant(liveness))
 
+    @classmethod
+    def start(cls) -> Self:
+        """Return the job of all ranks of the world, or of those that live; collective."""
+        comm = MPI.COMM_WORLD
+        if not Failures(comm).survivable:
+            return cls.gather(comm.Dup())
+        job = cls._of_survivors(comm)
+        if job.world.size < comm.size:
+            lazy.never_finalize()
+        return job
+
     def survivors(self) -> Self:
         """Return the job of the survivors; collective over them."""
         self.failures.revoke()
         # The launcher's own barrier in MPI_Finalize may wait for the failed ranks for ever.
         lazy.never_finalize()
-        comm = self.world.comm
+        return self._of_survivors(self.world.comm, ended=self.liveness.exited)
+
+    @classmethod
+    def _of_survivors(cls, comm: MPI.Intracomm, *, ended: bool = False) -> Self:
         while True:
             comm = MPI.Intracomm(comm.Shrink())
             comm.Set_errhandler(MPI.ERRORS_RETURN)
             try:
-                return self.gather(comm, ended=self.liveness.exited)
+                return cls.gather(comm, ended=ended)
             except MPI.Exception:
                 # Another one has failed meanwhile. A rank that has not noticed comes here again, from the same comm.
                 if not Failures(comm).happened():

@@ -239,7 +239,9 @@ def start(claims: Claims | None = None) -> Job:
         shutdown.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
         _owner_pid = os.getpid()
         requests.only_thread = 0 if MPI.Query_thread() == MPI.THREAD_MULTIPLE else get_ident()
-        job = _begin(Job.gather(MPI.COMM_WORLD.Dup()))
+        job = _begin(Job.start())
+        if job.world.size < MPI.COMM_WORLD.size:
+            _renumber(job)
     elif job.failures.happened():
         job = regroup()
     try:
@@ -258,9 +260,13 @@ def regroup() -> Job:
     _shutdown.stop()
     job = _begin(_job.survivors())
     segment.forget()
+    _renumber(job)
+    return job
+
+
+def _renumber(job: Job) -> None:
     shutdown.set_rank(job.world.rank, job.world.size)
     settings.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
-    return job
 
 
 def _begin(job: Job) -> Job:

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from mpiddp import settings
+from mpiddp.mpi.processes import children, runs
 
 _DAEMONS = ("prted", "orted", "srun", "slurmstepd")
 """Parents of ranks other than mpirun, whose stderr is not read."""
@@ -21,20 +22,6 @@ _HANDLED = (signal.SIGCONT, signal.SIGTERM)
 
 def _left_to_the_watchdog(number: int, frame: object) -> None:
     """Do nothing: the watchdog receives the signal."""
-
-
-def _children(pid: int) -> set[str]:
-    try:
-        return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    except OSError:
-        return set()
-
-
-def _runs(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 class Launcher:
@@ -49,7 +36,7 @@ class Launcher:
             return
         if threading.current_thread() is not threading.main_thread():
             return
-        self._ranks = _children(self._pid)
+        self._ranks = children(self._pid)
         for number in _HANDLED[: 2 if rank == 0 and self._reads() else 1]:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _left_to_the_watchdog)
@@ -68,7 +55,7 @@ class Launcher:
 
     def all_run(self) -> bool:
         """Return True if all ranks of this host run; otherwise mpirun ends the job for that, and says so."""
-        return all(map(_runs, self._ranks))
+        return all(map(runs, self._ranks))
 
     def write(self, text: str) -> None:
         """Write to mpirun's stderr."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mpiddp import settings
 from mpiddp.errors import DistError
 
-from . import stdio
+from . import processes, stdio
 
 _FIRST_WORD_S = 3.0
 """Rank 0 prints meanwhile why the job may end: an abort ends it for all."""
@@ -71,7 +71,8 @@ def _start(library: Any, rc: Any) -> None:
             time.sleep(_FIRST_WORD_S)
     level = getattr(library, f"THREAD_{rc.thread_level.upper()}") if rc.threads else library.THREAD_SINGLE
     # mpi4py would hold the interpreter, and no thread could report the wait.
-    fault = ctypes.CDLL(library.__file__).MPI_Init_thread(None, None, int(level), ctypes.byref(ctypes.c_int()))
+    with processes.watch_start():
+        fault = ctypes.CDLL(library.__file__).MPI_Init_thread(None, None, int(level), ctypes.byref(ctypes.c_int()))
     if fault:
         raise SetupError(f"MPI could not be started: MPI_Init_thread of {name} returned {fault}")
     if rc.errors == "exception":

@@ -50,7 +50,8 @@ def collect(version: str) -> dict[str, Any]:
     -----
     One gather of a small object per rank. Looks for GPUs, which imports CuPy if installed.
     """
-    job = monitor.start()
+    job = monitor.current()
+    assert job is not None, "there is a default group"
     world = job.world
     places: list[Any] = [None] * world.size
     dist.all_gather_object(places, _place(world))

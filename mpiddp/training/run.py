@@ -43,18 +43,12 @@ EXIT_INTERRUPTED = 130
 _logger = logging.getLogger(__name__)
 
 
-def check_spares(config: Config) -> None:
-    """Refuse spares where they are of no use."""
-    spares = config.spares
-    if spares and not survivable():
-        raise UsageError(f"--spares {spares} needs ranks that live on when one dies: {elastic.NEEDED}")
-    if dist.get_world_size() <= spares:
-        raise UsageError(f"--spares {spares} leaves no rank to train: start {spares + 1} or more")
-
-
-def check_request(config: Config) -> None:
-    """Refuse a configuration that these ranks cannot run."""
-    ranks = dist.get_world_size() - config.spares
+def check_request(config: Config, ranks: int) -> None:
+    """Refuse a configuration that ``ranks`` ranks, without spares, cannot run."""
+    if config.spares and not survivable():
+        raise UsageError(f"--spares {config.spares} needs ranks that live on when one dies: {elastic.NEEDED}")
+    if ranks < 1:
+        raise UsageError(f"--spares {config.spares} leaves no rank to train: start {config.spares + 1} or more")
     if config.batch_size < ranks:
         raise UsageError(
             f"--batch-size {config.batch_size} is that of all ranks together: give {ranks} or more, or start fewer"
@@ -96,7 +90,6 @@ def run(config: Config, version: str) -> int:
     tune_allocator()
     no_gpu = gpu_fault(config.device)
     dist.init_process_group()
-    raise_on_all_ranks(lambda: check_spares(config))
     with contextlib.ExitStack() as stack:
         job = _Run(config, version, began_s, no_gpu, stack)
         code = elastic.go_on(job.train, prepare=job.prepare, spares=config.spares, survivable=job.survivable)
@@ -133,7 +126,7 @@ class _Run:
         self._log: RankLog | None = None
         self._stop: StopRequest
 
-    def prepare(self) -> None:
+    def prepare(self, ranks: int) -> None:
         """Load the data and begin to listen to signals, on spares too."""
         config = self._config
         world = default_group().link.world
@@ -141,8 +134,8 @@ class _Run:
         on_gpu = agree_on_device(config.device, self._no_gpu)
         self._here = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
         if first:
-            say(configuration_lines(self._here, dist.get_world_size() - config.spares, len(set(world.nodes))))
-        raise_on_all_ranks(lambda: check_request(config))
+            say(configuration_lines(self._here, ranks, len(set(world.nodes))))
+        raise_on_all_ranks(lambda: check_request(config, ranks))
         self._data = load_data(config)
         if config.output is not None:
             self._surroundings = info.collect(self._version)

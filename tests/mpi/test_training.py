@@ -234,10 +234,10 @@ def test_skip_leaves_the_step_out_on_all_ranks(world):
 
 
 def test_batch_smaller_than_the_ranks_is_refused(world):
-    run.check_request(Config(batch_size=world.size))
+    run.check_request(Config(batch_size=world.size), world.size)
     if world.size > 1:
         with pytest.raises(UsageError, match=f"give {world.size} or more, or start fewer"):
-            run.check_request(Config(batch_size=world.size - 1))
+            run.check_request(Config(batch_size=world.size - 1), world.size)
 
 
 def test_together_tells_every_rank(world):

@@ -1,0 +1,84 @@
+"""The processes that Open MPI's mpirun has started on this host, and those of them that die before MPI runs.
+
+Under ``--with-ft ulfm`` mpirun lets the others live, which wait in MPI_Init for the dead one for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from mpiddp import settings
+
+from . import stdio
+
+_STARTERS = ("mpirun", "mpiexec", "prterun", "orterun", "prted", "orted")
+_LOOK_S = 0.25
+_MISSING_S = 2.0
+"""mpirun starts its processes one after the other; one that is missing for so long has died."""
+_END_S = 3.0
+"""Time for mpirun to end this process."""
+
+
+def children(pid: int) -> set[str]:
+    """Return the processes that the main thread of ``pid`` has started."""
+    try:
+        return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    except OSError:
+        return set()
+
+
+def runs(pid: str) -> bool:
+    """Return True if a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def watch_start() -> Iterator[None]:
+    """End the job, with the reason, if a rank of this host dies during the block, where mpirun lets the others live."""
+    over = threading.Event()
+    expected = settings.local_ranks() or 0 if settings.launcher_survives() else 0
+    if expected > 1 and _name(os.getppid()) in _STARTERS:
+        threading.Thread(target=_watch, args=(expected, over), name="mpiddp-start", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _watch(expected: int, over: threading.Event) -> None:
+    starter = os.getppid()
+    since = time.monotonic()
+    while not over.wait(_LOOK_S):
+        running = [int(pid) for pid in children(starter) if runs(pid)]
+        if not running or len(running) >= expected:
+            since = time.monotonic()
+        elif time.monotonic() - since > _MISSING_S:
+            if os.getpid() == min(running):
+                dead = expected - len(running)
+                sys.stderr.write(
+                    f"{dead} of the {expected} ranks on this host ended before MPI had started, which the others wait"
+                    " for in MPI_Init: the job ends; start it again\n"
+                )
+                stdio.deliver()
+                os.kill(starter, signal.SIGTERM)
+                time.sleep(_END_S)
+            else:
+                time.sleep(2 * _END_S)
+            os._exit(1)
