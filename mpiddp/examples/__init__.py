@@ -23,6 +23,7 @@ Training on many ranks
     sync_batchnorm     2  batch normalisation over the batches of all ranks
     uneven_inputs      4  ranks with different numbers of batches, by join
     checkpoint_resume  4  stop in the middle of an epoch, go on to the same bits
+    elastic            4  a rank dies, a spare takes its place, and no bit changes
     data_parallel      -  one process and threads, no ranks
     tensor_parallel    4  the weights of a layer on several ranks of a mesh, batches on others
     jax_grad           2  gradients of jax.grad, averaged over the ranks
