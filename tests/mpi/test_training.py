@@ -14,6 +14,7 @@ from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatc
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD
 from mpiddp.training import Config, NaiveAveraging, Trainer, UsageError, run
+from mpiddp.training.build import build_module
 from mpiddp.training.models import Net
 
 TRAIN, TEST = 61, 29
@@ -238,6 +239,14 @@ def test_batch_smaller_than_the_ranks_is_refused(world):
     if world.size > 1:
         with pytest.raises(UsageError, match=f"give {world.size} or more, or start fewer"):
             run.check_request(Config(batch_size=world.size - 1), world.size)
+
+
+def test_spares_are_refused_where_they_cannot_help(world):
+    with pytest.raises(UsageError, match="--spares 1 needs ranks that live on when one dies: start with Open MPI's"):
+        run.check_request(Config(spares=1), world.size)
+    with pytest.raises(UsageError, match=r"running statistics of batch norms .* give --sync-batchnorm"):
+        build_module(Config(model="resnet", spares=1))
+    build_module(Config(model="resnet", spares=1, sync_batchnorm=True))
 
 
 def test_together_tells_every_rank(world):

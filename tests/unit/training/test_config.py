@@ -180,6 +180,13 @@ def test_nearest():
         ({"gradient_as_bucket_view": False}, "gradients are always views of their bucket here"),
         ({"compress": "powersgd", "dtype": "float16"}, "--compress powersgd adds what it has lost"),
         ({"powersgd_start": 1}, "--powersgd-start has to be at least 2, got 1"),
+        (
+            {"spares": 1, "zero": True},
+            "--spares: with --zero a rank's part of the optimizer state is on that rank",
+        ),
+        ({"spares": 1, "average": "local"}, "--spares: with --average local a rank's model is on that rank alone"),
+        ({"spares": 1, "compress": "powersgd"}, "--spares: with --compress powersgd a rank's remainder of gradients"),
+        ({"spares": 1, "device": "cuda"}, "--spares: ranks on GPUs cannot go on after a death"),
     ],
     ids=str,
 )
