@@ -110,7 +110,7 @@ def run(
     DistError
         If there are spares there.
     ValueError
-        If spares leave no rank, or ``every`` is below 1.
+        If spares leave no rank, ``every`` is below 1, or the default group is not that of all ranks.
 
     Notes
     -----
@@ -121,6 +121,8 @@ def run(
     --------
     >>> elastic.run(step, State, steps=1000, spares=1)  # doctest: +SKIP
     """
+    if groups.default_group().size() != groups.default_group().link.world.size:
+        raise ValueError("elastic.run is for the group of all ranks; call init_process_group without comm")
     if not 0 <= spares < MPI.COMM_WORLD.size:
         raise ValueError(f"spares leave no rank: {spares} of {MPI.COMM_WORLD.size} ranks; start more, or give less")
     copies = groups.default_group().monitor.survivable
