@@ -1,7 +1,6 @@
 """Training as a job: configuration, models, metrics, checkpoints, and a `Trainer` for any model.
 
-``python -m mpiddp train`` runs it; scripts use its parts. Names are loaded on first use: the command line reads
-`Config` before NumPy is imported, because BLAS reads its number of threads then.
+Names are loaded on first use: `Config` is read before NumPy, because BLAS reads its number of threads then.
 """
 
 from __future__ import annotations

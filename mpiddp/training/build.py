@@ -43,11 +43,10 @@ TEST_BATCH = 256
 """Samples a batch, on each rank, in evaluations."""
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-"""Optimizers by their name in ``--optimizer``."""
 
 
 def build_module(config: Config) -> nn.Module:
-    """Return the model of a configuration, with equal initial values on all ranks; all call it."""
+    """Return a configuration's model, with equal initial values on all ranks; all call it."""
     nn.manual_seed(config.seed)
     nn.random.set_stream(dist.get_rank())
     if config.model in MODELS:
@@ -67,7 +66,6 @@ def build_module(config: Config) -> nn.Module:
 
 
 def _called(name: str) -> nn.Module:
-    """Return the model of a user's callable."""
     module = call("--model", name)
     if not isinstance(module, nn.Module):
         raise UsageError(f"--model {name} has to return an mpiddp.nn.Module, got {type(module).__name__}")
@@ -115,7 +113,7 @@ def bfloat16(option: str) -> np.dtype[Any]:
 
 
 def build_loss(config: Config, module: nn.Module) -> Callable[[Any, Array], Tensor]:
-    """Return the model's own ``loss_fn`` if it has one, else cross entropy over the second axis."""
+    """Return the model's ``loss_fn`` if it has one, else cross entropy over the second axis."""
     own = getattr(module, "loss_fn", None)
     if config.label_smoothing and own is not None and config.model not in MODELS:
         raise UsageError("--label-smoothing changes the cross entropy, and this model has a loss_fn of its own")
@@ -147,7 +145,7 @@ def build_scheduler(config: Config, optimizer: Optimizer, steps_an_epoch: int) -
     parts: list[LRScheduler] = []
     warmup = config.warmup_steps
     if warmup:
-        # lr / (w + 1), 2 lr / (w + 1), ..., and lr after w steps.
+        # lr / (w + 1), 2 lr / (w + 1), ..., and lr after w steps
         parts.append(LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup))
     if config.schedule == "cosine":
         rest = max(1, config.epochs * steps_an_epoch - warmup)
@@ -167,7 +165,7 @@ def build_trainer(
     callbacks: Mapping[str, Sequence[Callback]] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Trainer:
-    """Return the trainer of a configuration; every rank calls it."""
+    """Return a configuration's trainer; every rank calls it."""
     train, test = data
     sampler = GlobalBatchSampler(train, config.batch_size, seed=config.seed)
     test_sampler = DistributedSampler(test, shuffle=False, mode="exact")
@@ -207,34 +205,21 @@ def _scaler(config: Config) -> nn.LossScale:
 
 
 def _forget(memory: PowerSGDState) -> None:
-    """Drop the hook's memory of a gradient that was not finite, which would spoil all later ones."""
+    """Drop the hook's memory, which a gradient that was not finite would spoil."""
     memory.error_dict.clear()
     memory.q_memory_dict.clear()
 
 
 def gpu_fault(wanted: str) -> str | None:
-    """Return the reason why this rank's arrays cannot live on a GPU, or None.
+    """Return why this rank's arrays cannot live on a GPU, or None; ``wanted`` is the option ``--device``.
 
-    Parameters
-    ----------
-    wanted : {"auto", "cpu", "cuda"}
-        The option ``--device``.
-
-    Notes
-    -----
-    Call it before `init_process_group`: it imports CuPy, and the rank gets its GPU before MPI starts.
+    Called before `init_process_group`: it imports CuPy, and the rank gets its GPU before MPI starts.
     """
     return "--device cpu" if wanted == "cpu" else cuda_fault()
 
 
 def agree_on_device(wanted: str, fault_here: str | None) -> bool:
-    """Return whether this run's arrays live on GPUs; every rank calls it, and gets the same answer.
-
-    Raises
-    ------
-    UsageError
-        On every rank, if GPUs are requested and some rank has none.
-    """
+    """Return True, on all ranks, if arrays live on GPUs; UsageError if they are requested and some rank has none."""
     faults: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault_here)
     without = [rank for rank, text in enumerate(faults) if text is not None]

@@ -1,8 +1,8 @@
-"""Checkpoints: a folder for each step, whole or absent, of which the last and the best are kept.
+"""Checkpoints: a folder for each step, whole or absent; the last and the best are kept.
 
-``step-0000000123/`` holds ``arrays.safetensors`` (model and optimizer, equal on all ranks), ``state.json``, a shard
-``rank-00001.safetensors`` for each rank that holds arrays of its own, and ``manifest.json`` with length and SHA-256 of
-each. Ranks write their shards before a barrier; rank 0 writes the rest in the background and renames the folder.
+``step-0000000123/`` holds ``arrays.safetensors`` (model and optimizer), ``state.json``, ``rank-00001.safetensors`` for
+each rank with arrays of its own, and ``manifest.json`` with lengths and SHA-256. Ranks write their shards before a
+barrier; rank 0 writes the rest in the background and renames the folder.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from mpiddp.typing import Array
 
 ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
 FORMAT = 2
-"""Raised when an older mpiddp could not read what a newer one writes; format 1 had no shards."""
+"""Raised when an older mpiddp could not read a newer one's; format 1 had no shards."""
 
 _STEP = re.compile(r"step-(\d+)")
 _SHARD = re.compile(r"rank-(\d+)\.safetensors")
 _VISIBLE_S = 60.0
-"""Time in which rank 0 has to see a shard of another rank: network file systems remember what was not there."""
+"""Time in which rank 0 has to see another rank's shard: network file systems remember absent files."""
 _POLL_S = 0.02
 
 
@@ -59,9 +59,9 @@ class Checkpoint:
 
     arrays: Mapping[str, Array]
     state: dict[str, Any]
-    """JSON values; always with ``step`` (int), mostly with ``score`` (float or None, larger is better)."""
+    """JSON values, with ``step`` (int) and mostly ``score`` (float or None, larger is better)."""
     shards: Mapping[int, Mapping[str, Array]] = field(default_factory=dict)
-    """Arrays of single ranks, by rank; of a checkpoint that was read."""
+    """Arrays of single ranks, by rank, in a checkpoint that was read."""
 
     @property
     def step(self) -> int:
@@ -74,19 +74,18 @@ class Checkpoint:
         return Checkpoint(arrays, json.loads(json.dumps(self.state)))
 
     def write(self, folder: Path, shards: Mapping[str, Any] | None = None) -> None:
-        """Write it as a folder that is whole or absent.
+        """Write it as a folder that is whole or absent, and replaced if it exists.
 
         Parameters
         ----------
         folder : Path
-            Replaced if it exists.
         shards : mapping, optional
-            Manifest entries, by name, of files that other ranks have written into the folder's `temporary_name`.
+            Manifest entries of files that other ranks have written into the folder's `temporary_name`.
 
         Raises
         ------
         OSError
-            If it cannot be written, or a shard is not visible here.
+            It cannot be written, or a shard is not visible here.
         """
         with _whole_folder(folder) as pending:
             contents = {ARRAYS: encode_arrays(self.arrays), STATE: _json_bytes(self.state)}
@@ -103,9 +102,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises
     ------
     DamagedError
-        If a file is missing, or has another length or digest than was written.
+        A file is missing, or has another length or digest.
     NewerFormatError
-        If its format is unknown.
+        Its format is unknown.
     """
     try:
         manifest = json.loads(_read(folder / MANIFEST))
@@ -139,15 +138,15 @@ def save_model(path: Path, model: Module) -> None:
     Parameters
     ----------
     path : Path
-        The file, by custom ``model.safetensors``; `mpiddp.load` and ``safetensors.numpy.load_file`` read it.
+        By custom ``model.safetensors``; read by `mpiddp.load`.
     model : Module
-        The model itself, not its `DistributedDataParallel`.
+        Not its `DistributedDataParallel`.
     """
     save(model.state_dict(), path)
 
 
 class CheckpointStore:
-    """The checkpoints in a folder, written in the background. For one process only, normally rank 0.
+    """The checkpoints in a folder, written in the background by one process.
 
     Parameters
     ----------
@@ -166,7 +165,7 @@ class CheckpointStore:
         self._writing: Future[None] | None = None
 
     def tidy(self) -> None:
-        """Restore the names of folders that dead writers have moved aside, and remove the rest they have left."""
+        """Restore names of folders that dead writers have moved aside, and remove their other remains."""
         if self.folder.is_dir():
             _restore_names(self.folder)
             sweep(self.folder)
@@ -183,36 +182,18 @@ class CheckpointStore:
         return self.folder / f"step-{step:010d}"
 
     def save(self, checkpoint: Checkpoint, shards: Mapping[str, Any] | None = None) -> None:
-        """Copy a checkpoint and write it in the background (see `Checkpoint.write`).
-
-        Raises
-        ------
-        OSError
-            If the previous one could not be written.
-        """
+        """Copy a checkpoint and write it in the background; OSError if the previous one could not be written."""
         self.finish()
         self._writing = self._pool.submit(self._write, checkpoint.frozen(), shards)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is on the disk.
-
-        Raises
-        ------
-        OSError
-            If it could not be written; those before it are still there.
-        """
+        """Wait until the last checkpoint is on the disk; OSError if it could not be written."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest whole checkpoint, or None, and the damage of each newer one.
-
-        Raises
-        ------
-        NewerFormatError
-            If a newer one has an unknown format.
-        """
+        """Return the newest whole checkpoint, or None, and newer ones' damage; NewerFormatError for a newer format."""
         _restore_names(self.folder)
         faults: list[str] = []
         for step in reversed(self.steps()):
@@ -227,7 +208,6 @@ class CheckpointStore:
         self._prune(checkpoint.step)
 
     def _prune(self, last: int) -> None:
-        """Remove all but the newest and the best, and the remains of dead writers."""
         # Later ones are damaged, or this run would have begun with them: no reason to remove a whole one.
         steps = [step for step in self.steps() if step <= last]
         kept = set(steps[-self.keep :])
@@ -238,7 +218,6 @@ class CheckpointStore:
         sweep(self.folder)
 
     def _score(self, step: int) -> float | None:
-        """Return the score of a checkpoint; None without one, or if it is damaged."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return float(json.loads((self.path(step) / STATE).read_bytes())["score"])
         return None
@@ -246,10 +225,9 @@ class CheckpointStore:
 
 @contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder under its `temporary_name`, and rename it at the end of the block.
+    """Make a folder under its `temporary_name`, and rename it at the end; after an exception nothing is left.
 
-    An existing folder is replaced. A writer that dies between the two renames leaves the name empty: see
-    `_restore_names`. After an exception nothing is left.
+    A writer that dies between the two renames leaves the name empty: see `_restore_names`.
     """
     temporary, replaced = temporary_name(folder), temporary_name(folder, kind="old")
     try:
@@ -265,7 +243,7 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def _await_shards(pending: Path, shards: Iterable[str]) -> None:
-    """Wait until rank 0 sees the shards of all ranks, which are written."""
+    """Wait until rank 0 sees the shards, which are written."""
     deadline_s = time.monotonic() + _VISIBLE_S
     for name in shards:
         while not (pending / name).exists():
@@ -278,7 +256,7 @@ def _await_shards(pending: Path, shards: Iterable[str]) -> None:
 
 
 def remove_folders(folders: Iterable[Path]) -> None:
-    """Remove folders, each renamed first: one that is half removed no longer has its name."""
+    """Remove folders, each renamed first: a half removed one no longer has its name."""
     for folder in folders:
         doomed = folder if _is_temporary(folder) else temporary_name(folder)
         if folder.exists():
@@ -287,7 +265,7 @@ def remove_folders(folders: Iterable[Path]) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove temporary files and folders: their writers have died."""
+    """Remove temporary files and folders of dead writers."""
     for entry in filter(_is_temporary, list(folder.iterdir())):
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)

@@ -28,14 +28,12 @@ _logger = logging.getLogger(__name__)
 class Checkpointer:
     """Saves and resumes the checkpoints of a run. Every rank has one and calls the same methods.
 
-    Rank 0 alone reads and writes files, except for shards.
-
     Parameters
     ----------
     config : Config
         With ``output``.
     versions : mapping, optional
-        Versions of packages, noted in each checkpoint.
+        Of packages, noted in each checkpoint.
     """
 
     def __init__(self, config: Config, versions: Mapping[str, str] | None = None) -> None:
@@ -50,14 +48,14 @@ class Checkpointer:
         self._shard_fault: str | None = None
 
     def claim(self) -> None:
-        """Lock the output folder for this run, and mend the remains of dead ones. Rank 0 does it.
+        """Lock the output folder for this run, and mend the remains of dead ones, on rank 0.
 
         Raises
         ------
         BlockingIOError
-            If another run holds it.
+            Another run holds it.
         UsageError
-            If it holds checkpoints, and the configuration does not resume.
+            It holds checkpoints, and the configuration does not resume.
         """
         self._reclaim()
         if self._store is None:
@@ -78,9 +76,9 @@ class Checkpointer:
         self.save(trainer, score=trainer.history[-1].accuracy)
 
     def save(self, trainer: Trainer, score: float | None = None) -> None:
-        """Save a checkpoint in the background, unless this moment is saved already. Every rank calls it.
+        """Save a checkpoint in the background, unless this moment is saved. Every rank calls it.
 
-        A failure is logged by rank 0, and raised by `finish` if it was that of the last checkpoint.
+        Rank 0 logs a failure; `finish` raises that of the last checkpoint.
         """
         if self._saved == (trainer.epoch, trainer.step):
             return
@@ -97,13 +95,7 @@ class Checkpointer:
             self._store.save(Checkpoint(trainer.arrays(), state), shards)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is on the disk.
-
-        Raises
-        ------
-        OSError
-            On rank 0, if it could not be written.
-        """
+        """Wait until the last checkpoint is on the disk; OSError on rank 0 if it could not be written."""
         if self._store is not None:
             self._store.finish()
             if self._shard_fault is not None:
@@ -114,7 +106,7 @@ class Checkpointer:
         self._saved = None
         self._finish_previous()
         raise_on_all_ranks(self._reclaim)
-        # The one that was pending may have died with its writer.
+        # The pending one may have died with its writer.
         tested = bool(trainer.history) and not trainer.running["samples"]
         self.save(trainer, score=trainer.history[-1].accuracy if tested else None)
 
@@ -131,9 +123,9 @@ class Checkpointer:
             _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
 
     def _write_shards(self, trainer: Trainer) -> dict[str, Any]:
-        """Let the ranks write the arrays that they alone hold, and return the manifest entries of all shards."""
+        """Write the arrays that ranks alone hold; return the manifest entries of all shards."""
         own = trainer.own_arrays()
-        # Rank 0 has finished the previous checkpoint before it gets here: no shard meets that one's folder.
+        # Rank 0 has finished the previous checkpoint: no shard meets its folder.
         told: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(told, (bool(own), WRITER))
         self._shard_fault = None
@@ -157,14 +149,12 @@ class Checkpointer:
         return {name: entry for entries, _ in told for name, entry in entries.items()}
 
     def resume(self, trainer: Trainer) -> None:
-        """Continue from the newest whole checkpoint, if the configuration says so and there is one.
-
-        Every rank calls it; only rank 0 needs to see the files.
+        """Continue from the newest whole checkpoint, if asked for and there. Every rank calls it; rank 0 reads.
 
         Raises
         ------
         UsageError
-            On every rank, if it is of another model, data or seed, or if all of several are damaged.
+            On every rank, for another model, data or seed, or if all are damaged.
         """
         if self._config.resume == "no":
             return
@@ -197,7 +187,7 @@ class Checkpointer:
             return None
         checkpoint, faults = self._store.newest()
         if checkpoint is None and faults:
-            # Not begun anew: one look through a file system in trouble must not throw days of work away.
+            # Not begun anew: a file system in trouble must not throw days of work away.
             raise UsageError(
                 f"no checkpoint in {self._folder} is whole ({'; '.join(faults)}): mend that, or remove the folder"
                 " to begin anew"
@@ -208,7 +198,6 @@ class Checkpointer:
 
 
 def _check(then: Mapping[str, Any], config: Config) -> None:
-    """Refuse a checkpoint of another problem."""
     for name in _MUST_AGREE:
         if name in then and then[name] != getattr(config, name):
             raise UsageError(
@@ -218,7 +207,6 @@ def _check(then: Mapping[str, Any], config: Config) -> None:
 
 
 def _load(trainer: Trainer, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Load a checkpoint into the trainer; refuse one that does not fit."""
     try:
         trainer.load_state_dict(state, arrays)
     except (RuntimeError, ValueError) as error:
@@ -229,7 +217,7 @@ def _load(trainer: Trainer, state: Mapping[str, Any], arrays: Mapping[str, Array
 
 
 def _apply_changed_options(trainer: Trainer, before: Config, now: Config) -> None:
-    """Set options of the optimizer that the user has changed since the checkpoint."""
+    """Set the optimizer's options that the user has changed since the checkpoint."""
     old, new = group_options(before), group_options(now)
     if before.schedule != "constant" or before.warmup_steps:
         del old["lr"]  # the checkpoint's is the schedule's

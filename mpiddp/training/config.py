@@ -1,6 +1,6 @@
-"""``Config``: the configuration of a training run; command line and TOML file are made from its fields.
+"""``Config``: the configuration of a training run, made into a command line and the keys of a TOML file.
 
-Imports the standard library only: it is read before NumPy may be imported.
+The standard library only: it is read before NumPy may be imported.
 """
 # ruff: noqa: RUF009 (option makes a field)
 
@@ -24,20 +24,14 @@ from .stop import parse_duration
 MODELS = ("net", "mlp", "resnet", "transformer")
 DATA = ("digits", "mnist", "synthetic")
 FILES = ("npy", "npz", "idx")
-"""Formats of samples and labels in files of one's own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """The configuration of a training run.
+    """The configuration of a training run; UsageError for values out of range or in contradiction.
 
-    Every field is an option of ``python -m mpiddp train`` (``batch_size`` is ``--batch-size``) and a key of a TOML file
-    given by ``--config``, at its top or in the table that the field names; the command line overrides the file.
-
-    Raises
-    ------
-    UsageError
-        If a value is outside of its range, or two of them contradict each other.
+    A field is an option of ``python -m mpiddp train`` (``batch_size`` is ``--batch-size``), and a key of ``--config``'s
+    TOML file, at its top or in the field's table; the command line overrides the file.
 
     Examples
     --------
@@ -45,7 +39,8 @@ class Config:
     64
     """
 
-    # -- network: what is trained ----------------------------------------------------------------------------------
+    # -- network
+    # --------------------------------------------------------------------------------------------------------
     model: str = option(
         "net",
         "network",
@@ -66,7 +61,8 @@ class Config:
         False, "network", "batch norms take mean and variance over the batches of all ranks", also=("sync_bn",)
     )
 
-    # -- input: what it is trained on ------------------------------------------------------------------------------
+    # -- input
+    # ----------------------------------------------------------------------------------------------------------
     data: str = option(
         "digits",
         "input",
@@ -86,7 +82,8 @@ class Config:
         0, "input", "threads of each rank that fetch batches ahead; 0: none", within=AT_LEAST_0, also=("num_workers",)
     )
 
-    # -- optimization: how a step is made --------------------------------------------------------------------------
+    # -- optimization
+    # ---------------------------------------------------------------------------------------------------
     optimizer: str = option(
         "sgd", "optimization", "what makes a step of gradients", "sgd", "adam", "adamw", also=("optim",)
     )
@@ -168,7 +165,8 @@ class Config:
         also=("growth_interval",),
     )
 
-    # -- ddp: how gradients are averaged ---------------------------------------------------------------------------
+    # -- ddp
+    # ------------------------------------------------------------------------------------------------------------
     average: str = option(
         "ddp",
         "ddp",
@@ -284,7 +282,7 @@ class Config:
                 raise UsageError(said)
 
     def _contradictions(self) -> Iterable[tuple[bool, str]]:
-        """Yield (is it so, error) for every contradiction."""
+        """Yield (true if it is so, error)."""
         files = self.output is None
         yield files and self.resume != "no", f"--resume {self.resume} needs --output DIR, the folder of the run"
         yield files and self.log_ranks, "--log-ranks needs --output DIR, the folder to write the files in"
@@ -357,13 +355,7 @@ class Config:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Config:
-        """Make a configuration of plain values, such as those of a TOML or JSON file.
-
-        Raises
-        ------
-        UsageError
-            If a key is unknown (the text names the nearest one), or a value has the wrong type.
-        """
+        """Make a configuration of plain values, as from TOML or JSON; UsageError for unknown keys and wrong types."""
         return cls(**options.from_mapping(cls, values))
 
     def as_dict(self) -> dict[str, Any]:
@@ -389,7 +381,6 @@ def _plain(value: Any) -> Any:
 
 
 def _check_name(flag: str, value: str, names: Iterable[str], form: str) -> None:
-    """Refuse an unknown name without a colon."""
     if value not in names and ":" not in value:
         raise UsageError(f"{flag} has to be {', '.join(names)}, {form}, got {value!r}{nearest(value, names)}")
 
@@ -413,30 +404,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(arguments: argparse.Namespace) -> Config:
-    """Return the configuration of a parsed command line (see `add_options`).
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be read, or a key or a value is wrong.
-    """
+    """Return the configuration of a parsed command line; UsageError for an unreadable file, a wrong key or value."""
     return Config(**options.read_options(arguments, Config))
 
 
 def resumed_threads(output: Path, ranks: int) -> int | None:
-    """Return the BLAS threads of each rank in the newest checkpoint of a run; they decide the order of sums.
+    """Return the BLAS threads of a run's newest checkpoint, which decide the order of sums, or None.
 
-    Parameters
-    ----------
-    output : Path
-        The run's folder.
-    ranks : int
-        Ranks of this run. With another number the bits differ anyway.
-
-    Returns
-    -------
-    int or None
-        None without a checkpoint of that number of ranks, or if it was written by a run that set no threads.
+    None without a checkpoint of as many ranks, whose bits would differ anyway, or with threads.
     """
     for state in sorted(output.glob("checkpoints/step-*/state.json"), reverse=True):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

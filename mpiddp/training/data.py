@@ -14,7 +14,7 @@ from .ranks import raise_on_all_ranks
 from .user_code import call
 
 Split = tuple[Dataset, Dataset]
-"""Data for training and for the test."""
+"""Training and test data."""
 
 
 def load_data(config: Config) -> Split:
@@ -23,7 +23,7 @@ def load_data(config: Config) -> Split:
     Raises
     ------
     UsageError
-        On every rank, if there are none, or another number of samples on another rank; the text names file and cure.
+        On every rank, with file and cure, if there are none, or another number on another rank.
     """
     train, test = raise_on_all_ranks(lambda: _load(config))
     lengths: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
@@ -83,7 +83,7 @@ _MADE = {"digits": _digits, "synthetic": _synthetic, "mnist": _mnist}
 
 
 def _called(name: str) -> Split:
-    """Return the data of a user's callable; every rank calls it, so it may use `shared_on_node`."""
+    """Return a user's data, on every rank, so that it may use `shared_on_node`."""
     train, test = (call("--data", name, train=part) for part in (True, False))
     for part in (train, test):
         if not isinstance(part, Dataset):

@@ -34,22 +34,12 @@ from mpiddp.shm import segment
 from .config import UsageError
 
 _PACKAGES = ("mpi4py", "numpy", "safetensors")
-# Names of CuPy's wheels differ from that of its module.
+# CuPy's wheels have other names than its module.
 _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
 
 
 def collect(version: str) -> dict[str, Any]:
-    """Return a description of this job, as JSON values; every rank calls it and gets the same.
-
-    Parameters
-    ----------
-    version : str
-        Of mpiddp.
-
-    Notes
-    -----
-    One gather of a small object per rank. Looks for GPUs, which imports CuPy if installed.
-    """
+    """Return a description of this job by mpiddp's ``version``, as JSON values, the same on every rank. Collective."""
     job = monitor.current()
     assert job is not None, "there is a default group"
     world = job.world
@@ -131,12 +121,7 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
     as_json : bool
         Print one JSON object.
     probe_gpu : bool, default False
-        First test in a job of its own whether MPI takes device pointers.
-
-    Raises
-    ------
-    UsageError
-        If that cannot be tested.
+        First test in a job of its own if MPI takes device pointers; UsageError if that is impossible.
     """
     if probe_gpu:
         _probe()
@@ -149,7 +134,7 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
 
 
 def _probe() -> None:
-    """Test whether MPI takes device pointers, before MPI runs here: a launcher starts the job."""
+    """Test device pointers before MPI runs here: a launcher starts the job."""
     announced = settings.launch()
     if announced is not None and announced.size > 1:
         raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
@@ -214,7 +199,6 @@ def _device_pointers(kind: str, answer: dict[str, Any]) -> str:
 
 
 def _failed_ranks(job: Job) -> str:
-    """Return the effect of a rank's failure on the others."""
     if job.failures.survivable:
         return "the others go on"
     if settings.launcher_survives():
@@ -229,7 +213,7 @@ def _why_no_watchdog(job: Job) -> str:
 
 
 def _shared_memory() -> str:
-    """Return the kind of shared memory of the ranks on a node; every rank calls it."""
+    """Return the kind of shared memory of a node's ranks; every rank calls it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         array = dist.symmetric_empty(1, np.uint8)
@@ -240,7 +224,6 @@ def _shared_memory() -> str:
 
 
 def _algorithms() -> dict[str, str]:
-    """Return the algorithms of the group of all ranks, by operation and size."""
     link = default_group().link
     return {name: ", ".join(_up_to(*row) for row in plan.rows(name, link)) for name in plan.ONE_NODE}
 
@@ -255,7 +238,6 @@ def _blas_name() -> str:
 
 
 def _most_threads_per_core(places: list[dict[str, Any]], threads: int) -> float:
-    """Return the most BLAS threads a core on any node."""
     nodes: dict[int, list[dict[str, Any]]] = {}
     for place in places:
         nodes.setdefault(place["node"], []).append(place)
@@ -263,9 +245,9 @@ def _most_threads_per_core(places: list[dict[str, Any]], threads: int) -> float:
 
 
 def reproducibility() -> dict[str, Any]:
-    """Return the surroundings that decide the last bits of results, besides a `Trainer`'s state, as JSON values.
+    """Return all that decides the last bits of results besides a `Trainer`'s state, as JSON values.
 
-    The built-in table of algorithms is not among them: it depends on the nodes of the ranks only.
+    The built-in table of algorithms depends on the nodes of the ranks only.
     """
     link = default_group().link
     asked = ",".join(f"{operation}:{name}" for operation, name in sorted(settings.algorithms().items()))
@@ -282,13 +264,7 @@ def reproducibility() -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the differences to now: a name, its value then, and its value now.
-
-    Parameters
-    ----------
-    then : mapping
-        The result of `reproducibility` in another run.
-    """
+    """Yield name, value then and value now of differences to another run's `reproducibility`."""
     now = reproducibility()
     same_ranks = then["ranks"] == now["ranks"]
     for name, value in now.items():
@@ -301,18 +277,12 @@ _LIMIT_S = 5.0
 
 
 def git_commit(path: Path) -> str | None:
-    """Return the commit of the repository that has a file or, of a folder, any file in it.
-
-    Parameters
-    ----------
-    path : Path
-        A file or folder.
+    """Return the commit of the repository of a file, or of any file in a folder.
 
     Returns
     -------
     str or None
-        40 hexadecimal digits, followed by ``-dirty`` if files differ from the commit; None if git is not installed, or
-        does not know the file.
+        40 hexadecimal digits, ``-dirty`` if files differ; None without git, or if it does not know the file.
     """
     folder, name = (path, ".") if path.is_dir() else (path.parent, path.name)
     if not _git(folder, "ls-files", "--", name):

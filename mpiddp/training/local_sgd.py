@@ -1,4 +1,4 @@
-"""``LocalSGD``: a training run in which ranks average parameters every few steps instead of gradients in each."""
+"""``LocalSGD``: ranks average parameters every few steps instead of gradients in each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .trainer import Trainer
 class LocalSGD:
     """Callback for the ends of steps, and state of this rank for checkpoints.
 
-    All ranks have equal parameters at the end of an epoch, where the model is evaluated.
+    Parameters are equal on all ranks at the end of an epoch, for its evaluation.
 
     Parameters
     ----------
@@ -27,7 +27,6 @@ class LocalSGD:
     optimizer : Optimizer
         This rank's.
     steps_an_epoch : int
-        Steps after which an epoch ends.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class LocalSGD:
             self._averager.synchronize()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's parameters, optimizer state and place in the period; arrays are live."""
+        """Return this rank's parameters, optimizer state and position in the period; arrays are live."""
         return {
             "iter": self._hook_state.iter,
             "parameters": [p.data for group in self._optimizer.param_groups for p in group["params"]],
@@ -61,7 +60,7 @@ class LocalSGD:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`, with the present options of the optimizer; arrays are copied."""
+        """Continue from a `state_dict`, with the optimizer's present options; arrays are copied."""
         self._hook_state.iter = state["iter"]
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         for parameter, saved in zip(parameters, state["parameters"], strict=True):

@@ -19,8 +19,7 @@ from mpiddp.typing import Array
 def count_correct(output: Tensor | Array, target: Array) -> Any:
     """Return the number of samples whose target (N, ...) is the class of the largest output (N, C, ...).
 
-    A sample with several targets, as in text, counts for the share that is right. On a GPU the number is an array
-    without axes, not yet waited for.
+    Of several targets, as in text, the right share counts. A GPU's number is an array without axes, not waited for.
     """
     values = output.data if isinstance(output, Tensor) else output
     right: Any = array_namespace(values).count_nonzero(values.argmax(axis=1) == target)
@@ -34,7 +33,7 @@ class MetricSum:
     Parameters
     ----------
     *names : str
-        The quantities, each added as a sum over samples, not a mean.
+        Quantities, added as sums, not means.
 
     Examples
     --------
@@ -46,11 +45,11 @@ class MetricSum:
 
     def __init__(self, *names: str) -> None:
         self._places = {name: place for place, name in enumerate(("samples", *names))}
-        self.sums = np.zeros(len(self._places))  # float64: adding up millions of samples loses nothing that is shown
+        self.sums = np.zeros(len(self._places))  # float64: millions of samples lose nothing that is shown
         self._unread: list[tuple[int, Array]] = []
 
     def add(self, **amounts: float | Array) -> None:
-        """Add to the sums named; numbers of a GPU, arrays without axes, are added by `read`."""
+        """Add to the sums named; `read` adds numbers of a GPU, arrays without axes."""
         for name, amount in amounts.items():
             if is_device_array(amount):
                 self._unread.append((self._places[name], amount))  # type: ignore[arg-type]
@@ -97,11 +96,11 @@ class EpochMetrics:
     loss: float
     """Mean over all training samples, each at its step."""
     accuracy: float | None
-    """Share of correctly classified test samples, 0 to 1; None without test data."""
+    """Share of correctly classified test samples; None without test data."""
     samples_per_s: float
     """Training samples of all ranks per second."""
     comm_exposed: float
-    """Share of the time, 0 to 1, spent waiting for communication; mean over ranks."""
+    """Share of the time spent waiting for communication; mean over ranks."""
     epoch_s: float
     """Seconds of the pass over the training data."""
     test_loss: float | None

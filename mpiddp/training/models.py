@@ -11,16 +11,12 @@ from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 
 
 class Net(nn.Module):
-    """The tutorial's network for images of 28 x 28 pixels in 10 classes; returns log-probabilities.
+    """PyTorch's MNIST example and the tutorial's network: 28 x 28 pixels, 10 classes, log-probabilities.
 
     Parameters
     ----------
     dropout : float, default 0.5
-        Probability of dropping a channel, and later a unit.
-
-    References
-    ----------
-    S. Arnold, "Writing Distributed Applications with PyTorch"; the network is that of PyTorch's MNIST example.
+        Of channels, and later of units.
     """
 
     loss_fn = staticmethod(F.nll_loss)
@@ -43,12 +39,11 @@ class Net(nn.Module):
 
 
 class MLP(nn.Module):
-    """A perceptron with two hidden layers for images of 28 x 28 pixels in 10 classes; returns log-probabilities.
+    """A perceptron with two hidden layers: 28 x 28 pixels, 10 classes, log-probabilities.
 
     Parameters
     ----------
     dropout : float, default 0.5
-        Probability of dropping a hidden unit.
     hidden : int, default 256
         Units of each hidden layer.
     """
@@ -81,7 +76,7 @@ class ResNet(nn.Module):
     Parameters
     ----------
     dropout : float, default 0
-        Probability of dropping a channel before the last layer.
+        Of channels before the last layer.
     width : int, default 16
         Channels of the first stage; the second has twice as many at half the resolution.
 
@@ -107,14 +102,12 @@ class ResNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions with batch normalization, added to the input.
+    """Two convolutions with batch normalization, added to the input, by a convolution if shapes differ.
 
     Parameters
     ----------
     channels, out_channels : int
-        Of input and output.
     stride : int, default 1
-        Of the first convolution and of the shortcut, which is a convolution if shapes differ.
     """
 
     def __init__(self, channels: int, out_channels: int, stride: int = 1) -> None:
@@ -142,7 +135,7 @@ class Transformer(nn.Module):
     Parameters
     ----------
     dropout : float, default 0.1
-        Probability of dropping an attention weight, or a feature that a layer adds.
+        Of attention weights, and of features that a layer adds.
     context : int, default 64
         Most positions it can see.
     width, heads, layers : int, default 64, 4 and 2
@@ -150,8 +143,7 @@ class Transformer(nn.Module):
 
     References
     ----------
-    A. Radford et al., Language models are unsupervised multitask learners, 2019 (GPT-2, whose order of normalisation
-    this is).
+    A. Radford et al., Language models are unsupervised multitask learners, 2019 (GPT-2).
     """
 
     def __init__(
@@ -176,15 +168,7 @@ class Transformer(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Causal attention and a perceptron, each of the normalized input, and added to it.
-
-    Parameters
-    ----------
-    width, heads : int
-        Features of a position, subspaces of attention.
-    dropout : float
-        See `Transformer`.
-    """
+    """Causal attention and a perceptron, of the normalized input and added to it; see `Transformer`."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""Fields of a dataclass as options of a command line and keys of a TOML file.
-
-Imports the standard library only: it is used before NumPy may be imported.
-"""
+"""Fields of a dataclass as options of a command line and keys of a TOML file, by the standard library only."""
 
 from __future__ import annotations
 
@@ -57,7 +54,6 @@ class Kind(NamedTuple):
 
     wanted: type
     optional: bool
-    """True if the value may be None."""
 
 
 def option(
@@ -74,7 +70,6 @@ def option(
     Parameters
     ----------
     default : Any
-        Its default.
     table : str
         Its table in a TOML file, besides the top, and its group in ``--help``.
     text : str
@@ -82,18 +77,17 @@ def option(
     *choices : str
         Its values; none: any.
     metavar : str, optional
-        Placeholder of the value in ``--help``.
+        Placeholder in ``--help``.
     within : Range, optional
-        Its range.
     also : iterable of str
-        Other names for it, for suggestions.
+        Other names, for suggestions.
     """
     metadata = {"table": table, "help": text, "choices": choices, "metavar": metavar, "within": within}
     return dataclasses.field(default=default, metadata={**metadata, "also": tuple(also)})
 
 
 def nearest(name: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
-    """Return ``"; did you mean X?"`` if a known name, or another word for one, is near; else an empty text.
+    """Return ``"; did you mean X?"`` if a known name, or another word for one, is near; else "".
 
     Examples
     --------
@@ -126,13 +120,7 @@ def other_words(cls: Any) -> dict[str, str]:
 
 
 def check(values: Any) -> None:
-    """Check an instance's choices and ranges.
-
-    Raises
-    ------
-    UsageError
-        If a value is not among them; the text names the option.
-    """
+    """Check an instance's choices and ranges; UsageError names the option."""
     for each in dataclasses.fields(values):
         value, within, choices = getattr(values, each.name), each.metadata["within"], each.metadata["choices"]
         if choices and value not in choices:
@@ -145,20 +133,13 @@ def check(values: Any) -> None:
 
 
 def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a dataclass from plain values, such as those of a TOML or JSON file.
-
-    Parameters
-    ----------
-    cls : dataclass
-        With fields made by `option`.
-    values : mapping
-        By name; a value that is a mapping is a table of such values.
+    """Return the arguments of a dataclass from plain values, as from TOML or JSON; a mapping is a table.
 
     Raises
     ------
     UsageError
-        If a key is unknown (the text names the nearest one), in the wrong table or given twice, or a value has the
-        wrong type.
+        A key is unknown (the text names the nearest one), in the wrong table or given twice; a value has the wrong
+        type.
     """
     tables = {each.name: each.metadata["table"] for each in dataclasses.fields(cls)}
     found: dict[str, Any] = {}
@@ -239,7 +220,7 @@ def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
 
 
 def _reader(wanted: type) -> Callable[[str], Any]:
-    """Return a converter of a word of the command line, with an error in words."""
+    """Return a converter of a word, with an error in words."""
 
     def read(word: str) -> Any:
         try:
@@ -251,13 +232,7 @@ def _reader(wanted: type) -> Callable[[str], Any]:
 
 
 def read_options(arguments: argparse.Namespace, cls: Any) -> dict[str, Any]:
-    """Return the arguments of a dataclass from a parsed command line (see `add_options`).
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be read, or a key or a value is wrong.
-    """
+    """Return the arguments of a dataclass from a parsed command line; UsageError as in `from_mapping`."""
     given = vars(arguments)
     values: dict[str, Any] = {}
     if "config" in given:

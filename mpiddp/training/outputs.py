@@ -28,17 +28,11 @@ _logger = logging.getLogger(__name__)
 
 
 class _Lines:
-    """A text file, complete after every line.
-
-    Parameters
-    ----------
-    path : Path
-        The file, begun anew; its folder is made if missing.
-    """
+    """A text file, begun anew, complete after every line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # csv writes its own line ends.
+        # csv writes its own line ends
         self._file = path.open("w", newline="")
 
     def close(self) -> None:
@@ -56,7 +50,7 @@ class JsonLines(_Lines):
 
 
 class CsvLines(_Lines):
-    """A table for spreadsheets: a line of names, and one of values for each epoch; missing values are empty."""
+    """A table for spreadsheets: names, then values of each epoch; missing values are empty."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -71,20 +65,15 @@ class CsvLines(_Lines):
 
 
 class TensorBoardEvents:
-    """Event files of TensorBoard; needs the package ``tensorboard``, and neither torch nor TensorFlow.
+    """Event files of TensorBoard, by its package alone; ImportError without it.
 
     Parameters
     ----------
     folder : Path
-        Their place. Every start of a run adds one; TensorBoard shows them as one curve.
+        Every start of a run adds a file; TensorBoard shows them as one curve.
     history : sequence of EpochMetrics
-        Epochs before a checkpoint, written if the folder has no events of them. TensorBoard hides the events of later
-        epochs that an earlier start has written.
-
-    Raises
-    ------
-    ImportError
-        If ``tensorboard`` is not installed.
+        Epochs before a checkpoint, written if the folder has no events. TensorBoard hides an earlier start's later
+        epochs.
     """
 
     def __init__(self, folder: Path, history: Sequence[EpochMetrics] = ()) -> None:
@@ -131,7 +120,7 @@ def tag(name: str) -> str:
 
 
 class Outputs:
-    """All files of metrics of a run; `epoch_end` is a callback for a `Trainer` on rank 0.
+    """All files of metrics of a run; `epoch_end` is a callback for a `Trainer` on rank 0. OSError for unwritable files.
 
     Parameters
     ----------
@@ -141,11 +130,6 @@ class Outputs:
         The run's folder: gets ``metrics.jsonl``, ``metrics.csv`` and, with tensorboard installed, ``tensorboard/``.
     history : sequence of EpochMetrics
         Epochs before a checkpoint, with which the files begin.
-
-    Raises
-    ------
-    OSError
-        If a file cannot be opened or written.
     """
 
     def __init__(self, metrics: Path | None, output: Path | None, history: Sequence[EpochMetrics] = ()) -> None:
@@ -179,7 +163,7 @@ class Outputs:
 
 
 def say(text: str) -> None:
-    """Print, unless the pipe is broken or the log's disk full: that must not end days of training."""
+    """Print; a broken pipe or a full disk must not end days of training."""
     with contextlib.suppress(OSError):
         print(text, flush=True)
 
@@ -205,13 +189,7 @@ def epoch_line(metrics: EpochMetrics, epochs: int) -> str:
 
 
 class Console:
-    """Callbacks that print, for a trainer on rank 0: one line per epoch, and a progress bar on a terminal.
-
-    Parameters
-    ----------
-    epochs : int
-        Number of epochs.
-    """
+    """Callbacks that print on rank 0: one line per epoch, and a progress bar on a terminal."""
 
     def __init__(self, epochs: int) -> None:
         self._epochs = epochs
@@ -221,7 +199,7 @@ class Console:
     def epoch_begin(self, trainer: Trainer) -> None:
         """Show a bar on a terminal."""
         self._skipped = trainer.skipped
-        # Not stdout: Open MPI gives every rank a terminal there, even if its own output goes to a file.
+        # Open MPI gives every rank a terminal as stdout, even if its own output goes to a file.
         if sys.stderr.isatty():
             steps = -(-len(trainer.train_loader) // trainer.accumulate)
             self._bar = tqdm(total=steps, desc=f"epoch {trainer.epoch + 1}", leave=False)
@@ -245,20 +223,12 @@ class Console:
 class RankLog:
     """Context in which warnings and logged errors go to stderr with the rank in front.
 
-    With a folder, every rank also writes a log file: everything from level INFO on, a line for every epoch, and the
-    traceback that ends it.
-
     Parameters
     ----------
     rank, size : int
-        This rank, and the number of ranks.
     folder : Path, optional
-        Folder of ``rank-3.log``; made if missing. An existing file is appended to.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be opened.
+        Of ``rank-3.log``, appended to: everything from INFO on, epochs, and the traceback at the end. OSError if it
+        cannot be opened.
     """
 
     def __init__(self, rank: int, size: int, folder: Path | None = None) -> None:
@@ -290,7 +260,7 @@ class RankLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            # On stderr the library prints it.
+            # stderr gets it from the library
             _logger.info("ended by an exception", exc_info=error)
         root = logging.getLogger()
         root.setLevel(self._before)
@@ -314,7 +284,7 @@ class RankLog:
 
 
 class _LogFile(logging.FileHandler):
-    """Drops lines that the disk has no space for; `logging` would print a traceback for each, on every rank."""
+    """Drops lines that the disk has no space for, without `logging`'s traceback for each."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (its name in logging)
         """Ignore errors of the system."""
@@ -338,9 +308,10 @@ _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 class RunLock:
-    """Exclusive right to write in a run's folder, held until the process ends, however it ends, or `release`.
+    """Exclusive right to write in a run's folder, by ``flock``, until `release` or the process's end.
 
-    Two runs in one folder would remove each other's unfinished checkpoints and mix their metrics.
+    Two runs would remove each other's unfinished checkpoints and mix their metrics. A file system without locks has
+    none, silently.
 
     Parameters
     ----------
@@ -350,13 +321,9 @@ class RunLock:
     Raises
     ------
     BlockingIOError
-        If another process holds it; the text names it.
+        Another process holds it; the text names it.
     OSError
-        If the file cannot be made.
-
-    Notes
-    -----
-    ``flock``, which works over NFS, too. A file system without locks has none, silently.
+        The file cannot be made.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -22,14 +22,14 @@ def raise_on_all_ranks(action: Callable[[], _Result], error_class: type[UsageErr
     Raises
     ------
     UsageError
-        On every rank, with the text of the first OSError, ValueError, ImportError or UsageError.
+        With the text of the first OSError, ValueError, ImportError or UsageError.
     """
     fault, result = None, None
     try:
         result = action()
     except (OSError, ValueError, ImportError, UsageError) as error:
         fault = str(error)
-    # With a timeout ranks poll; without, those that wait for a download would keep their cores busy inside MPI.
+    # With a timeout ranks poll; without, waits for a download would keep cores busy inside MPI.
     dist.barrier(timeout=default_group().link.timeout_s)
     faults: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault)
@@ -42,10 +42,7 @@ def raise_on_all_ranks(action: Callable[[], _Result], error_class: type[UsageErr
 def arrays_from(
     rank: int, arrays: Mapping[str, Array], wanted: Callable[[str], bool] = lambda _: True
 ) -> Iterator[tuple[str, Array]]:
-    """Yield the arrays of one rank, by name, on every rank that wants them.
-
-    They are broadcast one at a time, so that no rank has to hold all of them.
-    """
+    """Yield a rank's arrays, by name, on every rank that wants them, broadcast one at a time to save memory."""
     layouts = [{name: (x.shape, x.dtype.str) for name, x in arrays.items()}]
     dist.broadcast_object_list(layouts, src=rank)
     for name, (shape, dtype) in layouts[0].items():

@@ -24,9 +24,9 @@ class Snapshot:
 class RestorePoint:
     """The last consistent moment of the run on this rank, and the way back to it.
 
-    Only an optimizer's step changes parameters and optimizer state, and it waits for no one, so these are always
-    consistent. The changes of forward and loader since the last step are small and copied here; dropout follows from
-    the step. A communication hook's memory is that of the most advanced rank, in the middle of the repeated step.
+    Only an optimizer's step changes parameters and its state, and it waits for no one: these are always consistent.
+    Changes of forward and loader since are copied here; dropout follows from the step. A communication hook's memory is
+    that of the most advanced rank.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class RestorePoint:
         self._buffers = [x.copy() for x in trainer.model.module.buffers()]
 
     def snapshot(self, source: int) -> Snapshot:
-        """Return the state of rank ``source``, which is this rank's from now on; all ranks call it."""
+        """Return the state of rank ``source``, from now on this rank's too; all ranks call it."""
         mine = self._snapshot() if dist.get_rank() == source else Snapshot({}, {})
         told = [mine.state]
         dist.broadcast_object_list(told, src=source)
@@ -61,7 +61,6 @@ class RestorePoint:
         return self._loaded
 
     def _snapshot(self) -> Snapshot:
-        """Return this rank's state at its last moment."""
         if self._loaded is not None:
             return self._loaded
         trainer = self._trainer

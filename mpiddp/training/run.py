@@ -63,7 +63,6 @@ def check_request(config: Config, ranks: int) -> None:
 
 
 def _check_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that is a file, or lies in one."""
     for place in (folder, *folder.parents):
         if place.exists():
             if not place.is_dir():
@@ -77,7 +76,6 @@ def run(config: Config, version: str) -> int:
     Parameters
     ----------
     config : Config
-        The configuration.
     version : str
         Of mpiddp, for the description of the run.
 
@@ -146,7 +144,7 @@ class _Run:
         deadline = _known_to_all(deadline)
         if self._log is None:
             self._log = self._stack.enter_context(log)
-            # Until the end: ranks do not get a signal at the same time, and a late one would end the saving.
+            # Until the end: a signal that is late on one rank would end the saving.
             self._stop = self._stack.enter_context(StopRequest(deadline))
 
     def survivable(self) -> bool:
@@ -168,14 +166,13 @@ class _Run:
         return self._train(trainer, self._point)
 
     def _started(self, config: Config) -> Trainer:
-        """Return the trainer of a run that begins."""
         trainer = build_trainer(self._here, self._data, stop=self._stop)
         raise_on_all_ranks(lambda: sanity_check(trainer, self._here, self._data))
         if config.output is not None:
             checkpointer = self._checkpoints(config)
             raise_on_all_ranks(checkpointer.claim)
             checkpointer.resume(trainer)
-            # Last: a run that is refused leaves the folder's description as it was.
+            # Last: a refused run leaves the folder's description as it was.
             first = dist.get_rank() == 0
             raise_on_all_ranks(lambda: _describe(config, self._surroundings) if first else None)
         return trainer
@@ -240,7 +237,6 @@ class _Run:
 
 
 def _describe(config: Config, surroundings: Mapping[str, Any]) -> None:
-    """Write configuration and surroundings into the output folder."""
     assert config.output is not None
     sweep(config.output)
     write_atomically(config.output / "config.json", config.as_json().encode())
@@ -254,7 +250,7 @@ def _deadline(config: Config, began_s: float) -> Deadline | None:
 
 
 def _known_to_all(deadline: Deadline | None) -> Deadline | None:
-    """Return rank 0's deadline by this rank's clock, because rank 0 may fail before it."""
+    """Return rank 0's deadline by this rank's clock: rank 0 may fail before it."""
     told = [None if deadline is None else (deadline.end_s - time.monotonic(), deadline.margin_s)]
     dist.broadcast_object_list(told, src=0)
     (left,) = told
@@ -262,7 +258,6 @@ def _known_to_all(deadline: Deadline | None) -> Deadline | None:
 
 
 def _watched(trainer: Trainer, path: Path) -> Timeline:
-    """Return a timeline that records the trainer's steps from now on."""
     assert isinstance(trainer.model, DistributedDataParallel), "Config has checked it"
     timeline = Timeline(path)
     timeline.watch(trainer.optimizer)
@@ -288,7 +283,6 @@ def _stop(stop: StopRequest, trainer: Trainer, checkpointer: Checkpointer | None
 
 
 def _finish(config: Config, trainer: Trainer, checkpointer: Checkpointer | None) -> int:
-    """Save the model and print its path."""
     first = dist.get_rank() == 0
     if config.output is not None:
         path = config.output / "model.safetensors"

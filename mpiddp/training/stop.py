@@ -14,12 +14,7 @@ from .options import UsageError
 
 
 def parse_duration(text: str) -> float | None:
-    """Return seconds, of a number of them, of ``M:SS`` or of ``H:MM:SS``; None for ``slurm``.
-
-    Raises
-    ------
-    UsageError
-        If it is none of these, or zero.
+    """Return seconds, of a number of them, of ``M:SS`` or of ``H:MM:SS``; None for ``slurm``; else UsageError.
 
     Examples
     --------
@@ -39,19 +34,18 @@ def parse_duration(text: str) -> float | None:
 
 
 class Deadline:
-    """Tells, once a step, whether there is time for another step.
+    """The end of a run, with time for a checkpoint; asked once a step.
 
     Parameters
     ----------
     end_s : float
-        The end by ``time.monotonic()``.
+        By ``time.monotonic()``.
     margin_s : float
-        Time before it to leave for a checkpoint.
+        Time before it for a checkpoint.
 
     Notes
     -----
-    The next step is assumed to take the longest time between two questions so far, which may include a test or a
-    checkpoint.
+    The next step is assumed to take as long as the longest so far, tests and checkpoints included.
 
     Examples
     --------
@@ -66,7 +60,7 @@ class Deadline:
         self._longest_s = 0.0
 
     def due(self) -> bool:
-        """Return whether the current step has to be the last one."""
+        """Return True if the current step has to be the last one."""
         now_s = time.monotonic()
         if self._asked_s is not None:
             self._longest_s = max(self._longest_s, now_s - self._asked_s)
@@ -81,16 +75,11 @@ def deadline_of(max_time: str, margin_s: float, began_s: float) -> Deadline:
     Parameters
     ----------
     max_time : str
-        See `parse_duration`.
+        See `parse_duration`; UsageError for ``slurm``, if Slurm has not announced the end of the job.
     margin_s : float
         See `Deadline`.
     began_s : float
         Start of the run by ``time.monotonic()``.
-
-    Raises
-    ------
-    UsageError
-        If ``max_time`` is ``slurm``, and Slurm has not announced the end of the job.
     """
     seconds = parse_duration(max_time)
     if seconds is not None:
@@ -142,7 +131,7 @@ class StopRequest:
             signal.signal(each, handler)
 
     def __call__(self) -> bool:
-        """Return whether to stop; to be asked once a step."""
+        """Return True to stop; to be asked once a step."""
         if self._deadline is not None and self._deadline.due():
             self.late = True
         return self.number != 0 or self.late

@@ -26,7 +26,7 @@ from .metrics import MetricSum
 
 
 class AveragedModel(Protocol):
-    """A model whose gradients are averaged over all ranks; `DistributedDataParallel` is one."""
+    """A model whose gradients are averaged over all ranks, as `DistributedDataParallel`."""
 
     module: Module
 
@@ -54,13 +54,7 @@ class AveragedModel(Protocol):
 
 
 class NaiveAveraging:
-    """A model whose gradients are averaged after backward, by one all-reduce for each parameter.
-
-    Parameters
-    ----------
-    module : Module
-        The model, with equal values on all ranks.
-    """
+    """An `AveragedModel` of one all-reduce for each parameter, after backward."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -73,7 +67,7 @@ class NaiveAveraging:
 
     @contextmanager
     def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
-        """Average the gradients at the end of the block, unless in `no_sync`; see `AveragedModel`."""
+        """Average the gradients at the end of the block, unless in `no_sync`."""
         weight = rank_weight(n_samples, total)
         token = current_weight.set(weight)
         try:
@@ -127,7 +121,6 @@ class Outcome:
     tally: MetricSum
     """Sums over the samples of all ranks."""
     updated: bool
-    """True if the parameters were changed."""
     overflowed: bool
     """True if it was skipped because scaled gradients overflowed."""
     broken: list[str]
@@ -135,7 +128,6 @@ class Outcome:
     finite: bool
     """True if this rank's losses are finite."""
     last: Batch
-    """The last batch."""
     waited_s: float
     """Seconds this rank has waited for the sums."""
 
@@ -149,11 +141,9 @@ def new_sums() -> MetricSum:
 class TrainStep:
     """One step: forward, backward, average, clip, update. See `Trainer` for the attributes.
 
-    Notes
-    -----
-    The gradient is that of the mean loss over all samples of all ranks, whatever their numbers: with ``n`` samples in a
-    batch, ``n0`` in the window's first and ``T`` in all batches of all ranks, a batch's loss is multiplied by ``n /
-    n0``, and the sum of the gradients by ``n0 / T`` during reduction.
+    The gradient is that of the mean loss over all samples of all ranks: of ``n`` samples in a batch, ``n0`` in the
+    window's first and ``T`` in all, a batch's loss is multiplied by ``n / n0``, and the sum of the gradients by ``n0 /
+    T`` during reduction.
     """
 
     model: AveragedModel
@@ -175,11 +165,10 @@ class TrainStep:
         Parameters
         ----------
         first : Batch
-            The first batch of the window.
         following : iterator of Batch
-            The next ones; only those of the window are taken.
+            Only those of the window are taken.
         stop : callable
-            Whether this rank is to stop; asked at the last batch.
+            True if this rank is to stop; asked at the last batch.
         """
         tally = new_sums()
         reference = max(1, first.samples)
@@ -199,7 +188,7 @@ class TrainStep:
         tally.add(stop=stop())
         with self.model.weighted(reference if samples else 0, total):
             loss = self._forward(batch, tally)
-            # Sent before backward, to arrive during it; with a GPU after, which would be waited for otherwise.
+            # Sent before backward, to arrive during it; with a GPU, which would be waited for, after.
             early = None if self._on_device else self._summing(tally)
             if loss is not None:
                 self._backward(loss, batch.samples / reference)
@@ -221,18 +210,18 @@ class TrainStep:
 
     @staticmethod
     def _summing(tally: MetricSum) -> tuple[bool, Work]:
-        """Start to add up the metrics of all ranks; return whether this rank's loss is finite, and the Work."""
+        """Start to add up all ranks' metrics; return True for a finite loss on this rank, and the Work."""
         tally.read()
         return bool(np.isfinite(tally["loss"])), tally.all_reduce()
 
     def _broken(self, tally: MetricSum) -> list[str]:
-        """Return the names of parameters whose averaged gradient is not finite; reads pending device numbers, too."""
+        """Return the names of parameters whose averaged gradient is not finite; read pending device numbers, too."""
         named = [(name, p.grad) for name, p in self.model.module.named_parameters() if p.grad is not None]
         if not self._on_device:
             return [name for name, grad in named if not is_finite(grad)]
         squares = [grad.reshape(-1) @ grad.reshape(-1) for _, grad in named]
         found = zip(named, tally.read(squares), strict=True)
-        # Averaged gradients are the same on all ranks, so all come to the same result.
+        # Averaged gradients are the same on all ranks, and so is the result.
         return [name for (name, grad), square in found if not (np.isfinite(square) or is_finite(grad))]
 
     def faults(self, outcome: Outcome) -> tuple[str, str]:
@@ -279,7 +268,7 @@ class TrainStep:
             if not self._mixes_samples:
                 self.model.skip_forward()
                 return None
-            # The other ranks' layers wait for this rank's part of their sums: that of an empty batch.
+            # The other ranks' layers wait for this rank's sums, of an empty batch.
             inputs, targets = inputs[:0], targets[:0]
         with _no_mean_of_nothing(batch.samples):
             output = self._call(self.model, inputs)
@@ -320,7 +309,7 @@ class TrainStep:
         return sound and not broken, overflowed
 
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
-        """Compute this rank's gradient of a batch once more, locally, and return whether it is finite."""
+        """Compute this rank's gradient of a batch once more, locally, and return True if it is finite."""
         with self.model.no_sync(), self._sharing(max(1, batch.samples), batch.total):
             loss = self._forward(batch, new_sums())
             if loss is not None:
@@ -334,7 +323,7 @@ def _no_mean_of_nothing(weight: float) -> contextlib.AbstractContextManager[Any]
 
 
 def is_finite(x: Array | None) -> bool:
-    """Return whether all elements are finite; one pass if they are."""
+    """Return True if all elements are finite; one pass if they are."""
     if x is None:
         return True
     flat = x.reshape(-1)
@@ -351,7 +340,7 @@ def _sum_over_ranks(number: int) -> int:
 
 
 def _ranks_where(here: bool) -> str:
-    """Return the ranks where a condition holds, as text; every rank calls it."""
+    """Return the ranks of a true condition, as text; every rank calls it."""
     found = [False] * get_world_size()
     all_gather_object(found, here)
     return ", ".join(str(rank) for rank, yes in enumerate(found) if yes)

@@ -27,7 +27,7 @@ Callback = Callable[["Trainer"], object]
 MAX_SKIPPED = 100
 """Steps in a row that may be skipped, if an epoch has more of them."""
 EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
-"""Events of callbacks, which are called on every rank, in the order of the lists, with the trainer."""
+"""Events of callbacks, called on every rank, in the order of the lists, with the trainer."""
 
 
 class Stateful(Protocol):
@@ -41,51 +41,49 @@ class Stateful(Protocol):
 
 
 class Trainer:
-    """Trains a model on all ranks, step by step together.
+    """Trains a model on all ranks, step by step together: the gradients and 32 bytes a step.
 
     Parameters
     ----------
     model : AveragedModel
         A `DistributedDataParallel` or a `NaiveAveraging`.
     optimizer : Optimizer
-        Of the model's parameters.
     loss_fn : callable
-        Returns the mean loss, a Tensor, of the model's output and the targets.
+        Mean loss, a Tensor, of output and targets.
     train_loader : DataLoader
-        Batches (inputs, targets), equally many on every rank; best with a `GlobalBatchSampler`, whose steps do not
-        depend on the number of ranks.
+        Batches (inputs, targets), equally many on every rank; with a `GlobalBatchSampler` steps do not depend on the
+        number of ranks.
     test_loader : DataLoader, optional
-        Each test sample on one rank: ``DistributedSampler(..., mode="exact")``. Ranks may have unequal numbers of
-        batches.
+        Each test sample on one rank: ``DistributedSampler(..., mode="exact")``.
     correct_fn : callable, default count_correct
-        Returns the number of correct samples, of an output and its targets.
+        Number of correct samples, of output and targets.
     stop : callable, optional
-        Asked once a step; if it is true on one rank, all ranks stop after the same step.
+        Asked once a step; all ranks stop after the same step.
     on_nan : {"stop", "skip"}, default "stop"
-        Raise in a step whose loss or gradients are not finite, or skip it. As many in a row as an epoch has steps, or
-        `MAX_SKIPPED`, raise all the same.
+        Raise in a step whose loss or gradients are not finite, or skip it: at most `MAX_SKIPPED` in a row, fewer than
+        an epoch's.
     callbacks : mapping of str to sequence of callable, optional
-        Lists by event: ``epoch_begin``, ``step_end``, ``epoch_end``, and ``step_skip`` before the ``step_end`` of a
-        skipped step. Callbacks may communicate if all ranks do.
+        By event: ``epoch_begin``, ``step_end``, ``epoch_end``, and ``step_skip`` before the ``step_end`` of a skipped
+        step. They may communicate if all ranks do.
     stateful : mapping of str to Stateful, optional
-        Further state for checkpoints, by name; it may differ from rank to rank.
+        Further state for checkpoints, of each rank.
     accumulate : int, default 1
-        Batches whose gradients make one step; the last step of an epoch takes the rest.
+        Batches of a step; the last step of an epoch takes the rest.
     clip_norm : float, optional
         Limit of the norm of all averaged gradients together.
     scheduler : LRScheduler, optional
-        Of the optimizer; advances after every step, also a skipped one.
+        Advances after every step, also a skipped one.
     precision : MixedPrecision, optional
         Of the model: forward runs in half precision.
-        scaler : LossScale, optional
+    scaler : LossScale, optional
         Scales the losses; a step whose scaled gradients overflow is skipped.
 
     Attributes
     ----------
     epoch : int
-        Epochs completed, which is the number of the current one, from 0.
+        Epochs completed.
     step : int
-        Steps since the beginning, skipped ones included.
+        Steps made, skipped ones included.
     running : MetricSum
         Sums over the samples of all ranks in the current epoch.
     history : list of EpochMetrics
@@ -93,16 +91,7 @@ class Trainer:
     skipped : int
         Steps skipped.
     stopped : bool
-        True if a rank was told to stop; the same on all ranks.
-
-    Raises
-    ------
-    ValueError
-        If ``callbacks`` names an unknown event, or ``accumulate`` is below 1.
-
-    Notes
-    -----
-    A step sends the gradients and one message of 32 bytes, which is sent during backward.
+        True, on all ranks, if one was told to stop.
 
     Examples
     --------
@@ -164,7 +153,7 @@ class Trainer:
         self._epoch_s = self._epoch_exposed_s = 0.0
 
     def fit(self, epochs: int) -> list[EpochMetrics]:
-        """Train until ``epochs`` epochs are completed, or `stop` is true, and return the metrics of all epochs."""
+        """Train until ``epochs`` epochs are completed, or `stop` is true; return the metrics of all epochs."""
         while self.epoch < epochs and not self.stopped:
             self._train_epoch()
             if not self.stopped:
@@ -204,7 +193,7 @@ class Trainer:
         return found | flatten(self._states(), "stateful")[1]
 
     def wants(self, name: str, rank: int, ranks: int) -> bool:
-        """Return whether this rank needs an array that ``rank`` of ``ranks`` alone held (see `own_arrays`)."""
+        """Return True if this rank needs an array that ``rank`` of ``ranks`` alone held (see `own_arrays`)."""
         if name.startswith("optimizer."):
             optimizer, number = self.optimizer, int(name.split(".")[1])
             return not isinstance(optimizer, ZeroRedundancyOptimizer) or number in optimizer.owned()
@@ -218,7 +207,7 @@ class Trainer:
         return self.common_state() | {"random": random_states, "stateful": states}
 
     def common_state(self) -> dict[str, Any]:
-        """Return `state_dict` without what other ranks hold, for ranks that go on with this one's."""
+        """Return `state_dict` without the other ranks' state."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -230,7 +219,7 @@ class Trainer:
             "skipped": self.skipped,
             "skipped_in_a_row": self._skipped_in_a_row,
             "last_lr": self._last_lr,
-            # The base class's method: that of a sharded optimizer wants the whole state collected first.
+            # The base class's: a sharded optimizer's wants the whole state collected first.
             "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
             "random": [],
             "stateful": [flatten(self._states(), "stateful")[0]],
@@ -238,16 +227,16 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """Continue where `state_dict` and `arrays` were taken, also in the middle of an epoch.
+        """Continue from `state_dict` and `arrays`, also in the middle of an epoch.
 
-        With the same number of ranks training continues to the same bits. With another number no sample of the epoch is
-        lost or repeated; a new rank begins its own stream of dropout, and takes the `stateful` of another rank. Of
-        `own_arrays` each rank needs those that it `wants`.
+        As many ranks continue to the same bits. With another number no sample of the epoch is lost or repeated; a new
+        rank begins its own stream of dropout, and takes the `stateful` of another rank. Of `own_arrays` each rank needs
+        those that it `wants`.
 
         Raises
         ------
         RuntimeError, ValueError
-            If model, optimizer or data do not fit the state.
+            Model, optimizer or data do not fit the state.
         """
         self.model.module.load_state_dict(
             {name.removeprefix("model."): x for name, x in arrays.items() if name.startswith("model.")}
@@ -310,7 +299,6 @@ class Trainer:
             raise ValueError("train_loader gave no batch: there is nothing to train on")
 
     def _complete_epoch(self) -> None:
-        """Evaluate the epoch and prepare the next one."""
         share = MetricSum("exposed")
         share.add(exposed=self._epoch_exposed_s / self._epoch_s)
         share.all_reduce().wait()
@@ -355,7 +343,6 @@ class Trainer:
             yield Batch(inputs, targets, samples, total)
 
     def _make_step(self, train_step: TrainStep, batch: Batch, following: Iterator[Batch]) -> None:
-        """Make one step, the same on all ranks, that begins with ``batch``."""
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
         nn.random.set_step(self.step)
         outcome = train_step.step(batch, following, self.stop)

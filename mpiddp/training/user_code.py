@@ -42,7 +42,7 @@ def import_string(option: str, name: str) -> Callable[..., Any]:
     Raises
     ------
     UsageError
-        If there is no such module or callable. Other errors of the import propagate.
+        There is none such. Other errors of the import propagate.
 
     Examples
     --------
@@ -70,19 +70,7 @@ def import_string(option: str, name: str) -> Callable[..., Any]:
 
 
 def call(option: str, name: str, **arguments: Any) -> Any:
-    """Return the result of a named callable.
-
-    Parameters
-    ----------
-    option, name : str
-        See `import_string`.
-    **arguments
-        Its arguments.
-
-    Raises
-    ------
-    UsageError
-        As `import_string`; and if it does not take these arguments, or raises.
+    """Return the result of a callable named as in `import_string`; UsageError if it takes other arguments, or raises.
 
     Examples
     --------
@@ -106,13 +94,7 @@ def call(option: str, name: str, **arguments: Any) -> Any:
 
 
 def attempt(action: Callable[[], _Result], said: str) -> _Result:
-    """Return the result of an action that runs a user's code.
-
-    Raises
-    ------
-    UsageError
-        If it raises: ``said``, the error, and the place in the user's code, in one line.
-    """
+    """Run a user's code; its exception becomes a UsageError: ``said``, the error and its place in the code."""
     try:
         return action()
     except UsageError:
@@ -139,7 +121,6 @@ def sanity_check(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]
     Parameters
     ----------
     trainer : Trainer
-        The trainer of the configuration.
     config : Config
         For the names of model and data.
     data : tuple of Dataset
@@ -148,7 +129,7 @@ def sanity_check(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]
     Raises
     ------
     UsageError
-        If samples, model, loss and labels do not fit; the text names what was expected and found.
+        Samples, model, loss and labels do not fit; the text names what was expected and found.
     """
     train_step, module = trainer.train_step(), trainer.model.module
     module.eval()
@@ -158,8 +139,6 @@ def sanity_check(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]
 
 
 class _SanityCheck:
-    """Check of one part of the data."""
-
     def __init__(self, train_step: TrainStep, config: Config, part: str) -> None:
         self._stepper = train_step
         self._model = f"--model {config.model}"
@@ -167,7 +146,7 @@ class _SanityCheck:
         self._part = part
         module = train_step.model.module
         self._takes = TAKES.get(config.model)
-        # A loss of the user may have targets of any kind.
+        # A user's loss may have targets of any kind.
         self._classifies = config.model in MODELS or not hasattr(module, "loss_fn")
 
     def run(self, dataset: Dataset) -> None:
@@ -233,7 +212,6 @@ def _shape(x: Any) -> str:
 
 
 def _described(sample: Any) -> str:
-    """Return the structure of a sample as text."""
     if isinstance(sample, (tuple, list)):
         inner = ", ".join(_described(each) for each in sample[:4]) + ", ..." * (len(sample) > 4)
         return f"({inner})"
@@ -241,5 +219,4 @@ def _described(sample: Any) -> str:
 
 
 def _listed(labels: Array) -> str:
-    """Return the least and the largest of some labels as text."""
     return str(labels[0]) if len(labels) == 1 else f"{labels[0]} to {labels[-1]}"
