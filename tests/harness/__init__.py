@@ -1,1 +1,1 @@
-"""What lets ``python -m pytest`` run MPI tests: launcher (processes), parent (outside mpiexec), ranks (inside it)."""
+"""MPI tests under ``python -m pytest``: launcher (processes), parent (outside mpiexec), ranks (inside it)."""

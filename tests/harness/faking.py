@@ -1,4 +1,4 @@
-"""The fake device: a package named cupy that tests put in the place of the real one, which they may not have."""
+"""The fake device: a package named cupy in the place of the real one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "fake_gpu"
-"""What PYTHONPATH has to begin with for a program that is to find the fake."""
+"""For the head of PYTHONPATH."""
 
 
 def _modules() -> list[str]:
@@ -19,12 +19,9 @@ def _modules() -> list[str]:
 
 @contextmanager
 def fake_gpu() -> Iterator[Any]:
-    """Let ``import cupy`` be the fake, which is what the context gives; fresh each time.
+    """Let ``import cupy`` be the fake, fresh each time; its arrays do not outlive the context.
 
-    Notes
-    -----
-    Arrays do not outlive it: at its end all work is done, and mpiddp forgets what it keeps of the device. Streams,
-    events and kernels do their work late; see ``fake_gpu/cupy/_late.py``.
+    Streams, events and kernels do their work late; see ``fake_gpu/cupy/_late.py``.
     """
     device = importlib.import_module("mpiddp.device")
     before = {name: sys.modules.pop(name) for name in _modules()}

@@ -1,7 +1,4 @@
-"""Programs started by the tests, with and without an MPI launcher: always under a time limit, never left behind.
-
-Imports the standard library only, and no MPI: it is used by the plain pytest process.
-"""
+"""Programs started by the tests, always under a time limit, never left behind; the standard library only, no MPI."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 PLAN = "MPIDDP_TEST_PLAN"
-"""Set for the ranks that the parent starts: the file that says which tests to run and where to report."""
+"""Names the file of tests to run and of reports, for ranks of the parent."""
 NO_MPIEXEC = (
     f"no mpiexec beside {sys.executable} nor on PATH, and the MPI tests need one: pip install 'mpiddp[mpich]' "
     "(or load the site's MPI module)"
@@ -35,15 +32,15 @@ NO_MPIEXEC = (
 TIMED_OUT = 124
 
 JOB = "MPIDDP_TEST_JOB"
-"""Set for all that a `Program` starts."""
+"""Set for all processes of a `Program`."""
 SHARED = Path("/dev/shm")
 _SEGMENTS = ("mpich_shm_*", "sm_segment.*", "sem.mp-*")
-"""Names of shared memory that MPICH, Open MPI and multiprocessing remove at their ends, which a killed job has not."""
+"""Shared memory of MPICH, Open MPI and multiprocessing, which a killed job leaves."""
 _MAPPED = re.compile(r" (/\S+)$", re.MULTILINE)
 YOUNG_S = 2.0
-"""A living job may have made shared memory, and not mapped it yet, for so long."""
+"""Age up to which a living job may have made shared memory without mapping it."""
 _TUNING = {
-    # Open MPI refuses root, more ranks than cores, and takes a second to look for networks that a test does not need.
+    # Open MPI refuses root and more ranks than cores, and takes a second to look for networks.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
@@ -57,9 +54,9 @@ _TUNING = {
     "MKL_NUM_THREADS": "1",
     "HOME": tempfile.gettempdir(),
 }
-# What a launcher around us has set would make ranks out of our children.
+# An outer launcher's variables would make ranks of our children.
 _OUTER_LAUNCHER = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "SLURM_", "HYDI_", "MPI_LOCAL")
-# PYTHONUNBUFFERED makes several writes of one print, so lines of different ranks get mixed.
+# PYTHONUNBUFFERED makes several writes of one print, and mixes lines of ranks.
 _NOT_INHERITED = {
     *("PYTHONUNBUFFERED", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", PLAN, "PMI_FD"),
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -69,7 +66,7 @@ _NOT_INHERITED = {
 def announced_size(env: Mapping[str, str] = os.environ) -> int:
     """Return the number of ranks that a launcher announced, 0 without a launcher.
 
-    A Slurm step of one task is no launcher: an interactive shell under ``srun --pty`` is one.
+    A Slurm step of one task, as an interactive shell under ``srun --pty``, is none.
     """
     sizes = [int(env[name]) for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE") if name in env]
     step = int(env.get("SLURM_STEP_NUM_TASKS", "0"))
@@ -109,7 +106,7 @@ def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]
 
 
 def _checkout() -> str | None:
-    """Return the folder that mpiddp would be imported from here, unless it is an installed package."""
+    """Return the folder that mpiddp is imported from, unless it is installed."""
     spec = importlib.util.find_spec("mpiddp")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -120,7 +117,7 @@ def _checkout() -> str | None:
 
 @dataclass(frozen=True)
 class Completed:
-    """How a program ended: exit code (124 when its time was up), output, and how long it took."""
+    """End of a program: exit code (124 when its time was up), output and duration."""
 
     rc: int
     stdout: str
@@ -128,17 +125,13 @@ class Completed:
     seconds: float
 
     def __str__(self) -> str:
-        """Return everything that one wants to see when an assertion about this program fails."""
         return (
             f"exit code {self.rc} after {self.seconds:.1f} s\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}\n---"
         )
 
 
 def remove_segments(since: float) -> bool:
-    """Remove our shared memory made ``since`` (seconds since 1970) that no process maps.
-
-    Return whether there is some that is too young to tell it from that of a job which is about to map it.
-    """
+    """Remove our unmapped shared memory made ``since`` (seconds since 1970); return True if some is too young."""
     found = {}
     for path in (path for pattern in _SEGMENTS for path in SHARED.glob(pattern)):
         with contextlib.suppress(OSError):
@@ -158,26 +151,25 @@ def remove_segments(since: float) -> bool:
 
 
 def new_job() -> str:
-    """Return a name of processes that this one starts; those of its children begin with it."""
+    """Return a name for a process's children; names of theirs begin with it."""
     return f"{os.environ.get(JOB, '')}/{uuid.uuid4().hex}"
 
 
 def members_of(job: str) -> list[int]:
-    """Return the ids of the living processes that inherited a job's name, or one that begins with it."""
+    """Return the ids of living processes whose inherited job's name begins with this."""
     mark = f"{JOB}={job}".encode()
     members = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         with contextlib.suppress(OSError):
-            # A zombie has no environment any more.
+            # A zombie has no environment.
             if any(entry.startswith(mark) for entry in (folder / "environ").read_bytes().split(b"\0")):
                 members.append(int(folder.name))
     return members
 
 
 def kill_members(job: str) -> None:
-    """End a job's processes for good."""
     for _ in range(50):
         left = members_of(job)
         for pid in left:
@@ -189,18 +181,10 @@ def kill_members(job: str) -> None:
 
 
 class Program:
-    """A running command; a context manager that leaves no process of it behind, whatever sessions these made.
+    """A running command; a context manager that leaves no process of it behind, in whichever session.
 
-    Parameters
-    ----------
-    command
-        The command line.
-    env
-        See `environment`.
-    echo
-        Write to our own stdout and stderr instead of capturing.
-    scratch
-        A folder for the output, removed at the end; a new one by default.
+    ``env`` is `environment`'s, ``echo`` writes to our stdout and stderr, ``scratch`` is a folder for the output,
+    removed at the end.
     """
 
     def __init__(
@@ -213,14 +197,14 @@ class Program:
     ) -> None:
         self._scratch = scratch or Path(tempfile.mkdtemp(prefix="mpiddp-test-"))
         self._files = [self._scratch / "stdout", self._scratch / "stderr"]
-        # Found again by this variable: launchers put their ranks into sessions and process groups of their own.
+        # Launchers put ranks into sessions of their own; this variable finds them.
         self._job = new_job()
         self._started = time.monotonic()
         self._began = time.time()
         with self._files[0].open("wb") as stdout, self._files[1].open("wb") as stderr:
             self._process = subprocess.Popen(
                 [str(part) for part in command],
-                # Open MPI cannot start where a killed job has left its folder, once its process id comes again.
+                # Open MPI cannot start in a killed job's folder, once its process id comes again.
                 env={**environment(env), JOB: self._job, "PRTE_MCA_prte_tmpdir_base": str(self._scratch)},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
@@ -237,12 +221,11 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The process id of the command itself (of the launcher, not of a rank)."""
+        """The process id of the command itself, not of a rank."""
         return self._process.pid
 
     @property
     def output(self) -> tuple[str, str]:
-        """What was written so far to stdout and stderr."""
         stdout, stderr = (file.read_text(errors="replace") for file in self._files)
         return stdout, stderr
 
@@ -251,11 +234,9 @@ class Program:
         return self._process.poll()
 
     def signal(self, number: int) -> None:
-        """Send a signal to the command itself."""
         self._process.send_signal(number)
 
     def wait_for(self, text: str, timeout_s: float = 30) -> None:
-        """Wait until the program has written ``text``; AssertionError with its output if it does not."""
         end = time.monotonic() + timeout_s
         while text not in "".join(self.output):
             if self.poll() is not None or time.monotonic() > end:
@@ -264,7 +245,7 @@ class Program:
             time.sleep(0.02)
 
     def wait(self, timeout_s: float) -> Completed:
-        """Wait for the end, kill everything when it does not come within ``timeout_s``, and return the outcome."""
+        """Wait for the end, or kill everything after ``timeout_s``."""
         try:
             rc = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -277,7 +258,7 @@ class Program:
         return Completed(rc, stdout, stderr, seconds)
 
     def kill(self) -> None:
-        """End the command and whatever it started: first as a launcher wants it, then for good."""
+        """End the command and its processes: first as a launcher wants it, then for good."""
         if self._process.poll() is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -287,12 +268,10 @@ class Program:
             remove_segments(self._began)
 
     def close(self) -> None:
-        """Kill, and remove the output."""
         self.kill()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def members(self) -> list[int]:
-        """Return the ids of the living processes that inherited our variable."""
         return members_of(self._job)
 
 
@@ -305,9 +284,7 @@ def start(
 ) -> Program:
     """Start ``program`` (a str is source text, a Path a script) on ``n`` ranks, or without a launcher when n is None.
 
-    ``options`` are the launcher's.
-
-    To be used as a context manager: ``with start(2, CODE) as job: job.wait_for("ready"); job.signal(SIGTERM)``.
+    A context manager: ``with start(2, CODE) as job: job.wait_for("ready"); job.signal(SIGTERM)``.
     """
     if isinstance(program, Path):
         return Program([*launch(n, options), sys.executable, program, *args], env)
@@ -319,7 +296,6 @@ def start(
 
 
 def launch(n: int | None, options: Iterable[str] = ()) -> list[str | Path]:
-    """Return the command line's part before the interpreter."""
     if n is None:
         return []
     launcher = mpiexec()
@@ -331,7 +307,7 @@ def launch(n: int | None, options: Iterable[str] = ()) -> list[str | Path]:
 def mpirun(
     n: int, program: str | Path, *args: str, timeout_s: float = 60, env: Mapping[str, str | None] | None = None
 ) -> Completed:
-    """Run ``program`` (a str is source text, a Path a script) under mpiexec on ``n`` ranks, and return how it ended."""
+    """Run a `start` program under mpiexec on ``n`` ranks."""
     with start(n, program, *args, env=env) as job:
         return job.wait(timeout_s)
 
@@ -342,7 +318,7 @@ def python(
     timeout_s: float = 60,
     env: Mapping[str, str | None] | None = None,
 ) -> Completed:
-    """Run ``program`` without a launcher, or, when it is None, ``python ARGS`` (``python(None, "-m", "mpiddp")``)."""
+    """Run a `start` program without a launcher, or ``python ARGS`` when it is None."""
     with Program([sys.executable, *args], env) if program is None else start(None, program, *args, env=env) as job:
         return job.wait(timeout_s)
 
@@ -351,7 +327,7 @@ def python(
 def side_by_side(
     jobs: Mapping[str, Callable[[], Completed]], places: int = 4
 ) -> Iterator[dict[str, Future[Completed]]]:
-    """Run jobs that mostly wait at the same time, and give their outcomes; what has not begun at the end never does."""
+    """Run jobs at the same time; those that have not begun at the end never do."""
     pool = ThreadPoolExecutor(places)
     try:
         yield {name: pool.submit(job) for name, job in jobs.items()}

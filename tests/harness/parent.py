@@ -1,8 +1,7 @@
-"""The pytest plugin of the plain process: it turns every test of tests/mpi into one item for each number of ranks.
+"""The pytest plugin of the plain process: every test of tests/mpi becomes one item for each number of ranks.
 
-The tests are collected, and run, by pytest under mpiexec (see `harness.ranks`), one job for each number of ranks;
-what the ranks report appears here as if the tests had run here. So ``-k``, ``-x``, ``-m``, ``--lf``, ``--durations``
-and ``--junitxml`` work as ever. This process never imports MPI, nor a module of tests/mpi.
+pytest under mpiexec (`harness.ranks`) collects and runs them, one job for each number; reports appear here as if the
+tests had run here. This process imports neither MPI nor tests/mpi.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from _pytest._io import TerminalWriter
 
 LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
-"""The ranks' own limit for a test; they end themselves with stacks, so this process waits a little longer."""
+"""The ranks' limit for a test, after which they end themselves with stacks."""
 PATIENCE_S = max(LIMIT_S, 60.0) + 30
-"""How long the ranks may be silent."""
+"""Longest silence of the ranks."""
 RESTARTS = 3
-"""How often a job that was ended by one test is started again for the tests that remain."""
+"""New starts for the remaining tests, after one test has ended a job."""
 
 
 class Job:
@@ -71,7 +70,7 @@ class Job:
         )
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield events as they come, until the job has ended or was silent for too long."""
+        """Yield events until the job has ended or was silent for too long."""
         heard = time.monotonic()
         while True:
             ended = self.program.poll() is not None
@@ -87,14 +86,12 @@ class Job:
                 time.sleep(0.01)
 
     def last_words(self) -> str:
-        """Return how the job ended and the end of what it wrote."""
         rc = self.program.poll()
         how = f"exit code {rc}" if rc is not None else f"silent for {PATIENCE_S:.0f} s, killed"
         lines = "\n".join(self.program.output).strip().splitlines()
         return f"{how}\n" + "\n".join(lines[-150:])
 
     def close(self) -> None:
-        """Leave no process and no file."""
         self.program.close()
         self._events.close()
 
@@ -115,7 +112,6 @@ class Runner:
         self._hopeless = ""
 
     def run(self, item: MpiItem) -> list[pytest.TestReport]:
-        """Return the reports of ``item``, starting a job when none runs."""
         reports = self._wait_for(item)
         self._job_failed |= any(report.failed for report in reports)
         del self._pending[item.origin]
@@ -128,7 +124,6 @@ class Runner:
         return reports
 
     def start(self) -> None:
-        """Start a job for the items that have not been run, unless one runs."""
         if self._job is None and self._pending:
             files = list(dict.fromkeys(origin.partition("::")[0] for origin in self._pending))
             self._job = Job(self._config, self.ranks, files, list(self._pending))
@@ -137,13 +132,12 @@ class Runner:
             self._running, self._job_failed = None, False
 
     def close(self) -> None:
-        """End the job."""
         if self._job is not None:
             self._job.close()
             self._job = None
 
     def _wait_for(self, item: MpiItem) -> list[pytest.TestReport]:
-        """Return the ranks' reports of ``item``, or one that says why there are none."""
+        """Return the ranks' reports of ``item``, or the reason for their absence."""
         if self._hopeless:
             return [_failure(item, self._hopeless)]
         self.start()
@@ -167,7 +161,7 @@ class Runner:
         return self._lost(item, f"mpiexec -n {self.ranks} did not finish this test: {self._job.last_words()}")
 
     def _lost(self, item: MpiItem, text: str) -> list[pytest.TestReport]:
-        """End the job; a new one takes the other tests, if it was this test that ended it."""
+        """End the job; a new one takes the other tests, if this test ended it."""
         if self._running != item.origin:
             self._hopeless = f"not run, because the job of {self.ranks} ranks ended outside of a test"
         self._count_restarts()
@@ -179,7 +173,7 @@ class Runner:
             self._hopeless = f"not run, because {self._jobs} jobs of {self.ranks} ranks were ended by a test"
 
     def _end(self, item: MpiItem) -> list[pytest.TestReport]:
-        """Wait for the ranks to leave; how they do it is part of the last test."""
+        """Wait for the ranks to leave, as part of the last test."""
         assert self._job is not None
         limit = time.monotonic() + PATIENCE_S
         while (rc := self._job.program.poll()) is None and time.monotonic() < limit:
@@ -192,15 +186,14 @@ class Runner:
 
 
 def _from_data(config: pytest.Config, data: dict[str, Any]) -> Any:
-    """Return the report that a rank has written."""
     if isinstance(data["longrepr"], list):
-        # Where and why a test was skipped; JSON knows no tuple.
+        # A skipped test's place and reason; JSON knows no tuple.
         data["longrepr"] = tuple(data["longrepr"])
     return config.hook.pytest_report_from_serializable(config=config, data=data)
 
 
 class _Text(TerminalRepr):
-    """A failure of which there is only text; as a plain str, pytest would print all of it in its summary too, on CI."""
+    """A failure as text; of a plain str pytest would repeat all in its summary."""
 
     def __init__(self, item: MpiItem, text: str) -> None:
         self._text = text
@@ -208,7 +201,6 @@ class _Text(TerminalRepr):
         self.reprcrash = ReprFileLocation(path, (line or 0) + 1, text.partition("\n")[0])
 
     def toterminal(self, tw: TerminalWriter) -> None:
-        """Write the text."""
         tw.line(self._text)
 
 
@@ -217,8 +209,6 @@ def _failure(item: MpiItem, text: str, when: Literal["call", "teardown"] = "call
 
 
 class MpiItem(pytest.Item):
-    """A test on a number of ranks."""
-
     def __init__(self, *, ranks: int, test: dict[str, Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ranks = ranks
@@ -230,30 +220,25 @@ class MpiItem(pytest.Item):
             self.add_marker(mark)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Return where the test is."""
         _, line, domain = self.origin_location
         return self.path, line, domain.replace(self.origin_name, self.name, 1)
 
     def runtest(self) -> None:
-        """Never called: `Parent.pytest_runtest_protocol` hands out what the ranks report."""
         raise NotImplementedError
 
 
 def _last_part(nodeid: str) -> str:
-    """Return the part after the last ``::`` that is no part of a parameter."""
+    """Return the part after the last ``::`` outside of parameters."""
     head, bracket, parameters = nodeid.partition("[")
     return head.rpartition("::")[2] + bracket + parameters
 
 
 class MpiNode(pytest.Collector):
-    """A class of tests."""
-
     def __init__(self, *, children: list[tuple[tuple[str, ...], dict[str, Any]]], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.children = children
 
     def collect(self) -> list[pytest.Item | pytest.Collector]:
-        """Return the tests of the class."""
         return _nodes(self, self.children)
 
 
@@ -300,7 +285,7 @@ def _nodes(
 
 @dataclass
 class Collected:
-    """What one rank finds in tests/mpi: tests, reports of files that did not pass, or why it found nothing."""
+    """One rank's findings in tests/mpi: tests, reports of files that did not pass, or a failure."""
 
     tests: list[dict[str, Any]] = field(default_factory=list)
     reports: dict[str, pytest.CollectReport] = field(default_factory=dict)
@@ -308,8 +293,6 @@ class Collected:
 
 
 class Parent:
-    """The hooks; see the module."""
-
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._folder = config.rootpath / "tests" / "mpi"
@@ -326,13 +309,11 @@ class Parent:
             raise pytest.UsageError(f"--ranks takes numbers of ranks, like 2,3; got {given!r}") from None
 
     def numbers(self, test: dict[str, Any]) -> list[int]:
-        """Return the numbers of ranks that a test is run on."""
         if self._given:
             return self._given
         return tiers.numbers(Path(test["location"][0]).name, test["marks"], self._config.option.long)
 
     def collected(self) -> Collected:
-        """Return what there is in tests/mpi, found by one rank, once."""
         if self._collected is None:
             self._collected = found = Collected()
             if launcher.mpiexec() is None:
@@ -368,7 +349,7 @@ class Parent:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        # Stable: within a part the order is the tests' own. Those that start launchers take the longest, and come last.
+        # Stable; those that start launchers take the longest, and come last.
         items.sort(
             key=lambda item: (
                 (item.ranks, 0)
@@ -393,7 +374,7 @@ class Parent:
         return True
 
     def _aside(self, item: pytest.Item) -> bool | None:
-        """Hand out what a fork reports of a test that starts launchers; None if it is to be run here."""
+        """Hand out a fork's reports of a test that starts launchers; None if it is to run here."""
         if not _starts_launchers(item) or self._config.option.capture == "no" or self._config.option.usepdb:
             return None
         if self._workers is None:
@@ -427,7 +408,7 @@ class Parent:
             launcher.remove_segments(self._began)
 
     def _runner(self, ranks: int, session: pytest.Session) -> Runner:
-        """Return the runner of a number of ranks; that of another number has come to its end."""
+        """Return the runner of a number of ranks; that of another number ends."""
         if ranks not in self._runners:
             self.pytest_sessionfinish()
             items = [item for item in session.items if isinstance(item, MpiItem) and item.ranks == ranks]
@@ -436,12 +417,10 @@ class Parent:
 
 
 def _is_plain(item: pytest.Item) -> bool:
-    """Tell whether a test starts no launcher."""
     return "tests/unit" in item.nodeid
 
 
 def _starts_launchers(item: pytest.Item) -> bool:
-    """Tell whether a test is of those that start jobs of their own."""
     return item.path.parent.name in ("launch", "with_torch")
 
 
@@ -449,7 +428,6 @@ _KEY: pytest.StashKey[Parent] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --ranks."""
     parser.addoption(
         "--ranks", metavar="N,...", help="numbers of ranks for tests/mpi (default: 2,3; what touches MPI 1,2,3,4)"
     )
@@ -459,9 +437,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take over tests/mpi."""
     parent = config.stash[_KEY] = Parent(config)
     config.pluginmanager.register(parent, "mpi-parent")
     config.pluginmanager.register(Summary(config), "parts")
-    # As Ctrl-C: pytest then ends in order, and no launcher is left behind.
+    # As Ctrl-C: pytest ends in order, and no launcher is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

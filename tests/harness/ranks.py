@@ -1,8 +1,7 @@
 """The pytest plugin of the ranks: every rank runs the same tests, and one rank's failure is every rank's.
 
-After each test the ranks meet and agree on its outcome. A rank that failed and that the others leave waiting, or a
-test that takes longer than the limit, ends the job with the failures and the stacks of all ranks. Loaded only under a
-launcher, because importing it starts MPI.
+After each test the ranks agree on its outcome. A failed rank that the others leave waiting, or a test beyond the limit,
+ends the job with the failures and stacks of all ranks. Importing it starts MPI.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from mpi4py import MPI
 from harness import launcher
 
 LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
-"""Longest time for a test, set-up and waiting for the other ranks included."""
+"""Longest time for a test, set-up and waiting for other ranks included."""
 AROUND_S = max(LIMIT_S, 60.0)
 """Longest time for collecting the tests, and for leaving."""
 GRACE_S = float(os.environ.get("MPIDDP_TEST_GRACE", "5"))
-"""How long a rank that failed waits for the others."""
+"""Time that a failed rank waits for the others."""
 STACKS = signal.SIGRTMAX - 3
-"""Tells a rank to write its stacks; faulthandler does it even while the rank is inside MPI."""
+"""Makes a rank write its stacks; faulthandler does it even inside MPI."""
 
 TESTS = "tests/mpi/"
 
 
 class Watchdog(threading.Thread):
-    """Ends the job, with the failures and stacks of all ranks, when this rank's deadline passes."""
+    """Ends the job, with the failures and stacks of all ranks, at this rank's deadline."""
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(name="watchdog", daemon=True)
@@ -49,18 +48,15 @@ class Watchdog(threading.Thread):
         self._doing = ""
 
     def expect(self, doing: str, within_s: float) -> None:
-        """Start the clock for ``doing``."""
         self._doing, self._deadline = doing, time.monotonic() + within_s
-        # Should a rank hold the GIL for ever, no Python thread gets to say so.
+        # A rank that holds the GIL for ever keeps Python threads from saying so.
         faulthandler.dump_traceback_later(within_s + 10, exit=True, file=self._ranks.stderr)
 
     def hurry(self, within_s: float) -> None:
-        """Bring the deadline forward."""
         if self._deadline is not None:
             self._deadline = min(self._deadline, time.monotonic() + within_s)
 
     def rest(self) -> None:
-        """Stop the clock."""
         self._deadline = None
         faulthandler.cancel_dump_traceback_later()
 
@@ -73,8 +69,6 @@ class Watchdog(threading.Thread):
 
 
 class Ranks:
-    """One rank's side of the agreement; see the module."""
-
     def __init__(self, config: pytest.Config) -> None:
         world = MPI.COMM_WORLD
         self.config = config
@@ -90,7 +84,7 @@ class Ranks:
         if not hasattr(config.option, "with_mpi"):
             raise pytest.UsageError("the MPI tests need pytest-mpi: pip install 'mpiddp[test]'")
         config.option.with_mpi = True
-        # pytest captures descriptor 2 while a test runs; a copy always reaches the terminal.
+        # pytest captures descriptor 2; a copy always reaches the terminal.
         self.stderr = os.fdopen(os.dup(2), "w")
         self._comm = world.Dup()
         folder = self.plan.get("folder") or (tempfile.mkdtemp(prefix="mpiddp-ranks-") if self.rank == 0 else None)
@@ -98,20 +92,18 @@ class Ranks:
         self._folder.mkdir(exist_ok=True)
         self._peers: list[tuple[str, int]] = self._comm.allgather((socket.gethostname(), os.getpid()))
         self._stacks = self._file(self.rank, "stacks").open("w")
-        # Of this thread only: the frames of one that runs meanwhile may go away while they are read (seen: SIGSEGV).
+        # This thread's only: frames of a running one may go away while they are read (seen: SIGSEGV).
         faulthandler.register(STACKS, file=self._stacks, all_threads=False)
         self._collect_errors: list[str] = []
         self._ran = self._skipped = 0
         self._retired: list[MPI.Comm] = []
         self.last_failed = False
-        """Whether the test before this one failed on any rank."""
+        """True if the test before failed on any rank."""
         self.unusable = ""
-        """Why no further test can run in this job; set by a fixture, on one rank or more."""
+        """Reason against further tests in this job; set by a fixture on any rank."""
         self._watchdog = Watchdog(self)
         self._watchdog.start()
         self._watchdog.expect("collecting the tests", AROUND_S)
-
-    # ---- the border to the parent process
 
     def tell(self, **event: Any) -> None:
         """Write an event for the parent, if there is one."""
@@ -121,24 +113,18 @@ class Ranks:
             with Path(self.plan["events"]).open("ab", buffering=0) as file:
                 file.write(line)
 
-    # ---- meeting
-
     def agree(self, value: Any) -> list[Any]:
-        """Return every rank's value once all have come; waiting sleeps, for ranks that still work need the cores."""
+        """Return every rank's value; waiting sleeps, for ranks that still work need the cores."""
         request = self._comm.Ibarrier()
         while not request.Test():
             time.sleep(0.0005)
         return self._comm.allgather(value)
 
     def use_up_communicator_ids(self) -> None:
-        """Keep new communicators from having the id of one that was freed, and with it the messages that lie there.
-
-        MPICH takes the lowest free id; a message that nobody received waits there for the next owner.
-        """
+        """Keep MPICH from giving a freed communicator's id, and the messages that lie there, to a new one."""
         self._retired += [MPI.COMM_WORLD.Dup() for _ in range(24)]
 
     def give_up(self, doing: str) -> None:
-        """Print the failures and stacks of all ranks in one piece, and end the job."""
         try:
             os.close(os.open(self._file(0, "lock"), os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -168,12 +154,12 @@ class Ranks:
         self.stderr.write(f"\n{text}\n")
         self.stderr.flush()
         self._tidy()
-        # The launcher passes on what it has got; Open MPI's own banner would otherwise come in between.
+        # Else Open MPI's banner would come in between.
         time.sleep(0.2)
         MPI.COMM_WORLD.Abort(1)
 
     def _tidy(self) -> None:
-        """Remove our folder; the parent removes its own, and reads it before."""
+        """Remove our folder; the parent reads and removes its own."""
         if not self.plan:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -183,8 +169,6 @@ class Ranks:
     def _read(self, rank: int, kind: str) -> str:
         file = self._file(rank, kind)
         return file.read_text(errors="replace").strip() if file.exists() else ""
-
-    # ---- pytest's hooks, in the order in which they are called
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -294,7 +278,7 @@ class Ranks:
         faulthandler.dump_traceback_later(AROUND_S, exit=True, file=self.stderr)
 
     def _end_here(self, nodeid: str, reports: list[pytest.TestReport], why: str) -> None:
-        """End a job that is of no use any more; a parent starts another one for the remaining tests."""
+        """End a useless job; a parent starts another one for the remaining tests."""
         if self.rank > 0:
             # Rank 0 ends us.
             time.sleep(GRACE_S)
@@ -313,7 +297,7 @@ class Ranks:
     def _shared(
         self, reports: list[pytest.TestReport], failures: tuple[list[dict[str, Any]], ...]
     ) -> list[pytest.TestReport]:
-        """Return the reports that every rank gives of a test that failed somewhere."""
+        """Return every rank's reports of a test that failed somewhere."""
         shared = []
         for when in ("setup", "call", "teardown"):
             failed = {
@@ -359,12 +343,11 @@ def _crash(report: pytest.TestReport) -> str:
 
 
 def _text(report: pytest.TestReport) -> str:
-    """Return the traceback and what the test has printed."""
     return "\n".join([report.longreprtext, *(f"--- {title}\n{text}" for title, text in report.sections)])
 
 
 def _has_answered(pid: int) -> bool:
-    """Tell whether a process has no `STACKS` to answer: pending, or blocked while the handler runs; or is gone."""
+    """Return True if a process has taken `STACKS`, neither pending nor blocked, or is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -374,16 +357,15 @@ def _has_answered(pid: int) -> bool:
 
 
 def _shorten(stack: str) -> str:
-    """Leave out pytest's own frames."""
     lines = stack.splitlines()
     end = next((i for i, line in enumerate(lines) if "/_pytest/" in line or "/pluggy/" in line), len(lines))
     return "\n".join(lines[:end])
 
 
-# Last, when the terminal reporter is there, and pytest-mpi has seen no --with-mpi, or it would print a banner.
+# Last: after the terminal reporter; pytest-mpi has seen no --with-mpi, or it would print a banner.
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Meet the other ranks, and silence all but rank 0: what they have to say is in its reports."""
+    """Meet the other ranks, and silence all but rank 0: their reports say it."""
     ranks = Ranks(config)
     config.pluginmanager.register(ranks, "ranks")
     if ranks.rank > 0:

@@ -1,7 +1,4 @@
-"""What pytest prints of a run: a line for each part of the suite, and one for each reason of skipped tests.
-
-A part is a folder, or a number of ranks; ``-v`` and ``-rs`` show each test as ever.
-"""
+"""pytest's summary: a line for each part of the suite (folder, or number of ranks), and for each reason of skips."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
 
 
 class Summary:
-    """The hooks; see the module."""
-
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._sizes: Counter[str] = Counter()
@@ -56,7 +51,7 @@ class Summary:
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if part == self._part or reporter is None or reporter.verbosity < 0:
             return
-        # Dots without the names of files.
+        # dots without the names of files
         reporter.showfspath = reporter.verbosity > 0
         if self._part:
             reporter.write_line("")
@@ -92,7 +87,7 @@ class Summary:
             terminalreporter.write_line("ERROR: all MPI tests were skipped", red=True)
 
     def _reasons(self) -> Counter[str]:
-        """Return how many tests were skipped for each reason; one that ran on other ranks lacks nothing."""
+        """Count the reasons of skipped tests; one that ran on other ranks lacks nothing."""
         return Counter(
             "run on other numbers of ranks" if _ON_RANKS.sub("", nodeid) in self._passed else reason
             for nodeid, reason in self._skipped.items()

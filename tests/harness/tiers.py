@@ -1,8 +1,7 @@
-"""The tiers of the suite: what runs at every change, and what ``--long`` adds.
+"""The tiers of the suite: at every change a test of each promise; ``--long`` adds other cases, marked as ``long``.
 
-Every promise has a test that runs at every change; other cases of it, and runs that take long, are marked as ``long``.
-A test of tests/mpi runs on the numbers of a ``ranks`` mark, or on 1 to 4 ranks if it is marked as ``core``, or on 2 and
-3; on one number in files that ask about what is the same on any.
+A test of tests/mpi runs on the numbers of a ``ranks`` mark, else on 1 to 4 if marked as ``core``, else on 2 and 3;
+files about the same on any number, on one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CORE, REST = (1, 2, 3, 4), (2, 3)
-"""Numbers of ranks of a test that is marked as core, and of another one."""
+"""Numbers of ranks of core tests, and of others."""
 
 ONE_NUMBER = {
     "test_bench.py": 2,
@@ -36,11 +35,11 @@ ONE_NUMBER = {
     "test_training_skips.py": 3,
     "test_training_windows.py": 3,
 }
-"""Files of tests/mpi that ask about options, files and texts, which are the same on any number of ranks."""
+"""Files of tests/mpi on options, files and texts, the same on any number of ranks."""
 
 
 def numbers(file: str, marks: dict[str, list[int]], long: bool) -> list[int]:
-    """Return the numbers of ranks that a test of tests/mpi runs on."""
+    """Return the numbers of ranks of a test of tests/mpi."""
     if long:
         return list(CORE)
     if marks.get("ranks"):
@@ -51,7 +50,7 @@ def numbers(file: str, marks: dict[str, list[int]], long: bool) -> list[int]:
 
 
 def thinned(cases: Iterable[Any], *everyday: Any) -> list[Any]:
-    """Return the values of a parameter: those of ``everyday``, and the others for the long tier."""
+    """Return the values of a parameter: ``everyday``, and the others for the long tier."""
     cases = list(cases)
     missing = set(everyday) - set(cases)
     assert not missing, f"no such cases: {missing}"
@@ -59,6 +58,6 @@ def thinned(cases: Iterable[Any], *everyday: Any) -> list[Any]:
 
 
 def chosen(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
-    """Return the values of a parameter in the tests of this file that are going to run."""
+    """Return a parameter's values in the tests of this file that will run."""
     calls = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
     return {call.params[parameter] for call in calls if call is not None and parameter in call.params}

@@ -1,7 +1,6 @@
-"""Tests that start launchers, several files at a time: each file in a fork of the pytest process, for they mostly wait.
+"""Tests that start launchers, several files at a time, each in a fork of pytest, for they mostly wait.
 
-The reports come back through a pipe, and appear in the order of the tests. Fixtures of a module work as ever; nothing
-that a test leaves in its process reaches another file.
+Reports come back through a pipe, in the order of the tests; no state of a fork reaches another file.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     import pytest
 
 LONGEST = ("test_with_torch", "test_slurm", "test_survival", "test_harness", "test_disagreement", "test_stalls")
-"""Files that begin first, so that none of them runs alone in the end."""
+"""Files that begin first, so that none runs alone in the end."""
 LEAVE_S = 5.0
-"""Longest time for a child to end its jobs itself when pytest is interrupted."""
+"""Longest time for a child to end its jobs when pytest is interrupted."""
 
 
 def place(path: Path) -> int:
@@ -35,10 +34,8 @@ def place(path: Path) -> int:
 
 
 class Child:
-    """A fork that runs the tests of one file."""
-
     def __init__(self, items: list[pytest.Item]) -> None:
-        # What lies in a buffer would be written by both.
+        # Both would write a buffer's content.
         sys.stdout.flush()
         sys.stderr.flush()
         self.owed = [item.nodeid for item in items]
@@ -59,7 +56,7 @@ class Child:
         self._half_line = b""
 
     def reports(self) -> tuple[dict[str, list[dict[str, Any]]], bool]:
-        """Return the reports that have come, by test, and whether the child goes on."""
+        """Return the reports that have come, by test, and True while the child goes on."""
         found, living = {}, True
         while True:
             try:
@@ -75,13 +72,12 @@ class Child:
         return found, living
 
     def wait(self) -> str:
-        """Reap the child, and return how it ended."""
         os.close(self.pipe)
         _, status = os.waitpid(self.pid, 0)
         return f"exit code {os.waitstatus_to_exitcode(status)}"
 
     def end(self) -> None:
-        """End the child: first so that it ends its jobs, then for good, with all that it has started."""
+        """End the child and its processes: first so that it ends its jobs, then for good."""
         os.kill(self.pid, signal.SIGTERM)
         limit = time.monotonic() + LEAVE_S
         while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
@@ -103,7 +99,7 @@ def _run(items: list[pytest.Item], pipe: int) -> None:
     try:
         config = items[0].config
         capture = config.pluginmanager.get_plugin("capturemanager")
-        # Files of its own for what tests print.
+        # Files of its own for the tests' output.
         capture.stop_global_capturing()
         capture.start_global_capturing()
         with os.fdopen(pipe, "wb") as file:
@@ -120,8 +116,6 @@ def _run(items: list[pytest.Item], pipe: int) -> None:
 
 
 class Workers:
-    """The files of a session that run at the same time."""
-
     def __init__(self, items: list[pytest.Item], places: int) -> None:
         files: dict[Path, list[pytest.Item]] = {}
         for item in items:
@@ -132,7 +126,7 @@ class Workers:
         self._reports: dict[str, list[dict[str, Any]] | str] = {}
 
     def run(self, nodeid: str) -> list[dict[str, Any]] | str:
-        """Return the reports of a test as soon as they are there, or how the process ended that owed them."""
+        """Return a test's reports as soon as they are there, or how the process ended that owed them."""
         while nodeid not in self._reports:
             while self._waiting and len(self._running) < self._places:
                 self._running.append(Child(self._waiting.pop(0)))
