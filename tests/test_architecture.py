@@ -45,14 +45,12 @@ GUARDED = {
 
 LAZY = {
     "mpiddp": "a name at the top level brings its part in when it is first used",
-    "mpiddp.device.*": "CuPy takes seconds, and is imported when a GPU or its arrays are asked for",
+    "mpiddp.device.*": "CuPy takes seconds, ml_dtypes is an extra: imported when they are asked for",
     "mpiddp.mpi.lazy": "MPI starts with the first use of it, not with the import of mpiddp",
-    "mpiddp.mpi.message": "ml_dtypes is an extra, which only bfloat16 arrays of other libraries need",
     "mpiddp.training": "the command line reads the configuration before NumPy, and with it BLAS, is there",
     "mpiddp.training.user_code": "a module that the user names, such as that of a model of one's own",
     "mpiddp.training.outputs": "tensorboard is an extra and takes most of a second",
     "mpiddp.torch": "`import torch` loads it to find the backend, and shall not wait for the rest",
-    "mpiddp.torch.arrays": "ml_dtypes is an extra, which only bfloat16 needs",
     "mpiddp.torch.backend": "as mpiddp.torch",
     "mpiddp.torch.rendezvous": "as mpiddp.torch",
     "mpiddp.bench": "the command line reads the options before NumPy is there; torch and matplotlib are extras",

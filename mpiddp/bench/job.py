@@ -16,6 +16,7 @@ import numpy as np
 import mpiddp.distributed as dist
 from mpiddp import settings
 from mpiddp.device.allocator import tune_allocator
+from mpiddp.device.half import bfloat16
 from mpiddp.faults import monitor
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.world import library_name
@@ -163,13 +164,10 @@ def job() -> Iterator[Bench]:
 
 def dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a name on the command line."""
-    if name == "bfloat16":
-        try:
-            bfloat16: np.dtype[Any] = np.dtype(load("ml_dtypes").bfloat16)
-        except ImportError:
-            raise UsageError("--dtype bfloat16 needs ml_dtypes: pip install ml_dtypes") from None
-        return bfloat16
-    return np.dtype(name)
+    try:
+        return bfloat16() if name == "bfloat16" else np.dtype(name)
+    except TypeError as error:
+        raise UsageError(f"--dtype {name}: {error}") from None
 
 
 def symmetric(largest_bytes: int) -> Allocate:

@@ -7,6 +7,7 @@ EPYC core, 3 ns here; back 12 ns, and 1.3 ns here. The bits are equal: nearest, 
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,16 @@ _LEAST_NORMAL = 113 << 23
 """Bits of 2 ** -14, float16's smallest normal number."""
 _TO_ULP = 13 << 23
 """Turns 2 ** e into 2 ** (e + 13), whose last bit in float32 is float16's at 2 ** e."""
+
+
+@functools.cache
+def bfloat16() -> np.dtype[Any]:
+    """Return the dtype of bfloat16, which ml_dtypes adds to NumPy; TypeError without it."""
+    try:
+        found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+    except ImportError:
+        raise TypeError("NumPy has no bfloat16 of its own: pip install ml_dtypes") from None
+    return found
 
 
 def assign(target: Array, source: Array) -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from mpiddp.device import dlpack, is_device_array
+from mpiddp.device.half import bfloat16
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
 
@@ -167,10 +167,7 @@ def _from_dlpack(x: Any) -> Array:
             bits: Array = np.from_dlpack(_Bfloat16Bits(x))
         except (RuntimeError, BufferError):
             raise error from None
-    try:
-        return bits.view(importlib.import_module("ml_dtypes").bfloat16)
-    except ImportError:
-        raise TypeError("NumPy has no bfloat16 of its own: pip install ml_dtypes") from None
+    return bits.view(bfloat16())
 
 
 _DTYPE_OFFSETS = ((b"dltensor_versioned", 52), (b"dltensor", 20))

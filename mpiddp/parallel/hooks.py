@@ -5,13 +5,12 @@ A hook takes its state and a `GradBucket`, and returns a `Work` or a `Future` of
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from mpiddp.device.half import converted
+from mpiddp.device.half import bfloat16, converted
 from mpiddp.distributed import Future, ReduceOp, Work, all_reduce
 from mpiddp.distributed.groups import GroupLike, ProcessGroup, default_group, member
 from mpiddp.typing import Array
@@ -89,17 +88,6 @@ def allreduce_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
 def noop_hook(state: object, bucket: GradBucket) -> Future:
     """Leave the gradients as they are: measures a step without communication."""
     return completed(bucket.buffer())
-
-
-@functools.cache
-def bfloat16() -> np.dtype[Any]:
-    """Return the dtype of bfloat16; RuntimeError without ml_dtypes."""
-    try:
-        return np.dtype("bfloat16")
-    except TypeError:
-        raise RuntimeError(
-            "bfloat16 is known to NumPy once the package ml_dtypes is imported: pip install ml_dtypes, import ml_dtypes"
-        ) from None
 
 
 def _is_wider(x: Array, dtype: np.dtype[Any]) -> bool:

@@ -6,13 +6,10 @@ for the dtype.
 
 from __future__ import annotations
 
-import functools
-import importlib
-from typing import Any
-
 import numpy as np
 import torch
 
+from mpiddp.device.half import bfloat16
 from mpiddp.typing import Array
 
 from . import cuda
@@ -26,14 +23,6 @@ _NUMPY = frozenset(
 )
 
 
-@functools.cache
-def _bfloat16() -> np.dtype[Any]:
-    try:
-        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
-    except ImportError:
-        raise TypeError("NumPy has no bfloat16 of its own: pip install ml_dtypes") from None
-
-
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return True if NumPy can view the tensor's memory as it is."""
     return tensor.is_cpu and tensor.dtype in _NUMPY and tensor.is_contiguous() and not tensor.is_conj()
@@ -43,7 +32,7 @@ def as_array(tensor: torch.Tensor) -> Array:
     """Return a tensor of the host's memory as an array of its shape and strides, without a copy."""
     found = tensor.detach()
     if found.dtype == torch.bfloat16:
-        return found.view(torch.int16).numpy().view(_bfloat16())
+        return found.view(torch.int16).numpy().view(bfloat16())
     return found.numpy()
 
 
@@ -106,7 +95,7 @@ class Loan:
         if lent.dtype not in _NUMPY and moved:
             flat = flat.view(torch.uint8)
         elif lent.dtype == torch.bfloat16:
-            flat, dtype = flat.view(torch.int16), _bfloat16()
+            flat, dtype = flat.view(torch.int16), bfloat16()
         elif lent.dtype not in _NUMPY:
             raise TypeError(f"there is no reduction of {lent.dtype}: convert it, such as by tensor.float()")
         if not lent.is_cpu:

@@ -14,6 +14,7 @@ from mpiddp import nn
 from mpiddp.autograd import Tensor
 from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
 from mpiddp.device import choice, cuda_fault, upload
+from mpiddp.device.half import bfloat16
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.nn.normalization import BatchNorm
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
@@ -37,7 +38,7 @@ from .models import MODELS
 from .ranks import raise_on_all_ranks
 from .train_step import AveragedModel, NaiveAveraging
 from .trainer import Callback, Trainer
-from .user_code import call, import_string
+from .user_code import call
 
 TEST_BATCH = 256
 """Samples a batch, on each rank, in evaluations."""
@@ -93,7 +94,7 @@ def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
     if config.compress == "fp16":
         model.register_comm_hook(None, fp16_compress_hook)
     elif config.compress == "bf16":
-        bfloat16("--compress bf16")
+        _bfloat16("--compress bf16")
         model.register_comm_hook(None, bf16_compress_hook)
     elif "powersgd" in config.compress:
         state = PowerSGDState(None, config.powersgd_rank, config.powersgd_start, random_seed=config.seed)
@@ -102,14 +103,12 @@ def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
     return model, None
 
 
-def bfloat16(option: str) -> np.dtype[Any]:
-    """Return the dtype, which the package ml_dtypes adds to NumPy."""
+def _bfloat16(option: str) -> np.dtype[Any]:
+    """Return the dtype; `UsageError` without ml_dtypes."""
     try:
-        kind: Any = import_string(option, "ml_dtypes:bfloat16")
-    except UsageError:
-        raise UsageError(f"{option} needs the package ml_dtypes: pip install ml_dtypes") from None
-    dtype: np.dtype[Any] = np.dtype(kind)
-    return dtype
+        return bfloat16()
+    except TypeError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def build_loss(config: Config, module: nn.Module) -> Callable[[Any, Array], Tensor]:
@@ -174,7 +173,7 @@ def build_trainer(
     optimizer = build_optimizer(config, model.module)
     steps_an_epoch = -(-len(sampler) // config.accumulate)
     half = config.dtype != "float32"
-    dtype = bfloat16("--dtype bfloat16") if config.dtype == "bfloat16" else np.dtype(config.dtype)
+    dtype = _bfloat16("--dtype bfloat16") if config.dtype == "bfloat16" else np.dtype(config.dtype)
     trainer = Trainer(
         model,
         optimizer,
