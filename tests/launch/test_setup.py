@@ -201,7 +201,9 @@ assert x[0] == 2
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("threads", "warns"), [(None, True), ("1", False)])
+@pytest.mark.parametrize(
+    ("threads", "warns"), [(None, True), pytest.param("64", True, marks=pytest.mark.long), ("1", False)]
+)
 def test_too_many_blas_threads(threads, warns):
     env = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
     job = mpirun(2, INIT, env=env)
