@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import mpiddp
 from mpiddp import settings
 from mpiddp.bench import cli as bench
-from mpiddp.training import config, supervisor
+from mpiddp.training import config
 from mpiddp.training.config import UsageError, resumed_threads
 from mpiddp.training.options import flag
 
-from .faults import doorbell
+from .faults import doorbell, lineup
 from .mpi.lazy import running
 
 # Before MPI runs, a rank that ends with an error may end the others: rank 0 gets so long to come and say it.
@@ -69,14 +71,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="try in a job of 2 ranks, which may crash, whether MPI takes addresses of GPU memory, and remember it",
     )
     info.set_defaults(run=run_info)
-    again = commands.add_parser(
-        "run",
-        help="run a job, and start it again when it ends badly",
-        description="Run a job: python -m mpiddp run --restarts 3 -- mpirun -np 4 python -m mpiddp train --output DIR."
-        " train goes on from its last checkpoint; a program of your own has to.",
-    )
-    supervisor.add_options(again)
-    again.set_defaults(run=supervisor.run)
     where = commands.add_parser(
         "where",
         help="print what all ranks of a running job do",
@@ -84,6 +78,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     where.add_argument("job", nargs="?", help="the job, as this command lists it when there are several")
     where.set_defaults(run=run_where)
+    flight = commands.add_parser(
+        "flight",
+        help="line up the ranks' flight recorders, and print where they part",
+        description="Read the flight recorder's files of a job, and print the first call that not all ranks share.",
+    )
+    flight.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="the files of all ranks, as the job names them"
+    )
+    flight.add_argument("--json", action="store_true", help="print the files as one JSON object, by rank")
+    flight.set_defaults(run=run_flight)
     bench.add_parser(commands)
     return parser
 
@@ -127,6 +131,19 @@ def run_where(arguments: argparse.Namespace) -> int:
             print(text)
             return 0
     raise UsageError(f"no rank of job {job} on this machine answers: they may be stopped, or use MPI without threads")
+
+
+def run_flight(arguments: argparse.Namespace) -> int:
+    """Print where the ranks of a job part."""
+    try:
+        dumps = [lineup.read(path) for path in arguments.files]
+        if arguments.json:
+            print(json.dumps({dump["mpiddp"]["rank"]: dump for dump in dumps}))
+        else:
+            print(lineup.line_up(dumps))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return 0
 
 
 def _limit_threads(before: int | None = None) -> None:

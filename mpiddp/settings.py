@@ -249,18 +249,22 @@ def warn_after_s() -> float:
     return seconds
 
 
+def set_warn_after(seconds: float) -> None:
+    """Set ``MPIDDP_WARN_AFTER`` for this process, before `init_process_group`."""
+    os.environ["MPIDDP_WARN_AFTER"] = str(seconds)
+
+
+def flight_recorder() -> str | None:
+    """Return ``MPIDDP_FLIGHT_RECORDER``, the beginning of the names of dumps; "0": none; or None."""
+    return os.environ.get("MPIDDP_FLIGHT_RECORDER") or None
+
+
 def debug_level() -> str:
     """Return ``MPIDDP_DEBUG``: OFF, INFO (log every operation) or DETAIL (compare every operation over the group)."""
     level = os.environ.get("MPIDDP_DEBUG", "OFF").upper()
     if level not in ("OFF", "INFO", "DETAIL"):
         raise ValueError(f"MPIDDP_DEBUG must be OFF, INFO or DETAIL; got {level!r}")
     return level
-
-
-def marker() -> Path | None:
-    """Return ``MPIDDP_MARKER``, the file by which `python -m mpiddp run` follows its job, or None."""
-    text = os.environ.get("MPIDDP_MARKER")
-    return Path(text) if text else None
 
 
 def timeline() -> str | None:

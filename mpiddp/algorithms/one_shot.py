@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from sys import _getframe as getframe
+from time import monotonic
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpiddp.faults.calls import NO_ROOT, Call
 from mpiddp.faults.monitor import GroupMonitor
-from mpiddp.mpi import requests
+from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.recorder import START, Entry, Signature, append, program_files
 from mpiddp.mpi.reduction import ReduceOp, combining, finish, is_half, premultiply
 from mpiddp.mpi.requests import READY, Steps
 from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, Round
@@ -69,37 +73,60 @@ class OneShot:
         self._output, self._input = places
         self._distinct = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES
         self._shots = list(_SHOTS[operation](link, eager, output, x, op, root))
+        self.signature = Signature(link.id, call.name, call, x.dtype, x.shape, output.shape)
+        """Its entries in the flight recorder."""
+        self._caller: CodeType | None = None
 
     def run(self, label: str, args: Sequence[Any]) -> None:
         """Make a call at once; nothing may be pending in this process. A timeout aborts the group."""
         link, eager = self._link, self._eager
         link.sequence = sequence = link.sequence + 1
+        start = monotonic()
         output, x = args[self._output], args[self._input]
         if self._distinct and np.may_share_memory(x, output):
             x = x.copy()
         record = sequence.to_bytes(8, "little") + self._record
-        waited = False
+        entry = None  # of the flight recorder; made now for a call that waits, at its end for any other
         for rounds, shown, result, change, awaited, end in self._shots:
             if not eager.writable() and not eager.spin(eager.writable):
-                self._wait(label, output, eager.writable, waited)
-                waited = True
+                entry = self._wait(label, output, eager.writable, start, entry)
             part = x if shown is _whole else None if shown is None else shown(x)
             current = eager.begin(rounds, record, part, change)
             if awaited is not None and not awaited() and not eager.spin(awaited):
-                self._wait(label, output, awaited, waited)
-                waited = True
+                entry = self._wait(label, output, awaited, start, entry)
             if end is not None:
                 end(current, output if result is _whole else result(output))
-        if waited:
+        if entry is not None:
             self._monitor.verify(sequence)
-        elif awaited is None:
+            recorder.end(entry)
+            return
+        frame = getframe(3)  # beyond `dispatch` and the operation
+        code = frame.f_code
+        if code is not self._caller:
+            code, frame = self._find_caller(frame)
+        append((self.signature, sequence, code, frame.f_lasti, start, monotonic()))
+        if awaited is None:
             self._monitor.publish_unawaited(sequence, self._call)
 
-    def _wait(self, label: str, output: Array | None, happened: Callable[[], bool], published: bool) -> None:
-        """Publish the call for others and the watchdog, and compare calls during a long wait."""
+    def _find_caller(self, frame: FrameType) -> tuple[CodeType, FrameType]:
+        frame = recorder.program_frame(frame)
+        code = frame.f_code
+        if code.co_filename in program_files:
+            self._caller = code
+        return code, frame
+
+    def _wait(
+        self, label: str, output: Array | None, happened: Callable[[], bool], start: float, entry: Entry | None
+    ) -> Entry:
+        """Publish the call for the other ranks and the watchdog, and compare calls during a long wait.
+
+        Returns the call's entry in the flight recorder, made here if ``entry`` is None.
+        """
         link, monitor = self._link, self._monitor
         operation = Operation(label, link.members, output, None, True, link.sequence)
-        if not published:
+        if entry is None:
+            entry = recorder.begin(self.signature, link.sequence)
+            entry[START] = start
             monitor.publish(link.sequence, self._call)
         began = requests.begin_wait(operation)
         try:
@@ -112,6 +139,7 @@ class OneShot:
             raise
         finally:
             requests.end_wait(*began)
+        return entry
 
     def _check(self) -> None:
         self._monitor.check()

@@ -19,6 +19,7 @@ from mpiddp import settings
 from mpiddp.errors import DistError
 from mpiddp.faults.calls import NO_ROOT, Call, is_self_comparing, make_call, register_name
 from mpiddp.mpi.link import Link, Resource
+from mpiddp.mpi.recorder import Signature
 from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm.eager import EagerBuffers
@@ -81,6 +82,8 @@ class Plan(NamedTuple):
     """The same without a generator, for short arrays; None: drive the steps."""
     trace: Callable[..., Any] | None = None
     """Replaces the steps under ``MPIDDP_DEBUG``."""
+    signature: Signature | None = None
+    """Its entries in the flight recorder; None: they depend on the arrays."""
 
 
 class Plans(Resource):
@@ -190,11 +193,13 @@ def make(
         if chosen == "one_shot":
             call = make_call(label(name, algorithm), x.dtype, compared, count, root)
             shots = OneShot(link, operation, call, output, x, op, root, places)
-            return Plan(call.name, shots.steps, call, shots.run)
+            return Plan(call.name, shots.steps, call, shots.run, signature=shots.signature)
         steps, on_device = _steps(operation, chosen, link, x.dtype, op, largest.nbytes), False
     else:
         steps, on_device = _device_steps(operation, link, largest, op, algorithm), True
-    return plain(steps, make_call(label(name, algorithm), x.dtype, compared, count, root, on_device=on_device))
+    call = make_call(label(name, algorithm), x.dtype, compared, count, root, on_device=on_device)
+    signature = Signature(link.id, call.name, call, x.dtype, x.shape, output.shape)
+    return plain(steps, call)._replace(signature=signature)
 
 
 NOTHING: Array = np.empty(0, np.uint8)
@@ -205,7 +210,7 @@ def barrier(link: Link) -> Plan:
     if link.find(EagerBuffers) is not None:
         call = make_call("barrier")
         shots = OneShot(link, "barrier", call, NOTHING, NOTHING)
-        return Plan("barrier", shots.steps, call, shots.run)
+        return Plan("barrier", shots.steps, call, shots.run, signature=shots.signature)
     steps = native.barrier if link.one_node else handshake.barrier
     return plain(lambda link, _: steps(link), make_call("barrier"))
 

@@ -11,7 +11,6 @@ import logging
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from mpiddp.faults.calls import mismatch
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.recorder import PACKAGE
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
@@ -35,7 +35,6 @@ on = False
 detail = False
 """True if they are compared over the ranks, and buffers watched."""
 
-_PACKAGE = str(Path(__file__).parents[1])
 _TEXT_BYTES = 1024
 
 # Operations whose arrays are copied; True where all ranks give equal shapes.
@@ -69,7 +68,7 @@ def configure(level: str) -> None:
 def caller() -> str:
     """Return file and line of the program's call into the package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from mpiddp.algorithms.plan import Plan
 from mpiddp.errors import DistError
-from mpiddp.mpi import requests
+from mpiddp.mpi import recorder, requests
+from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation, new_operation
+from mpiddp.mpi.recorder import Signature
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array
 
@@ -73,6 +75,7 @@ def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Seq
         work.wait()
         return work.value
     link.sequence = sequence = link.sequence + 1
+    entry = recorder.begin(plan.signature or _signature(link, plan, args, outputs), sequence)
     operation = new_operation(
         Operation, (plan.label, link.members, outputs[0] if outputs else None, None, False, sequence, None)
     )
@@ -89,7 +92,23 @@ def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Seq
         link.busy = False
     if not confirmed:
         monitor.verify(sequence)
+    recorder.end(entry)
     return value
+
+
+def _signature(link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]) -> Signature:
+    """Return the flight recorder's signature of a call that keeps no plan; several arrays count as one."""
+    given = [x for each in args for x in (each if isinstance(each, list) else (each,)) if hasattr(x, "nbytes")]
+    written = set(map(id, outputs))
+    inputs = [x for x in given if id(x) not in written] or given
+    dtype = inputs[0].dtype if inputs else None
+    return Signature(link.id, plan.label, plan.call, dtype, _shape(inputs), _shape(outputs))
+
+
+def _shape(arrays: Sequence[Array]) -> tuple[int, ...] | None:
+    if len(arrays) == 1:
+        return arrays[0].shape
+    return (sum(x.size for x in arrays),) if arrays else None
 
 
 def submit(
@@ -104,6 +123,7 @@ def submit(
     link, monitor = group.link, group.monitor
     with requests.lock:
         link.sequence = sequence = link.sequence + 1
+        entry = recorder.begin(plan.signature or _signature(link, plan, args, outputs), sequence)
         operation = new_operation(
             Operation, (plan.label, link.members, outputs[0] if outputs else None, None, False, sequence, None)
         )
@@ -114,6 +134,7 @@ def submit(
         else:
             steps, check = plan.trace(operation, link, plan, args, outputs)
         work = link.queue.submit(steps if confirmed else monitor.verifying(sequence, steps), operation, outputs)
+        work.record(entry)
     if check is not None:
         work.run_check(check)
     work.set_timeout(timeout_s)

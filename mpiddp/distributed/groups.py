@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from mpiddp.algorithms.plan import Plan, Plans
 from mpiddp.faults.monitor import GroupMonitor
+from mpiddp.mpi import recorder
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.p2p import Mailbox
@@ -134,6 +135,7 @@ def register(made: ProcessGroup, *, default: bool = False) -> ProcessGroup:
     """Keep a new group until it is destroyed."""
     global _default, _made
     _groups[made] = None
+    recorder.register(made.group_name, made.group_desc, made.link)
     _made += 1
     if default:
         _default = made

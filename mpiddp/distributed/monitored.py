@@ -11,6 +11,7 @@ from datetime import timedelta
 import numpy as np
 
 from mpiddp.errors import DistTimeoutError
+from mpiddp.mpi import recorder
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.p2p import ANY_SOURCE, Receive
 from mpiddp.mpi.requests import poll_until, seconds
@@ -45,10 +46,14 @@ def monitored_barrier(
     given_s = seconds(timeout)
     timeout_s = found.link.timeout_s if given_s is None else given_s
     found.monitored_barriers += 1
+    link = found.link
+    signature = link.id, "monitored_barrier", None, None, None, None, link.others, 0
+    entry = recorder.begin(signature, found.monitored_barriers)
     if found.rank() == 0:
         _gather(found, timeout_s, wait_all_ranks)
     else:
         _report(found, timeout_s)
+    recorder.end(entry)
 
 
 def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:

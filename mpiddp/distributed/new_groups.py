@@ -13,10 +13,11 @@ import numpy as np
 from mpiddp.errors import DistError
 from mpiddp.faults import monitor
 from mpiddp.faults.calls import make_call, mismatch
-from mpiddp.mpi import requests
+from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.recorder import Signature
 from mpiddp.mpi.requests import seconds
 
 from .backends import backend_of, check_backend, connect
@@ -26,6 +27,8 @@ from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_co
 T = TypeVar("T")
 
 _NEW_GROUP = make_call("new_group")
+_LOCAL = ("new_group", None, None, None, None)
+"""Name, call, dtype and shapes of the entry of a group that its members alone make."""
 
 
 def checked_ranks(ranks: object, world_size: int) -> list[int]:
@@ -99,9 +102,11 @@ def _together(parent: ProcessGroup, make: Callable[[], T], what: str) -> T:
     link = parent.link
     expect_own_thread(link.busy, parent)
     link.sequence = sequence = link.sequence + 1
+    entry = recorder.begin(Signature(link.id, what, _NEW_GROUP, None, None, None), sequence)
     parent.monitor.publish(sequence, _NEW_GROUP)
     made = _without_waiting(make, Operation(what, link.members, number=sequence))
     parent.monitor.verify(sequence)
+    recorder.end(entry)
     return made
 
 
@@ -179,7 +184,10 @@ def new_group(
     others = tuple(parent.link.ranks[rank] for rank in chosen if rank != parent.rank())
     parent.link.message_count += 1
     operation = Operation("new_group", parent.link.members, peers=others, number=parent.link.message_count)
-    return _without_waiting(make, operation)
+    entry = recorder.begin((parent.link.id, *_LOCAL, others, 0), operation.number)
+    made = _without_waiting(make, operation)
+    recorder.end(entry)
+    return made
 
 
 def new_subgroups(

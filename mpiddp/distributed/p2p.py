@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpiddp.mpi import requests
+from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.message import as_array
 from mpiddp.mpi.operation import Operation, new_operation
 from mpiddp.mpi.p2p import ANY_SOURCE
@@ -61,16 +61,19 @@ def send(
     link = found.link
     link.message_count += 1
     fields = ("send", link.members, x, (link.ranks[to],), False, link.message_count, tag)
+    entry = recorder.begin_message(fields)
     if debug.on:
         debug.log(Operation(*fields))
     if requests.pending or found.monitor.survivable:
         found.mailbox.isend(x, to, tag, fields).wait()
+        recorder.end(entry)
         return
     began = requests.begin_wait(new_operation(Operation, fields))
     try:
         found.mailbox.send(x, to, tag)
     finally:
         requests.end_wait(*began)
+    recorder.end(entry)
 
 
 def isend(
@@ -98,10 +101,11 @@ def isend(
     link = found.link
     link.message_count += 1
     fields = ("isend", link.members, x, (link.ranks[to],), False, link.message_count, tag)
-    if not debug.on:
-        return found.mailbox.isend(x, to, tag, fields)
-    debug.log(Operation(*fields))
+    entry = recorder.begin_message(fields)
+    if debug.on:
+        debug.log(Operation(*fields))
     submitted = found.mailbox.isend(x, to, tag, fields)
+    submitted.record(entry)
     if debug.detail:
         submitted.run_check(debug.Watched("isend", (x,)).check)
     return submitted
@@ -145,17 +149,21 @@ def recv(
     tag = _checked_tag(found, tag, "recv")
     link.message_count += 1
     fields = ("recv", link.members, x, peers, False, link.message_count, tag)
+    entry = recorder.begin_message(fields)
     if debug.on:
         debug.log(Operation(*fields))
     if requests.pending or found.monitor.survivable:
         receive = found.mailbox.irecv(x, source, tag, fields)
         receive.wait()
+        recorder.end(entry)
         return found.ranks[receive.sender]
     began = requests.begin_wait(new_operation(Operation, fields))
     try:
-        return found.ranks[found.mailbox.recv(x, source, tag, fields)]
+        sender = found.mailbox.recv(x, source, tag, fields)
     finally:
         requests.end_wait(*began)
+    recorder.end(entry)
+    return found.ranks[sender]
 
 
 def irecv(
@@ -187,9 +195,12 @@ def irecv(
     tag = _checked_tag(found, tag, "irecv")
     link.message_count += 1
     fields = ("irecv", link.members, x, peers, False, link.message_count, tag)
+    entry = recorder.begin_message(fields)
     if debug.on:
         debug.log(Operation(*fields))
-    return found.mailbox.irecv(x, source, tag, fields, found.ranks)
+    posted = found.mailbox.irecv(x, source, tag, fields, found.ranks)
+    posted.record(entry)
+    return posted
 
 
 class P2POp:

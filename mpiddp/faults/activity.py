@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 import threading
 import traceback
 from pathlib import Path
@@ -11,9 +10,7 @@ from types import FrameType, TracebackType
 from typing import NamedTuple
 
 from mpiddp.mpi.operation import Operation, waiting
-
-_PACKAGE = str(Path(__file__).parents[1])
-_OTHERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+from mpiddp.mpi.recorder import PACKAGE, is_program
 
 
 class Activity(NamedTuple):
@@ -47,7 +44,7 @@ def left_to_threads() -> bool:
     if not any(code.co_name == "_shutdown" and code.co_filename == threading.__file__ for code in codes):
         return False
     workers = [thread for thread in threading.enumerate() if not thread.daemon]
-    return not any(frame.f_code.co_filename.startswith(_PACKAGE) for each in workers for frame in _frames(each.ident))
+    return not any(frame.f_code.co_filename.startswith(PACKAGE) for each in workers for frame in _frames(each.ident))
 
 
 def _frames(thread: int | None) -> list[FrameType]:
@@ -68,7 +65,7 @@ def _summaries(thread: int) -> list[traceback.FrameSummary]:
 
 def _line(summaries: list[traceback.FrameSummary]) -> str:
     """Return the innermost line of the program's own code."""
-    own = [each for each in summaries if not each.filename.startswith((_PACKAGE, "<frozen", *_OTHERS))]
+    own = [each for each in summaries if is_program(each.filename)]
     if not summaries:
         return ""
     at = (own or summaries)[-1]
@@ -78,7 +75,7 @@ def _line(summaries: list[traceback.FrameSummary]) -> str:
 def _program(summaries: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Return a stack without the package's frames at its inner end, unless it has no others."""
     end = len(summaries)
-    while end and summaries[end - 1].filename.startswith((_PACKAGE, "<frozen")):
+    while end and summaries[end - 1].filename.startswith((PACKAGE, "<frozen")):
         end -= 1
     return summaries[:end] or summaries
 

@@ -96,7 +96,7 @@ class Liveness:
     def __init__(self, comm: MPI.Intracomm, watched: bool) -> None:
         self._comm = comm
         self._watched = watched
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler may send
         self._answers: dict[tuple[int, int], Answer] = {}
         self._sent: list[tuple[MPI.Request, bytes]] = []
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()

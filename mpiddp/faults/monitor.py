@@ -14,7 +14,7 @@ from threading import get_ident
 
 from mpiddp import settings
 from mpiddp.errors import DistError, MismatchError
-from mpiddp.mpi import requests, world
+from mpiddp.mpi import recorder, requests, world
 from mpiddp.mpi.lazy import MPI, SetupError
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Operation
@@ -24,9 +24,10 @@ from mpiddp.mpi.world import Claims
 from mpiddp.shm import eager, segment
 from mpiddp.shm.eager import EagerBuffers
 
-from . import calls, marker, shutdown
+from . import calls, shutdown
 from .calls import Call, Calls
 from .distant import Comparison
+from .dumps import Dumps
 from .job import Job
 from .watchdog import Watchdog
 
@@ -183,6 +184,7 @@ class GroupMonitor(Resource):
         """Retire the group from liveness: peers may be in its last operation."""
         if self._link is not None:
             self._job.liveness.retire(self._link)
+            recorder.retire(self._link)
         self._calls = self._eager = self._comparison = None
 
     def drop(self, error: DistError) -> None:
@@ -259,6 +261,7 @@ def regroup() -> Job:
     assert _job is not None and _shutdown is not None
     _shutdown.stop()
     job = _begin(_job.survivors())
+    recorder.clear()
     segment.forget()
     _renumber(job)
     return job
@@ -278,10 +281,9 @@ def _begin(job: Job) -> Job:
         atexit.register(_shutdown)
     _shutdown.job, _shutdown.stop = job, lambda: None
     shutdown.set_liveness(job.liveness)
+    shutdown.set_dumps(Dumps(job.liveness, job.world).collect)
     why = why_unwatched(job)
-    watched = job.world.size > 1 and not why
-    marker.begin(job.world.rank, watched)
-    if watched:
+    if job.world.size > 1 and not why:
         _shutdown.stop = Watchdog(job).stop
     elif why and job.world.rank == 0:
         warnings.warn(f"no watchdog runs: {why}; a hang inside of MPI is not noticed", stacklevel=4)

@@ -22,12 +22,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from mpiddp import settings
-from mpiddp.errors import EXIT_INTERRUPTED, EXIT_MISMATCH, EXIT_TIMEOUT, DistTimeoutError, MismatchError
+from mpiddp.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_MISMATCH,
+    EXIT_TIMEOUT,
+    DistTimeoutError,
+    MismatchError,
+    RankFailedError,
+)
 from mpiddp.mpi import requests, stdio
 from mpiddp.mpi.lazy import MPI, SetupError, finalized, running
 from mpiddp.mpi.operation import Operation
 
-from . import activity, marker
+from . import activity
 
 if TYPE_CHECKING:
     from .job import Job  # for types only: `import mpiddp` imports this module, and is to load no NumPy
@@ -53,6 +60,7 @@ _rank, _size = 0, 1
 _owner_pid = 0
 _ending = threading.Lock()
 _liveness: Liveness | None = None
+_collect: Callable[[str], str] | None = None
 
 
 def install() -> None:
@@ -85,7 +93,7 @@ def install() -> None:
         else:
             activity.unwind(trace)
             text = "".join(traceback.format_exception(kind, error, trace))
-            abort(lambda: text + _others(error), _exit_code(error))
+            abort(lambda: text + _others(error) + _recorded(error), _exit_code(error))
 
     sys.excepthook = hook
 
@@ -98,6 +106,12 @@ def _others(error: BaseException) -> str:
     return f"{_liveness.tell(ranks, _ANSWER_S)}\n" if ranks else ""
 
 
+def _recorded(error: BaseException) -> str:
+    """Let all ranks dump their flight recorders after an error of communication, or any where dumps are asked for."""
+    of_all = isinstance(error, (DistTimeoutError, MismatchError, RankFailedError))
+    return dumped("", type(error).__name__) if of_all or settings.flight_recorder() else ""
+
+
 def _exit_code(error: BaseException) -> int:
     codes = ((DistTimeoutError, EXIT_TIMEOUT), (MismatchError, EXIT_MISMATCH))
     return next((code for kind, code in codes if isinstance(error, kind)), 1)
@@ -107,6 +121,18 @@ def set_liveness(liveness: Liveness) -> None:
     """Set the source of other ranks' activities for reports."""
     global _liveness
     _liveness = liveness
+
+
+def set_dumps(collect: Callable[[str], str]) -> None:
+    """Set the function that lets all ranks dump their flight recorders for a reason, and returns a line about it."""
+    global _collect
+    _collect = collect
+
+
+def dumped(text: str, reason: str) -> str:
+    """Let all ranks dump their flight recorders, and return ``text`` with a line about it."""
+    line = "" if _collect is None else _collect(reason)
+    return "\n".join(filter(None, [text, line]))
 
 
 def interruption(lines: str, operation: Operation | None) -> str:
@@ -254,7 +280,6 @@ class Shutdown:
                 lambda: interruption("its program has ended; ", None),
                 EXIT_INTERRUPTED,
             )
-        marker.end(self.job.world.rank)
         self.stop()
 
     def _wait(self) -> bool:

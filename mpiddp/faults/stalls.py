@@ -7,16 +7,16 @@ smaller the part of the ranks, the earlier its line, because a bug mostly sits o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.world import World
 
+from .lineup import ranges
 from .liveness import Answer, Liveness
 
 _MAX_ROWS = 5
-_MAX_RANGES = 6
 _MAX_PLACES = 3
 
 
@@ -129,25 +129,6 @@ def _places(ranks_by_line: dict[str, list[int]]) -> str:
     if len(found) > _MAX_PLACES:
         named.append(f"and {len(found) - _MAX_PLACES} other lines")
     return "; ".join(named)
-
-
-def ranges(ranks: Iterable[int]) -> str:
-    """Return ranks as ranges, as in "0-16, 18, 40-511"; of many ranges, the first ones.
-
-    Examples
-    --------
-    >>> ranges([3, 1, 2, 7])
-    '1-3, 7'
-    """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    named = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs[:_MAX_RANGES]]
-    more = sum(last - first + 1 for first, last in runs[_MAX_RANGES:])
-    return ", ".join(named) + (f" and {more} more" if more else "")
 
 
 def _number(count: int) -> str:

@@ -25,7 +25,7 @@ from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation, waiting
 
-from . import activity, marker, shutdown, stalls
+from . import activity, shutdown, stalls
 from .doorbell import Doorbell
 from .job import Job
 from .mpirun import Launcher
@@ -109,7 +109,6 @@ class Watchdog:
             if _STOP in numbers:
                 return
             try:
-                marker.renew(self._world.rank)
                 self._liveness.progress()
                 self._distant.look()
                 if signal.SIGCONT in numbers:
@@ -187,11 +186,12 @@ class Watchdog:
             time.sleep(_WRITTEN_S)
             error = operation.members.monitor.disagreement()
             if error is not None and still():
-                abort(f"{activity.stack(thread)}{error}", EXIT_MISMATCH)
+                text = f"{activity.stack(thread)}{error}"
+                abort(lambda: shutdown.dumped(text, "mismatch"), EXIT_MISMATCH)
         if waited_s > PATIENCE_S and self._liveness.exited_ranks(operation) and still():
-            abort(functools.partial(self._desertion, thread, operation), 1)
+            abort(lambda: shutdown.dumped(self._desertion(thread, operation), "a missing rank"), 1)
         if not operation.limited and waited_s > operation.members.timeout_s and still():
-            abort(functools.partial(self._timeout, thread, operation), EXIT_TIMEOUT)
+            abort(lambda: shutdown.dumped(self._timeout(thread, operation), "timeout"), EXIT_TIMEOUT)
         # The first question leaves before patience ends, so that its answer is there when it is wanted.
         if waited_s > PATIENCE_S - 3 * LOOK_S and now - wait.asked > PATIENCE_S:
             self._liveness.ask(operation.members.number, self._liveness.first_asked(operation))
@@ -207,7 +207,8 @@ class Watchdog:
 
     def _survey(self) -> str:
         found = [operation.members.number for operation in waiting.values()]
-        return stalls.survey(self._liveness, self._world, found[0] if found else 0)
+        text = stalls.survey(self._liveness, self._world, found[0] if found else 0)
+        return shutdown.dumped(text, "a question")
 
     def _desertion(self, thread: int, operation: Operation) -> str:
         self._liveness.explain(operation)  # asks all of them

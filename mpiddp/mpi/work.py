@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from . import requests
+from . import recorder, requests
 from .future import Future, Promised, call_all
 from .operation import Operation
+from .recorder import Entry
 from .requests import Awaited, Steps, activate, deactivate, poll, seconds, wait_for
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Work:
     _check: Callable[[], None] | None = None
     _limit_s: float | None = None
     _callbacks: tuple[Callable[[], None], ...] = ()
+    entry: Entry | None = None
+    """Its entry in the flight recorder."""
     value: Any = None
     """The value of the steps."""
 
@@ -73,6 +76,14 @@ class Work:
     def _finish(self, error: BaseException | None) -> None:
         requests.pending -= 1
         self._error, self._finished, self._awaited = error, True, None
+        if self.entry is not None and error is None:
+            recorder.end(self.entry)
+
+    def record(self, entry: Entry) -> None:
+        """Let an entry of the flight recorder end with this operation."""
+        self.entry = entry
+        if self._finished and self._error is None:  # perhaps before it had the entry
+            recorder.end(entry)
 
     def announce(self) -> None:
         """Call all callbacks, also when one raises."""
@@ -219,6 +230,10 @@ class Queue:
         self._works.append(work)
         activate(self)
         return work
+
+    def behind_the_head(self) -> list[Entry | None]:
+        """Return the flight recorder's entries of the operations that wait for their turn; in any thread."""
+        return [work.entry for work in list(self._works)[1:]]
 
     def fail(self, error: BaseException) -> None:
         """End all operations with ``error`` but its raiser."""

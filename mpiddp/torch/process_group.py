@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed
 from torch.distributed import ReduceOp
 from torch.distributed.constants import default_pg_timeout
 
 from mpiddp import distributed as mpiddp
+from mpiddp.mpi import recorder
 from mpiddp.typing import Array
 
 from . import cuda
@@ -25,6 +28,8 @@ from .symmetric import symmetric_empty
 from .work import Work
 
 Tensors = Sequence[torch.Tensor]
+
+recorder.add_library(str(Path(torch.__file__).parent))  # the flight recorder shows the program's lines, not torch's
 
 _OPS = {
     getattr(ReduceOp.RedOpType, name): getattr(mpiddp.ReduceOp, name)

@@ -243,6 +243,14 @@ class Config:
         also=("hot_spares", "spare_ranks"),
     )
     margin: float = option(30.0, "run", "seconds before the end of --max-time to leave for that", within=AT_LEAST_0)
+    warn_after: float | None = option(
+        None,
+        "run",
+        "seconds after which a wait without progress is reported, with the ranks that are missing; 0: never (default:"
+        " MPIDDP_WARN_AFTER, else 60)",
+        within=AT_LEAST_0,
+        metavar="SECONDS",
+    )
 
     # -- files -----------------------------------------------------------------------------------------------------
     metrics: Path | None = option(None, "files", "write one JSON line per epoch to this file", metavar="FILE")

@@ -53,6 +53,8 @@ _TUNING = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "HOME": tempfile.gettempdir(),
+    # No files, but where a test asks for them.
+    "MPIDDP_FLIGHT_RECORDER": "0",
 }
 # An outer launcher's variables would make ranks of our children.
 _OUTER_LAUNCHER = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "SLURM_", "HYDI_", "MPI_LOCAL")

@@ -1,0 +1,300 @@
+"""Dumps of the flight recorder, in the format of torch's.
+
+``torchfrtrace`` reads pickles, one file for each rank: a dump is a pickle of plain values. It knows no backend but
+torch's, so operations stand under ``gloo``, with torch's name or the nearest; ours, the record that the ranks compare,
+and messages are under ``mpiddp``. The tool wants all ranks of a group in every entry: a message is in a group of its
+sender, receiver and tag, as long as the ring holds all messages; one from any source is left out.
+
+References
+----------
+torch 2.13, ``torch/csrc/distributed/c10d/FlightRecorder.hpp``, format 2.10, and ``torch/distributed/flight_recorder``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpiddp import settings
+from mpiddp.mpi import recorder
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.recorder import Recorded, Signature
+from mpiddp.mpi.world import World
+
+from .liveness import Liveness
+
+_VERSION = "2.10"
+_REQUEST, _ANSWER = 6, 7  # beside the tags of `liveness` and `distant`
+_WRITTEN_S, _POLL_S = 2.0, 0.01
+"""Time in which the other ranks write theirs; watchdogs look twice a second."""
+_NAMES = {
+    "all_gather_single": "_all_gather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "all_to_all",
+    "all_reduce_coalesced": "allreduce_coalesced",
+    "all_gather_coalesced": "all_gather_into_tensor_coalesced",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_gather_object": "all_gather",
+    "gather_object": "gather",
+    "broadcast_object_list": "broadcast",
+    "scatter_object_list": "scatter",
+    "symmetric_empty": "new_window",
+    "new_group": "split",
+    "isend": "send",
+    "irecv": "recv",
+}
+_SAME = (
+    "send",
+    "recv",
+    "barrier",
+    "broadcast",
+    "reduce",
+    "all_reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+)
+_UNEQUAL = ("gather", "scatter")
+"""Operations whose arrays may have other sizes on other ranks, where the tool allows none."""
+_DTYPES = {
+    "float32": "Float",
+    "float64": "Double",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "int8": "Char",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "uint8": "Byte",
+    "bool": "Bool",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+}
+
+
+def torch_name(name: str) -> str:
+    """Return torch's name of an operation; one that torch has not is a barrier there."""
+    name = name.partition(" by ")[0]
+    if "DDP bucket" in name:
+        return "all_reduce"
+    return name if name in _SAME else _NAMES.get(name, "barrier")
+
+
+class Dumps:
+    """The dumps of this rank.
+
+    Parameters
+    ----------
+    liveness : Liveness
+        Through which the other ranks are asked for theirs.
+    world : World
+        The running world.
+    """
+
+    def __init__(self, liveness: Liveness, world: World) -> None:
+        self._liveness, self._world, self._rank = liveness, world, world.rank
+        given = settings.flight_recorder()
+        default = Path(tempfile.gettempdir()) / f"mpiddp-{os.getuid()}-{world.job}" / "rank_"
+        self._prefix = str(Path(given).absolute()) if given else str(default)
+        self._wanted, self._own_folder = given != "0", given is not None
+        self._wrote: dict[int, bool] = {}
+        liveness.handlers.update({_REQUEST: self._hear, _ANSWER: self._note})
+
+    def _hear(self, source: int, message: bytearray) -> None:
+        self._liveness.send(source, _ANSWER, bytes([self.write(message.decode())]))
+
+    def _note(self, source: int, message: bytearray) -> None:
+        self._wrote[source] = bool(message[0])
+
+    def collect(self, reason: str) -> str:
+        """Let all ranks write their dumps; return a line that says where, empty if none are wanted."""
+        if not self._wanted:
+            return ""
+        reason = f"rank {self._rank}: {reason}"
+        self._wrote = {self._rank: self.write(reason)}
+        with contextlib.suppress(MPI.Exception):  # a rank has failed
+            if self._world.thread_multiple:
+                for rank in self._world.ranks:
+                    if rank != self._rank:
+                        self._liveness.send(rank, _REQUEST, reason.encode())
+                deadline = time.monotonic() + _WRITTEN_S
+                while len(self._wrote) < self._world.size and time.monotonic() < deadline:
+                    self._liveness.progress()
+                    time.sleep(_POLL_S)
+        where = ", each on its node" if len(set(self._world.hosts)) > 1 and not self._own_folder else ""
+        count = sum(self._wrote.values())
+        files = f"{self._prefix}*"
+        return (
+            f"flight recorder: {count} of {self._world.size} ranks wrote {files}{where};"
+            f" `python -m mpiddp flight {files}` shows where they part"
+        )
+
+    def write(self, reason: str) -> bool:
+        """Write the dump; return whether it could be."""
+        with contextlib.suppress(OSError):
+            path = Path(f"{self._prefix}{self._rank}")
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._own_folder and path.parent.stat().st_uid != os.getuid():
+                return False  # somebody else's folder in a place where everybody may write
+            part = path.with_name(f"{path.name}.part")
+            part.write_bytes(pickle.dumps(self.contents(reason), protocol=2))
+            part.replace(path)
+            return True
+        return False
+
+    def contents(self, reason: str) -> dict[str, Any]:
+        """Return the dump."""
+        entries, began = [each for each in list(recorder.ring) if each[0][0] in recorder.groups], recorder.collectives()
+        own_ns = time.time_ns() - time.monotonic_ns()
+        scheduled = {id(entry) for each in _links() for entry in each.queue.behind_the_head() if entry is not None}
+        whole = len(entries) < recorder.SIZE
+        of_group = Counter[str]()
+        record = began - sum(entry[0][2] is not None for entry in entries)
+        listed, messages, config = [], [], {_uid(number): _config(group) for number, group in _groups(entries)}
+        for entry in entries:
+            found = self._entry(entry, own_ns, id(entry) in scheduled)
+            if found["is_p2p"]:
+                messages.append(found)
+                pair = self._pair(entry)
+                if not (whole and pair is not None):
+                    continue
+                uid, ranks, profiled = pair
+                of_group[uid] += 1
+                found = found | {
+                    "process_group": (uid, found["process_group"][1]),
+                    "collective_seq_id": of_group[uid],
+                    "p2p_seq_id": of_group[uid],
+                    "profiling_name": f"gloo:{profiled}",
+                }
+                config[uid] = {"name": uid, "desc": found["process_group"][1], "ranks": str(ranks)}
+            else:
+                record += 1
+            listed.append(found | {"record_id": record})
+        own = {"rank": self._rank, "job": self._world.job, "host": socket.gethostname(), "pid": os.getpid()}
+        return {
+            "version": _VERSION,
+            "comm_lib_version": "",
+            "entries": listed,
+            "pg_config": config,
+            "pg_status": _status(listed),
+            "mpiddp": own | {"reason": reason, "time_ns": time.time_ns(), "messages": messages},
+        }
+
+    def _entry(self, entry: Recorded, own_ns: int, scheduled: bool) -> dict[str, Any]:
+        fields, number, code, offset, start, end = entry
+        signature, group = Signature(*fields), recorder.groups[fields[0]]
+        is_message = signature.call is None
+        state = "completed" if end else "scheduled" if scheduled else "started"
+        start_ns, end_ns = int(start * 1e9) + own_ns, int(end * 1e9) + own_ns if end else None
+        name = torch_name(signature.name)
+        sizes = [_sizes(signature, name, signature.input_shape), _sizes(signature, name, signature.output_shape)]
+        dtypes = [] if signature.dtype is None or name == "barrier" else [_DTYPES.get(str(signature.dtype), "Byte")]
+        own = {
+            "name": signature.name,
+            "text": _text(signature, number),
+            "call": None if is_message else [signature.call.kind >> 1, signature.call.length, signature.call.root],
+            "peers": None if signature.peers is None else list(signature.peers),
+            "tag": signature.tag,
+        }
+        return {
+            "pg_id": signature.group & 0xFFFFFFFF,
+            "process_group": (_uid(signature.group), group.description),
+            "collective_seq_id": 0 if is_message else number,
+            "p2p_seq_id": number if is_message else 0,
+            "op_id": number,
+            "profiling_name": f"gloo:{name}",
+            "time_created_ns": start_ns,
+            "time_discovered_started_ns": None if scheduled else start_ns,
+            "time_discovered_completed_ns": end_ns,
+            "input_sizes": sizes[0],
+            "input_dtypes": dtypes,
+            "output_sizes": sizes[1],
+            "output_dtypes": dtypes,
+            "state": state,
+            "retired": bool(end),
+            "timeout_ms": int(group.timeout_s * 1e3),
+            "is_p2p": is_message,
+            "frames": [
+                {
+                    "name": code.co_name,
+                    "filename": code.co_filename,
+                    "line": recorder.line_number(code, offset),
+                }
+            ],
+            "mpiddp": own,
+        }
+
+    def _pair(self, entry: Recorded) -> tuple[str, list[int], str] | None:
+        """Return the group of a message for torch's tool, its ranks, and the name with their numbers in it."""
+        signature = Signature(*entry[0])
+        name = signature.name.removeprefix("i")
+        if name not in ("send", "recv") or signature.peers is None or len(signature.peers) != 1:
+            return None
+        source, target = (self._rank, signature.peers[0]) if name == "send" else (signature.peers[0], self._rank)
+        if source == target:
+            return None
+        ranks = sorted((source, target))
+        first, second = (ranks.index(source), ranks.index(target))
+        profiled = f"send {first}->{second}" if name == "send" else f"recv {second}<-{first}"
+        return f"{_uid(signature.group)} {source}->{target} tag {signature.tag}", ranks, profiled
+
+
+def _links() -> list[Any]:
+    return [each.link for each in tuple(recorder.groups.values()) if each.link is not None]
+
+
+def _groups(entries: Sequence[Recorded]) -> list[tuple[int, recorder.Group]]:
+    """Return the groups that live, or have entries."""
+    held = {entry[0][0] for entry in entries}
+    return [(number, each) for number, each in recorder.groups.items() if each.link is not None or number in held]
+
+
+def _uid(number: int) -> str:
+    """Return the name of a group that all its ranks share: that of torch's counts each process's groups."""
+    group = recorder.groups[number]
+    return f"{group.name}.{number & 0xFFFFFFFF}"
+
+
+def _config(group: recorder.Group) -> dict[str, str]:
+    return {"name": group.name, "desc": group.description, "ranks": str(list(group.ranks))}
+
+
+def _status(entries: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return torch's last collectives of each group; -1: none."""
+    status: dict[str, dict[str, int]] = {}
+    for entry in entries:
+        if not entry["is_p2p"]:
+            none = {f"last_{state}_collective": -1 for state in ("enqueued", "started", "completed")}
+            found = status.setdefault(entry["process_group"][0], none)
+            reached = {"scheduled": ("enqueued",), "started": ("enqueued", "started")}
+            for state in reached.get(entry["state"], ("enqueued", "started", "completed")):
+                found[f"last_{state}_collective"] = entry["collective_seq_id"]
+    return status
+
+
+def _sizes(signature: Signature, name: str, shape: tuple[int, ...] | None) -> list[list[int]]:
+    known = shape is not None and name not in _UNEQUAL and not signature.name.endswith(("_object", "_object_list"))
+    if known and signature.call is not None and signature.name == "all_gather" and signature.call.kind >> 17 & 0x7FFF:
+        known = False  # the ranks' shapes differ
+    return [list(shape)] if known and shape is not None else [[0]]
+
+
+def _text(signature: Signature, number: int) -> str:
+    if signature.call is not None:
+        return str(signature.call.text(number))
+    kind = "" if signature.dtype is None else f" of {signature.dtype} {signature.input_shape}"
+    if signature.peers is None or not signature.name.endswith(("send", "recv")):
+        return f"{signature.name}{kind}"
+    who = f"rank {signature.peers[0]}" if len(signature.peers) == 1 else "any rank"
+    return f"{signature.name}{kind} {'to' if 'send' in signature.name else 'from'} {who} with tag {signature.tag}"

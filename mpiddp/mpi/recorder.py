@@ -1,0 +1,179 @@
+"""The flight recorder: the last operations of this rank, in a ring.
+
+An entry is one list, made at the beginning of a call; all else waits for a dump. It refers to no array, plan or group,
+whose memory it would keep.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from sys import _getframe as getframe
+from time import monotonic
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+SIZE = 2000
+"""Entries that are kept, over all groups."""
+
+Entry: TypeAlias = list[Any]
+"""Signature, number in the group, code object and offset in it of the program's call, start, and end in seconds.
+
+The end is 0 until the operation has ended without an error. The clock is `time.monotonic`.
+"""
+Recorded: TypeAlias = Entry | tuple[Any, ...]
+"""An entry, or the tuple of its values for a short call, which is recorded when it is over."""
+START, END = 4, 5
+
+ring: deque[Recorded] = deque(maxlen=SIZE)
+"""The entries, oldest first."""
+append = ring.append
+
+
+class Signature(NamedTuple):
+    """The part of an entry that equal calls share; a message's is a plain tuple of these fields."""
+
+    group: int
+    """The group's number."""
+    name: str
+    """The operation."""
+    call: Any
+    """The record that the ranks compare; None for a message."""
+    dtype: Any
+    input_shape: tuple[int, ...] | None
+    """None where it is not known, as of objects."""
+    output_shape: tuple[int, ...] | None
+    peers: Sequence[int] | None = None
+    """World ranks that a message goes to or may come from."""
+    tag: int = 0
+
+
+class _Queue(Protocol):
+    def behind_the_head(self) -> list[Entry | None]: ...
+
+
+class _Link(Protocol):
+    id: int
+    ranks: tuple[int, ...]
+    timeout_s: float
+    sequence: int
+
+    @property
+    def queue(self) -> _Queue: ...
+
+
+class Group:
+    """A group of which the ring may hold operations."""
+
+    def __init__(self, name: str, description: str, link: _Link) -> None:
+        self.name, self.description = name, description
+        self.ranks, self.timeout_s = link.ranks, link.timeout_s
+        self.link: _Link | None = link
+        """None after the group's end."""
+
+
+_MAX_GROUPS = 256
+groups: dict[int, Group] = {}
+"""The groups by number."""
+_past_collectives = 0
+
+
+def register(name: str, description: str, link: _Link) -> None:
+    """Note the name of a group; ended ones of which the ring holds nothing are forgotten when there are many."""
+    if len(groups) >= _MAX_GROUPS:
+        held = {entry[0][0] for entry in tuple(ring)}
+        for number in [number for number, each in groups.items() if each.link is None and number not in held]:
+            del groups[number]
+    groups[link.id] = Group(name, description, link)
+
+
+def retire(link: _Link) -> None:
+    """Note the end of a group."""
+    global _past_collectives
+    found = groups.get(link.id)
+    if found is not None and found.link is not None:
+        found.link = None
+        _past_collectives += link.sequence
+
+
+def collectives() -> int:
+    """Return the number of collectives that this rank has begun, over all groups."""
+    return _past_collectives + sum(each.link.sequence for each in tuple(groups.values()) if each.link is not None)
+
+
+def clear() -> None:
+    """Forget everything: the ranks are numbered anew."""
+    global _past_collectives
+    ring.clear()
+    groups.clear()
+    _past_collectives = 0
+
+
+def begin(signature: Any, number: int) -> Entry:
+    """Record the beginning of an operation, with the program's line up the stack."""
+    frame = getframe(2)
+    if frame.f_code.co_filename not in program_files:
+        frame = program_frame(frame)
+    append(entry := [signature, number, frame.f_code, frame.f_lasti, monotonic(), 0.0])
+    return entry
+
+
+def begin_message(fields: tuple[Any, ...]) -> Entry:
+    """Record the beginning of a message, given the fields of its `Operation`."""
+    frame = getframe(2)
+    if frame.f_code.co_filename not in program_files:
+        frame = program_frame(frame)
+    name, members, x, peers, _, number, tag = fields
+    signature = members.number, name, None, x.dtype, x.shape, x.shape, peers, tag
+    append(entry := [signature, number, frame.f_code, frame.f_lasti, monotonic(), 0.0])
+    return entry
+
+
+def end(entry: Entry) -> None:
+    """Record the end of an operation."""
+    entry[END] = monotonic()
+
+
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_libraries: tuple[str, ...] = (
+    PACKAGE,
+    "<frozen",
+    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
+)
+program_files: set[str] = set()
+"""Files that are known to be the program's."""
+_other_files: set[str] = set()
+
+
+def add_library(folder: str) -> None:
+    """Take the files of a folder for a library's, which have no line of the program."""
+    global _libraries
+    _libraries += (folder + os.sep,)
+    program_files.clear()
+
+
+def is_program(file: str) -> bool:
+    """Return True unless the file is the package's, Python's or a library's."""
+    return not file.startswith(_libraries)
+
+
+def program_frame(frame: FrameType) -> FrameType:
+    """Return the innermost frame of the program from ``frame`` outwards; ``frame`` itself if there is none."""
+    found: FrameType | None = frame
+    while found is not None:
+        file = found.f_code.co_filename
+        if file in program_files:
+            return found
+        if file not in _other_files:
+            (program_files if is_program(file) else _other_files).add(file)
+            continue
+        found = found.f_back
+    return frame
+
+
+def line_number(code: CodeType, offset: int) -> int:
+    """Return the line of an instruction."""
+    return next((line or 0 for start, end, line in code.co_lines() if start <= offset < end), code.co_firstlineno)
