@@ -106,7 +106,7 @@ class Dumps:
         self._liveness, self._world, self._rank = liveness, world, world.rank
         given = settings.flight_recorder()
         default = Path(tempfile.gettempdir()) / f"mpiddp-{os.getuid()}-{world.job}" / "rank_"
-        self._prefix = str(Path(given).absolute()) if given else str(default)
+        self._prefix = f"{Path.cwd()}/" * (not given.startswith("/")) + given if given else str(default)
         self._wanted, self._own_folder = given != "0", given is not None
         self._wrote: dict[int, bool] = {}
         liveness.handlers.update({_REQUEST: self._hear, _ANSWER: self._note})
@@ -142,7 +142,7 @@ class Dumps:
 
     def write(self, reason: str) -> bool:
         """Write the dump; return whether it could be."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # the watchdog writes it, and must live on
             path = Path(f"{self._prefix}{self._rank}")
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self._own_folder and path.parent.stat().st_uid != os.getuid():
