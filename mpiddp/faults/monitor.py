@@ -286,7 +286,7 @@ def _begin(job: Job) -> Job:
     if job.world.size > 1 and not why:
         _shutdown.stop = Watchdog(job).stop
     elif why and job.world.rank == 0:
-        warnings.warn(f"no watchdog runs: {why}; a hang inside of MPI is not noticed", stacklevel=4)
+        warnings.warn(f"no watchdog runs: {why}; a hang inside of MPI is not noticed", stacklevel=5)
     return job
 
 

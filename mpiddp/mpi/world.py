@@ -130,7 +130,7 @@ def _warn_of_threads(infos: list[_RankInfo]) -> None:
             f"the {len(infos)} ranks on {infos[0].host} want {threads} BLAS threads and have {cores}"
             f" core{'s' * (cores > 1)}, which slows all of them: set OMP_NUM_THREADS={max(cores // len(infos), 1)}"
             " before Python starts (`python -m mpiddp` does)",
-            stacklevel=6,
+            stacklevel=8,
         )
 
 
