@@ -1,7 +1,7 @@
-"""A job whose last rank makes another call than the others, for many pairs of calls, each in a group of its own.
+"""A job whose last rank makes another call than the others: many pairs, each in a group of its own.
 
-``mpiexec -n 3 python disagreeing_pairs.py SEED COUNT``: every rank prints the pairs that it did not see named, and how
-long the slowest took. With MPICH: after a mismatch Open MPI may crash in its next call.
+``mpiexec -n 3 python disagreeing_pairs.py SEED COUNT`` prints missed pairs and the longest time; MPICH only, for Open
+MPI may crash after a mismatch.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def calls(rank, size):
 
 
 def said(call, group) -> str:
-    """Make the call, then others until the ranks are found to disagree, and return the error's text."""
+    """Make the call, then others until the ranks are found to disagree; return the error's text."""
     deadline = time.monotonic() + LIMIT_S
     try:
         call(group).wait(LIMIT_S)
-        while time.monotonic() < deadline:  # found in passing, too: the program may well go on
+        while time.monotonic() < deadline:  # found in passing, too
             time.sleep(0.03)
             dist.barrier(group, async_op=True).wait(LIMIT_S)
     except dist.MismatchError as error:

@@ -1,8 +1,7 @@
-"""Several hosts on this machine: ``Hosts``, network namespaces joined by a switch, for tests and measurements.
+"""Several hosts on this machine: ``Hosts``, network namespaces joined by a switch.
 
-Each host has its own host name (h1, h2, ...), address and network interface, whose rate can be limited; nothing of it
-touches the machine's own network. mpirun reaches the hosts through an agent that is called as ssh would be. Needs root,
-and ``ip`` and ``tc`` (Debian's package iproute2).
+Each has its own host name (h1, h2, ...), address and interface, whose rate can be limited. mpirun reaches them by an
+agent in the place of ssh. Needs root, and ``ip`` and ``tc`` (Debian's iproute2).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ exec sh -c "$3"
 
 
 def why_not() -> str | None:
-    """Return why no hosts can be made here, or None where they can."""
+    """Return why no hosts can be made here, or None."""
     tools = ("ip", "setpriv", "tc", "unshare")
     missing = [name for name in tools if shutil.which(name, path=_search_path()) is None]
     if missing:
@@ -57,20 +56,13 @@ def _search_path() -> str:
 
 
 def call(command: str, check: bool = True) -> str:
-    """Run a command line, and return what it printed."""
     env = {**os.environ, "PATH": _search_path()}
     done = subprocess.run(command.split(), env=env, capture_output=True, text=True, check=check, timeout=30)
     return done.stdout
 
 
 class Hosts:
-    """Hosts h1 to hN on one switch; a context manager.
-
-    Parameters
-    ----------
-    count : int
-        How many.
-    """
+    """``count`` hosts h1 to hN on one switch; a context manager."""
 
     def __init__(self, count: int) -> None:
         self.names = [f"h{i + 1}" for i in range(count)]
@@ -112,11 +104,10 @@ class Hosts:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _space(self, name: str) -> str:
-        """Return the network namespace of a host."""
         return self._prefix + name
 
     def limit(self, rate: str) -> None:
-        """Limit what each host sends and receives, e.g. to ``1gbit``."""
+        """Limit each host's rate, e.g. to ``1gbit``."""
         shape = f"root tbf rate {rate} burst 128kb latency 20ms"
         for name in self.names:
             call(f"tc -n {self._space(name)} qdisc replace dev eth0 {shape}")
@@ -144,16 +135,16 @@ class Hosts:
         else:
             hosts = ",".join(f"{name}:{1 if cyclic else slots}" for name in self.names)
             where = ["-launcher", "rsh", "-launcher-exec", str(self.agent), "-hosts", hosts]
-        # However this process ends, its ranks do: the launcher is told to end, and ends them.
+        # The launcher ends its ranks, however this process ends.
         words = ["setpriv", "--pdeathsig", "TERM", self.agent, self.names[0]]
         words += ["exec", mpiexec, *options, *where, "-n", str(ranks), *command]
-        # UCX sees that all hosts are one machine, and would go by its memory.
+        # UCX sees one machine, and would go by its memory.
         return launcher.Program(words, {"UCX_TLS": "tcp,self", "PATH": _search_path(), **(env or {})})
 
 
 @functools.cache
 def mpi_library() -> str:
-    """Return the name of this environment's MPI library, asked in another process, since this one is no rank."""
+    """Return the name of the MPI library, asked in another process: this one is no rank."""
     code = "from mpi4py import MPI; print(MPI.Get_library_version().strip(chr(0)))"
     first = launcher.python(code, env={"MPI4PY_RC_INITIALIZE": "0"}).stdout.split("\n")[0].split(",")[0]
     return " ".join(first.split())

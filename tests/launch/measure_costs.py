@@ -1,8 +1,7 @@
-"""Prints what collectives cost on a slow link: ``PYTHONPATH=.:tests python -m launch.measure_costs [--rate 160mbit]``.
+"""Costs of collectives on a slow link: ``PYTHONPATH=.:tests python -m launch.measure_costs [--rate 160mbit]``.
 
-The schedules of the example ``collective_costs``, sent as real messages between 8 hosts of network namespaces (see
-hosts) whose links have a limited rate, and beside them what mpiddp's own collectives take there, and on 2 hosts
-with 4 ranks each. 160mbit and 4 MB are the example's 20 MB/s and a message of 0.2 s instead of 5 s.
+Schedules of the example ``collective_costs`` as real messages between 8 hosts (see hosts), and mpiddp's own collectives
+there and on 2 hosts of 4 ranks. 160mbit and 4 MB are the example's 20 MB/s, with messages of 0.2 s instead of 5 s.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ROUNDS = 3
 
 
 def carry_out(name: str, rounds: Rounds, x: np.ndarray) -> None:
-    """Send the messages of a schedule; ``x`` (n,), with n a multiple of 8, is the array of this rank."""
+    """Send the messages of a schedule; ``x`` (n,), with n a multiple of 8, is this rank's array."""
     rank = dist.get_rank()
     parts = x.reshape(RANKS, -1)
     adding = len(rounds) // 2 if name.startswith("all_reduce") else len(rounds) * name.startswith("reduce")
@@ -50,7 +49,6 @@ def carry_out(name: str, rounds: Rounds, x: np.ndarray) -> None:
 
 
 def ways(schedules: bool) -> dict[str, Callable[[np.ndarray], Any]]:
-    """Return what is measured, by name."""
     found: dict[str, Callable[[np.ndarray], Any]] = {}
     if schedules:
         for name, rounds, ranks_per_machine in costs.table():
@@ -63,7 +61,7 @@ def ways(schedules: bool) -> dict[str, Callable[[np.ndarray], Any]]:
 
 
 def check(name: str, x: np.ndarray) -> None:
-    """Compare a result with what it has to be; every rank began with its number plus one."""
+    """Compare with the right result; every rank began with its number plus one."""
     rank, total = dist.get_rank(), RANKS * (RANKS + 1) / 2
     if "broadcast" in name and "reduce" not in name:
         assert (x == 1).all(), name
@@ -91,7 +89,6 @@ def measure_here(size_bytes: int, schedules: bool) -> None:
 
 
 def measure(count: int, rate: str, size_bytes: int, schedules: bool) -> dict[str, float]:
-    """Run 8 ranks on so many hosts."""
     with hosts.Hosts(count) as some:
         some.limit(rate)
         command = [sys.executable, Path(__file__), "--size", str(size_bytes), "--rank", *["--schedules"] * schedules]
@@ -104,7 +101,6 @@ def measure(count: int, rate: str, size_bytes: int, schedules: bool) -> dict[str
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", default="160mbit", help="of every host's link, as tc takes it (160mbit)")
     parser.add_argument("--size", type=int, default=4_000_000, help="of the array in bytes (4000000)")

@@ -1,12 +1,11 @@
-"""Prints what several hosts gain: ``PYTHONPATH=.:tests python -m launch.measure_hosts [PART...] [--rate 1gbit]``.
+"""Prints the gains on several hosts: ``PYTHONPATH=.:tests python -m launch.measure_hosts [PART...] [--rate 1gbit]``.
 
-Two hosts of network namespaces on this machine (see hosts), with the rate of their links limited.
+On two hosts (see hosts) with links of limited rate:
 
-all_reduce   of 16 MiB on two ranks each by mpiddp's hierarchical algorithm, a flat ring and the MPI library's own, with
-             bytes counted by the network interface
+all_reduce   16 MiB on two ranks each by hierarchical, flat ring and MPI's own, with bytes of the interface
 train        on two ranks each, with buckets of several sizes and with compressed gradients
-local        on one rank each, beside DDP and PowerSGD: models that are averaged every 8 steps, and DiLoCo's outer steps
-overlap      ``bench overlap`` on one rank each: how much of 16 MiB on the wire hides behind computation
+local        on one rank each: averages every 8 steps and DiLoCo, beside DDP and PowerSGD
+overlap      ``bench overlap`` of 16 MiB on one rank each
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ RANKS_PROGRAM = Path(__file__).parent / "wire.py"
 
 
 def run(some: hosts.Hosts, ranks: int, *arguments: str | Path, cyclic: bool = False) -> str:
-    """Run a Python program on this many ranks a host, and return what it printed."""
+    """Run a Python program on this many ranks a host; return its output."""
     with some.start(ranks * len(some.names), [sys.executable, *arguments], cyclic=cyclic) as program:
         done = program.wait(300)
     if done.rc != 0:
@@ -35,18 +34,16 @@ def run(some: hosts.Hosts, ranks: int, *arguments: str | Path, cyclic: bool = Fa
 
 
 def measure(some: hosts.Hosts, *arguments: str, cyclic: bool = False) -> dict[str, Any]:
-    """Run the ranks' program on two ranks a host, and return what it found."""
+    """Run the ranks' program on two ranks a host; return its findings."""
     found: dict[str, Any] = json.loads(run(some, 2, RANKS_PROGRAM, *arguments, cyclic=cyclic))
     return found
 
 
 def row(cells: Iterable[object]) -> None:
-    """Print a line of a table."""
     print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 
 def all_reduce(some: hosts.Hosts, given: argparse.Namespace) -> None:
-    """Print time and bytes of each algorithm and placement."""
     size = given.mib << 20
     row(["placement", f"all_reduce of {given.mib} MiB", "ms", "hierarchical is faster by", "sent by a host, in sizes"])
     row(["---"] * 5)
@@ -58,7 +55,6 @@ def all_reduce(some: hosts.Hosts, given: argparse.Namespace) -> None:
 
 
 def train(some: hosts.Hosts, given: argparse.Namespace) -> None:
-    """Print what steps of training take."""
     row(["bucket_cap_mb, hook", "ms a step", "exposed communication", "loss after 4 epochs"])
     row(["---"] * 4)
     for name, each in measure(some, "train").items():
@@ -66,7 +62,6 @@ def train(some: hosts.Hosts, given: argparse.Namespace) -> None:
 
 
 def local(some: hosts.Hosts, given: argparse.Namespace) -> None:
-    """Print what ways to communicate less send, take and reach."""
     row(["way", "KB sent by a host a step", "ms a step", "test loss after 64 steps", "accuracy"])
     row(["---"] * 5)
     for name, each in json.loads(run(some, 1, RANKS_PROGRAM, "local")).items():
@@ -75,7 +70,6 @@ def local(some: hosts.Hosts, given: argparse.Namespace) -> None:
 
 
 def overlap(some: hosts.Hosts, given: argparse.Namespace) -> None:
-    """Print what ``bench overlap`` does, whose columns it explains."""
     options = ("--bytes", f"{given.mib}M", "--rounds", str(given.rounds))
     print(run(some, 1, "-m", "mpiddp", "bench", "overlap", *options), end="", flush=True)
 
@@ -89,7 +83,6 @@ PARTS: dict[str, Callable[[hosts.Hosts, argparse.Namespace], None]] = {
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (all of them)")
     parser.add_argument("--rate", default="1gbit", help="of every host's link, as tc takes it (1gbit)")
@@ -102,7 +95,7 @@ def main() -> None:
     fault = hosts.why_not()
     if fault:
         sys.exit(fault)
-    # The ranks are in sessions of their own: what ends this process, as `timeout` does, reaches them through it alone.
+    # The ranks are in sessions of their own: signals reach them through this process alone.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with hosts.Hosts(2) as two:
         two.limit(given.rate)

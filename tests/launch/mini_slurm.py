@@ -1,9 +1,8 @@
 """A Slurm cluster of its own on this machine: ``MiniSlurm``, for tests and for trying out batch scripts.
 
-``PYTHONPATH=tests python -m launch.mini_slurm bash`` opens a shell in which sbatch and squeue work. Two nodes, n1 and
-n2, each a slurmd with its own host name; everything listens on 127.0.0.1, needs no systemd, no cgroups and no
-accounting, lives in one temporary folder, and is gone at the end. Needs root and Debian's packages slurmctld, slurmd,
-slurm-client, slurm-wlm-basic-plugins, munge and libpmix2.
+``PYTHONPATH=tests python -m launch.mini_slurm bash`` opens a shell with sbatch and squeue. Nodes n1 and n2 are slurmds
+on 127.0.0.1, in one temporary folder, without systemd, cgroups and accounting. Needs root and Debian's slurmctld,
+slurmd, slurm-client, slurm-wlm-basic-plugins, munge and libpmix2.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from harness import launcher
 
 PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmix2"
 _DAEMONS = ("munged", "slurmctld", "slurmd")
-# Debian's plugin opens libpmix.so here, a name that only the development package has.
+# Debian's plugin opens libpmix.so here, a name of the development package alone.
 _PMIX = Path("/usr/lib/x86_64-linux-gnu/pmix2/lib")
 _PENDING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SIGNALING")
 
@@ -79,7 +78,7 @@ exec slurmd -D -N "$1" -f "$2/slurm.conf"
 
 
 def why_not() -> str | None:
-    """Return why no cluster can be started here, or None where one can."""
+    """Return why no cluster can be started here, or None."""
     missing = [name for name in _DAEMONS if shutil.which(name, path=_search_path()) is None]
     if missing:
         return f"{', '.join(missing)} not installed: apt-get install {PACKAGES}"
@@ -96,7 +95,7 @@ def _search_path() -> str:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job, or one task of an array, ended: Slurm's state, exit code, number of requeues, and what it wrote."""
+    """End of a job, or of a task of an array: Slurm's state, exit code, requeues, and output."""
 
     state: str
     rc: int
@@ -105,13 +104,10 @@ class JobEnd:
     seconds: float
 
     def __str__(self) -> str:
-        """Return everything that one wants to see when an assertion about this job fails."""
         return f"{self.state}, exit code {self.rc}, {self.restarts} requeues, {self.seconds:.1f} s\n{self.log}"
 
 
 class Job:
-    """A submitted job."""
-
     def __init__(self, cluster: MiniSlurm, number: str, folder: Path) -> None:
         self._cluster = cluster
         self.number = number
@@ -119,7 +115,7 @@ class Job:
         self._submitted = time.monotonic()
 
     def wait_all(self, timeout_s: float = 60) -> list[JobEnd]:
-        """Wait for the end of all tasks of an array, and return how they ended, in order."""
+        """Wait for the end of all tasks of an array."""
         deadline = time.monotonic() + timeout_s
         while True:
             tasks = [
@@ -152,15 +148,7 @@ class Job:
 
 
 class MiniSlurm:
-    """The running cluster; a context manager.
-
-    Parameters
-    ----------
-    nodes : int, default 2
-        Their names are n1, n2, ...
-    cpus, gpus : int
-        What each node claims to have. Beyond the real cores, jobs share them; GPUs are device files that do nothing.
-    """
+    """The running cluster, a context manager; nodes claim ``cpus``, shared by jobs, and ``gpus``, idle files."""
 
     def __init__(self, nodes: int = 2, cpus: int = 16, gpus: int = 2) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mini-slurm-"))
@@ -240,14 +228,14 @@ class MiniSlurm:
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, **options)
 
     def ask(self, *command: str, **options) -> str:
-        """Run one of Slurm's commands and return what it prints."""
+        """Run one of Slurm's commands and return its output."""
         done = self._call(command, **options)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr}{done.stdout}")
         return done.stdout
 
     def sbatch(self, folder: Path, *arguments: str | Path, env: Mapping[str, str] | None = None) -> Job:
-        """Submit from ``folder``; ``arguments`` are options, the script, and what it is given."""
+        """Submit from ``folder``; ``arguments`` are options, the script, and its arguments."""
         folder.mkdir(parents=True, exist_ok=True)
         told = self.ask("sbatch", "--parsable", *map(str, arguments), cwd=folder, env=dict(env or {}))
         return Job(self, told.strip(), folder)

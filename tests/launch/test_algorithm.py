@@ -1,4 +1,4 @@
-"""What jobs do whose ranks ask for algorithms, as far as it takes a job of their own."""
+"""Jobs whose ranks ask for algorithms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line, as a user meets it: python -m mpiddp, alone and under mpirun."""
+"""The command line: python -m mpiddp, alone and under mpirun."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_train_prints_and_writes_what_it_promises(tmp_path):
 
 @pytest.mark.once
 def test_the_tutorials_run_reaches_97_percent():
-    """The acceptance of the main job; seconds are not tested here, the machine may be busy."""
+    """Seconds are not tested: the machine may be busy."""
     done = run(2, "train")
     assert done.rc == 0, done
     accuracies = [float(found) for found in re.findall(r"accuracy (0\.\d+|1\.0+)", done.stdout)]
@@ -181,7 +181,7 @@ if dist.get_rank() == 0:
 
 @pytest.fixture(scope="module")
 def wrong() -> dict[str, list[tuple[int, str, str]]]:
-    """Make every mistake in one job, and return exit code, stdout and stderr of each rank."""
+    """Make every mistake in one job; return exit code, stdout and stderr of each rank."""
     done = launcher.mpirun(3, ALL_WRONG, json.dumps([arguments for arguments, _ in WRONG.values()]))
     assert done.rc == 0, done
     return dict(zip(WRONG, zip(*json.loads(done.stdout), strict=True), strict=True))
@@ -246,7 +246,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.long
 def test_a_signal_that_comes_while_a_stopped_run_saves_does_not_end_it(tmp_path):
-    # The first checkpoint is followed by the signal to stop; then there is another, and another signal.
+    # The signal to stop follows the first checkpoint; then there is another, and another signal.
     options = ("train", "--model", "mlp", "--epochs", "3", "--batch-size", "512", "--output", str(tmp_path))
     stopped = launcher.mpirun(2, LATE, *options)
     assert stopped.rc == 75 and "stopped after step 4, saved a checkpoint" in stopped.stdout, stopped
@@ -270,7 +270,7 @@ def test_ranks_that_have_stopped_say_so_whatever_the_launcher_does_to_them_then(
 
 @pytest.mark.once
 def test_the_model_is_saved_even_if_the_last_checkpoint_cannot_be(tmp_path):
-    (tmp_path / "checkpoints").touch()  # where the folder ought to be
+    (tmp_path / "checkpoints").touch()  # in the folder's place
     done = run(2, "train", "--model", "mlp", "--epochs", "1", "--output", tmp_path)
     assert done.rc == 1 and re.search(r"error: .*Not a directory: '.*/checkpoints", done.stderr), done
     assert "saved" in done.stdout and (tmp_path / "model.safetensors").exists(), done
@@ -373,7 +373,7 @@ def test_timeline_is_written_with_a_summary(tmp_path):
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Return all files but the lock, which says who was there last."""
+    """Return all files but the lock, which names its last owner."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 

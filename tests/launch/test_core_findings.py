@@ -18,7 +18,7 @@ from mpi4py import MPI
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 """
 
-# Threads that fail leave operations behind, for which the end of the program would wait.
+# The end of the program would wait for operations of failed threads.
 IN_THREADS = (
     SETUP
     + """
@@ -90,7 +90,7 @@ print("right", flush=True)
 """
 )
 
-# The two calls end in another order than they began; then the process computes for longer than the timeout.
+# The two calls end in another order than they began; then the process computes beyond the timeout.
 OVERLAPPING = (
     SETUP
     + """
@@ -113,7 +113,7 @@ print("right", flush=True)
 """
 )
 
-# Rank 0 waits in a short call for rank 1, and rank 1 for operations that another thread of rank 0 has submitted.
+# Rank 0 waits in a short call for rank 1, and rank 1 for operations of another thread of rank 0.
 BESIDE_A_SHORT_CALL = (
     SETUP
     + """
@@ -146,7 +146,7 @@ print("right", flush=True)
 """
 )
 
-# Rank 0's first call waits for rank 1, which the main thread keeps waiting until it has made the second one.
+# Rank 0's first call waits for rank 1, whose main thread waits for the second one.
 ONE_GROUP = (
     SETUP
     + """
@@ -219,7 +219,7 @@ print("went on", flush=True)
 """
 )
 
-# The ranks have made their world when the group duplicates the communicator it was given.
+# The ranks have their world before the group duplicates the given communicator.
 STALLED_INIT = (
     SETUP
     + """
@@ -272,7 +272,7 @@ print("right", flush=True)
 """
 )
 
-# The signal comes while the first operation is in one of its steps, which are generators.
+# The signal comes in a step, a generator, of the first operation.
 INTERRUPTED = (
     SETUP
     + """
@@ -327,8 +327,6 @@ print(f"peak {peak / 2**20:.0f} MiB", flush=True)
 
 
 class Job(NamedTuple):
-    """A program on two ranks."""
-
     program: str
     timeout_s: float = 40
     env: dict[str, str] | None = None
@@ -364,7 +362,7 @@ CASES = {*BLOCK, *DO_NOT_BLOCK, *REFUSED, *DISAGREEMENTS}
 
 @pytest.fixture(scope="module")
 def jobs(request):
-    """Run the jobs, which mostly wait, side by side, and return the futures by name."""
+    """Run the jobs side by side; return the futures by name."""
     wanted = chosen(request, "name") | {name for name in JOBS if name not in CASES}
     calls = {
         name: partial(mpirun, 2, program, timeout_s=limit, env=env)

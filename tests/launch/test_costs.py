@@ -1,4 +1,4 @@
-"""The schedules that the example ``collective_costs`` counts, sent as real messages: all ranks end as they must."""
+"""The schedules of the example ``collective_costs`` as real messages: all ranks end as they must."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole programs under DistributedDataParallel: how they end, and what they leave behind."""
+"""Whole programs under DistributedDataParallel: their ends and remains."""
 
 from __future__ import annotations
 

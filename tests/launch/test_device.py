@@ -1,4 +1,4 @@
-"""``train --device``: on a fake device the numbers of the host, and without one a text that says what is missing."""
+"""``train --device``: on a fake device the host's numbers, and without one a text with the cure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ print("end", flush=True)
 
 
 def test_a_program_ends_with_memory_that_its_peers_have_mapped(tmp_path: Path) -> None:
-    """Without destroy_process_group: nobody goes before all operations have ended, the last one among them."""
+    """Without destroy_process_group: ranks wait for the end of all operations."""
     pytest.importorskip("ml_dtypes")  # of the fake
     (tmp_path / "leaving.py").write_text(LEAVING)
     search = launcher.environment().get("PYTHONPATH", "")

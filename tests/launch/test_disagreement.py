@@ -1,4 +1,4 @@
-"""Ranks that disagree in what blocks, and between nodes: the job ends soon, with an error that names both sides."""
+"""Ranks that disagree in blocking calls, and between nodes: the job ends soon, with an error that names both sides."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print("went on", flush=True)
 {then}
 """
 
-# What most ranks call, what the last one does, and what is said of both.
+# Most ranks' call, the last one's, and the texts for both.
 CALLS = {
     "operation": ("dist.all_reduce(x)", "dist.barrier()", "all_reduce #1 of 4 float32", "barrier #1"),
     "large operation": ("dist.all_reduce(y)", "dist.broadcast(x, 0)", "all_reduce #1 of 300000", "broadcast #1 of 4"),
@@ -59,7 +59,7 @@ dist.init_process_group()
 rank, x = dist.get_rank(), np.ones(4, np.float32)
 mine = x.view(np.int32) if rank == 2 else x
 """
-# Between nodes, in algorithms that compare nothing; no barrier follows. With what is said.
+# Between nodes, in algorithms that compare nothing; no barrier follows. With the text.
 UNNOTICED = {
     "slow loop": (
         "dist.all_reduce(mine)\nwhile True:\n    time.sleep(0.05)\n    dist.all_reduce(x)",
@@ -78,7 +78,6 @@ UNNOTICED = {
 
 @pytest.fixture(scope="module")
 def jobs(request):
-    """Run what ends with a wait side by side, and return the futures by name."""
     names = chosen(request, "name")
     programs = {
         name: (PROGRAM.format(one=one, other=other, late=LATE[name], then="dist.barrier()"), None)
@@ -86,9 +85,9 @@ def jobs(request):
         if name in names
     }
     caught = "\n    ".join(["try: dist.barrier()", "except dist.MismatchError: time.sleep(30)"])
-    waiting = "dist.all_gather([x.copy() for _ in range(3)], x)"  # in MPI, where nobody can raise
+    waiting = "dist.all_gather([x.copy() for _ in range(3)], x)"  # in MPI, where no rank can raise
     programs["caught"] = PROGRAM.format(one=waiting, other=caught, late=2, then=""), None
-    # Sums of as many bytes of another type go through every MPI library without a word.
+    # MPI libraries accept sums of as many bytes of another type.
     one, other = "dist.all_reduce(x)", "dist.all_reduce(x.view(np.int32))"
     for nodes, then in chosen(request, "next_call"):
         program = PROGRAM.format(one=one, other=other, late=2, then=then + "; print('and on')")

@@ -1,6 +1,6 @@
-"""The examples: each prints what its docstring shows, and runs on every number of ranks that it can run on.
+"""The examples: each prints the output in its docstring, and runs on every possible number of ranks.
 
-Starting MPI takes longer than an example, so all examples of one command line run in one job, one after the other.
+Starting MPI takes longer than an example, so examples of one command line share a job.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.once
 EXAMPLES = Path(importlib.util.find_spec("mpiddp.examples").submodule_search_locations[0])
 HELPERS = {"__init__", "__main__", "printing"}
 LACKING = {"jax_grad": "jax"} if importlib.util.find_spec("jax") is None else {}
-"""Examples that say that a library is not installed, and end."""
+"""Examples that end because a library is not installed."""
 ALONE = "ends here"
 """Marks an example that has refused to run on so few ranks."""
 
@@ -61,8 +61,6 @@ else:
 
 @dataclass(frozen=True)
 class Example:
-    """What an example's docstring says of it."""
-
     name: str
     environment: tuple[tuple[str, str], ...]
     ranks: int | None
@@ -70,7 +68,6 @@ class Example:
 
 
 def read(path: Path) -> Example:
-    """Return what the docstring of an example says."""
     text = ast.get_docstring(ast.parse(path.read_text()))
     command, _ = re.match(r"``(.+?)``: (.+\.)$", text, re.MULTILINE).groups()
     words = shlex.split(command)
@@ -91,7 +88,7 @@ ALL = [read(path) for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in 
 
 
 def run(ranks: int | None, names: list[str], folder: Path, env=None) -> dict[str, str]:
-    """Run examples one after the other in one job, and return what rank 0 printed."""
+    """Run examples one after the other in one job; return rank 0's output."""
     result = folder / "printed.json"
     if ranks is None:
         done = launcher.python(RUN_ALL, str(result), *names, env=env)
@@ -102,10 +99,7 @@ def run(ranks: int | None, names: list[str], folder: Path, env=None) -> dict[str
 
 
 def same(shown: str, printed: str) -> bool:
-    """Compare texts; the last digit of a decimal fraction may be off by one, since BLAS libraries round differently.
-
-    What was measured has a tilde in front, and may be any number.
-    """
+    """Compare texts, but for the last digit of decimals (BLAS libraries differ) and numbers after a tilde."""
     shown, printed = (re.sub(r" *~\d+\.\d+", " ~", text) for text in (shown, printed))
     number = r"-?\d+\.\d+"
     if re.sub(number, "#", shown) != re.sub(number, "#", printed):
@@ -130,7 +124,7 @@ for ranks in (2, 3, 4):
     ids=lambda command: f"{command[0] or 1}{'-env' * bool(command[1])}",
 )
 def test_examples_print_what_they_show(request, command, tmp_path):
-    """Run what this command line is said to print; in the long tier, with it all others that such a job can run."""
+    """In the long tier the job runs all other possible examples, too."""
     ranks, environment = command
     shown = {example.name: example.output for example in COMMANDS[command] if example.name not in LACKING}
     others = []
@@ -187,7 +181,7 @@ def test_examples_of_one_process_print_once_under_mpirun():
 
 
 def test_ranks_share_the_cores():
-    """An example shows what its docstring says, without a warning of more BLAS threads than cores."""
+    """Without a warning of more BLAS threads than cores."""
     program = "import runpy\nrunpy.run_module('mpiddp.examples.groups', run_name='__main__')\n"
     unset = dict.fromkeys(settings.THREAD_VARIABLES)
     done = launcher.mpirun(2, program, env=unset)
@@ -195,12 +189,12 @@ def test_ranks_share_the_cores():
 
 
 def test_costs_are_those_of_schedules_that_work():
-    """Every rank begins with its own number in every part; a message adds, or copies, what its sender has."""
+    """Every rank begins with its own number in every part; a message adds, or copies, its sender's."""
     ranks, everybody = range(costs.RANKS), frozenset(range(costs.RANKS))
     for name, rounds, ranks_per_machine in costs.table():
         machine = {rank: [r for r in ranks if r // ranks_per_machine == rank // ranks_per_machine] for rank in ranks}
         known = {(rank, part): {rank} for rank in ranks for part in ranks}
-        if ranks_per_machine > 1:  # each rank of a machine sums its slice in the machine's memory
+        if ranks_per_machine > 1:  # each rank of a machine sums its slice in memory
             slices = costs.RANKS // ranks_per_machine
             known |= {(rank, part): set() for rank in ranks for part in ranks}
             for rank in ranks:
@@ -232,7 +226,6 @@ def test_messages_over_simulated_links_take_their_time(monkeypatch):
 
 
 def test_torch_runs_the_torch_script(monkeypatch, capsys):
-    """What the example says of torch: these imports, and the same text, learn with torch too."""
     torch = pytest.importorskip("torch")
     source = Path(torch_user.__file__).read_text()
     (train,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "train")

@@ -1,6 +1,6 @@
 """One rank fails, leaves or sleeps while the others need it: the job ends, soon, with the reason.
 
-Upper bounds are generous: without the library every one of these jobs hangs for ever.
+Upper bounds are generous: without the library these jobs hang for ever.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from harness.launcher import mpirun, side_by_side
 from harness.tiers import chosen, thinned
 
-# What ranks 0 and 2 wait in, while rank 1 does something else.
+# Waits of ranks 0 and 2, while rank 1 does something else.
 WAITS = {
     "all_reduce": "dist.all_reduce(np.ones(3))",
     "async": "dist.all_reduce(np.ones(3), async_op=True).wait()",
@@ -43,7 +43,6 @@ def run(one, others):
 
 @pytest.fixture(scope="module")
 def jobs(request):
-    """Run what mostly waits side by side, and return the futures by name."""
     left = {way: partial(run, way, WAITS[LEFT[way]]) for way in chosen(request, "way") & set(LEFT)}
     whole = {text: partial(mpirun, 3, text, timeout_s=40) for text in (AT_EXIT, CAUGHT)}
     if request.config.option.long:
@@ -62,7 +61,6 @@ def assert_ended(job, within_s=30):
 
 
 def said(job):
-    """Return the lines that a rank has said, by rank."""
     lines: dict[int, list[str]] = {}
     for line in job.stderr.splitlines():
         if line.startswith("[rank "):
@@ -81,7 +79,7 @@ def test_exception_ends_job(wait):
     lines = said(job)[1]
     assert lines[0] == "Traceback (most recent call last):", job
     assert lines[-1] == "ValueError: boom", job
-    # In one piece: nobody's lines are between them.
+    # In one piece, without others' lines between them.
     block = "".join(f"{line}\n" for line in job.stderr.splitlines() if line.startswith("[rank 1/3"))
     assert block in job.stderr.replace("\r", ""), job
 
@@ -125,7 +123,7 @@ def test_same_exception_on_all_ranks_is_printed_once():
     job = mpirun(3, "import mpiddp as dist\ndist.init_process_group()\nraise ValueError('boom')", timeout_s=40)
     assert_ended(job)
     assert job.rc == 1, job
-    # Rank 0 speaks first, and the others have been ended before their turn unless the machine is very busy.
+    # Rank 0 speaks first; the others are ended before their turn unless the machine is very busy.
     assert said(job)[0][-1] == "ValueError: boom", job
 
 
@@ -195,7 +193,7 @@ def test_death_ends_job(way):
     assert_ended(run(way, WAITS["all_reduce"]))
 
 
-# A group's timeout and not that of init_process_group, which on a busy machine takes longer itself.
+# A group's timeout: on a busy machine init_process_group takes longer itself.
 LATE = {
     "asleep": (
         "dist.new_group(timeout=1.5); time.sleep(60)",
@@ -213,7 +211,7 @@ def test_blocking_operation_times_out(jobs):
     job = jobs["asleep"].result()
     assert_ended(job)
     assert job.rc == 110, job
-    # Rank 0 is the first to speak, unless a busy machine has begun to run rank 2 first.
+    # Rank 0 speaks first, unless a busy machine has begun to run rank 2 before.
     (speaker, reason), *_ = ((rank, lines[-1]) for rank, lines in said(job).items())
     assert reason.startswith(
         "mpiddp.errors.DistTimeoutError: all_reduce #1 of float64 (3,) in the group of all 3 ranks did not finish in"

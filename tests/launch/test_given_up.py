@@ -1,4 +1,4 @@
-"""A program that has caught a timeout and gives its operation up ends as any other, and other groups go on."""
+"""A program that gives up an operation after a timeout ends as any other, and other groups go on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ GIVEN_UP = {"all_reduce": ("all_reduce(x, group=group, async_op=True)", 300_000)
 
 @pytest.fixture(scope="module")
 def jobs():
-    """Run what mostly waits side by side, and return the futures by name."""
     programs = {name: PROGRAM.format(operation=call, count=count) for name, (call, count) in GIVEN_UP.items()}
     with side_by_side({name: partial(mpirun, 3, program) for name, program in programs.items()}) as futures:
         yield futures

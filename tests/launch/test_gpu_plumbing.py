@@ -1,4 +1,4 @@
-"""``python -m tests.gpu --fake``: that the one command for a machine with a GPU runs, tells, and ends."""
+"""``python -m tests.gpu --fake``: the one command for a machine with a GPU runs, tells, and ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(*folders: Path) -> dict[str, str]:
-    """Return the environment of somebody in the checkout, who runs ``tests.gpu`` from there."""
     return launcher.environment({"PYTHONSAFEPATH": None, "PYTHONPATH": os.pathsep.join(map(str, (*folders, ROOT)))})
 
 

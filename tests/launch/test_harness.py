@@ -1,4 +1,4 @@
-"""The harness itself: what pytest shows when ranks fail, part, or hang; each case a small suite of its own."""
+"""The harness itself: pytest's output when ranks fail, part, or hang; each case a small suite of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.tiers import thinned
 
 HERE = Path(__file__).parents[1]
 HEADER = "import os\nimport time\nimport pytest\nfrom mpi4py import MPI\nworld = MPI.COMM_WORLD\n"
-# For the suites that hang on purpose; a busy machine may take seconds for what it does at once on its own.
+# For the suites that hang on purpose; a busy machine may take seconds.
 FAST = {"MPIDDP_TEST_LIMIT": "5", "MPIDDP_TEST_GRACE": "1"}
 
 
@@ -121,7 +121,7 @@ def test_loop():
 def test_next():
     world.Barrier()
 """
-    # With CI set, pytest does not shorten its summary: every stack is to be seen once all the same.
+    # With CI set, pytest does not shorten its summary: every stack appears once all the same.
     done = suite(tests, "--ranks", "3", env={**FAST, "CI": "true"})
     assert done.rc == 1, done
     assert "AssertionError: not me" in done.stdout, done
@@ -241,7 +241,7 @@ def test_files_that_start_launchers_run_side_by_side(suite, tmp_path):
     done = suite("", "tests/launch", "--at-once", "2", "--color=no")
     assert done.rc == 1 and "3 failed, 5 passed" in done.stdout.splitlines()[-1], done
     assert "AssertionError: not me" in done.stdout, done
-    # Of the test that failed, and in no other process.
+    # Of the failed test, and in no other process.
     assert re.findall("^printed by .*$", done.stdout, re.M) == ["printed by the second of two"], done
     assert done.stdout.count("the process of test_two.py ended before it told of this test: exit code 3") >= 2, done
 
@@ -262,7 +262,7 @@ def test_fails(): assert world.rank != 2
 
 @pytest.mark.once
 def test_no_mpiexec_is_a_failure_with_a_cure(suite, tmp_path):
-    # An interpreter that has no mpiexec beside it, with the packages of this one.
+    # An interpreter without mpiexec beside it, with the packages of this one.
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(Path(sys.executable).resolve())
     packages = ":".join(path for path in sys.path if "site-packages" in path)
@@ -319,7 +319,7 @@ time.sleep(60)
     with launcher.start(2, code) as program:
         program.wait_for("up\nup")
         end = time.monotonic() + 10
-        # A process has no environment for a moment after it has begun its program.
+        # A process has no environment for a moment after its start.
         while len(program.members()) < 5 and time.monotonic() < end:
             time.sleep(0.05)
         assert len(program.members()) >= 5, "the launcher, two ranks, two sleepers"

@@ -1,4 +1,4 @@
-"""Several hosts for real: see hosts. What pretended nodes cannot show: names, addresses, wires, memory that ends."""
+"""Several hosts (see hosts): names, addresses, wires and memory that ends, which pretended nodes lack."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.tiers import thinned
 from launch import hosts, measure_hosts
 
 CHECKOUT = Path(__file__).parents[2]
-# Prints a line of JSON for rank 0, after asserting what does not depend on the placement.
+# Prints a line of JSON for rank 0, after asserting the facts of any placement.
 RANKS = """
 import json, os, socket, sys
 import numpy as np
@@ -86,7 +86,7 @@ if rank == 0:
 dist.destroy_process_group()
 """
 
-# Each host has memory and folders of its own, but for /tmp, which stands for what they share.
+# Each host has memory and folders of its own, and shares /tmp.
 DATA = """
 import json, socket, sys
 from pathlib import Path
@@ -222,7 +222,7 @@ def test_calls_that_differ_are_found_over_the_wire(two, tmp_path):
     ), done
 
 
-# Every rank writes what it knows of the world, before and after one has been killed.
+# Every rank writes its view of the world, before and after one has been killed.
 SURVIVORS = """
 import json, os, signal, sys
 import numpy as np
@@ -275,7 +275,7 @@ def test_ranks_end_with_what_started_them(number):
                 program.signal(number)
                 wait_until(lambda: not program.members(), "no process is left")
             finally:
-                # Nobody removes the hosts of a process that was killed.
+                # A killed process leaves its hosts.
                 listed = [line.split()[0] for line in hosts.call("ip netns list").splitlines()]
                 left = [space for space in listed if space.startswith(made.name)]
                 for space in left:
@@ -284,7 +284,6 @@ def test_ranks_end_with_what_started_them(number):
 
 
 def ranks_of(program: launcher.Program) -> int:
-    """Return how many ranks of a measurement run."""
     found = 0
     for pid in program.members():
         with contextlib.suppress(OSError):

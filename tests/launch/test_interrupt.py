@@ -1,4 +1,4 @@
-"""Ctrl-C ends the job at once with one message, also while every rank waits inside MPI, where Python sees no signal."""
+"""Ctrl-C ends the job at once with one message, also while every rank waits inside MPI."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def interrupt(body, target):
     with start(3, PROGRAM + body) as job:
         for rank in range(3):
             job.wait_for(f"pid of {rank}: ")
-        # Nothing tells from outside when they have begun to wait, nor is much lost if one has not.
+        # Their waits are invisible from outside.
         time.sleep(1)
         began = time.monotonic()
         if target == "launcher":
@@ -49,7 +49,6 @@ def interrupt(body, target):
 
 @pytest.fixture(scope="module")
 def jobs(request):
-    """Interrupt all side by side, and return the futures by target and state."""
     calls = {
         f"{who}, {state}": partial(interrupt, STATES[state], who)
         for who in ("rank", "launcher")
@@ -60,14 +59,14 @@ def jobs(request):
 
 
 def report(job):
-    """Return what the one rank that reports has said: its lines, without its name, and the rank."""
+    """Return the lines of the one rank that reports, and the rank."""
     said = [line for line in job.stderr.splitlines() if line.startswith("[rank ")]
     ranks = {line.split("]")[0].split()[1] for line in said}
     assert len(ranks) == 1 and sum("interrupted (Ctrl-C)" in line for line in said) == 1, job
     return [line.partition("] ")[2] for line in said], int(ranks.pop().split("/")[0])
 
 
-# The operation of ranks 0 and 2 in the report of one of them, and what the others do.
+# The operation of ranks 0 and 2 in the report of one of them, and the others' state.
 REPORTS = {
     "blocked in MPI": {0: ["all_reduce #1 of float64 (4,)", "rank 2 has begun 0", "in recv"], 2: ["recv", "rank 0"]},
     "polling": {0: ["all_reduce #1 of float64 (4,)", "rank 2 has begun 0", "in irecv"], 2: ["irecv", "in all_reduce"]},
@@ -103,7 +102,7 @@ def test_launcher(jobs, state):
     assert job.rc not in (0, 124), job
     assert took_s < 10, job  # alone it takes less than a second
     assert "Traceback" not in job.stderr, job
-    # Open MPI's mpirun ends its ranks within half a second, which may be too short for a report beside other jobs.
+    # Open MPI's mpirun ends its ranks within half a second, too short for a report beside other jobs.
     if HYDRA or "[rank " in job.stderr:
         assert_reported(job, 0, state)
 

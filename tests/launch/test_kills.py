@@ -1,7 +1,7 @@
-"""``kill -9`` at random moments, again and again: the run that goes on from what is left ends with the same bits.
+"""``kill -9`` at random moments, again and again: the resumed run ends with the same bits.
 
-``MPIDDP_TEST_KILLS=20 python -m pytest tests/launch/test_kills.py --long -s`` kills twenty times, and says what it has
-hit; ``MPIDDP_TEST_SEED`` repeats a choice of victims and moments.
+``MPIDDP_TEST_KILLS=20 python -m pytest tests/launch/test_kills.py --long -s`` kills twenty times; ``MPIDDP_TEST_SEED``
+repeats a choice of victims and moments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOMENTS = ("any", "while a checkpoint is written")
 
 RUNS = {
     "one writer": (),
-    # Shards of the optimizer, and what the compression has kept back, are written by the rank that has them.
+    # The rank that has them writes shards of the optimizer and the compression's remainder.
     "every rank writes": ("--zero", "--optimizer", "adamw", "--compress", "powersgd", "--powersgd-start", 2),
 }
 
@@ -42,7 +42,7 @@ def train(run: str, output: Path) -> Program:
 
 
 def ranks_of(job: Program) -> list[int]:
-    """Return the processes that are ranks, not launchers, in the order of their start."""
+    """Return the processes that are ranks, in the order of their start."""
     interpreter = Path(sys.executable).resolve()
     found = []
     for pid in job.members():
@@ -86,7 +86,6 @@ def newest_step(output: Path) -> int:
 
 
 def wait_for_moment(job: Program, output: Path, step: int, moment: str) -> None:
-    """Return when a step has been saved, or the job has ended."""
     while job.poll() is None and newest_step(output) < step:
         time.sleep(0.005)
     while moment != "any" and job.poll() is None and not being_written(output):
@@ -119,7 +118,7 @@ def test_killed_run_ends_with_the_bits_of_an_undisturbed_one(tmp_path, run):
     hits: Counter[str] = Counter()
     steps = [0]
     for victim, moment in zip(victims, moments, strict=True):
-        # Such that the steps which are left are shared out among the kills which are left.
+        # The remaining kills share the remaining steps.
         furthest = 2 * (last_step - steps[-1]) // (KILLS - len(steps) + 3)
         with train(run, output) as job:
             wait_for_moment(job, output, steps[-1] + 1 + int(rng.integers(furthest)), moment)

@@ -25,7 +25,6 @@ def run(body, n=3, env=None):
 
 @pytest.fixture(scope="module")
 def jobs(request):
-    """Run everything side by side, and return the futures by name."""
     names = chosen(request, "name")
     alike = {name: body for name, body in (SLOW | ENDINGS).items() if name in names}
     alike |= {"alone": ALONE, "exit code": "dist.barrier()\nsys.exit(75)"}

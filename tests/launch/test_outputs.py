@@ -1,4 +1,4 @@
-"""What a training run leaves behind, and what is drawn of it."""
+"""The outputs of a training run, and their plots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m mpiddp info --probe-gpu``, from the command to what later jobs go by; the device is a fake."""
+"""``python -m mpiddp info --probe-gpu`` and its effect on later jobs; the device is a fake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is stopped twice in the middle of an epoch and goes on with fewer ranks loses nothing, and learns."""
+"""A run stopped twice in the middle of an epoch goes on with fewer ranks, loses nothing, and learns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness import launcher
 SAMPLES, BATCH, EPOCHS = 1437, 64, 20
 STEPS_AN_EPOCH = 23
 
-# The main job, with a data set that notes what is taken of it; a rank gets a signal in the middle, as from Slurm.
+# The main job, with a data set that notes its reads; a rank gets a signal in the middle, as from Slurm.
 PROGRAM = """
 import json, os, signal, sys
 from pathlib import Path
@@ -57,13 +57,12 @@ sys.exit(main(["train", *sys.argv[3:]]))
 
 
 def run(ranks: int, folder: Path, stop_at: int) -> launcher.Completed:
-    """Train on so many ranks until the end, or, if it is positive, for so many steps."""
+    """Train on so many ranks to the end, or for ``stop_at`` steps if that is positive."""
     options = ["--output", str(folder / "out"), "--resume", "auto", "--epochs", str(EPOCHS)]
     return launcher.mpirun(ranks, PROGRAM, str(folder), str(stop_at), *options, timeout_s=180)
 
 
 def batches(folder: Path, ranks: int) -> list[list[int]]:
-    """Return the samples of each step that so many ranks have made together."""
     files = [(folder / f"{ranks}-{rank}").read_text().splitlines() for rank in range(ranks)]
     return [[index for share in shares for index in json.loads(share)] for shares in zip(*files, strict=True)]
 
@@ -87,7 +86,7 @@ def test_digits_reach_97_percent_with_4_then_3_then_2_ranks(tmp_path):
 
     metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [each["epoch"] for each in metrics] == list(range(1, EPOCHS + 1))
-    # As of the run that is never stopped: the digits that dropout leaves out make the last percent go up and down.
+    # As of the run that is never stopped: dropout moves the last percent.
     accuracies = [each["accuracy"] for each in metrics]
     assert max(accuracies) >= 0.97 and accuracies[-1] >= 0.96, accuracies
     assert re.search(r"^saved ", done.stdout, re.MULTILINE), done

@@ -1,4 +1,4 @@
-"""The folder of a run: one job at a time, damage that is not passed over, and data that cannot be trained on."""
+"""The folder of a run: one job at a time, damage that is reported, and data that cannot be trained on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def train(ranks: int | None, *options: str | Path) -> Completed:
 
 
 def error_of(done: Completed) -> str:
-    """Return the only thing that is said of a run that was refused."""
+    """Return the one line of a refused run."""
     assert done.rc == 2 and "Traceback" not in done.stderr, done
     (said,) = [line for line in done.stderr.splitlines() if "error" in line]
     assert said.startswith("mpiddp: error: "), done

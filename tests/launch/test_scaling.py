@@ -1,4 +1,4 @@
-"""How training scales: measured by one command, drawn by another."""
+"""Scaling of training: measured by one command, drawn by another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A start that cannot work is an error with the cure, printed once; a start that can work fills in who is who."""
+"""A start that cannot work is an error with the cure, printed once; another one fills in ranks and sizes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_singletons(env):
 
 
 def other_mpiexec() -> str | None:
-    """Return the launcher of another MPI: named by a variable, or that of an environment beside this one."""
+    """Return the launcher of another MPI: named by a variable, or of an environment beside this one."""
     own = launcher.mpiexec()
     beside = Path(sys.prefix).parent.glob("*/bin/mpiexec")
     found = [str(path) for path in beside if own is not None and is_hydra(path) != is_hydra(own)]
@@ -77,12 +77,10 @@ def other_mpiexec() -> str | None:
 
 
 def is_hydra(mpiexec: Path) -> bool:
-    """Tell whether a launcher is MPICH's."""
     return mpiexec.with_name("mpiexec.hydra").exists()
 
 
 def test_launcher_of_the_other_mpi():
-    """Ranks on this library, started by the other one's mpirun."""
     other = other_mpiexec()
     if other is None:
         pytest.skip(
@@ -216,7 +214,7 @@ def test_too_many_blas_threads(threads, warns):
 
 @pytest.mark.parametrize("method", thinned(["spawn", "forkserver"], "spawn"))
 def test_a_process_that_imports_the_program_again_is_no_rank(method):
-    """It has the launcher's variables of the rank that started it, and must not join the job in its place."""
+    """It has its parent's launcher variables, and must not join the job in its place."""
     program = f"""
 import multiprocessing
 import numpy as np
@@ -240,7 +238,7 @@ if __name__ == "__main__":
 
 
 def test_a_program_that_a_rank_starts_is_no_rank():
-    """Directly, with the rank's files or by a shell, it is told how to start it; so it works, alone and as a job."""
+    """Directly, with the rank's files or by a shell; the cure in its text works, alone and as a job."""
     program = """
 import os, subprocess, sys
 import numpy as np
@@ -273,13 +271,13 @@ sys.stdout.write(f"sum {x[0]}\\n")
     assert job.stdout.count("with `env=mpiddp.settings.outside_of_jobs()`") == 3, job
     assert "alone: 0 ['world', 'of', '1'] False" in job.stdout, job
     assert "job: 0 ['world', 'of', '2', 'world', 'of', '2'] False" in job.stdout, job
-    # Python's own traceback and exit code: the end of the job is for its ranks.
+    # Python's own traceback and exit code: it is no rank.
     assert "raises: 1 [] False ['ZeroDivisionError: division by zero']" in job.stdout, job
 
 
 @pytest.mark.parametrize("method", thinned(["spawn", "forkserver"], "spawn"))
 def test_a_pool_of_processes_that_import_the_program_again_ends_the_job(method):
-    """A Pool replaces workers that fail, without end."""
+    """A Pool replaces failing workers without end."""
     program = f"""
 import multiprocessing
 import numpy as np

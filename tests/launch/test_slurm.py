@@ -20,7 +20,7 @@ from launch import mini_slurm
 SLURM = Path(__file__).parents[2] / "slurm"
 BENCH = ("all_reduce", "-b", "1K", "-e", "1K", "-n", "2", "-w", "1")
 TRAIN = ("--epochs", "4", "--batch-size", "60", "--dropout", "0.2")
-# In the first run of the job that is requeued every step takes longer, so that the time limit comes before the end.
+# Slower steps in the first run of the requeued job: the time limit comes before the end.
 SLOW_AT_FIRST = """
 import os, time
 if "SLURM_STEP_ID" in os.environ and ("SLURM_RESTART_COUNT" not in os.environ or "ALWAYS_SLOW" in os.environ):
@@ -47,7 +47,7 @@ dist.barrier()
 """
 WAYS = ("raise", "exit", "_exit", "_exit0", "segv", "kill")
 LAUNCHERS = {"srun": "run", "mpirun": '"$(beside_python)"', "alone": "", "none": "srun --mpi=none -n 2"}
-# What mpiddp asks CuPy, answered as on a machine with those GPUs that Slurm lets the rank see.
+# CuPy's answers on a machine with the GPUs that Slurm lets the rank see.
 CUPY = """
 import os
 from types import SimpleNamespace
@@ -63,7 +63,7 @@ needs_slurm = pytest.mark.skipif(fault is not None, reason=f"no Slurm to test wi
 
 
 class Jobs:
-    """Jobs that were submitted, all of them at the beginning, so that they wait and run side by side."""
+    """Jobs, all submitted at the beginning, to wait and run side by side."""
 
     def __init__(self, cluster: mini_slurm.MiniSlurm, folder: Path) -> None:
         said = launcher.python(
@@ -78,10 +78,9 @@ class Jobs:
         self._done: dict[str, list[mini_slurm.JobEnd]] = {}
 
     def submit(self, name: str, *arguments: str | Path, **env: str) -> None:
-        """Submit under a name that is also the folder to submit from."""
         variables = {
             "PYTHON": sys.executable,
-            # Both nodes have the addresses of this machine. UCX would go by its memory, and cannot use lo.
+            # Both nodes have this machine's addresses. UCX would go by its memory, and cannot use lo.
             "MPIR_CVAR_CH4_NETMOD": "ofi",
             "FI_PROVIDER": "tcp",
             "FI_TCP_IFACE": "lo",
@@ -92,13 +91,11 @@ class Jobs:
         self._running[name] = self._cluster.sbatch(self.folder / name, *arguments, env=variables)
 
     def submit_text(self, name: str, text: str, *options: str, **env: str) -> None:
-        """Submit a script of the test's own."""
         script = self.folder / f"{name}.sbatch"
         script.write_text(f"#!/bin/bash\nset -euo pipefail\nsource {SLURM}/env.sh\n{text}")
         self.submit(name, "--output=log", *options, script, **env)
 
     def wait_for(self, name: str, text: str) -> None:
-        """Wait until a job's log has a text, or for as long as it takes on a machine that is busy with other things."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline and not any(
             text in log.read_text() for log in self.folder.glob(f"{name}/*.log")
@@ -106,22 +103,18 @@ class Jobs:
             time.sleep(0.1)
 
     def cancel(self, name: str) -> None:
-        """Cancel a job as a user does."""
         self._cluster.ask("scancel", self._running[name].number)
 
     def ends(self, name: str) -> list[mini_slurm.JobEnd]:
-        """Return how the tasks of an array ended."""
         if name not in self._done:
             self._done[name] = self._running[name].wait_all(150)
         return self._done[name]
 
     def end(self, name: str) -> mini_slurm.JobEnd:
-        """Return how a job ended."""
         (end,) = self.ends(name)
         return end
 
     def file(self, pattern: str) -> Path:
-        """Return the only file that matches."""
         (path,) = self.folder.glob(pattern)
         return path
 
@@ -141,14 +134,13 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def submit_short(jobs: Jobs) -> None:
-    """Submit the jobs of the tests that run at every change."""
     few = "--ntasks-per-node=2"
     jobs.submit("multinode", SLURM / "train_multinode.sbatch", *TRAIN)
     jobs.submit("cpu", few, SLURM / "train_cpu.sbatch", "--epochs", "1")
     jobs.submit("bad-option", few, SLURM / "train_cpu.sbatch", "--epocs", "1")
     for name, plugin in {"wrong-plugin": jobs.other_plugin, "no-plugin": "none", "unknown-plugin": "pmix_v9"}.items():
         jobs.submit(name, few, SLURM / "train_cpu.sbatch", MPIDDP_LAUNCH=plugin)
-    # Side by side: most of the time, Slurm waits for what is left of a step.
+    # Side by side: mostly Slurm waits for remains of a step.
     runs = [f'(run "$PYTHON" {jobs.folder}/fails.py {way} || echo "{way} $?" >> codes) &\n' for way in WAYS]
     jobs.submit_text(
         "fails", "".join([*runs, "wait"]), "--nodes=2", "--ntasks-per-node=1", SLURM_OVERLAP="1", SLURM_WAIT="3"
@@ -156,13 +148,12 @@ def submit_short(jobs: Jobs) -> None:
 
 
 def submit_long(jobs: Jobs) -> None:
-    """Submit the jobs of the long tier."""
     folder, few = jobs.folder, "--ntasks-per-node=2"
     path = launcher.environment().get("PYTHONPATH", "")
     # Slurm looks at the limits every 30 s, and warns when the limit less the time given is nearer than that.
     warned = ("--time=1", "--signal=B:USR1@60")
     jobs.submit("requeue", *warned, SLURM / "requeue.sbatch", *TRAIN, PYTHONPATH=f"{folder}/slow:{path}")
-    # Alone until it trains: Slurm's look comes 30 s after the cluster's start, and would find no rank to warn.
+    # Alone until it trains: Slurm's look, 30 s after the cluster's start, would find no rank to warn.
     jobs.wait_for("requeue", "training on")
     # Stops by itself 10 s after its start, twice.
     by_itself = ("--max-time", "slurm", "--margin", "110", "--epochs", "1000", "--model", "mlp")
@@ -282,7 +273,7 @@ def test_train_gpu_says_what_is_missing(jobs):
 @needs_slurm
 @pytest.mark.long
 def test_train_gpu(jobs):
-    """On Slurm's pretended GPUs, with a CuPy that pretends too: the script, the options and the way of the data."""
+    """On pretended GPUs, with a pretended CuPy: the script, the options and the way of the data."""
     end, host = jobs.end("gpu"), jobs.end("host")
     assert (end.state, end.rc) == ("COMPLETED", 0), end
     assert "training on 2 ranks on 1 node:" in end.log and "device=cuda" in end.log, end
@@ -344,7 +335,7 @@ def test_info_tells_the_truth(jobs):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        # node, local rank, devices that Slurm lets it see, and the number of the one that it takes of these
+        # node, local rank, visible devices, and the number of its own among these
         ("plain", ["n1 0 0,1 takes 0", "n1 1 0,1 takes 1", "n2 0 0,1 takes 0", "n2 1 0,1 takes 1"]),
         ("none", ["n1 0 unset takes 0", "n1 1 unset takes 1", "n2 0 unset takes 0", "n2 1 unset takes 1"]),
         ("single", ["n1 0 0 takes 0", "n1 1 1 takes 0", "n2 0 0 takes 0", "n2 1 1 takes 0"]),

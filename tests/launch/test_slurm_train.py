@@ -1,4 +1,4 @@
-"""slurm/train_cpu.sbatch without Slurm: a fake srun starts mpiexec, a fake scontrol knows where the script lies."""
+"""slurm/train_cpu.sbatch without Slurm: a fake srun starts mpiexec, a fake scontrol knows the script's place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A warning before the timeout, and `python -m mpiddp where`: the ranks that keep an operation from ending, by name."""
+"""A warning before the timeout, and `python -m mpiddp where`, name the ranks that delay an operation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stop():
 sys.stdout.write(f"pid of {rank}: {os.getpid()}.\\n")
 sys.stdout.flush()
 """
-# What rank 1 does, and in what the others wait.
+# Rank 1's action, and the others' wait.
 BODIES = {
     "blocked in MPI": ("save()", "dist.all_reduce(long)", "all_reduce #2 of float64 (200000,)"),
     "spinning": ("save()", "dist.all_reduce(x)", "all_reduce #2 of float64 (4,)"),
@@ -43,7 +43,6 @@ PATIENCE = {"MPIDDP_WARN_AFTER": "1.5"}
 
 
 def warned(tmp_path, name) -> Completed:
-    """Run a job until it has warned twice, then let rank 1 come."""
     missing, call, _ = BODIES[name]
     release = tmp_path / f"release {name}"
     with start(3, f"{PROGRAM}\nif rank == 1:\n    {missing}\n{call}\n", str(release), env=PATIENCE) as job:
@@ -54,7 +53,6 @@ def warned(tmp_path, name) -> Completed:
 
 
 def stopped(tmp_path) -> Completed:
-    """Run a job whose rank 1 is stopped by a signal, and continue it after a warning."""
     with start(3, PROGRAM + "if rank == 1:\n    stop()\ndist.all_reduce(x)\n", "unused", env=PATIENCE) as job:
         job.wait_for(" without progress", 60)
         job.wait_for("next warning", 60)
@@ -88,7 +86,6 @@ def _pid(job, rank: int) -> int:
 
 @pytest.fixture(scope="module")
 def jobs(request, tmp_path_factory):
-    """Run everything side by side, and return the futures by name."""
     tmp_path = tmp_path_factory.mktemp("stalls")
     calls = {name: partial(warned, tmp_path, name) for name in chosen(request, "name")}
     with side_by_side(calls | {"stopped": partial(stopped, tmp_path), "asked": partial(asked, tmp_path)}) as futures:

@@ -30,7 +30,7 @@ def _has_ulfm() -> bool:
 
 pytestmark = pytest.mark.skipif(not _has_ulfm(), reason="only Open MPI's mpirun lets ranks live on")
 
-# Where the others are when a rank dies. The victim has done all that stands before "dies()".
+# The others' waits when a rank dies, which has done all before "dies()".
 STATES = {
     "short all_reduce": "x = np.ones(3); dies(); dist.all_reduce(x)",
     "long all_reduce": "x = np.ones(1 << 20); dies(); dist.all_reduce(x)",
@@ -131,7 +131,6 @@ def mpirun(ranks: int, program: str, *args: object, timeout_s: float = 40, **env
 
 @pytest.fixture(scope="module")
 def jobs(request):
-    """Let a rank die in every state side by side, and return the futures."""
     rng = np.random.default_rng(SEED)
     calls = {}
     wanted = chosen(request, "state")
@@ -321,11 +320,9 @@ def test_info_tells_what_becomes_of_the_others(options, coll, expected):
     assert json.loads(done.stdout)["dead_ranks"].startswith(expected), done
 
 
-# ---- training
-
 EPOCHS = 5
 OPTIONS = ("--epochs", str(EPOCHS), "--batch-size", "96", "--lr", "0.02")
-# VICTIMS says in which forward of its process, trials and tests included, which rank dies: "0:20,2:50".
+# VICTIMS names forward passes, of trials and tests too, and the ranks that die in them: "0:20,2:50".
 MODEL = """
 import itertools, os, signal
 from mpiddp import nn
@@ -364,7 +361,6 @@ def parameters(output: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Train without a death, and return the folder by options."""
     folders = {}
 
     def run(*options: str) -> Path:
@@ -411,7 +407,7 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, undisturbed, rank
     assert [each["epoch"] for each in metrics(output)] == list(range(1, EPOCHS + 1))
 
 
-# Rank 1 dies when it has tested an epoch, which rank 2 completes, and rank 0 has not when it hears of that.
+# Rank 1 dies after testing an epoch, which rank 2 completes and rank 0 has not completed when it hears of that.
 BETWEEN = """
 import os, signal, sys, time
 from mpiddp import cli
@@ -455,7 +451,7 @@ def test_deadline_holds_when_the_rank_that_knew_it_has_died(tmp_path):
     assert done.rc == 75 and "with 2 of 3 ranks" in done.stderr and "--max-time on rank" in done.stdout, done
 
 
-# Rank 1 dies in the middle of a step, which rank 0 has completed when it hears of that, and rank 2 has not.
+# Rank 1 dies in the middle of a step, completed by rank 0 and not by rank 2 when they hear of that.
 BEHIND = """
 import os, signal, sys, time
 from mpiddp import cli

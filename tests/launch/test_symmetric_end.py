@@ -43,7 +43,7 @@ def test_a_killed_rank_leaves_no_shared_memory(tmp_path: Path, way: str) -> None
         done = program.wait(60)
     assert "going" in done.stdout and done.rc != 0, done
     end = time.monotonic() + 10
-    # A file of another job that runs meanwhile goes as soon as its ranks have opened it.
+    # Another job's file goes as soon as its ranks have opened it.
     while set(Path("/dev/shm").glob("mpiddp-*")) - before and time.monotonic() < end:
         time.sleep(0.05)
     assert set(Path("/dev/shm").glob("mpiddp-*")) <= before

@@ -1,4 +1,4 @@
-"""Programs as new users wrote them, and the words that they get."""
+"""Programs as new users wrote them, and the texts that they get."""
 
 from __future__ import annotations
 
@@ -89,7 +89,6 @@ METHODS = ("fork", "spawn", "forkserver")
 
 @pytest.fixture(scope="module")
 def spawns(request):
-    """Run all ways of starting processes side by side."""
     texts = {method: SPAWN.format(method=method) for method in chosen(request, "method")}
     with side_by_side({method: partial(mpirun, 2, text, timeout_s=50) for method, text in texts.items()}, 2) as jobs:
         yield jobs

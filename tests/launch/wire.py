@@ -1,7 +1,4 @@
-"""What a rank does to measure the network between hosts; see measure_hosts, which starts it. Rank 0 prints JSON.
-
-``wire.py all_reduce BYTES ROUNDS``, ``wire.py train`` or ``wire.py local``.
-"""
+"""The ranks of measure_hosts: ``wire.py all_reduce BYTES ROUNDS``, ``train`` or ``local``; rank 0 prints JSON."""
 
 from __future__ import annotations
 
@@ -35,17 +32,16 @@ CONTENDERS = ("hierarchical", "ring", "native")
 BUCKETS_MB = (0.25, 1, 4, 25)
 SAMPLES, BATCH, HIDDEN = 2048, 256, 1024
 NOISE = 10.0
-"""Of the samples whose test loss is compared: enough for some errors."""
+"""Of the samples of the test: enough for some errors."""
 
 
 def sent_bytes() -> int:
-    """Return what this host has sent so far, headers included."""
+    """Return this host's sent bytes, headers included."""
     (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("eth0:"))
     return int(line.split(":")[1].split()[8])
 
 
 def most(value: float) -> float:
-    """Return the largest of all ranks' values."""
     x = np.array([value])
     dist.all_reduce(x, dist.ReduceOp.MAX)
     return float(x[0])
@@ -91,7 +87,7 @@ def trainer(
 
 
 def train(rounds: int = 3) -> dict[str, Any]:
-    """Return step time (s), the share of it that waits for communication, and the loss, of each way to train."""
+    """Return step time (s), its share of waits for communication, and the loss, of each way to train."""
     ways = {f"{cap:g} MiB": trainer(cap) for cap in BUCKETS_MB}
     for hook in (fp16_compress_hook, bf16_compress_hook, powerSGD_hook):
         state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)  # in the warm-up
