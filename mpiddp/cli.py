@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import mpiddp
 from mpiddp import settings
 from mpiddp.bench import cli as bench
-from mpiddp.training import config
+from mpiddp.training import config, supervisor
 from mpiddp.training.config import UsageError, resumed_threads
 from mpiddp.training.options import flag
 
@@ -71,6 +71,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="try in a job of 2 ranks, which may crash, whether MPI takes addresses of GPU memory, and remember it",
     )
     info.set_defaults(run=run_info)
+    again = commands.add_parser(
+        "run",
+        help="run a job, and start it again when it ends badly",
+        description="Run a job: python -m mpiddp run --restarts 3 -- mpirun -np 4 python -m mpiddp train --output DIR."
+        " train goes on from its last checkpoint; a program of your own has to.",
+    )
+    supervisor.add_options(again)
+    again.set_defaults(run=supervisor.run)
     where = commands.add_parser(
         "where",
         help="print what all ranks of a running job do",

@@ -267,6 +267,12 @@ def debug_level() -> str:
     return level
 
 
+def marker() -> Path | None:
+    """Return ``MPIDDP_MARKER``, the file by which `python -m mpiddp run` follows its job, or None."""
+    text = os.environ.get("MPIDDP_MARKER")
+    return Path(text) if text else None
+
+
 def timeline() -> str | None:
     """Return ``MPIDDP_TIMELINE``, the file of a trace of all ranks, or None."""
     return os.environ.get("MPIDDP_TIMELINE") or None

@@ -16,6 +16,7 @@
 # What may be set from outside as well, e.g. MPIDDP_LAUNCH=mpirun sbatch slurm/train_cpu.sbatch:
 PYTHON=${PYTHON:-python3}                  # the interpreter of the environment
 MPIDDP_LAUNCH=${MPIDDP_LAUNCH:-auto}       # auto, mpirun, or a plugin of `srun --mpi=list`: pmix, pmi2, cray_shasta
+MPIDDP_RESTARTS=${MPIDDP_RESTARTS:-0}         # how often a step that ends badly is started again in the same job
 export SLURM_WAIT=${SLURM_WAIT:-60}        # seconds that a step lives on after its first rank has ended
 
 # ---- nothing to edit below
@@ -114,6 +115,9 @@ check_launcher() { # start two ranks and see whether they find each other
 if [ "$MPIDDP_LAUNCH" = auto ]; then choose_launcher; fi
 launcher
 check_launcher
+if [ "$MPIDDP_RESTARTS" != 0 ]; then
+    start=("$PYTHON" -m mpiddp run --restarts "$MPIDDP_RESTARTS" -- "${start[@]}")
+fi
 echo "$library, started by ${start[*]}, OMP_NUM_THREADS=$OMP_NUM_THREADS" >&2
 
 

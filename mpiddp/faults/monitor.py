@@ -24,7 +24,7 @@ from mpiddp.mpi.world import Claims
 from mpiddp.shm import eager, segment
 from mpiddp.shm.eager import EagerBuffers
 
-from . import calls, shutdown
+from . import calls, marker, shutdown
 from .calls import Call, Calls
 from .distant import Comparison
 from .dumps import Dumps
@@ -283,7 +283,9 @@ def _begin(job: Job) -> Job:
     shutdown.set_liveness(job.liveness)
     shutdown.set_dumps(Dumps(job.liveness, job.world).collect)
     why = why_unwatched(job)
-    if job.world.size > 1 and not why:
+    watched = job.world.size > 1 and not why
+    marker.begin(job.world.rank, watched)
+    if watched:
         _shutdown.stop = Watchdog(job).stop
     elif why and job.world.rank == 0:
         warnings.warn(f"no watchdog runs: {why}; a hang inside of MPI is not noticed", stacklevel=5)

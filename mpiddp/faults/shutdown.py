@@ -34,7 +34,7 @@ from mpiddp.mpi import requests, stdio
 from mpiddp.mpi.lazy import MPI, SetupError, finalized, running
 from mpiddp.mpi.operation import Operation
 
-from . import activity
+from . import activity, marker
 
 if TYPE_CHECKING:
     from .job import Job  # for types only: `import mpiddp` imports this module, and is to load no NumPy
@@ -280,6 +280,7 @@ class Shutdown:
                 lambda: interruption("its program has ended; ", None),
                 EXIT_INTERRUPTED,
             )
+        marker.end(self.job.world.rank)
         self.stop()
 
     def _wait(self) -> bool:

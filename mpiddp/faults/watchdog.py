@@ -25,7 +25,7 @@ from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation, waiting
 
-from . import activity, shutdown, stalls
+from . import activity, marker, shutdown, stalls
 from .doorbell import Doorbell
 from .job import Job
 from .mpirun import Launcher
@@ -109,6 +109,7 @@ class Watchdog:
             if _STOP in numbers:
                 return
             try:
+                marker.renew(self._world.rank)
                 self._liveness.progress()
                 self._distant.look()
                 if signal.SIGCONT in numbers:

@@ -38,6 +38,8 @@ class Child:
         # Both would write a buffer's content.
         sys.stdout.flush()
         sys.stderr.flush()
+        self.owed = [item.nodeid for item in items]
+        """Tests whose reports have not come."""
         self.pipe, theirs = os.pipe()
         self._job = launcher.new_job()
         self.pid = os.fork()
@@ -66,6 +68,7 @@ class Child:
                 break
             *lines, self._half_line = (self._half_line + chunk).split(b"\n")
             found.update(map(json.loads, lines))
+        self.owed = [nodeid for nodeid in self.owed if nodeid not in found]
         return found, living
 
     def wait(self) -> str:
@@ -120,23 +123,20 @@ class Workers:
         self._waiting = list(files.values())
         self._places = places
         self._running: list[Child] = []
-        self._reports: dict[str, list[dict[str, Any]]] = {}
-        self._ended = "not begun"
+        self._reports: dict[str, list[dict[str, Any]] | str] = {}
 
     def run(self, nodeid: str) -> list[dict[str, Any]] | str:
         """Return a test's reports as soon as they are there, or how the process ended that owed them."""
         while nodeid not in self._reports:
             while self._waiting and len(self._running) < self._places:
                 self._running.append(Child(self._waiting.pop(0)))
-            if not self._running:
-                return self._ended
             select.select([child.pipe for child in self._running], [], [])
             for child in list(self._running):
                 found, living = child.reports()
                 self._reports.update(found)
                 if not living:
                     self._running.remove(child)
-                    self._ended = child.wait()
+                    self._reports.update(dict.fromkeys(child.owed, child.wait()))
         return self._reports.pop(nodeid)
 
     def close(self) -> None:

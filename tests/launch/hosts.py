@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -106,6 +107,18 @@ class Hosts:
     def _space(self, name: str) -> str:
         return self._prefix + name
 
+    def lose(self, name: str, crash: bool) -> None:
+        """Take a host off the network, and, in a crash, kill all that runs there."""
+        call(f"ip -n {self._space('switch')} link set {name} down")
+        if crash:
+            for pid in call(f"ip netns pids {self._space(name)}").split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+    def mend(self, name: str) -> None:
+        """Bring a lost host back."""
+        call(f"ip -n {self._space('switch')} link set {name} up")
+
     def limit(self, rate: str) -> None:
         """Limit each host's rate, e.g. to ``1gbit``."""
         shape = f"root tbf rate {rate} burst 128kb latency 20ms"
@@ -120,10 +133,11 @@ class Hosts:
         cyclic: bool = False,
         env: Mapping[str, str | None] | None = None,
         options: Iterable[str] = (),
+        before: Iterable[str | Path] = (),
     ) -> launcher.Program:
         """Start ranks on the hosts, equal parts one host after the other, or in turns if ``cyclic``.
 
-        ``options`` are the launcher's.
+        ``options`` are the launcher's, ``before`` the words of a program that starts it.
         """
         mpiexec = launcher.mpiexec()
         assert mpiexec is not None, launcher.NO_MPIEXEC
@@ -137,7 +151,7 @@ class Hosts:
             where = ["-launcher", "rsh", "-launcher-exec", str(self.agent), "-hosts", hosts]
         # The launcher ends its ranks, however this process ends.
         words = ["setpriv", "--pdeathsig", "TERM", self.agent, self.names[0]]
-        words += ["exec", mpiexec, *options, *where, "-n", str(ranks), *command]
+        words += ["exec", *before, mpiexec, *options, *where, "-n", str(ranks), *command]
         # UCX sees one machine, and would go by its memory.
         return launcher.Program(words, {"UCX_TLS": "tcp,self", "PATH": _search_path(), **(env or {})})
 

@@ -14,6 +14,8 @@ import pytest
 from harness import launcher
 from harness.launcher import Program
 
+from launch.test_kills import ranks_of
+
 SCRIPT = Path(__file__).parents[2] / "slurm" / "train_cpu.sbatch"
 
 SRUN = """#!/bin/bash
@@ -43,7 +45,7 @@ def submit(tmp_path) -> Callable[..., Program]:
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
 
-    def start(*arguments: str) -> Program:
+    def start(*arguments: str, restarts: str = "0") -> Program:
         copy = spool / "slurm_script"
         shutil.copy(SCRIPT, copy)
         env = {
@@ -56,6 +58,7 @@ def submit(tmp_path) -> Callable[..., Program]:
             "SLURM_JOB_NAME": "train",
             "SLURM_NTASKS": "2",
             "SLURM_CPUS_PER_TASK": "1",
+            "MPIDDP_RESTARTS": restarts,
         }
         return Program(["/bin/bash", copy, *arguments], env, cwd=submitted)
 
@@ -81,6 +84,15 @@ def test_the_warning_before_the_time_limit_saves_a_checkpoint(submit):
     with submit("--epochs", "3") as job:
         again = job.wait(60)
     assert again.rc == 0 and "resumed after step" in again.stdout, again
+
+
+def test_a_rank_that_dies_starts_the_step_again_in_the_same_job(submit):
+    with submit("--epochs", "6", restarts="2") as job:
+        job.wait_for("epoch 2/6", timeout_s=60)
+        os.kill(ranks_of(job)[-1], signal.SIGKILL)
+        done = job.wait(90)
+    assert done.rc == 0, done
+    assert "mpiddp run: start 2 of at most 3" in done.stderr and "epoch 6/6" in done.stdout, done
 
 
 def test_failure_is_passed_on(submit):

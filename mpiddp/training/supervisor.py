@@ -1,0 +1,305 @@
+"""``python -m mpiddp run``: starts a job again when it ends badly, as torchrun's ``--max-restarts`` does.
+
+It runs beside the launcher, without MPI. The job has ended well if its launcher returns 0 and its marker says so (see
+`mpiddp.faults.marker`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from mpiddp.errors import EXIT_CHECKPOINTED, EXIT_INTERRUPTED
+from mpiddp.faults import marker
+
+from .options import UsageError
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_FINAL = (UsageError.exit_code, EXIT_CHECKPOINTED, EXIT_INTERRUPTED)
+"""Exit codes after which the same command would do the same, or the batch system starts it again."""
+_FRUITLESS = 2
+"""Restarts in a row without progress, after which another one is of no use."""
+_LOOK_S, _PAUSE_S, _GRACE_S = 0.1, 1.0, 10.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--restarts", type=int, default=3, metavar="N", help="start again at most N times (3)")
+    parser.add_argument(
+        "--watch",
+        type=Path,
+        metavar="DIR",
+        help="folder in which new files are progress: two restarts in a row without any are the last; of train, the"
+        " checkpoints in its --output",
+    )
+    parser.add_argument(
+        "--lost-after",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="end a job whose rank 0 has shown no life for S seconds, as when its node is lost and mpirun waits (300)",
+    )
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="after --: mpirun or srun, and the program")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command until it ends well or is given up, and return its exit code.
+
+    Raises
+    ------
+    UsageError
+        If an option is out of range, the command cannot be started, or it trains without ``--output``.
+    """
+    if options.restarts < 0:
+        raise UsageError(f"--restarts has to be at least 0, got {options.restarts}")
+    if not options.lost_after > 0:
+        raise UsageError(f"--lost-after has to be positive, got {options.lost_after}")
+    command = Command(options.command)
+    with _marker_file() as path, _Forwarding() as forwarding:
+        supervisor = Supervisor(command, options.watch or command.checkpoints(), path, options.lost_after, forwarding)
+        return supervisor.run(options.restarts)
+
+
+class Command:
+    """A command line, and its form for a restart.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Launcher, program and arguments.
+
+    Raises
+    ------
+    UsageError
+        If it is ``mpiddp train`` without ``--output``, which could only begin anew.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+        pairs = zip(self.words, self.words[1:], strict=False)
+        self._trains = any(Path(first).name == "mpiddp" and second == "train" for first, second in pairs)
+        if self._trains and not (self._option("--output") or self._option("--config")):
+            raise UsageError("train needs --output DIR to go on from its last checkpoint when it is started again")
+
+    def again(self) -> list[str]:
+        """Return the words of a restart: ``train`` resumes."""
+        resumes = self._trains and not self._option("--resume")
+        return [*self.words, "--resume", "auto"] if resumes else self.words
+
+    def checkpoints(self) -> Path | None:
+        """Return the folder of checkpoints, if the command names it."""
+        output = self._option("--output") if self._trains else None
+        return Path(output) / "checkpoints" if output else None
+
+    def _option(self, name: str) -> str | None:
+        for word, following in zip(self.words, [*self.words[1:], ""], strict=True):
+            if word == name:
+                return following
+            if word.startswith(f"{name}="):
+                return word.removeprefix(f"{name}=")
+        return None
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end of a job."""
+
+    code: int
+    """Of the launcher; 128 and the number of the signal that ended it."""
+    marked: str
+    """Content of the marker; empty if no rank has written it."""
+    lost: bool
+    """True if the supervisor ended it, because rank 0 showed no life."""
+
+    @property
+    def well(self) -> bool:
+        """True if the programs of all ranks have ended well."""
+        return self.marked == marker.ENDED and self.code == 0
+
+
+class Supervisor:
+    """Starts a job and, when it ends badly, starts it again.
+
+    Parameters
+    ----------
+    command : Command
+        The job.
+    watched : Path, optional
+        Folder in which new files are progress; without it every restart may have made some.
+    path : Path
+        The marker.
+    lost_after_s : float
+        Time without a sign of life after which a job is ended.
+    forwarding : _Forwarding
+        Signals of this process.
+    """
+
+    def __init__(
+        self, command: Command, watched: Path | None, path: Path, lost_after_s: float, forwarding: _Forwarding
+    ) -> None:
+        self._command, self._watched, self._path = command, watched, path
+        self._lost_after_s, self._forwarding = lost_after_s, forwarding
+
+    def run(self, restarts: int) -> int:
+        """Run the job, at most ``restarts`` times again, and return the exit code."""
+        fruitless = 0
+        for start in range(restarts + 1):
+            words = self._command.again() if start else self._command.words
+            _say(f"start {start + 1} of at most {restarts + 1}: {shlex.join(words)}")
+            before, began_s = self._newest(), time.monotonic()
+            end = self._job(words)
+            took = f"after {time.monotonic() - began_s:.1f} s"
+            if end.well:
+                return 0
+            if end.code == 0 and not end.marked:
+                _say(
+                    "the job ended with exit code 0, and no rank of it has written the marker: its program does not"
+                    " call init_process_group, or its rank 0 has another environment (mpirun of Open MPI hands"
+                    " MPIDDP_MARKER to other hosts by -x MPIDDP_MARKER)"
+                )
+                return 1
+            how = "showed no life any more and was ended" if end.lost else f"ended with exit code {end.code}"
+            if end.code == 0:
+                how += ", but not all of its ranks have come to their end,"
+            if self._forwarding.stopped or (end.code in _FINAL and not end.lost):
+                _say(f"the job {how} {took}; it is not started again")
+                return end.code or 1
+            made = bool(end.marked) and (self._watched is None or self._newest() > before)
+            fruitless = 0 if made or start == 0 else fruitless + 1
+            _say(f"the job {how} {took}" + ("" if made else ", without progress"))
+            if fruitless == _FRUITLESS:
+                _say(f"given up: {fruitless} restarts in a row without progress")
+                return end.code or 1
+            time.sleep(_PAUSE_S)
+        _say(f"given up after {restarts + 1} starts")
+        return end.code or 1
+
+    def _job(self, words: Sequence[str]) -> _End:
+        """Run the job once; none of its processes on this machine outlives a bad end."""
+        self._path.write_text("")
+        environment = os.environ | {"MPIDDP_MARKER": str(self._path)}
+        try:
+            process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            raise UsageError(
+                f"{words[0]} cannot be started ({error.strerror}): give launcher and program after --"
+            ) from error
+        with self._forwarding.to(process):
+            lost = self._wait(process)
+        code = process.returncode
+        end = _End(code if code >= 0 else 128 - code, self._path.read_text(), lost)
+        if not end.well:
+            _kill(self._members())
+        return end
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait for the end; return True if this process brought it about."""
+        renewed, since_s = 0, time.monotonic()
+        while process.poll() is None:
+            time.sleep(_LOOK_S)
+            found = self._path.stat().st_mtime_ns
+            if found != renewed:
+                renewed, since_s = found, time.monotonic()
+            late = time.monotonic() > since_s + self._lost_after_s
+            if late and self._path.read_text() == marker.WATCHED:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_GRACE_S)
+                process.kill()
+                process.wait()
+                return True
+        return False
+
+    def _members(self) -> list[int]:
+        """Return the processes that inherited the marker: launchers put ranks into sessions of their own."""
+        mark, found = f"MPIDDP_MARKER={self._path}".encode(), []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+        return found
+
+    def _newest(self) -> int:
+        """Return the time in ns of the newest file in the watched folder, or 0."""
+        newest = 0
+        if self._watched is not None:
+            for path in self._watched.rglob("[!.]*"):
+                with contextlib.suppress(OSError):
+                    if path.is_file():
+                        newest = max(newest, path.stat().st_mtime_ns)
+        return newest
+
+
+class _Forwarding:
+    """Context in which signals of this process go to the job's launcher.
+
+    Attributes
+    ----------
+    stopped : bool
+        True if one of them asked for the end.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> _Forwarding:
+        self._before = {number: signal.signal(number, self._forward) for number in _FORWARDED}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def to(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Forward to this process."""
+        self._process = process
+        try:
+            if self.stopped:
+                process.terminate()
+            yield
+        finally:
+            self._process = None
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self.stopped = True
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+@contextlib.contextmanager
+def _marker_file() -> Iterator[Path]:
+    """Make the marker in the working directory, which other nodes see, too."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=".mpiddp-run-", dir=Path.cwd())
+    except OSError as error:
+        raise UsageError(
+            f"{Path.cwd()} cannot be written ({error.strerror}): run in a folder that all nodes see"
+        ) from error
+    os.close(descriptor)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _say(text: str) -> None:
+    print(f"mpiddp run: {text}", file=sys.stderr, flush=True)
