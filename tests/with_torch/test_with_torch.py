@@ -56,8 +56,8 @@ def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(tmp_pa
         ours = job.wait(120)
     with launcher.Program([*torchrun, str(tmp_path / "theirs"), *SCRIPTS_OF_TORCHRUN], {"OMP_NUM_THREADS": "1"}) as job:
         theirs = job.wait(120)
-    assert ours.rc == theirs.rc == 0, (str(ours), str(theirs))
-    assert ours.stdout == theirs.stdout
+    # Gloo's processes may abort at their end, when another one has closed its connections.
+    assert ours.rc == 0 and ours.stdout == theirs.stdout != "", (str(ours), str(theirs))
     said = re.findall(r"^-- (.*)\nloss \d", ours.stdout, re.MULTILINE)
     assert said == list(SCRIPTS_OF_TORCHRUN), ours
 
