@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 import mpiddp.distributed as dist
 from mpiddp.distributed import groups, init
 from mpiddp.distributed.backends import backend_of
@@ -39,6 +41,10 @@ _LOOK_S = 0.01
 NEEDED = "start with Open MPI's `mpirun --with-ft ulfm` (`python -m mpiddp info` tells what becomes of the others)"
 """The cure where ranks do not live on."""
 _logger = logging.getLogger(__name__)
+
+
+_SPARE = -1
+"""The place of a spare, in messages."""
 
 
 class Change(NamedTuple):
@@ -261,18 +267,21 @@ class _Places:
         """Give the places of the dead to spares; all survivors call it."""
         job = self.job
         with time_limit(self._timeout_s, "recovery from a death"):
-            told = job.world.comm.allgather((self.slot, self.prepared))
+            told = np.empty((job.world.size, 2), np.int64)
+            job.world.comm.Allgather(
+                np.array([_SPARE if self.slot is None else self.slot, self.prepared], np.int64), told
+            )
             # Before anything changes here: every survivor has heard the same, or none changes anything.
             job.failures.agree()
-            holders = [slot for slot, _ in told]
+            holders = [None if slot == _SPARE else slot for slot in told[:, 0].tolist()]
             free = [slot for slot in range(self.size) if slot not in holders]
             idle = [rank for rank, slot in enumerate(holders) if slot is None]
             for slot, rank in zip(free, idle, strict=False):
                 holders[rank] = slot
             held = sorted(slot for slot in holders if slot is not None)
-            mine, before = holders[job.world.rank], self.size
-            self.slot, self.size = None if mine is None else held.index(mine), len(held)
-            self.prepared = all(prepared for _, prepared in told)
+            place, before = holders[job.world.rank], self.size
+            self.slot, self.size = None if place is None else held.index(place), len(held)
+            self.prepared = bool(told[:, 1].all())
             if not self.prepared and not groups.has_default():
                 init.begin(job, None, self._timeout_s, self._backend)
         return Change(tuple(free), before, self.size, holders.count(None))

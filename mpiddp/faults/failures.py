@@ -58,6 +58,14 @@ class Failures:
         """Return True if a failure is known, to this process or another one."""
         return self.survivable and (self._comm.Is_revoked() or self._comm.Get_failed().size > 0)
 
+    def awaited(self) -> bool:
+        """Return `happened`, after the time that its news may take: an error may come before."""
+        known_by = time.monotonic() + _NEWS_S
+        while not self.happened() and time.monotonic() < known_by:
+            MPI.COMM_SELF.Iprobe()  # news arrive inside of MPI only
+            time.sleep(0.001)
+        return self.happened()
+
     def ranks(self) -> list[int]:
         """Return the world ranks known to have failed."""
         failed = self._comm.Get_failed()

@@ -57,8 +57,9 @@ class Job(NamedTuple):
             comm.Set_errhandler(MPI.ERRORS_RETURN)
             try:
                 return cls.gather(comm, ended=ended)
-            except MPI.Exception:
-                # Another one has failed meanwhile. A rank that has not noticed comes here again, from the same comm.
-                if not Failures(comm).happened():
+            except Exception:
+                # Another one has failed meanwhile, and what it cuts may return success and other bytes than were sent.
+                # A rank that has not noticed comes here again, from the same comm.
+                if not Failures(comm).awaited():
                     raise
                 comm.Revoke()
