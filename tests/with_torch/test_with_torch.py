@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,23 @@ def test_a_killed_rank_raises_on_the_others_and_training_goes_on() -> None:
     raised = [line for line in ended.stdout.splitlines() if "RankFailedError of ranks [1]" in line]
     assert len(raised) == 2 and all(float(line.split()[-2]) < 10 for line in raised), ended
     assert ended.stdout.count("12 steps, 2 ranks, equal: True") == 2, ended
+
+
+@pytest.mark.skipif(not _has_ulfm(), reason="only Open MPI's mpirun lets ranks live on")
+def test_a_spare_takes_the_place_of_a_killed_rank_and_the_model_has_the_same_bits() -> None:
+    calls = {str(spares): partial(_elastic, spares) for spares in (0, 1)}
+    with launcher.side_by_side(calls) as jobs:
+        undisturbed, disturbed = jobs["0"].result(), jobs["1"].result()
+    assert disturbed.rc == undisturbed.rc == 0, (undisturbed, disturbed)
+    lines = set(undisturbed.stdout.splitlines())
+    assert len(lines) == 1 and "3 ranks" in undisturbed.stdout, undisturbed
+    assert set(disturbed.stdout.splitlines()) == lines and disturbed.stdout.count("3 ranks") == 3, disturbed
+    assert "rank 1 of 3 died; a spare took its place (0 left); going on after step 5" in disturbed.stderr, disturbed
+
+
+def _elastic(spares: int) -> launcher.Completed:
+    with launcher.start(3 + spares, SCRIPTS / "elastic.py", str(spares), options=["--with-ft", "ulfm"]) as job:
+        return job.wait(60)
 
 
 def _torch_has_backends() -> bool:
