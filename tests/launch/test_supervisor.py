@@ -152,7 +152,7 @@ def test_lost_node(tmp_path, loss):
     """A crash ends all that runs on the host; a cut leaves it running, out of reach, until the network is mended."""
     (tmp_path / "steps.py").write_text(STEPS)
     command = [sys.executable, tmp_path / "steps.py", tmp_path, "network"]
-    before = [*map(str, RUN), "--lost-after", "15", "--"]
+    before = ["env", "-C", tmp_path, *RUN, "--lost-after", "15", "--"]  # the marker is made in the working directory
     with hosts.Hosts(2) as two, two.start(2, command, before=before, env={"MPIDDP_TIMEOUT": "8"}) as job:
         job.wait_for("waits")
         two.lose("h2", crash=loss == "crash")
