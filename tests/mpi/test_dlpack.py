@@ -12,6 +12,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp import device
+from mpiddp.device import half
 from mpiddp.mpi import message
 
 from .learning import import_torch
@@ -210,7 +211,8 @@ def test_bfloat16_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(message.importlib, "import_module", missing)
+    half.bfloat16.cache_clear()
+    monkeypatch.setattr(half.importlib, "import_module", missing)
     with pytest.raises(dist.ArrayError, match="pip install ml_dtypes"):
         dist.all_reduce(torch.ones(2, dtype=torch.bfloat16))
 
