@@ -124,7 +124,7 @@ def test_a_spare_takes_the_place_of_a_killed_rank_and_the_model_has_the_same_bit
 
 def _elastic(spares: int) -> launcher.Completed:
     with launcher.start(3 + spares, SCRIPTS / "elastic.py", str(spares), options=["--with-ft", "ulfm"]) as job:
-        return job.wait(60)
+        return job.wait(120)
 
 
 def _torch_has_backends() -> bool:
