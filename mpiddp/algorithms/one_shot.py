@@ -100,7 +100,10 @@ class OneShot:
             self._monitor.verify(sequence)
             recorder.end(entry)
             return
-        frame = getframe(3)  # beyond `dispatch` and the operation
+        try:
+            frame = getframe(3)  # beyond `dispatch` and the operation
+        except ValueError:  # called from C, as by atexit
+            frame = getframe(2)
         code = frame.f_code
         if code is not self._caller:
             code, frame = self._find_caller(frame)

@@ -114,7 +114,10 @@ def clear() -> None:
 
 def begin(signature: Any, number: int) -> Entry:
     """Record the beginning of an operation, with the program's line up the stack."""
-    frame = getframe(2)
+    try:
+        frame = getframe(2)
+    except ValueError:  # called from C, as by atexit
+        frame = getframe(1)
     if frame.f_code.co_filename not in program_files:
         frame = program_frame(frame)
     append(entry := [signature, number, frame.f_code, frame.f_lasti, monotonic(), 0.0])
@@ -123,7 +126,10 @@ def begin(signature: Any, number: int) -> Entry:
 
 def begin_message(fields: tuple[Any, ...]) -> Entry:
     """Record the beginning of a message, given the fields of its `Operation`."""
-    frame = getframe(2)
+    try:
+        frame = getframe(2)
+    except ValueError:  # called from C, as by atexit
+        frame = getframe(1)
     if frame.f_code.co_filename not in program_files:
         frame = program_frame(frame)
     name, members, x, peers, _, number, tag = fields

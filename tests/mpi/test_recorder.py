@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import inspect
+import sys
 import time
 import weakref
 
@@ -193,3 +195,18 @@ def test_nothing_is_kept_alive_and_the_ring_is_bounded(world, group):
     found = Dumps(job.liveness, job.world).contents("a test")["entries"]
     records = [each["record_id"] for each in found]
     assert records == sorted(records) and records[-1] == recorder.collectives()
+
+
+@pytest.mark.parametrize("call", [dist.barrier, dist.monitored_barrier])
+def test_calls_that_no_python_code_has_made(world, monkeypatch, call):
+    """As those that atexit makes: there is no frame of a program."""
+    errors, ended = [], []
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    recorder.ring.clear()
+    _thread.start_new_thread(call, ())
+    end = time.monotonic() + 20
+    while not (errors or ended) and time.monotonic() < end:
+        time.sleep(0.01)
+        ended = [each for each in tuple(recorder.ring) if each[recorder.END]]
+    assert not errors, errors[0].exc_value
+    assert ended

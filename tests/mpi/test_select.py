@@ -43,6 +43,8 @@ def test_every_row_names_an_algorithm_that_can(table: dict[str, plan.Rows]) -> N
 class Pretended:
     """As much of a link as the table looks at: a group whose rank r is on node ``nodes[r]``."""
 
+    id = 0
+
     def __init__(self, *nodes: int, eager: bool = True) -> None:
         self.size, self.one_node, self._some = len(nodes), len(set(nodes)) == 1, eager
 
