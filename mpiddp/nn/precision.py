@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,23 @@ HALF = (Linear, Conv1d, Conv2d, MultiheadAttention)
 """Layers that see their input and their parameters in half precision; their outputs are in half."""
 SINGLE = (BatchNorm, GroupNorm, LayerNorm, LogSoftmax, Softmax)
 """Layers that see their input in float32; sums and exponentials lose too much in half."""
+
+
+class _Again(AbstractContextManager[None]):
+    """A context manager that may be entered again, as torch's autocast: one of a generator may not."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        self._entered.append(self._make())
+        self._entered[-1].__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._entered.pop().__exit__(kind, error, trace)
 
 
 class MixedPrecision:
@@ -73,9 +91,12 @@ class MixedPrecision:
             elif isinstance(layer, SINGLE):
                 layer.register_forward_pre_hook(self._to_single, with_kwargs=True)
 
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return a context, for any number of blocks: forwards in them run in half precision, backward anywhere."""
+        return _Again(self._in_half)
+
     @contextmanager
-    def autocast(self) -> Iterator[None]:
-        """Run the block's forwards in half precision; backward may be anywhere."""
+    def _in_half(self) -> Iterator[None]:
         kept = [dict(layer._parameters) for layer in self._owners]
         twins: dict[int, Any] = {}  # one for a parameter that several layers share
         for layer, parameters in zip(self._owners, kept, strict=True):

@@ -335,3 +335,12 @@ def test_grad_scaler_refuses_what_torchs_refuses() -> None:
     assert again.get_scale() == 4.0 and nn.GradScaler(enabled=False).state_dict() == {}
     losses = scaler.scale([Tensor([1.0]), Tensor([2.0])])
     assert [loss.item() for loss in losses] == [4.0, 8.0]
+
+
+def test_one_context_serves_many_steps():
+    layer = nn.Linear(2, 3)
+    context = nn.MixedPrecision(layer, np.float16).autocast()
+    for _ in range(2):
+        with context:
+            assert layer(np.ones((4, 2), np.float32)).dtype == np.float16
+        assert layer(np.ones((4, 2), np.float32)).dtype == np.float32
