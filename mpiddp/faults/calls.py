@@ -324,6 +324,11 @@ class Calls(Resource):
         mine["sequence"] = np.where(marked, mine["sequence"] & ~_MARK, 0)
         return mine
 
+    def text(self, rank: int, sequence: int) -> str:
+        """Return the text of a world rank's published call, or ""."""
+        number, call = self._row(sequence)[self._ranks.index(rank)] if rank in self._ranks else (0, None)
+        return call.text(sequence) if call is not None and number == sequence else ""
+
     def close(self) -> None:
         """Unmap the memory at once; the watchdog's thread may still ask for `recent`, and finds none."""
         self._unconfirmed.clear()
@@ -353,9 +358,18 @@ def first_difference(link: Link, recent: Array) -> MismatchError:
 
 
 def compare_eager(link: Link, rounds: Sequence[Sequence[tuple[int, int, int, int, int]]]) -> None:
-    """Raise `MismatchError` if calls differ in one round of the eager buffers (`EagerBuffers.calls`)."""
-    for (rank, sequence, *own), *others in rounds:
-        for other_rank, other_sequence, *other in others:
-            if (other_sequence, *other) != (sequence, *own):
-                mine, theirs = Call(*own).text(sequence), Call(*other).text(other_sequence)
-                raise mismatch(link, link.ranks[rank], mine, link.ranks[other_rank], theirs)
+    """Raise `MismatchError` if calls differ in one round of the eager buffers (`EagerBuffers.calls`).
+
+    A buffer may hold a part of a call, which has published itself.
+    """
+    published = link.find(Calls)
+
+    def text(rank: int, sequence: int, *call: int) -> str:
+        whole = "" if published is None else published.text(rank, sequence)
+        return whole or Call(*call).text(sequence)
+
+    for (rank, *own), *others in rounds:
+        for other_rank, *other in others:
+            if other != own:
+                one, another = link.ranks[rank], link.ranks[other_rank]
+                raise mismatch(link, one, text(one, *own), another, text(another, *other))

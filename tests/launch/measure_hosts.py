@@ -34,8 +34,9 @@ def run(some: hosts.Hosts, ranks: int, *arguments: str | Path, cyclic: bool = Fa
 
 
 def measure(some: hosts.Hosts, *arguments: str, cyclic: bool = False) -> dict[str, Any]:
-    """Run the ranks' program on two ranks a host; return its findings."""
-    found: dict[str, Any] = json.loads(run(some, 2, RANKS_PROGRAM, *arguments, cyclic=cyclic))
+    """Run the ranks' program on two ranks a host; return its findings, which a warning of UCX's may follow."""
+    printed = run(some, 2, RANKS_PROGRAM, *arguments, cyclic=cyclic)
+    found: dict[str, Any] = json.loads(printed.partition("\n")[0])
     return found
 
 
