@@ -1,6 +1,15 @@
 """Modules, layers and losses under torch's names, on the tape of :mod:`mpiddp.autograd`.
 
-Only `collectives` knows MPI: gradients leave through ``grad_slot`` and hooks.
+Only `collectives` knows MPI: gradients leave through ``grad_slot`` and hooks. A layer has the parameters of its
+function in `functional`. They share:
+
+- ``input``, ``weight``, ``bias`` of functions : array or Tensor. Shapes that do not fit, and an input of another dtype
+  than the weights, raise RuntimeError; half precision is summed in float32 and rounded once.
+- ``bias`` of layers : bool. Learn a bias.
+- ``dtype`` : of a layer's parameters, float32 by default.
+- ``eps`` : added to the variance.
+- ``reduction`` : {'mean', 'sum', 'none'}.
+- ``inplace``, ``non_blocking`` : ignored.
 """
 
 from . import functional, init, random, utils

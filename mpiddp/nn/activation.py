@@ -1,5 +1,5 @@
 """Activations and softmax, functions and layers."""
-# ruff: noqa: D102 (forward and backward are Function's)
+# ruff: noqa: D102 (inherited)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .module import Module
 
 
 class LeakyReLUFunction(Function):
-    """``x`` where it is positive, ``slope * x`` elsewhere; the gradient at 0 is ``slope``."""
+    """``x`` where positive, else ``slope * x``; the gradient at 0 is ``slope``."""
 
     def forward(self, x: Array, slope: float) -> Any:
         self.factor = array_namespace(x).where(x > 0, x.dtype.type(1), x.dtype.type(slope))
@@ -35,7 +35,7 @@ class LeakyReLUFunction(Function):
 
 
 class LogSigmoidFunction(Function):
-    """``-log(1 + exp(-x))``, computed so that it cannot overflow."""
+    """``-log(1 + exp(-x))`` without overflow."""
 
     def forward(self, x: Array) -> Any:
         xp = array_namespace(x)
@@ -47,12 +47,12 @@ class LogSigmoidFunction(Function):
 
 
 def relu(input: Any, inplace: bool = False) -> Tensor:
-    """Return ``max(input, 0)``; ``inplace`` is ignored, because backward needs the input."""
+    """Return ``max(input, 0)``."""
     return ReLUFunction.apply(input)
 
 
 def leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    """Return ``input`` if positive, else ``negative_slope * input``; ``inplace`` is ignored."""
+    """Return ``input`` where positive, else ``negative_slope * input``."""
     return LeakyReLUFunction.apply(input, negative_slope)
 
 
@@ -72,36 +72,24 @@ def logsigmoid(input: Any) -> Tensor:
 
 
 def silu(input: Any, inplace: bool = False) -> Tensor:
-    """Return ``input * sigmoid(input)``; ``inplace`` is ignored."""
+    """Return ``input * sigmoid(input)``."""
     return SigmoidFunction.apply(input) * input
 
 
 def _axis(dim: int | None, ndim: int) -> int:
-    """Return torch's default axis."""
+    """Return torch's default, 1, or 0 of 1 or 3 axes."""
     if dim is not None:
         return dim
     return 0 if ndim in (0, 1, 3) else 1
 
 
 def softmax(input: Any, dim: int | None = None) -> Tensor:
-    """Return ``exp(input)`` scaled to sum to 1 along ``dim``.
-
-    Parameters
-    ----------
-    input : array or Tensor
-        Floats of any shape.
-    dim : int, optional
-        The axis; as torch's, by default 1, or 0 of 1 or 3 axes.
-
-    Notes
-    -----
-    Cannot overflow. Half precision is computed in float32.
-    """
+    """Return ``exp(input)`` scaled to sum to 1 along ``dim``, without overflow; by default torch's axis."""
     return SoftmaxFunction.apply(input, _axis(dim, input.ndim))
 
 
 def log_softmax(input: Any, dim: int | None = None) -> Tensor:
-    """Return the logarithm of :func:`softmax`, without overflow; the same parameters."""
+    """Return the logarithm of :func:`softmax`, without overflow."""
     return LogSoftmaxFunction.apply(input, _axis(dim, input.ndim))
 
 
@@ -126,9 +114,7 @@ def _erfc_coefficients(degree: int) -> tuple[float, ...]:
 def erf(x: Array) -> Array:
     """Return the error function of an array, to the accuracy of its dtype.
 
-    References
-    ----------
-    W. H. Press et al., Numerical Recipes, section 6.2: the form; the coefficients are fitted here.
+    After W. H. Press et al., Numerical Recipes, section 6.2; the coefficients are fitted here.
     """
     xp = array_namespace(x)
     z = xp.minimum(xp.abs(x), _LIMIT)
@@ -145,7 +131,7 @@ def erf(x: Array) -> Array:
 
 
 class GELUFunction(Function):
-    """``x`` times the probability that a normal variable is below ``x``."""
+    """``x`` times the probability of a normal variable below ``x``."""
 
     def forward(self, x: Array) -> Any:
         dtype = x.dtype
@@ -160,7 +146,7 @@ class GELUFunction(Function):
 
 
 class TanhGELUFunction(Function):
-    """The approximation ``x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2``."""
+    """``x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2``."""
 
     def forward(self, x: Array) -> Any:
         dtype = x.dtype
@@ -175,18 +161,9 @@ class TanhGELUFunction(Function):
 
 
 def gelu(input: Any, approximate: str = "none") -> Tensor:
-    """Return the Gaussian error linear unit.
+    """Return the Gaussian error linear unit (D. Hendrycks and K. Gimpel, arXiv:1606.08415).
 
-    Parameters
-    ----------
-    input : array or Tensor
-        Any shape.
-    approximate : {'none', 'tanh'}
-        Exact, or GPT-2's approximation.
-
-    References
-    ----------
-    D. Hendrycks and K. Gimpel, Gaussian error linear units, arXiv:1606.08415.
+    ``approximate`` is 'none' or 'tanh', GPT-2's.
     """
     if approximate not in ("none", "tanh"):
         raise RuntimeError("approximate argument must be either none or tanh.")
@@ -194,60 +171,36 @@ def gelu(input: Any, approximate: str = "none") -> Tensor:
 
 
 class ReLU(Module):
-    """``max(x, 0)``.
-
-    Parameters
-    ----------
-    inplace : bool
-        Ignored: backward needs the input.
-    """
+    """``max(x, 0)``."""
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
 
     def forward(self, input: Any) -> Tensor:
-        """Return the activation."""
         return relu(input)
 
 
 class LeakyReLU(Module):
-    """``x`` where it is positive, ``negative_slope * x`` elsewhere.
-
-    Parameters
-    ----------
-    negative_slope : float, default 0.01
-        See there.
-    inplace : bool
-        Ignored, as by `ReLU`.
-    """
+    """``x`` where positive, else ``negative_slope * x``."""
 
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
         super().__init__()
         self.negative_slope = negative_slope
 
     def forward(self, input: Any) -> Tensor:
-        """Return the activation."""
         return leaky_relu(input, self.negative_slope)
 
     def extra_repr(self) -> str:
-        """Return the slope."""
         return f"negative_slope={self.negative_slope}"
 
 
 class SiLU(Module):
-    """``x * sigmoid(x)``.
-
-    Parameters
-    ----------
-    inplace : bool
-        Ignored, as by `ReLU`.
-    """
+    """``x * sigmoid(x)``."""
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
 
     def forward(self, input: Any) -> Tensor:
-        """Return the activation."""
         return silu(input)
 
 
@@ -259,11 +212,9 @@ class GELU(Module):
         self.approximate = approximate
 
     def forward(self, input: Any) -> Tensor:
-        """Return the activation."""
         return gelu(input, self.approximate)
 
     def extra_repr(self) -> str:
-        """Return the mode."""
         return f"approximate={self.approximate!r}"
 
 
@@ -271,7 +222,6 @@ class Tanh(Module):
     """The hyperbolic tangent."""
 
     def forward(self, input: Any) -> Tensor:
-        """Return the activation."""
         return tanh(input)
 
 
@@ -279,7 +229,6 @@ class Sigmoid(Module):
     """``1 / (1 + exp(-x))``."""
 
     def forward(self, input: Any) -> Tensor:
-        """Return the activation."""
         return sigmoid(input)
 
 
@@ -289,7 +238,6 @@ class _AlongAxis(Module):
         self.dim = dim
 
     def extra_repr(self) -> str:
-        """Return the axis."""
         return f"dim={self.dim}"
 
 
@@ -297,7 +245,6 @@ class Softmax(_AlongAxis):
     """Layer of :func:`mpiddp.nn.functional.softmax`."""
 
     def forward(self, input: Any) -> Tensor:
-        """Return the probabilities."""
         return softmax(input, self.dim)
 
 
@@ -305,5 +252,4 @@ class LogSoftmax(_AlongAxis):
     """Layer of :func:`mpiddp.nn.functional.log_softmax`."""
 
     def forward(self, input: Any) -> Tensor:
-        """Return the log-probabilities."""
         return log_softmax(input, self.dim)

@@ -1,5 +1,5 @@
 """Attention: function and layer."""
-# ruff: noqa: D102 (forward and backward are Function's)
+# ruff: noqa: D102 (inherited)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .random import keep_mask
 
 
 class AttentionFunction(Function):
-    """``softmax(q k' scale + bias) v`` for q (..., L, E), k (..., S, E), v (..., S, V); keeps the weights for backward.
+    """``softmax(q k' scale + bias) v`` for q (..., L, E), k (..., S, E), v (..., S, V).
 
     ``bias`` broadcasts to (..., L, S); a row of minus infinity gives zeros.
     """
@@ -83,22 +83,20 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """Return, for each query, the mean of the values, weighted by the softmax of its products with the keys.
+    """Return for each query the mean of the values, weighted by the softmax of its products with the keys.
+
+    After A. Vaswani et al., Attention is all you need, NeurIPS 2017; keeps L S weights for each head.
 
     Parameters
     ----------
-    query : array or Tensor
-        Shape (..., L, E).
-    key : array or Tensor
-        Shape (..., S, E).
-    value : array or Tensor
-        Shape (..., S, V).
+    query, key, value : array or Tensor
+        Shapes (..., L, E), (..., S, E) and (..., S, V).
     attn_mask : array, optional
         Broadcasts to (..., L, S): booleans, True where a query sees a key, or numbers to add. Gets no gradient.
-    dropout_p : float, default 0
-        Probability of leaving a weight out, in evaluation too.
-    is_causal : bool, default False
-        A query sees the keys up to its own position.
+    dropout_p : float
+        Probability of dropping a weight, in evaluation too.
+    is_causal : bool
+        A query sees the keys up to its own position; excludes ``attn_mask``.
     scale : float, optional
         Factor of the products; 1 / sqrt(E).
 
@@ -106,21 +104,6 @@ def scaled_dot_product_attention(
     -------
     Tensor
         Shape (..., L, V); zeros for a query that sees no key.
-
-    Raises
-    ------
-    RuntimeError
-        ``attn_mask`` and ``is_causal`` are given, as in torch.
-    ValueError
-        Shapes do not fit.
-
-    Notes
-    -----
-    Keeps L S weights for each head. Half precision is computed in float32 and rounded once.
-
-    References
-    ----------
-    A. Vaswani et al., Attention is all you need, NeurIPS 2017.
     """
     if attn_mask is not None and is_causal:
         raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
@@ -141,27 +124,16 @@ def scaled_dot_product_attention(
 
 
 class MultiheadAttention(Module):
-    """Attention in several subspaces: projections of queries, keys and values, and one of the result.
+    """Attention in several subspaces, as ``torch.nn.MultiheadAttention``.
 
     Parameters
     ----------
-    embed_dim : int
-        Length E of the vectors.
-    num_heads : int
-        Subspaces H; divides E.
-    dropout : float, default 0
-        Probability of leaving a weight out in training.
-    bias : bool, default True
-        Projections have biases.
-    batch_first : bool, default False
-        Shapes are (N, L, E) instead of (L, N, E).
-    dtype : dtype, default float32
-        Of the parameters.
-
-    Raises
-    ------
-    ValueError
-        ``num_heads`` does not divide ``embed_dim``.
+    embed_dim, num_heads : int
+        Length E of the vectors; heads H, which divide E.
+    dropout : float
+        Probability of dropping a weight in training.
+    batch_first : bool
+        Shapes are (N, L, E), not (L, N, E).
     """
 
     def __init__(
@@ -202,18 +174,14 @@ class MultiheadAttention(Module):
         Parameters
         ----------
         query : array or Tensor
-            Shape (N, L, E) with ``batch_first``, else (L, N, E).
+            Shape (L, N, E), or (N, L, E) with ``batch_first``.
         key, value : array or Tensor
-            Likewise with S positions. The same object as ``query`` makes the projections one product.
-        key_padding_mask : array, optional
-            Shape (N, S): booleans, True hides a key, or numbers to add to the scores.
-        need_weights : bool, default True
-            Return the weights; without them it is faster.
-        attn_mask : array, optional
-            Shape (L, S) or (N H, L, S), likewise.
-        average_attn_weights : bool, default True
-            Return the mean of the heads' weights.
-        is_causal : bool, default False
+            Likewise with S positions; ``query`` itself makes the projections one product.
+        key_padding_mask, attn_mask : array, optional
+            Shapes (N, S), and (L, S) or (N H, L, S): booleans, True hides a key, or numbers to add to the scores.
+        need_weights : bool
+            False is faster.
+        is_causal : bool
             A position sees itself and those before it; unlike torch's, needs no mask.
 
         Returns
@@ -221,7 +189,7 @@ class MultiheadAttention(Module):
         output : Tensor
             Of the shape of ``query``.
         weights : Tensor or None
-            Shape (N, L, S); (N, H, L, S) if not averaged.
+            Shape (N, L, S), or (N, H, L, S) without ``average_attn_weights``.
         """
         q, k, v = (self._split(x) for x in self._projected(query, key, value))  # (N, H, L, E / H)
         p = self.dropout if self.training else 0.0
@@ -246,7 +214,7 @@ class MultiheadAttention(Module):
     def _mask(
         self, q: Tensor, k: Tensor, key_padding_mask: Array | None, attn_mask: Array | None, is_causal: bool
     ) -> Array | None:
-        """Return the sum of all masks as numbers that broadcast to (N, H, L, S), or None."""
+        """Return the sum of all masks, which broadcasts to (N, H, L, S), or None."""
         n, heads, length, source = *q.shape[:3], k.shape[2]
         masks = []
         if key_padding_mask is not None:
@@ -262,7 +230,6 @@ class MultiheadAttention(Module):
         return None if total is None else total.astype(np.float32 if q.dtype.itemsize == 2 else q.dtype)
 
     def _split(self, x: Tensor) -> Tensor:
-        """Return (N, H, L, E / H) of (N, L, E) or (L, N, E)."""
         heads = x.reshape(*x.shape[:2], self.num_heads, self.embed_dim // self.num_heads)
         return heads.permute(0, 2, 1, 3) if self.batch_first else heads.permute(1, 2, 0, 3)
 
@@ -271,5 +238,4 @@ class MultiheadAttention(Module):
         return x.reshape(*x.shape[:2], self.embed_dim)
 
     def extra_repr(self) -> str:
-        """Return the sizes."""
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, dropout={self.dropout}"

@@ -1,4 +1,4 @@
-"""Modules that hold modules, and one that only passes on."""
+"""Containers of modules, and the identity."""
 
 from __future__ import annotations
 
@@ -28,19 +28,13 @@ class _Ordered(Module):
         return self.children()
 
     def append(self, module: Module) -> Any:
-        """Add a module at the end; return the container."""
+        """Append a module; return the container."""
         self.register_module(str(len(self)), module)
         return self
 
 
 class Sequential(_Ordered):
-    """Modules called one after the other.
-
-    Parameters
-    ----------
-    *modules : Module
-        In order; or one ``OrderedDict`` of names and modules.
-    """
+    """Modules called one after the other; given in order, or as one ``OrderedDict`` of names and modules."""
 
     def __init__(self, *modules: Any) -> None:
         super().__init__()
@@ -63,13 +57,7 @@ class Sequential(_Ordered):
 
 
 class ModuleList(_Ordered):
-    """A list of modules that the module around it sees.
-
-    Parameters
-    ----------
-    modules : iterable of Module, optional
-        The first ones.
-    """
+    """A list of modules that are registered as children."""
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()
@@ -80,19 +68,14 @@ class ModuleList(_Ordered):
         return cls(modules)
 
     def extend(self, modules: Iterable[Module]) -> ModuleList:
-        """Add modules at the end; return the list."""
+        """Append modules; return the list."""
         for module in modules:
             self.append(module)
         return self
 
 
 class ModuleDict(Module):
-    """Modules by names that the module around it sees.
-
-    Parameters
-    ----------
-    modules : mapping of str to Module, or iterable of pairs, optional
-        The first ones.
+    """A dict of modules that are registered as children.
 
     Examples
     --------
@@ -137,21 +120,21 @@ class ModuleDict(Module):
         return self._modules.items()
 
     def pop(self, key: str) -> Any:
-        """Take a module out, and return it."""
+        """Remove and return a module."""
         return self._modules.pop(key)
 
     def clear(self) -> None:
-        """Take all modules out."""
+        """Remove all modules."""
         self._modules.clear()
 
     def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Add modules; one of the same name is replaced."""
+        """Add modules, in place of those of the same names."""
         for key, module in dict(modules).items():
             self[key] = module
 
 
 class Identity(Module):
-    """Returns its input; takes, and forgets, any arguments."""
+    """Returns its input; ignores its arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Convolution: functions, layers, and the matrices that make it a matrix product."""
-# ruff: noqa: D102 (forward and backward are Function's)
+"""Convolution, functions and layers, as matrix products."""
+# ruff: noqa: D102 (inherited)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -23,38 +23,26 @@ from .shaping import pad
 from .window import Pair, Window, batch_first, batch_last, pair
 
 _CACHE_BYTES = 512 << 10
-"""Bytes that stay in a core's cache from the copy that makes a block to the product that reads it."""
+"""Bytes of a block that stay in a core's cache between its copy and its product."""
 _UNPACKED = 10**6
-"""OpenBLAS does without packing its operands for products of up to so many multiplications (its ``SMALL_MATRIX_OPT``),
-which takes half the time where matrices are as thin as with few channels."""
+"""Multiplications up to which OpenBLAS skips packing (``SMALL_MATRIX_OPT``): half the time with few channels."""
 _LEAST_COLUMNS = 128
-"""Matrices narrower than this are too many for too little."""
+"""Narrower matrices cost more calls than they gain."""
 
 
 class Columns:
-    """The pixels under the kernel at each of its places, a block of rows of the output at a time.
+    """Columns of the C kh kw pixels that each output pixel is computed from, a block of output rows at a time.
 
-    Each pixel of the output has a column of the C kh kw pixels it is computed from. All columns are kh kw times the
-    image; a block of them is made, used and dropped in the cache. A block is a stack of matrices (..., G, K, P): G
-    groups, P columns of K = C kh kw / G pixels. On a device one block of one matrix a group is best.
-
-    Parameters
-    ----------
-    window : Window
-        Kernel and stride.
-    image : array
-        Padded image (C, H, W, N), or one like it.
-    groups : int
-        G.
-    channels : int
-        Of the output.
+    All columns are kh kw times the image (C, H, W, N); a block is made, used and dropped in the cache. It is a stack of
+    matrices (..., G, K, P): G groups, P columns of K = C kh kw / G pixels. On a device one block of one matrix a group
+    is best. ``channels`` are the output's.
     """
 
     def __init__(self, window: Window, image: Array, groups: int, channels: int) -> None:
         self.window, self.groups = window, groups
         (height, width), (c, _, _, n) = window.output, image.shape
         self._size = c * math.prod(window.kernel) // groups  # K
-        self._parts = 0  # of a row, with a matrix each; 0: one matrix for all rows of a block
+        self._parts = 0  # matrices a row; 0: one for all rows of a block
         self._rows = height
         if is_device_array(image) or image.dtype.itemsize < 4:  # half precision is rounded once
             return
@@ -84,7 +72,7 @@ class Columns:
         return stacked.reshape(*stacked.shape[:2], self.groups, len(output) // self.groups, -1)
 
     def _stacked(self, x: Array) -> Array:
-        """Return a view of (..., rows, W', N) with the axes of its matrices in front: rows, and parts of rows."""
+        """Return (..., rows, W', N) with the axes of its matrices in front: rows, and parts of rows."""
         *others, rows, width, n = x.shape
         stack, parts = (rows, self._parts) if self._parts else (1, 1)
         cut = x.reshape(*others, stack, rows // stack, parts, width // parts, n)
@@ -117,13 +105,13 @@ class Conv2dFunction(Function):
         )
 
     def _for_image(self, grad: Array) -> Array:
-        """Return the gradient of the input: from each position of the kernel, added to its pixels."""
+        """Return the gradient of the input, a sum over the kernel's positions."""
         xp, window, groups = array_namespace(grad), self.columns.window, self.columns.groups
         n, c = grad.shape[3], len(self.image)
         flat = grad.reshape(groups, len(grad) // groups, -1)  # (G, O / G, P)
         kernels = self.weight.reshape(*flat.shape[:2], -1, *window.kernel)
         by_position = xp.ascontiguousarray(kernels.transpose(3, 4, 0, 2, 1))  # (kh, kw, G, C / G, O / G)
-        # On a device one launch makes all products; here each is added while it is in the cache.
+        # On a device one launch makes all products; here each is added while in the cache.
         spread = product(by_position, flat) if is_device_array(flat) else None
         image = xp.zeros(self.image.shape, dtype=grad.dtype)
         for i, j, seen in window.offsets():
@@ -133,7 +121,7 @@ class Conv2dFunction(Function):
 
     def _for_weight(self, grad: Array) -> Array:
         columns = self.columns
-        # A matrix product likes the longer side in front; what turns it round in the end is small.
+        # A product is faster with the longer side first; the transposition in the end is small.
         matrix = sum(  # (G, K, O / G)
             product(columns.gather(self.image, rows), columns.matrices(grad, rows).swapaxes(-1, -2)).sum(axis=(0, 1))
             for rows in columns.blocks()
@@ -147,7 +135,7 @@ class Conv2dFunction(Function):
 
 
 def check_padding(padding: str, stride: Sequence[int]) -> None:
-    """Refuse paddings in words that torch refuses."""
+    """Refuse the padding strings that torch refuses."""
     if padding not in ("valid", "same"):
         raise ValueError(f"Invalid padding string {padding!r}, should be one of 'valid', 'same'")
     if padding == "same" and any(step != 1 for step in stride):
@@ -163,30 +151,16 @@ def conv2d(
     dilation: Pair = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Correlate images with kernels.
+    """Correlate images with kernels; the result (N, O, H', W') lies in memory as (O, H', W', N).
 
     Parameters
     ----------
-    input : array or Tensor
-        Shape (N, C, H, W) or (C, H, W).
-    weight : array or Tensor
-        Shape (O, C / groups, kh, kw).
-    bias : array or Tensor, optional
-        Shape (O).
+    input, weight, bias : array or Tensor
+        Shapes (N, C, H, W) or (C, H, W), (O, C / groups, kh, kw), and (O) or None.
     stride, padding, dilation : int or pair of int
         Step, zeros around the image (``"same"`` keeps its size, ``"valid"`` is 0), distance between kernel pixels.
-    groups : int, default 1
+    groups : int
         Independent groups of channels.
-
-    Returns
-    -------
-    Tensor
-        Shape (N, O, H', W'), in memory (O, H', W', N).
-
-    Raises
-    ------
-    RuntimeError
-        Shapes do not fit, or dtypes differ.
     """
     if input.ndim == 3:
         batch = input.reshape((1, *input.shape))
@@ -207,7 +181,7 @@ def conv2d(
     if isinstance(padding, str):
         check_padding(padding, steps)
         totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(spread, weight.shape[2:], strict=True)]
-        if any(n % 2 for n in totals):  # one zero more at the end, as torch's
+        if any(n % 2 for n in totals):  # as torch's: one more zero at the end
             input = pad(input, [0, totals[1] % 2, 0, totals[0] % 2])
         padding = [n // 2 for n in totals]
     window = Window(input.shape[2:], weight.shape[2:], steps, pair(padding), spread)
@@ -223,10 +197,7 @@ def conv1d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Correlate sequences (N, C, L) or (C, L) with kernels (O, C / groups, k), as images of height 1.
-
-    Parameters are those of :func:`conv2d` for one axis, errors too.
-    """
+    """Correlate sequences (N, C, L) or (C, L) with kernels (O, C / groups, k), as :func:`conv2d`."""
     if input.ndim not in (2, 3):
         raise RuntimeError(
             f"Expected 2D (unbatched) or 3D (batched) input to conv1d, but got input of size: {list(input.shape)}"
@@ -244,7 +215,7 @@ def _single(value: int | Sequence[int]) -> int:
 
 
 class _Convolution(Module):
-    """Parameters of a convolution over as many axes as ``kernel_size`` has."""
+    """A convolution over ``len(kernel_size)`` axes."""
 
     def __init__(
         self,
@@ -272,7 +243,6 @@ class _Convolution(Module):
         init.default_(self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        """Return the sizes, and what is not at its default."""
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
         if isinstance(self.padding, str) or any(self.padding):
             text += f", padding={self.padding!r}"
@@ -284,21 +254,7 @@ class _Convolution(Module):
 
 
 class Conv2d(_Convolution):
-    """Correlation of images (N, in_channels, H, W) with learned kernels.
-
-    Parameters
-    ----------
-    in_channels, out_channels : int
-        Channels of input and output.
-    kernel_size, stride, padding, dilation : int or pair of int
-        As of :func:`mpiddp.nn.functional.conv2d`; ``padding`` may be ``"same"`` or ``"valid"``.
-    groups : int, default 1
-        Independent groups of channels.
-    bias : bool, default True
-        Learn a bias.
-    dtype : dtype, default float32
-        Of the parameters.
-    """
+    """Layer of :func:`mpiddp.nn.functional.conv2d`, for images (N, in_channels, H, W)."""
 
     def __init__(
         self,
@@ -331,7 +287,7 @@ class Conv2d(_Convolution):
 
 
 class Conv1d(_Convolution):
-    """Correlation of sequences (N, in_channels, L) with learned kernels; parameters are those of :class:`Conv2d`."""
+    """Layer of :func:`mpiddp.nn.functional.conv1d`, for sequences (N, in_channels, L)."""
 
     def __init__(
         self,
@@ -360,5 +316,4 @@ class Conv1d(_Convolution):
         )
 
     def forward(self, input: Any) -> Tensor:
-        """Return the correlation of ``input``."""
         return conv1d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)

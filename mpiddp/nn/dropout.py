@@ -1,5 +1,5 @@
 """Dropout, functions and layers."""
-# ruff: noqa: D102 (forward and backward are Function's)
+# ruff: noqa: D102 (inherited)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .random import keep_mask
 
 
 class DropoutFunction(Function):
-    """The values times 0 or 1 / (1 - p); one factor for all of the last ``shared`` axes."""
+    """The values times 0 or 1 / (1 - p), one factor for the last ``shared`` axes together."""
 
     def forward(self, x: Array, p: float, shared: int) -> Any:
         index: Any = (..., *(slice(1),) * shared)
@@ -34,29 +34,12 @@ def _dropped(input: Any, p: float, training: bool, shared: int) -> Tensor:
 
 
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Set each value to 0 with probability ``p``, and scale the others by 1 / (1 - p).
-
-    Parameters
-    ----------
-    input : array or Tensor
-        Floats of any shape.
-    p : float, default 0.5
-        From 0 to 1.
-    training : bool, default True
-        False returns the input.
-    inplace : bool
-        Ignored.
-
-    Raises
-    ------
-    ValueError
-        ``p`` is not from 0 to 1.
-    """
+    """Set each value to 0 with probability ``p`` and scale the others by 1 / (1 - p), if ``training``."""
     return _dropped(input, p, training, shared=0)
 
 
 def dropout2d(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Do so to whole channels of images (N, C, H, W) or (C, H, W); parameters and errors as of :func:`dropout`."""
+    """Apply :func:`dropout` to whole channels of images (N, C, H, W) or (C, H, W)."""
     if input.ndim not in (3, 4):
         raise ValueError(f"dropout2d needs images of shape (N, C, H, W) or (C, H, W), got {input.ndim} axes")
     return _dropped(input, p, training, shared=2)
@@ -72,11 +55,9 @@ class Dropout(Module):
         self.p = p
 
     def forward(self, input: Any) -> Tensor:
-        """Return the values left."""
         return dropout(input, self.p, self.training)
 
     def extra_repr(self) -> str:
-        """Return the probability."""
         return f"p={self.p}"
 
 
@@ -84,5 +65,4 @@ class Dropout2d(Dropout):
     """Layer of :func:`mpiddp.nn.functional.dropout2d`, active in training."""
 
     def forward(self, input: Any) -> Tensor:
-        """Return the values left."""
         return dropout2d(input, self.p, self.training)

@@ -1,5 +1,5 @@
-"""Rows of a table by their numbers: function and layer."""
-# ruff: noqa: D102 (forward and backward are Function's)
+"""Embedding: function and layer."""
+# ruff: noqa: D102 (inherited)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .parameter import Parameter
 
 
 class EmbeddingFunction(Function):
-    """``weight[index]``; a row taken several times gets the sum of the gradients."""
+    """``weight[index]``; the gradients of a row taken several times add up."""
 
     def forward(self, weight: Array, index: Array, padding_idx: int | None) -> Array:
         self.index, self.padding_idx, self.shape = index, padding_idx, weight.shape
         if not is_device_array(index):
             return weight[index]
-        # Where nobody has looked whether the numbers are rows: those that are none give NaN.
+        # Checking would wait for the device: numbers that are no rows give NaN.
         xp = array_namespace(index)
         wrong = (index < 0) | (index >= len(weight))
         self.index = xp.where(wrong, 0, index)
@@ -46,21 +46,9 @@ class EmbeddingFunction(Function):
 
 
 def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor:
-    """Return the rows of a table that integers name.
+    """Return the rows of ``weight`` (rows, length) that integers name; row ``padding_idx`` gets no gradient.
 
-    Parameters
-    ----------
-    input : array or Tensor
-        Integers of any shape.
-    weight : array or Tensor
-        The table (number, length).
-    padding_idx : int, optional
-        Row without a gradient.
-
-    Raises
-    ------
-    IndexError
-        A number is no row. On a GPU, where looking means waiting, NaN comes out.
+    A number that is no row raises IndexError; on a GPU, where checking would wait, it gives NaN.
     """
     index = input.data if isinstance(input, Tensor) else input
     if index.dtype.kind not in "iu":
@@ -73,17 +61,7 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor
 
 
 class Embedding(Module):
-    """A table of learned vectors, normally distributed at first.
-
-    Parameters
-    ----------
-    num_embeddings, embedding_dim : int
-        Rows, and their length.
-    padding_idx : int, optional
-        Row of zeros without a gradient.
-    dtype : dtype, default float32
-        Of the table.
-    """
+    """A table of learned vectors, normally distributed at first; row ``padding_idx`` is zeros without a gradient."""
 
     def __init__(
         self,
@@ -104,10 +82,8 @@ class Embedding(Module):
             self.weight.data[padding_idx] = 0
 
     def forward(self, input: Any) -> Tensor:
-        """Return the rows that ``input`` names."""
         return embedding(input, self.weight, self.padding_idx)
 
     def extra_repr(self) -> str:
-        """Return the sizes."""
         text = f"{self.num_embeddings}, {self.embedding_dim}"
         return text if self.padding_idx is None else f"{text}, padding_idx={self.padding_idx}"

@@ -1,7 +1,4 @@
-"""Functions of models, with torch's names and argument order, on tensors and plain arrays.
-
-Each lies beside its layer, in the module of its family.
-"""
+"""Functions of models under torch's names, on tensors and arrays; each lies beside its layer."""
 
 from mpiddp.autograd import cat, stack
 

@@ -1,4 +1,4 @@
-"""Initial values, written in place, from the seed that all ranks share; torch's formulas."""
+"""Initial values by torch's formulas, written in place, from the seed that all ranks share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ones_(tensor: Tensor) -> Tensor:
 
 
 def fans(tensor: Tensor) -> tuple[int, int]:
-    """Return the number of inputs and of outputs of a unit of a weight (out, in, ...)."""
+    """Return fan in and fan out of a weight (out, in, ...)."""
     if tensor.ndim < 2:
         raise ValueError("Fan in and fan out can not be computed for tensor with fewer than 2 dimensions")
     field = int(np.prod(tensor.shape[2:]))
@@ -54,7 +54,7 @@ def fans(tensor: Tensor) -> tuple[int, int]:
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """Return the factor of the weights before a nonlinearity, as ``torch.nn.init.calculate_gain``."""
+    """Return the gain of ``torch.nn.init.calculate_gain``."""
     slope = 0.01 if param is None else param
     gains = {
         "linear": 1.0,
@@ -71,19 +71,13 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
-    """Return the standard deviation that keeps variance constant through a layer."""
     if mode not in ("fan_in", "fan_out"):
         raise ValueError(f"Mode {mode} not supported, please use one of ['fan_in', 'fan_out']")
     return calculate_gain(nonlinearity, a) / math.sqrt(fans(tensor)[mode == "fan_out"])
 
 
 def kaiming_uniform_(tensor: Tensor, a: float = 0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
-    """Fill with He's uniform values.
-
-    References
-    ----------
-    K. He et al., Delving deep into rectifiers, ICCV 2015.
-    """
+    """Fill with He's uniform values (K. He et al., Delving deep into rectifiers, ICCV 2015)."""
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound)
 
@@ -94,12 +88,7 @@ def kaiming_normal_(tensor: Tensor, a: float = 0, mode: str = "fan_in", nonlinea
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """Fill with Glorot's uniform values.
-
-    References
-    ----------
-    X. Glorot and Y. Bengio, Understanding the difficulty of training deep feedforward neural networks, AISTATS 2010.
-    """
+    """Fill with Glorot's uniform values (X. Glorot and Y. Bengio, AISTATS 2010)."""
     bound = gain * math.sqrt(6.0 / sum(fans(tensor)))
     return uniform_(tensor, -bound, bound)
 

@@ -1,5 +1,5 @@
 """The affine map: function and layer."""
-# ruff: noqa: D102 (forward and backward are Function's)
+# ruff: noqa: D102 (inherited)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .parameter import Parameter
 class LinearFunction(Function):
     """``x @ weight.T + bias`` for x (..., in), weight (out, in), bias (out) or None.
 
-    The output of x (N, in) is the transposed of an array (out, N): that product is a fifth faster with OpenBLAS, and
-    images lie like this in convolutions. Gradients have the layout of x.
+    The output of x (N, in) is a transposed (out, N): a fifth faster with OpenBLAS, and the layout of convolutions.
+    Gradients have the layout of x.
     """
 
     def forward(self, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -54,13 +54,13 @@ class LinearFunction(Function):
         )
 
     def _for_bias(self, rows: Array) -> Array:
-        """Return the sum over rows, as a product: a quarter of a reduction's time."""
+        """Return the sum over rows as a product: a quarter of a reduction's time."""
         ones = array_namespace(rows).ones(len(rows), dtype=rows.dtype)
         return product(ones, rows, out=self.out(2))
 
 
 def check_dtypes(name: str, input: Any, weight: Any) -> None:
-    """Refuse an input of another dtype than the weights: NumPy would go on in the larger one."""
+    """Refuse an input of another dtype than the weights: NumPy would promote."""
     if input.dtype != weight.dtype:
         raise RuntimeError(
             f"{name} needs input and weight of one dtype, got {input.dtype} and {weight.dtype}: convert the input"
@@ -69,22 +69,7 @@ def check_dtypes(name: str, input: Any, weight: Any) -> None:
 
 
 def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
-    """Return ``input @ weight.T + bias``.
-
-    Parameters
-    ----------
-    input : array or Tensor
-        Shape (..., in).
-    weight : array or Tensor
-        Shape (out, in).
-    bias : array or Tensor, optional
-        Shape (out).
-
-    Raises
-    ------
-    RuntimeError
-        Lengths do not fit, or dtypes differ.
-    """
+    """Return ``input @ weight.T + bias`` for shapes (..., in), (out, in), and (out) or None."""
     if input.shape[-1] != weight.shape[1]:
         rows = math.prod(input.shape[:-1])
         raise RuntimeError(
@@ -96,17 +81,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
 
 
 class Linear(Module):
-    """Layer of :func:`mpiddp.nn.functional.linear`.
-
-    Parameters
-    ----------
-    in_features, out_features : int
-        Lengths of the last axis of input and output.
-    bias : bool, default True
-        Learn a bias.
-    dtype : dtype, default float32
-        Of the parameters.
-    """
+    """Layer of :func:`mpiddp.nn.functional.linear`, from (..., in_features) to (..., out_features)."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, dtype: DTypeLike = np.float32
@@ -118,9 +93,7 @@ class Linear(Module):
         init.default_(self.weight, self.bias)
 
     def forward(self, input: Any) -> Tensor:
-        """Return the map of ``input`` (..., in_features)."""
         return linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        """Return the sizes."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -1,5 +1,5 @@
-"""Losses, functions and layers. ``reduction`` is 'mean', 'sum' or 'none'; shapes and errors are torch's."""
-# ruff: noqa: D102 (forward and backward are Function's)
+"""Losses, functions and layers; shapes and errors are torch's."""
+# ruff: noqa: D102 (inherited)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def _plain(operand: Any) -> Any:
-    """Return a tensor's array, and anything else as it is."""
     return operand.data if isinstance(operand, Tensor) else operand
 
 
 def _like(operand: Any, input: Any) -> Any:
-    """Return weights with the dtype of the scores: NumPy's float64 would go on into the loss."""
+    """Return weights in the dtype of the scores, lest NumPy's float64 spread to the loss."""
     return None if operand is None else array_namespace(_plain(input)).asarray(_plain(operand), dtype=input.dtype)
 
 
 def _in_single(loss: Callable[..., Tensor], input: Any, *others: Any, **options: Any) -> Tensor:
-    """Compute a loss of half precision in float32 and round it once: sums and class numbers overflow in float16."""
+    """Compute a half-precision loss in float32 and round it once: float16 overflows in sums and class numbers."""
     tensor = input if isinstance(input, Tensor) else Tensor(input)
     return loss(tensor.to(np.float32), *others, **options).to(input.dtype)
 
@@ -55,9 +54,9 @@ class NLLLossFunction(Function):
         ignored = target == ignore_index
         safe = target
         wrong: Array | None = None
-        self.factors: Any = -1  # of each sample's log-probability; (N, ...) or one number
+        self.factors: Any = -1  # of the log-probabilities; (N, ...) or one number
         count: Any = target.size
-        # On a device nobody looks at the values, for that is to wait for them.
+        # Reading a device would wait for it.
         on_device = is_device_array(target)
         if on_device or ignored.any():
             safe = xp.where(ignored, 0, target)
@@ -82,7 +81,7 @@ class NLLLossFunction(Function):
             return losses
         if reduction == "mean":
             count = xp.asarray(count, dtype=x.dtype)
-            # The mean of no sample at all is NaN, as torch's, and no reason for a warning.
+            # The mean of no sample is NaN, as torch's, without a warning.
             with np.errstate(divide="ignore", invalid="ignore"):
                 self.factors = self.factors / count
                 return losses.sum() / count
@@ -104,20 +103,12 @@ def nll_loss(
     input : array or Tensor
         Log-probabilities (N, C), (N, C, ...) or (C).
     target : array or Tensor
-        Integer classes (N), (N, ...) or ().
+        Integer classes (N), (N, ...) or (). Others raise IndexError; on a GPU, where checking would wait, the loss is
+        NaN.
     weight : array, optional
-        Factor of each class, (C).
-    ignore_index : int, default -100
+        Factor of each class, (C); 'mean' divides by the sum of the targets' factors.
+    ignore_index : int
         Targets of this value do not count.
-    reduction : {'mean', 'sum', 'none'}
-        'mean' divides by the sum of the targets' weights.
-
-    Raises
-    ------
-    IndexError
-        A target is no class. On a GPU, where looking means waiting, the loss is NaN.
-    ValueError
-        Shapes do not fit.
     """
     _check_reduction(reduction)
     if is_half(_plain(input)):
@@ -147,23 +138,16 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Return the cross entropy of classes with the softmax of ``input``.
+    """Return the cross entropy of classes with the softmax of ``input``; the rest is as of :func:`nll_loss`.
 
     Parameters
     ----------
     input : array or Tensor
         Scores (N, C), (N, C, ...) or (C).
     target : array or Tensor
-        Integer classes as for :func:`nll_loss`, or probabilities of the shape of ``input``.
-    weight, ignore_index, reduction
-        As for :func:`nll_loss`.
-    label_smoothing : float, default 0
+        Integer classes, or probabilities of the shape of ``input``.
+    label_smoothing : float
         Share of the target spread over all classes.
-
-    Raises
-    ------
-    IndexError, ValueError
-        As :func:`nll_loss`.
     """
     _check_reduction(reduction)
     if not 0 <= label_smoothing <= 1:
@@ -211,7 +195,7 @@ def cross_entropy(
 
 
 def _difference(input: Any, target: Any) -> Tensor:
-    """Return ``input - target``; warn where shapes differ: (N, 1) less (N) is (N, N)."""
+    """Return ``input - target``; warn where shapes differ: (N, 1) - (N) is (N, N)."""
     difference: Tensor = (input if isinstance(input, Tensor) else Tensor(input)) - target
     shapes = tuple(input.shape), tuple(getattr(target, "shape", ()))
     if shapes[0] != shapes[1]:
@@ -224,40 +208,22 @@ def _difference(input: Any, target: Any) -> Tensor:
 
 
 def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
-    """Return squared differences, reduced.
-
-    Parameters
-    ----------
-    input, target : array or Tensor
-        Of one shape; others broadcast, with a warning.
-    reduction : {'mean', 'sum', 'none'}
-        See above.
-    """
+    """Return squared differences, reduced; different shapes broadcast, with a warning."""
     _check_reduction(reduction)
     difference = _difference(input, target)
     return _reduced(difference * difference, reduction)
 
 
 def l1_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
-    """Return absolute differences, reduced; parameters as of :func:`mse_loss`."""
+    """Return absolute differences, reduced; shapes as of :func:`mse_loss`."""
     _check_reduction(reduction)
     return _reduced(_difference(input, target).abs(), reduction)
 
 
 def smooth_l1_loss(input: Any, target: Any, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Return differences, reduced: ``d * d / (2 beta)`` where ``abs(d) < beta``, else ``abs(d) - beta / 2``.
+    """Return ``d * d / (2 beta)`` for differences ``d < beta``, else ``d - beta / 2``, reduced.
 
-    Parameters
-    ----------
-    input, target, reduction
-        As of :func:`mse_loss`.
-    beta : float, default 1
-        0 makes it :func:`l1_loss`.
-
-    Raises
-    ------
-    RuntimeError
-        ``beta`` is negative.
+    ``beta`` 0 makes it :func:`l1_loss`; shapes as of :func:`mse_loss`.
     """
     _check_reduction(reduction)
     if beta < 0:
@@ -275,21 +241,10 @@ def binary_cross_entropy_with_logits(
 
     Parameters
     ----------
-    input : array or Tensor
-        Scores of any shape.
-    target : array or Tensor
-        Floats from 0 to 1, of that shape.
-    weight : array, optional
-        Factor of each element; broadcasts.
-    reduction : {'mean', 'sum', 'none'}
-        See above.
-    pos_weight : array, optional
-        Factor of targets of 1; broadcasts.
-
-    Raises
-    ------
-    ValueError
-        Shapes differ.
+    input, target : array or Tensor
+        Scores, and floats from 0 to 1, of one shape.
+    weight, pos_weight : array, optional
+        Factors of elements, and of targets of 1; they broadcast.
     """
     _check_reduction(reduction)
     if target.shape != input.shape:
@@ -301,7 +256,7 @@ def binary_cross_entropy_with_logits(
 
 
 class NLLLoss(Module):
-    """Layer of :func:`mpiddp.nn.functional.nll_loss`; ``weight`` is a buffer and moves with the module."""
+    """Layer of :func:`mpiddp.nn.functional.nll_loss`; ``weight`` is a buffer."""
 
     def __init__(self, weight: Array | None = None, *, ignore_index: int = -100, reduction: str = "mean") -> None:
         super().__init__()
@@ -309,12 +264,11 @@ class NLLLoss(Module):
         self.register_buffer("weight", weight)
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss of log-probabilities (N, C, ...) for classes (N, ...)."""
         return nll_loss(input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction)
 
 
 class CrossEntropyLoss(NLLLoss):
-    """Layer of :func:`mpiddp.nn.functional.cross_entropy`; ``weight`` is a buffer and moves with the module."""
+    """Layer of :func:`mpiddp.nn.functional.cross_entropy`; ``weight`` is a buffer."""
 
     def __init__(
         self,
@@ -328,7 +282,6 @@ class CrossEntropyLoss(NLLLoss):
         self.label_smoothing = label_smoothing
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss of scores (N, C, ...) for classes (N, ...) or probabilities (N, C, ...)."""
         return cross_entropy(
             input,
             target,
@@ -340,8 +293,6 @@ class CrossEntropyLoss(NLLLoss):
 
 
 class _OfValues(Module):
-    """A reduction."""
-
     def __init__(self, *, reduction: str = "mean") -> None:
         super().__init__()
         self.reduction = reduction
@@ -351,7 +302,6 @@ class MSELoss(_OfValues):
     """Layer of :func:`mpiddp.nn.functional.mse_loss`."""
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss."""
         return mse_loss(input, target, reduction=self.reduction)
 
 
@@ -359,7 +309,6 @@ class L1Loss(_OfValues):
     """Layer of :func:`mpiddp.nn.functional.l1_loss`."""
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss."""
         return l1_loss(input, target, reduction=self.reduction)
 
 
@@ -371,7 +320,6 @@ class SmoothL1Loss(_OfValues):
         self.beta = beta
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss."""
         return smooth_l1_loss(input, target, reduction=self.reduction, beta=self.beta)
 
 
@@ -386,7 +334,6 @@ class BCEWithLogitsLoss(_OfValues):
         self.register_buffer("pos_weight", pos_weight)
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """Return the loss."""
         return binary_cross_entropy_with_logits(
             input, target, self.weight, reduction=self.reduction, pos_weight=self.pos_weight
         )

@@ -1,4 +1,4 @@
-"""The module: parameters, buffers and modules under names, and a ``forward``."""
+"""The base of layers and models."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ from .state import IncompatibleKeys, load
 
 
 class Module:
-    """A part of a model.
+    """A part of a model, as ``torch.nn.Module``; buffers are arrays.
 
     A subclass calls ``super().__init__()``, assigns parameters and modules to attributes, and defines ``forward``.
-
-    Notes
-    -----
-    Buffers are arrays. ``state_dict`` holds the live arrays: ``copy.deepcopy`` keeps a moment. ``load_state_dict``
-    writes into the arrays that are there, so views of them stay valid.
+    ``state_dict`` holds the live arrays (``copy.deepcopy`` keeps a moment), and ``load_state_dict`` writes into them.
 
     Examples
     --------
@@ -40,7 +36,7 @@ class Module:
     """
 
     training: bool
-    """True in training mode: dropout drops, batch normalisation measures."""
+    """True: dropout drops, batch normalization measures."""
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Array | None]
     _modules: dict[str, Module | None]
@@ -62,7 +58,7 @@ class Module:
         raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of ``forward``, with the hooks before and after it."""
+        """Run ``forward`` between its hooks."""
         for hook in tuple(self._forward_pre_hooks.values()):
             changed = hook(self, args, kwargs)
             if changed is not None:
@@ -109,12 +105,11 @@ class Module:
             super().__setattr__(name, value)
 
     def _register(self, registry: str, name: str, entry: Any) -> None:
-        """Put ``entry`` in a registry; in the place of an older one of this name, for the order counts."""
+        """Set an entry of a registry; it takes an older one's place, as order counts."""
         self._forget(name, keep=registry)
         vars(self)[registry][name] = entry
 
     def _forget(self, name: str, keep: str = "") -> None:
-        """Remove ``name`` from plain attributes and from all registries but ``keep``."""
         vars(self).pop(name, None)
         for registry in self._registries:
             if registry != keep:
@@ -122,7 +117,6 @@ class Module:
         self._not_saved.discard(name)
 
     def __getattr__(self, name: str) -> Any:
-        # Called only when the normal lookup has failed.
         state = vars(self)
         for registry in self._registries:
             entries = state.get(registry, ())
@@ -151,31 +145,14 @@ class Module:
         self._register("_parameters", name, param)
 
     def register_buffer(self, name: str, tensor: Array | Tensor | None, persistent: bool = True) -> None:
-        """Add an array that belongs to the model's state but is not trained.
-
-        Parameters
-        ----------
-        name : str
-            Its attribute.
-        tensor : array, Tensor or None
-            Kept, not copied; of a tensor its array.
-        persistent : bool, default True
-            ``state_dict`` holds it.
-
-        Raises
-        ------
-        TypeError
-            ``tensor`` is something else.
-        KeyError
-            The name cannot be an attribute, or is one already.
-        """
+        """Add an array, kept without a copy, to the state (if ``persistent``); it is not trained."""
         self._check_name(name, "buffer")
         self._register("_buffers", name, _as_buffer(name, tensor))
         if not persistent:
             self._not_saved.add(name)
 
     def register_module(self, name: str, module: Module | None) -> None:
-        """Add a module under ``name``, as assigning it does."""
+        """Add a module under ``name``, as assignment does."""
         self._check_name(name, "module")
         if not isinstance(module, Module | None):
             kind = type(module).__name__
@@ -227,7 +204,7 @@ class Module:
         return self._named("_parameters", prefix, recurse)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
-        """Yield the parameters, each once, in the order of registration."""
+        """Yield the parameters as :meth:`named_parameters`."""
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
     def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Array]]:
@@ -239,7 +216,6 @@ class Module:
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
     def _named(self, registry: str, prefix: str, recurse: bool) -> Iterator[tuple[str, Any]]:
-        """Yield the entries of a registry, each object once."""
         seen: set[int] = set()
         modules = self.named_modules(prefix=prefix) if recurse else iter(((prefix, self),))
         for module_name, module in modules:
@@ -253,7 +229,7 @@ class Module:
     def train(self, mode: bool = True) -> Self:
         """Set this module and all below it to training, or to evaluation."""
         self.training = mode
-        for module in self.children():  # each by its own method: a subclass may keep a part of it as it is
+        for module in self.children():  # by its own method, which may be overridden
             module.train(mode)
         return self
 
@@ -262,7 +238,7 @@ class Module:
         return self.train(False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the parameters' gradients; with ``set_to_none=False`` fill them with zeros."""
+        """Drop the gradients, or with ``set_to_none=False`` fill them with zeros."""
         for parameter in self.parameters():
             if set_to_none:
                 parameter.grad = None
@@ -278,7 +254,7 @@ class Module:
     def convert(self, fn: Callable[[Array], Array]) -> Self:
         """Replace the array of every parameter and buffer by ``fn(array)``.
 
-        A parameter that gets another array loses its gradient and its gradient's slot.
+        A parameter that gets another array loses its gradient and ``grad_slot``.
 
         Examples
         --------
@@ -300,32 +276,17 @@ class Module:
         return self
 
     def to(self, device: Any = None, dtype: Any = None, non_blocking: bool = False) -> Self:
-        """Move all parameters and buffers to a device, cast those that are floats to a dtype, or both, in place.
+        """Move all parameters and buffers to a device, cast floats to a dtype, or both, in place.
+
+        An optimizer of the parameters stays valid; those that get another array lose their gradient. Move a model
+        before DistributedDataParallel wraps it.
 
         Parameters
         ----------
         device : str, int, dtype, array or Tensor
-            ``"cpu"``, ``"cuda"`` (the current GPU), ``"cuda:N"``, N, a floating dtype, or what has device and dtype.
+            ``"cpu"``, ``"cuda"`` (the current GPU), ``"cuda:N"``, N, a floating dtype, or an object with both.
         dtype : dtype, optional
             With a device.
-        non_blocking : bool
-            Ignored: only copies to the host wait.
-
-        Returns
-        -------
-        Module
-            This one. Its parameters are the same objects, so an optimizer of them stays right.
-
-        Raises
-        ------
-        TypeError
-            Neither a device nor a floating dtype.
-        ValueError
-            There is no such device.
-
-        Notes
-        -----
-        A parameter that gets another array loses its gradient. Move a model before DistributedDataParallel wraps it.
 
         Examples
         --------
@@ -368,13 +329,13 @@ class Module:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self, *, prefix: str = "") -> OrderedDict[str, Array]:
-        """Return the live arrays of all parameters and persistent buffers by their dotted names."""
+        """Return the live arrays of parameters and persistent buffers by dotted name."""
         state: OrderedDict[str, Array] = OrderedDict()
         self._collect(prefix, state)
         return state
 
     def _collect(self, prefix: str, state: OrderedDict[str, Array]) -> None:
-        """Add this module's arrays to ``state``, a shared one under each of its names, as torch."""
+        """Add this module's arrays, a shared one under each of its names, as torch."""
         for name, parameter in self._parameters.items():
             if parameter is not None:
                 state[prefix + name] = parameter.data
@@ -390,8 +351,8 @@ class Module:
         Parameters
         ----------
         state_dict : mapping of str to array or Tensor
-            As :meth:`state_dict` returns it.
-        strict : bool, default True
+            As from :meth:`state_dict`.
+        strict : bool
             Missing and unexpected keys are errors.
 
         Returns
@@ -402,14 +363,14 @@ class Module:
         Raises
         ------
         RuntimeError
-            Keys or shapes differ; nothing has been copied then.
+            Keys or shapes differ; nothing is copied.
         """
         return load(state_dict, self.state_dict(), strict, type(self).__name__)
 
     # -- text ------------------------------------------------------------------------------------------------------
 
     def extra_repr(self) -> str:
-        """Return what the module's ``repr`` holds besides its class."""
+        """Return the options that ``repr`` shows."""
         return ""
 
     def __repr__(self) -> str:
@@ -422,13 +383,12 @@ class Module:
 
 
 def _positional(hook: Callable[..., Any], module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a hook that sees positional arguments only."""
+    """Run a hook without keyword arguments."""
     changed = hook(module, args)
     return None if changed is None else (changed if isinstance(changed, tuple) else (changed,), kwargs)
 
 
 def _as_buffer(name: str, value: Any) -> Array | None:
-    """Return the array that a buffer is to be."""
     if isinstance(value, Tensor):
         return value.data
     if value is not None and not hasattr(value, "dtype"):

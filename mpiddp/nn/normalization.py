@@ -1,5 +1,5 @@
 """Batch, group and layer normalization, functions and layers."""
-# ruff: noqa: D102 (forward and backward are Function's)
+# ruff: noqa: D102 (inherited)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .parameter import Parameter
 
 
 class Normalization(Function):
-    """``normal * weight + bias``; a subclass has `gradient_of_input`, and computes ``normal`` in forward."""
+    """``normal * weight + bias``; a subclass computes ``normal``, and has `gradient_of_input`."""
 
     normal: Array
     weight: Array | None
@@ -47,7 +47,7 @@ class Normalization(Function):
 class NormalizeFunction(Normalization):
     """``(x - mean) / sqrt(variance + eps) * weight + bias`` with mean and variance of ``x`` over ``axes``.
 
-    ``weight`` and ``bias``, or None, broadcast to ``x``. Mean and variance, axes kept, are appended to ``statistics``.
+    ``weight`` and ``bias`` broadcast to ``x``. Mean and variance, axes kept, are appended to ``statistics``.
     """
 
     def forward(
@@ -106,19 +106,19 @@ def affine(normal: Array, weight: Array | None, bias: Array | None) -> Array:
 
 
 def rounded(result: Array, dtype: DTypeLike, weight: Array | None) -> Array:
-    """Return a float32 result in the dtype of the input, unless the weights are wider."""
+    """Round a float32 result to the input's dtype, unless the weights are wider."""
     return result if weight is not None and weight.dtype != dtype else result.astype(dtype, copy=False)
 
 
 def check_parameters(name: str, input: Any, *parameters: Any) -> None:
-    """Refuse parameters of another dtype than the input, but float32 ones for an input of half precision."""
+    """Check dtypes; an input of half precision takes float32 parameters, too."""
     for parameter in parameters:
         if parameter is not None and not (parameter.dtype == np.float32 and is_half(input)):
             check_dtypes(name, input, parameter)
 
 
 def along_channels(value: Any, ndim: int) -> Any:
-    """Return a vector (C) so that it broadcasts to (N, C, ...)."""
+    """Reshape (C) to broadcast to (N, C, ...)."""
     if value is None:
         return None
     return value.reshape((1, value.shape[0], *(1,) * (ndim - 2)))
@@ -134,33 +134,20 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalize each channel of (N, C, ...).
+    """Normalize each channel (S. Ioffe and C. Szegedy, Batch normalization, ICML 2015).
 
     Parameters
     ----------
     input : array or Tensor
-        Shape (N, C) or (N, C, ...).
+        Shape (N, C) or (N, C, ...); float32 parameters fit half precision, too.
     running_mean, running_var : array or None
         Shape (C): used in evaluation; moved in training, in place, towards the batch's mean and unbiased variance.
     weight, bias : array or Tensor, optional
         Shape (C).
-    training : bool, default False
-        Use the batch's statistics.
-    momentum : float, default 0.1
+    training : bool
+        Use the batch's statistics, which takes more than one value a channel.
+    momentum : float
         Share of the batch in the running statistics.
-    eps : float, default 1e-5
-        Added to the variance.
-
-    Raises
-    ------
-    RuntimeError
-        Dtypes differ (half precision takes float32 parameters), or evaluation lacks statistics.
-    ValueError
-        Training with one value a channel.
-
-    References
-    ----------
-    S. Ioffe and C. Szegedy, Batch normalization, ICML 2015.
     """
     check_parameters("batch_norm", input, weight, bias)
     scale, shift = along_channels(weight, input.ndim), along_channels(bias, input.ndim)
@@ -189,27 +176,9 @@ def blend(running: Array, new: Array, momentum: float) -> None:
 
 
 def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
-    """Normalize each sample over groups of channels.
+    """Normalize each sample over groups of channels (Y. Wu and K. He, Group normalization, ECCV 2018).
 
-    Parameters
-    ----------
-    input : array or Tensor
-        Shape (N, C, ...).
-    num_groups : int
-        Divides C.
-    weight, bias : array or Tensor, optional
-        Shape (C).
-    eps : float, default 1e-5
-        Added to the variance.
-
-    Raises
-    ------
-    RuntimeError
-        Dtypes differ, as of :func:`batch_norm`, or ``num_groups`` does not divide C.
-
-    References
-    ----------
-    Y. Wu and K. He, Group normalization, ECCV 2018.
+    ``num_groups`` divides C of ``input`` (N, C, ...); ``weight`` and ``bias`` have shape (C).
     """
     check_parameters("group_norm", input, weight, bias)
     n, channels, *lengths = input.shape
@@ -228,27 +197,9 @@ def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None
 def layer_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
-    """Normalize over the last axes.
+    """Normalize over the last axes (J. L. Ba et al., Layer normalization, arXiv:1607.06450).
 
-    Parameters
-    ----------
-    input : array or Tensor
-        Shape (..., *normalized_shape).
-    normalized_shape : sequence of int
-        Lengths of these axes.
-    weight, bias : array or Tensor, optional
-        Of shape ``normalized_shape``.
-    eps : float, default 1e-5
-        Added to the variance.
-
-    Raises
-    ------
-    RuntimeError
-        Shapes do not fit, or dtypes differ, as of :func:`batch_norm`.
-
-    References
-    ----------
-    J. L. Ba et al., Layer normalization, arXiv:1607.06450.
+    ``input`` has shape (..., *normalized_shape), ``weight`` and ``bias`` the last axes.
     """
     check_parameters("layer_norm", input, weight, bias)
     shape = tuple(normalized_shape)
@@ -263,24 +214,18 @@ def layer_norm(
 class BatchNorm(Module):
     """Base of the batch normalizations: parameters and running statistics.
 
+    A subclass names its numbers of axes in ``ndims``, and may override ``normalize``.
+
     Parameters
     ----------
     num_features : int
         Channels, the second axis.
-    eps : float, default 1e-5
-        Added to the variance.
-    momentum : float or None, default 0.1
+    momentum : float or None
         Share of a batch in the running statistics; None: the mean over all batches.
-    affine : bool, default True
+    affine : bool
         Learn weight and bias.
-    track_running_stats : bool, default True
-        Keep statistics; without them evaluation uses the batch's.
-    dtype : dtype, default float32
-        Of parameters and statistics.
-
-    Notes
-    -----
-    A subclass names the shapes it takes in ``ndims``, and may override ``normalize``.
+    track_running_stats : bool
+        False: evaluation uses the batch's statistics.
     """
 
     ndims: tuple[int, ...] = ()
@@ -309,7 +254,6 @@ class BatchNorm(Module):
         self.register_buffer("num_batches_tracked", np.zeros((), np.int64) if tracked else None)
 
     def forward(self, input: Any) -> Tensor:
-        """Return the normalised input."""
         if self.ndims and input.ndim not in self.ndims:
             wanted = " or ".join(f"{n}D" for n in self.ndims)
             raise ValueError(f"expected {wanted} input (got {input.ndim}D input)")
@@ -320,11 +264,11 @@ class BatchNorm(Module):
             self.num_batches_tracked += 1
             if self.momentum is None:
                 number = self.num_batches_tracked
-                share = 1 / (number if is_device_array(number) else float(number))  # to read a device is to wait for it
+                share = 1 / (number if is_device_array(number) else float(number))  # reading a device waits
         return self.normalize(input, self.training or self.running_mean is None, share)
 
     def normalize(self, input: Any, training: bool, momentum: float) -> Tensor:
-        """Return the input normalized by the batch's statistics, which move the running ones, or by those."""
+        """Normalize by the batch's statistics, which move the running ones, or by those."""
         return batch_norm(
             input, self.running_mean, self.running_var, self.weight, self.bias, training, momentum, self.eps
         )
@@ -337,7 +281,6 @@ class BatchNorm(Module):
             self.num_batches_tracked.fill(0)
 
     def extra_repr(self) -> str:
-        """Return the options."""
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
             f"track_running_stats={self.track_running_stats}"
@@ -345,31 +288,19 @@ class BatchNorm(Module):
 
 
 class BatchNorm1d(BatchNorm):
-    """Batch normalisation of (N, C) or (N, C, L)."""
+    """Batch normalization of (N, C) or (N, C, L)."""
 
     ndims = (2, 3)
 
 
 class BatchNorm2d(BatchNorm):
-    """Batch normalisation of images (N, C, H, W)."""
+    """Batch normalization of images (N, C, H, W)."""
 
     ndims = (4,)
 
 
 class LayerNorm(Module):
-    """Normalization over the last axes.
-
-    Parameters
-    ----------
-    normalized_shape : int or sequence of int
-        Lengths of these axes.
-    eps : float, default 1e-5
-        Added to the variance.
-    elementwise_affine, bias : bool, default True
-        Learn a weight, and a bias.
-    dtype : dtype, default float32
-        Of the parameters.
-    """
+    """Layer of :func:`mpiddp.nn.functional.layer_norm`; ``elementwise_affine`` learns a weight, and a ``bias``."""
 
     def __init__(
         self,
@@ -387,33 +318,14 @@ class LayerNorm(Module):
         self.register_parameter("bias", Parameter(np.zeros(shape, dtype)) if elementwise_affine and bias else None)
 
     def forward(self, input: Any) -> Tensor:
-        """Return the normalised input."""
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        """Return the options."""
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
 class GroupNorm(Module):
-    """Normalization of each sample (C, ...) over groups of channels.
-
-    Parameters
-    ----------
-    num_groups, num_channels : int
-        The first divides the second.
-    eps : float, default 1e-5
-        Added to the variance.
-    affine : bool, default True
-        Learn weight and bias, one for each channel.
-    dtype : dtype, default float32
-        Of the parameters.
-
-    Raises
-    ------
-    ValueError
-        ``num_groups`` does not divide ``num_channels``.
-    """
+    """Layer of :func:`mpiddp.nn.functional.group_norm`; ``affine`` learns weight and bias."""
 
     def __init__(
         self,
@@ -432,9 +344,7 @@ class GroupNorm(Module):
         self.register_parameter("bias", Parameter(np.zeros(num_channels, dtype)) if affine else None)
 
     def forward(self, input: Any) -> Tensor:
-        """Return the normalised input (N, C, ...)."""
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        """Return the options."""
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"

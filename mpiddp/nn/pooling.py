@@ -1,5 +1,5 @@
 """Pooling over windows of images, functions and layers."""
-# ruff: noqa: D102 (forward and backward are Function's)
+# ruff: noqa: D102 (inherited)
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from .window import Pair, Window, batch_first, batch_last, pair
 
 
 class MaxPool2dFunction(Function):
-    """The largest value of each window; of equal ones the first gets the gradient, as torch's.
-
-    Keeps the winner's position in each window for backward, not the image.
-    """
+    """Largest values; keeps their positions, not the image. Of equal ones the first gets the gradient, as torch's."""
 
     def forward(self, x: Array, window: Window) -> Array:
         xp = array_namespace(x)
@@ -33,9 +30,9 @@ class MaxPool2dFunction(Function):
             xp.maximum(result, view, out=result)
         if self.needs(0):
             self.window, self.padded = window, image.shape
-            free = xp.ones_like(result, dtype=bool)  # windows whose winner is yet to be found
+            free = xp.ones_like(result, dtype=bool)  # windows without a winner yet
             self.winner = xp.zeros_like(result, dtype=np.min_scalar_type(len(views) - 1))
-            for view in views[:-1]:  # where it is none of these it is the last
+            for view in views[:-1]:  # else it is the last
                 free &= view != result
                 self.winner += free
         return batch_first(result)
@@ -102,7 +99,6 @@ class AdaptiveAvgPool2dFunction(Function):
 
 
 def _window(input: Any, kernel_size: Pair, stride: Pair | None, padding: Pair) -> Window:
-    """Return the window of a pooling operation; its stride is its size by default."""
     kernel, margin = pair(kernel_size), pair(padding)
     if 2 * margin[0] > kernel[0] or 2 * margin[1] > kernel[1]:
         raise RuntimeError(
@@ -113,7 +109,6 @@ def _window(input: Any, kernel_size: Pair, stride: Pair | None, padding: Pair) -
 
 
 def _pooled(function: type[Function], input: Any, window: Window) -> Tensor:
-    """Apply a pooling operation to (N, C, H, W) or (C, H, W)."""
     if input.ndim == 3:
         output = function.apply(input.reshape((1, *input.shape)), window)
         return output.reshape(output.shape[1:])
@@ -123,24 +118,20 @@ def _pooled(function: type[Function], input: Any, window: Window) -> Tensor:
 
 
 def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """Return the largest value of each window.
+    """Return the largest value of each window of images (N, C, H, W) or (C, H, W).
 
     Parameters
     ----------
-    input : array or Tensor
-        Shape (N, C, H, W) or (C, H, W); the output has its memory order.
-    kernel_size : int or pair of int
-        The window.
-    stride : int or pair of int, optional
-        Its step; by default its size.
-    padding : int or pair of int, default 0
+    kernel_size, stride : int or pair of int
+        The window, and its step, by default its size.
+    padding : int or pair of int
         Margin that never wins; at most half of the window.
     """
     return _pooled(MaxPool2dFunction, input, _window(input, kernel_size, stride, padding))
 
 
 def avg_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """Return the mean of each window, with zeros in the margin; parameters as of :func:`max_pool2d`."""
+    """Return the mean of each window, zeros of the margin included; parameters as of :func:`max_pool2d`."""
     return _pooled(AvgPool2dFunction, input, _window(input, kernel_size, stride, padding))
 
 
@@ -158,7 +149,6 @@ class _Pool2d(Module):
         self.stride = kernel_size if stride is None else stride
 
     def extra_repr(self) -> str:
-        """Return the sizes."""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
@@ -166,7 +156,6 @@ class MaxPool2d(_Pool2d):
     """Layer of :func:`mpiddp.nn.functional.max_pool2d`."""
 
     def forward(self, input: Any) -> Tensor:
-        """Return the pooled images."""
         return max_pool2d(input, self.kernel_size, self.stride, self.padding)
 
 
@@ -174,7 +163,6 @@ class AvgPool2d(_Pool2d):
     """Layer of :func:`mpiddp.nn.functional.avg_pool2d`."""
 
     def forward(self, input: Any) -> Tensor:
-        """Return the pooled images."""
         return avg_pool2d(input, self.kernel_size, self.stride, self.padding)
 
 
@@ -186,9 +174,7 @@ class AdaptiveAvgPool2d(Module):
         self.output_size = output_size
 
     def forward(self, input: Any) -> Tensor:
-        """Return the pooled images."""
         return adaptive_avg_pool2d(input, self.output_size)
 
     def extra_repr(self) -> str:
-        """Return the output's size."""
         return f"output_size={self.output_size}"

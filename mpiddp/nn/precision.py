@@ -22,9 +22,9 @@ from .module import Module
 from .normalization import BatchNorm, GroupNorm, LayerNorm
 
 HALF = (Linear, Conv1d, Conv2d, MultiheadAttention)
-"""Layers that see their input and their parameters in half precision; their outputs are in half."""
+"""Layers whose input, parameters and output are in half precision."""
 SINGLE = (BatchNorm, GroupNorm, LayerNorm, LogSoftmax, Softmax)
-"""Layers that see their input in float32; sums and exponentials lose too much in half."""
+"""Layers whose input is in float32: sums and exponentials lose too much in half."""
 
 
 class _Again(AbstractContextManager[None]):
@@ -47,25 +47,19 @@ class _Again(AbstractContextManager[None]):
 class MixedPrecision:
     """Runs a model in half precision; its float32 parameters are the master weights.
 
-    Inside of :meth:`autocast` each layer of `HALF` sees its parameters cast to half. The cast is on the tape: gradients
-    come back to the parameters as float32, and averaging, clipping, optimizer and checkpoint know nothing of it. Other
-    layers and functions take what they get.
+    Inside of :meth:`autocast` each layer of `HALF` sees its parameters cast to half, on the tape: gradients arrive in
+    float32, for averaging, clipping, optimizer and checkpoint as usual. Other layers and functions take any dtype.
+    After P. Micikevicius et al., Mixed precision training, ICLR 2018, and ``torch.autocast``.
+
+    On the host it is slower than float32, and serves to agree with a GPU. Gradients of float16 activations vanish below
+    6e-8: scale the loss (:class:`GradScaler`, :class:`LossScale`).
 
     Parameters
     ----------
     module : Module
-        The model; gets hooks that do nothing outside of :meth:`autocast`.
+        Gets hooks that do nothing outside of :meth:`autocast`.
     dtype : dtype
         float16, or bfloat16 (with ml_dtypes imported).
-
-    Notes
-    -----
-    On the host half precision is slower than float32: it is for agreement with a GPU. Gradients of float16 activations
-    vanish below 6e-8: scale the loss (:class:`GradScaler`, :class:`LossScale`).
-
-    References
-    ----------
-    P. Micikevicius et al., Mixed precision training, ICLR 2018. ``torch.autocast``.
 
     Examples
     --------
@@ -86,7 +80,6 @@ class MixedPrecision:
         for layer in module.modules():
             if isinstance(layer, HALF):
                 layer.register_forward_pre_hook(self._to_half, with_kwargs=True)
-                # Those of MultiheadAttention's own projection too, which is a Linear and comes by itself.
                 self._owners.append(layer)
             elif isinstance(layer, SINGLE):
                 layer.register_forward_pre_hook(self._to_single, with_kwargs=True)
@@ -98,7 +91,7 @@ class MixedPrecision:
     @contextmanager
     def _in_half(self) -> Iterator[None]:
         kept = [dict(layer._parameters) for layer in self._owners]
-        twins: dict[int, Any] = {}  # one for a parameter that several layers share
+        twins: dict[int, Any] = {}  # one for layers that share a parameter
         for layer, parameters in zip(self._owners, kept, strict=True):
             for name, parameter in parameters.items():
                 if parameter is not None and parameter.dtype == np.float32:
@@ -121,7 +114,7 @@ class MixedPrecision:
 
 
 def _cast(args: tuple[Any, ...], kwargs: dict[str, Any], old: np.dtype[Any], new: np.dtype[Any]) -> Any:
-    """Convert arguments of one dtype to another; one object stays one object."""
+    """Cast arguments of one dtype to another; one object stays one object."""
     twins = {
         id(arg): arg.to(new) if isinstance(arg, Tensor) else arg.astype(new)
         for arg in (*args, *kwargs.values())
@@ -133,24 +126,17 @@ def _cast(args: tuple[Any, ...], kwargs: dict[str, Any], old: np.dtype[Any], new
 class LossScale:
     """Factor of the loss that keeps float16 gradients from vanishing, as large as they can bear.
 
+    It ends at 1, or its first value if less: a gradient that overflows there does so without it (torch's is halved
+    until every gradient is zero). Ranks agree without a message: averaged gradients are the same bits on all.
+
     Parameters
     ----------
-    init_scale : float, default 65536
+    init_scale : float
         First factor; with a power of two multiplying is exact.
-    growth_factor, backoff_factor : float, default 2 and 0.5
-        Factors of the factor after many good steps, and after an overflow.
-    growth_interval : int, default 2000
-        Number of good steps before it grows.
-
-    Raises
-    ------
-    ValueError
-        A factor or the interval makes no sense.
-
-    Notes
-    -----
-    The factor ends at 1, or where it began if that is less: a gradient that overflows there does so without it. torch's
-    is halved until every gradient is zero. Ranks agree without a message: averaged gradients are the same bits on all.
+    growth_factor, backoff_factor : float
+        Its factors after ``growth_interval`` good steps, and after an overflow.
+    growth_interval : int
+        Steps.
 
     Examples
     --------
@@ -181,13 +167,7 @@ class LossScale:
         self._good_steps = 0
 
     def update(self, overflow: bool) -> None:
-        """Count a step, and whether its gradients overflowed.
-
-        Raises
-        ------
-        FloatingPointError
-            They did with the least factor.
-        """
+        """Count a step; an overflow with the least factor raises FloatingPointError."""
         if overflow:
             self._good_steps = 0
             if self.scale <= self._least:
@@ -199,7 +179,7 @@ class LossScale:
             return
         self._good_steps += 1
         if self._good_steps == self.growth_interval:
-            # float32's largest number is 2 ** 128; a gradient times infinity would never be finite again.
+            # An infinite scale would never recover; float32 ends at 2 ** 128.
             self.scale = min(self.scale * self.growth_factor, 2.0**100)
             self._good_steps = 0
 
@@ -208,29 +188,19 @@ class LossScale:
         return {"scale": self.scale, "good_steps": self._good_steps}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on where `state_dict` was called."""
+        """Restore a `state_dict`."""
         self.scale, self._good_steps = float(state["scale"]), int(state["good_steps"])
 
 
 class GradScaler:
-    """torch's loop around a :class:`LossScale`: scale the loss, divide the gradients, leave out a step that overflowed.
+    """``torch.amp.GradScaler`` around a :class:`LossScale`: scale the loss, skip steps that overflow.
 
     Parameters
     ----------
     device : str
-        Ignored: gradients are looked at where they lie.
-    init_scale, growth_factor, backoff_factor, growth_interval
-        As of :class:`LossScale`.
-    enabled : bool, default True
-        False: ``scale`` returns what it gets, ``step`` is the optimizer's, the rest does nothing.
-
-    Notes
-    -----
-    The scale ends at 1: then :meth:`update` raises FloatingPointError, as :meth:`LossScale.update`.
-
-    References
-    ----------
-    ``torch.amp.GradScaler``.
+        Ignored: gradients are checked where they lie.
+    enabled : bool
+        False: ``scale`` returns its argument, ``step`` is the optimizer's, the rest does nothing.
 
     Examples
     --------
@@ -256,11 +226,11 @@ class GradScaler:
         self._scale = LossScale(init_scale, growth_factor, backoff_factor, growth_interval)
         self._enabled = enabled
         self._overflowed: dict[int, bool] = {}
-        """By an optimizer's id, True if one of its gradients was not finite since the last update."""
+        """By an optimizer's id: a gradient was not finite since the last update."""
         self._stepped: set[int] = set()
 
     def is_enabled(self) -> bool:
-        """Return whether it does anything."""
+        """Return ``enabled``."""
         return self._enabled
 
     def get_scale(self) -> float:
@@ -276,13 +246,7 @@ class GradScaler:
         return outputs * outputs.dtype.type(self._scale.scale)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients of an optimizer's parameters by the factor, such as before clipping them.
-
-        Raises
-        ------
-        RuntimeError
-            A second time, or after ``step``, before the next ``update``.
-        """
+        """Divide the gradients of an optimizer's parameters by the factor, once, for example before clipping."""
         if not self._enabled:
             return
         if id(optimizer) in self._stepped:
@@ -299,18 +263,7 @@ class GradScaler:
         self._overflowed[id(optimizer)] = overflowed
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Divide the gradients if ``unscale_`` has not, and make the optimizer's step if all are finite.
-
-        Returns
-        -------
-        Any
-            The optimizer's result; None if the step was left out.
-
-        Raises
-        ------
-        RuntimeError
-            A second time before the next ``update``, or with a closure.
-        """
+        """Divide the gradients if ``unscale_`` has not; if all are finite, return the optimizer's step, else None."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         if "closure" in kwargs:
@@ -328,9 +281,7 @@ class GradScaler:
         Raises
         ------
         FloatingPointError
-            A gradient was not finite with the least factor.
-        RuntimeError
-            There was no ``unscale_`` or ``step`` since the last update.
+            An overflow with the least factor.
         """
         if not self._enabled:
             return
@@ -348,6 +299,6 @@ class GradScaler:
         return self._scale.state_dict() if self._enabled else {}
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        """Go on where :meth:`state_dict` was called."""
+        """Restore a :meth:`state_dict`."""
         if self._enabled:
             self._scale.load_state_dict(state_dict)

@@ -1,8 +1,7 @@
 """Random numbers for initial values and dropout, from one seed.
 
-Two PCG64 streams: *values* is the same on every rank, so models start equal; *dropout* has the key (seed, rank), and
-in a training loop that calls :func:`set_step` the key (seed, rank, step): a rank that takes the place of a dead one
-draws its masks. A layer that knows its rank calls :func:`set_stream`.
+Two PCG64 streams: *values* is the same on every rank, so models start equal; *dropout* has the key (seed, rank), after
+:func:`set_step` (seed, rank, step), so a rank that replaces a failed one draws its masks.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ class _Streams:
 
     def restart_dropout(self, stream: int, *step: int) -> None:
         self.stream = stream
-        # A spawn key of its own: stream 0's numbers are not those of the initial values.
+        # The spawn key keeps stream 0 apart from the initial values.
         self._key = (stream, *step)
         self._dropout: np.random.Generator | None = None
 
     @property
     def dropout(self) -> np.random.Generator:
-        if self._dropout is None:  # made on first use: 20 us that most steps do not need
+        if self._dropout is None:  # 20 us that most steps do not need
             key = np.random.SeedSequence(self.seed, spawn_key=self._key)
             self._dropout = np.random.Generator(np.random.PCG64(key))
         return self._dropout
@@ -41,12 +40,7 @@ _streams = _Streams(seed=0, stream=0)
 
 
 def manual_seed(seed: int) -> None:
-    """Start both streams anew.
-
-    Parameters
-    ----------
-    seed : int
-        0 before the first call. Equal seeds give equal initial values on all ranks, and each rank its own dropout.
+    """Seed both streams, 0 at first: equal initial values on all ranks, dropout of its own on each.
 
     Examples
     --------
@@ -73,12 +67,12 @@ def set_stream(stream: int) -> None:
 
 
 def set_step(step: int) -> None:
-    """Start this process's dropout of a training step: the same masks, whatever was drawn before."""
+    """Restart dropout for a training step: its masks do not depend on earlier draws."""
     _streams.restart_dropout(_streams.stream, step)
 
 
 def get_state() -> State:
-    """Return the position of both streams, as strings and integers that JSON takes."""
+    """Return the position of both streams, for JSON."""
     return {
         "seed": _streams.seed,
         "stream": _streams.stream,
@@ -88,7 +82,7 @@ def get_state() -> State:
 
 
 def set_state(state: State) -> None:
-    """Go back to :func:`get_state`: the same numbers follow."""
+    """Restore the result of :func:`get_state`."""
     global _streams
     streams = _Streams(int(state["seed"]), int(state["stream"]))
     streams.values.bit_generator.state = state["values"]
@@ -102,7 +96,7 @@ def value_generator() -> np.random.Generator:
 
 
 def keep_mask(like: Array, p: float) -> Array:
-    """Return an array like ``like``, in its memory order, of 0 (with probability ``p``) and 1 / (1 - p)."""
+    """Return factors like ``like``, in its memory order: 0 with probability ``p``, else 1 / (1 - p)."""
     xp = array_namespace(like)
     mask = xp.empty_like(like)
     lying = mask.transpose(sorted(range(mask.ndim), key=lambda axis: -mask.strides[axis]))  # in C order
@@ -118,7 +112,7 @@ def keep_mask(like: Array, p: float) -> Array:
 def _kept(count: int, p: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return booleans, False with probability ``p``, from 16 random bits each: half the time.
 
-    Undecided ones, because ``p`` is no multiple of 2 ** -16, get more bits: one in 65,536.
+    One in 65,536 is undecided, as ``p`` is no multiple of 2 ** -16, and gets more bits.
     """
     threshold, rest = divmod(p * 2**16, 1)
     bits = _streams.dropout.bit_generator.random_raw(-(-count // 4)).view(np.uint16)[:count]
@@ -130,14 +124,10 @@ def _kept(count: int, p: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def scrambled(xp: Any, size: int, low: int, high: int) -> Array:
-    """Return ``size`` uniform uint32, decided by a key of two such numbers.
+    """Return ``size`` uniform uint32 from a key of two, drawn on the host: a device's generator has no state to save.
 
-    A device's generator has no state for a checkpoint; here the host's generator gives the key. Each number is its
-    index, mixed with the key and scrambled twice.
-
-    References
-    ----------
-    C. Wellons, "Prospecting for hash functions" (2018): the constants of ``lowbias32``.
+    Each index is mixed with the key and scrambled twice by ``lowbias32`` (C. Wellons, "Prospecting for hash functions",
+    2018).
     """
     bits = xp.arange(size, dtype=np.uint32)
     for key in (low, high):

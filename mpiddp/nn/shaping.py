@@ -13,18 +13,9 @@ from .module import Module
 
 
 def pad(input: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Put a constant around a tensor.
+    """Pad with a constant ``value``, 0 by default, torch's only ``mode`` here.
 
-    Parameters
-    ----------
-    input : array or Tensor
-        Any shape.
-    pad : sequence of int
-        Widths before and after the last axis, then the one before it, and so on; negative ones cut.
-    mode : {'constant'}
-        torch's other modes are not there.
-    value : float, default 0
-        The constant.
+    ``pad`` has widths before and after the last axis, then the one before it, and so on; negative ones cut.
     """
     if mode != "constant":
         raise NotImplementedError(f"pad has mode 'constant' only, got {mode!r}: use numpy.pad on inputs")
@@ -39,7 +30,7 @@ def pad(input: Any, pad: Sequence[int], mode: str = "constant", value: float | N
 
 
 class Flatten(Module):
-    """The axes from ``start_dim`` to ``end_dim`` made one; by default all but the batch's."""
+    """Joins the axes from ``start_dim`` to ``end_dim``, by default all but the batch's."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()

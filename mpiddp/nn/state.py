@@ -1,4 +1,4 @@
-"""A module's state: arrays by dotted names, and copying them."""
+"""Loading a module's state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpiddp.typing import Array
 
 
 class IncompatibleKeys:
-    """Result of ``load_state_dict``: missing keys and unexpected ones."""
+    """Missing and unexpected keys of ``load_state_dict``."""
 
     def __init__(self, missing_keys: list[str], unexpected_keys: list[str]) -> None:
         self.missing_keys, self.unexpected_keys = missing_keys, unexpected_keys
@@ -28,24 +28,7 @@ class IncompatibleKeys:
 
 
 def load(state_dict: Mapping[str, Any], own: Mapping[str, Array], strict: bool, owner: str) -> IncompatibleKeys:
-    """Copy the arrays of ``state_dict`` into those of ``own`` with the same names.
-
-    Parameters
-    ----------
-    state_dict : mapping of str to array or Tensor
-        Cast to the dtypes, and moved to the devices, of ``own``.
-    own : mapping of str to array
-        Written to.
-    strict : bool
-        Missing and unexpected keys are errors.
-    owner : str
-        Class of the module, for the error's text.
-
-    Raises
-    ------
-    RuntimeError
-        As :meth:`mpiddp.nn.Module.load_state_dict`.
-    """
+    """Copy arrays to ``own``, as :meth:`mpiddp.nn.Module.load_state_dict`; errors name the class ``owner``."""
     result = IncompatibleKeys(
         [key for key in own if key not in state_dict], [key for key in state_dict if key not in own]
     )

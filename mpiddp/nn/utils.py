@@ -1,4 +1,4 @@
-"""Operations on all parameters together: clipping gradients, one vector of everything."""
+"""Clipping of gradients, and all parameters as one vector."""
 
 from __future__ import annotations
 
@@ -14,25 +14,20 @@ from mpiddp.typing import Array
 
 
 def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> float | Array:
-    """Scale gradients, in place, to a norm of at most ``max_norm`` of all together.
+    """Scale gradients, in place, to a common norm of at most ``max_norm``; squares are summed in float64.
 
     Parameters
     ----------
     parameters : Tensor or iterable of Tensor
         Those without a gradient do not count.
     max_norm : float
-        The limit.
-    norm_type : float, default 2
-        Exponent of the norm; ``math.inf`` is the largest absolute value.
+    norm_type : float
+        Exponent; ``math.inf`` is the largest absolute value.
 
     Returns
     -------
     float or array
         The norm before; on a GPU an array of no axes, not waited for.
-
-    Notes
-    -----
-    Squares are summed in float64. As in torch, the factor is ``max_norm / (norm + 1e-6)``, at most 1.
 
     Examples
     --------
@@ -51,7 +46,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
         return _clip_on_device(gradients, max_norm, norm_type)
     total = float(_norm(np.array([_norm(grad, norm_type) for grad in gradients]), norm_type))
     factor = max_norm / (total + 1e-6)
-    if not factor >= 1:  # written so that a NaN reaches the gradients, as in torch
+    if not factor >= 1:  # also of a NaN, as in torch
         for grad in gradients:
             grad *= grad.dtype.type(factor)
     return total
@@ -65,18 +60,17 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
 
 
 def _clip_on_device(gradients: Sequence[Array], max_norm: float, norm_type: float) -> Array:
-    """Do the same without waiting for the device."""
+    """Clip without waiting for the device."""
     xp = array_namespace(gradients[0])
     norms = xp.stack([_norm(grad, norm_type) for grad in gradients])
     total: Array = _norm(norms, norm_type)
-    factor = xp.minimum(max_norm / (total + 1e-6), 1.0)  # of a NaN: NaN
+    factor = xp.minimum(max_norm / (total + 1e-6), 1.0)  # NaN of a NaN
     for grad in gradients:
         grad *= factor.astype(grad.dtype)
     return total
 
 
 def _norm(grad: Array, norm_type: float) -> Any:
-    """Return the norm of one gradient, a float64 of no axes."""
     magnitudes = array_namespace(grad).abs(grad).astype(np.float64)
     if math.isinf(norm_type):
         return magnitudes.max() if grad.size else magnitudes.sum()

@@ -1,8 +1,7 @@
-"""Windows that slide over images: the arithmetic that convolution and pooling share.
+"""Sliding windows over images, for convolution and pooling.
 
-Images (N, C, H, W) made here lie in memory as (C, H, W, N), seen through a transposition: copies and sums of shifted
-windows run over W x N neighbours, and one matrix product makes the output of a convolution. Elementwise operations keep
-the order, so layers in sequence copy nothing.
+Images (N, C, H, W) lie in memory as (C, H, W, N): copies and sums of shifted windows run over W x N neighbours, one
+product makes a convolution's output, and layers in sequence copy nothing.
 """
 
 from __future__ import annotations
@@ -25,15 +24,7 @@ def pair(value: Pair) -> tuple[int, int]:
 
 
 class Window:
-    """Extent, step, margin and spread of a kernel on images of one size.
-
-    Parameters
-    ----------
-    image : tuple of int
-        Height and width.
-    kernel, stride, padding, dilation : pairs of int
-        As torch's.
-    """
+    """Geometry of a kernel on images of one size; each argument is a pair (vertical, horizontal)."""
 
     def __init__(
         self,
@@ -95,7 +86,6 @@ class Window:
         return padded if self.padding == (0, 0) else padded[self._inside()]
 
     def _inside(self) -> tuple[slice, slice, slice]:
-        """Return the index of the image in its padded version."""
         (top, left), (height, width) = self.padding, self.image
         return slice(None), slice(top, top + height), slice(left, left + width)
 

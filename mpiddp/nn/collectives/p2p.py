@@ -43,29 +43,14 @@ class _Recv(Function):
 
 
 def send(tensor: Any, dst: int, group: GroupLike = None, tag: int = 0) -> Any:
-    """Send a tensor to a rank that calls this module's `recv`, and get its gradient from there in backward.
+    """Send a tensor to a rank that calls `recv`, and get its gradient from there in backward; not in torch.
 
-    Parameters
-    ----------
-    tensor : Tensor
-        Of any shape and dtype.
-    dst : int
-        The receiver.
-    group
-        See `mpiddp.nn.collectives`.
-    tag : int, default 0
-        What the receiver must name too.
+    Backward waits for messages in the reverse order of forward: blocking calls that work forward work backward.
 
     Returns
     -------
     Tensor
-        A zero without dimensions that stands for the message: add it to the loss, so that backward comes here and waits
-        for the gradient.
-
-    Notes
-    -----
-    Backward waits for its messages in the reverse order of forward: an order of blocking sends and receives that works
-    forward works backward. Torch has no such function.
+        A zero without dimensions: add it to the loss, so that backward waits here for the gradient.
 
     Examples
     --------
@@ -82,30 +67,20 @@ def send(tensor: Any, dst: int, group: GroupLike = None, tag: int = 0) -> Any:
 
 
 def recv(tensor: ArrayLike, src: int | None = None, group: GroupLike = None, tag: int = 0) -> Any:
-    """Receive a tensor that a rank sends by this module's `send`, and send its gradient back in backward.
+    """Receive a tensor from a rank that calls `send`, and send its gradient back in backward.
 
     Parameters
     ----------
     tensor : array
-        Receives the message, of whose size and dtype it is.
+        Receives the message, and has its size and dtype.
     src : int, optional
-        The sender; any rank by default.
-    group
-        See `mpiddp.nn.collectives`.
-    tag : int, default 0
-        That of the message.
+        Any rank by default.
 
     Returns
     -------
     Tensor
-        On the memory of ``tensor``; requires a gradient if what was sent does.
-
-    Raises
-    ------
-    ArrayError
-        If the message has another size or dtype.
-    RuntimeError
-        If the sender waits for a gradient, and this rank does not record the call (no_grad).
+        On the memory of ``tensor``; requires a gradient if the sender's does, which raises RuntimeError where this rank
+        does not record the call (no_grad).
     """
     found = member(group, "recv")
     if found is None:

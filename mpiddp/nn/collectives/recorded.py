@@ -17,21 +17,21 @@ from mpiddp.mpi.message import as_array
 from mpiddp.typing import Array
 
 _recording = Tensor(0.0, requires_grad=True)
-"""The first input of each operation that is recorded, whatever its others require; it gets no gradient."""
+"""First input of each recorded operation, whatever its others require; it gets no gradient."""
 
 NEEDED, _UNRECORDED = 1, 2
 _DIFFERENTIABLE = ("SUM", "AVG", "PREMUL_SUM")
 
 
 def own_flags(inputs: Sequence[Any]) -> int:
-    """Return whether an input needs a gradient, or this rank records nothing; `recording` takes all ranks' flags."""
+    """Return this rank's flags: an input needs a gradient, or nothing is recorded."""
     if not is_grad_enabled():
         return _UNRECORDED
     return NEEDED if any(isinstance(x, Tensor) and x.requires_grad for x in inputs) else 0
 
 
 def recording(flags: int, operation: str) -> Tensor | None:
-    """Return the input that makes a call recorded, or None if no rank of it needs a gradient."""
+    """Return the input that makes a call recorded, or None if no rank needs a gradient; takes all ranks' flags."""
     if flags == NEEDED | _UNRECORDED:
         raise RuntimeError(
             f"{operation}: an input requires a gradient on one rank, and another rank does not record the call"
@@ -41,7 +41,7 @@ def recording(flags: int, operation: str) -> Tensor | None:
 
 
 def record(group: ProcessGroup, operation: str, *inputs: Any, op: ReduceOp = ReduceOp.SUM) -> Tensor | None:
-    """Return the input that makes a collective recorded, or None if no rank's input requires a gradient."""
+    """Return `recording` of a collective."""
     flags = np.array([own_flags(inputs)], np.uint8)
     if group.size() > 1:
         collectives.all_reduce(flags, ReduceOp.BOR, group)
@@ -56,20 +56,20 @@ def _is_strided(x: Any) -> bool:
 
 
 def contiguous(x: Any, operation: str, name: str = "tensor") -> Array:
-    """Return an input or a gradient, or a copy of it in C order."""
+    """Return an array in C order, a copy if need be."""
     if isinstance(x, np.generic):  # NumPy's arithmetic makes one of an array without dimensions
         x = np.asarray(x)
     return as_array(x.copy(order="C") if _is_strided(x) else x, operation, writable=False, name=name)
 
 
 def copied(x: Any, operation: str) -> Array:
-    """Return a copy of an input or a gradient in C order."""
+    """Return a copy in C order."""
     found = contiguous(x, operation)
     return found if _is_strided(x) else found.copy()
 
 
 def one_for_each(given: Any, group: ProcessGroup, operation: str, name: str) -> list[Any]:
-    """Return the tensors or arrays of a list with one for each rank."""
+    """Return a list that has one tensor for each rank."""
     if not isinstance(given, list | tuple):
         raise TypeError(
             f"Expected parameter `{name}` of {operation} to be a list of tensors, got {type(given).__name__}"
@@ -83,21 +83,18 @@ def one_for_each(given: Any, group: ProcessGroup, operation: str, name: str) -> 
 
 
 def empty_like(like: Array, *leading: int) -> Array:
-    """Return an array for as many arrays like this one as ``leading`` says."""
+    """Return an empty array of shape (*leading, *like.shape)."""
     found: Array = array_namespace(like).empty((*leading, *like.shape), like.dtype)
     return found
 
 
 def rows(stacked: Array) -> list[Array]:
-    """Return views of the rows; of a flat array too, whose elements are no arrays."""
+    """Return views of the rows, also of a flat array, whose elements are no arrays."""
     return [stacked[row, ...] for row in range(len(stacked))]
 
 
 class _Output(Function):
-    """One of the outputs of an operation that has several: it hands its gradient to the operation's node.
-
-    The token, which is what the operation has as its only output, has no elements.
-    """
+    """An output of `Several`; hands its gradient to the operation's node, whose own output is an empty token."""
 
     def forward(self, token: Array, output: Array, operation: Several, place: int) -> Array:
         self.token, self.operation, self.place = token, operation, place
@@ -109,16 +106,16 @@ class _Output(Function):
 
 
 class Several(Function):
-    """An operation with several outputs: ``run`` fills them, ``adjoint`` gets the gradients of all of them.
+    """An operation with several outputs: ``run`` fills them, ``adjoint`` gets their gradients, zeros for unused ones.
 
-    Its node comes after those of its outputs in backward, and an output that nothing depends on has zeros.
+    Its node comes after those of its outputs in backward.
     """
 
     arrived: dict[int, Array]
 
     @classmethod
     def outputs(cls, recorded: Tensor | None, outputs: list[Array], *args: Any) -> tuple[Tensor, ...]:
-        """Run the operation and return its outputs, which it may replace in the list."""
+        """Run the operation and return its outputs, which it may replace."""
         token = cls.apply(recorded, outputs, *args)
         if token.grad_fn is None:
             return tuple(Tensor(output) for output in outputs)
@@ -145,5 +142,5 @@ class Several(Function):
         raise NotImplementedError
 
     def adjoint(self, grads: list[Array]) -> tuple[Array | None, ...]:
-        """Return the gradient of each of the arguments of `run` after the outputs."""
+        """Return the gradients of the arguments of `run` after the outputs."""
         raise NotImplementedError

@@ -81,21 +81,9 @@ class _Scatter(Function):
 
 
 def broadcast(tensor: Any, src: int, group: GroupLike = None) -> Any:
-    """Return the tensor of rank ``src``, on every rank (``torch.distributed.nn.functional.broadcast``).
+    """Return the tensor of rank ``src``, on every rank; on others its values do not count.
 
-    Parameters
-    ----------
-    tensor : Tensor
-        Of equal shape and dtype on all ranks; its values count on rank ``src`` only.
-    src : int
-        The rank that sends.
-    group
-        See `mpiddp.nn.collectives`.
-
-    Returns
-    -------
-    Tensor
-        The gradient of rank ``src``'s input is the sum of those of all ranks' outputs; that of others is zero.
+    The gradient of rank ``src``'s input is the sum of those of all ranks' outputs; that of others is zero.
     """
     found = member(group, "broadcast")
     if found is None:
@@ -104,24 +92,10 @@ def broadcast(tensor: Any, src: int, group: GroupLike = None) -> Any:
 
 
 def reduce(tensor: Any, dst: int, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Return the reduction of all ranks' tensors on rank ``dst`` (``torch.distributed.nn.functional.reduce``).
+    """Return the reduction of all ranks' tensors on rank ``dst``; zeros elsewhere, where torch has partial sums.
 
-    Parameters
-    ----------
-    tensor : Tensor
-        Of equal shape and dtype on all ranks.
-    dst : int
-        The rank that gets the result.
-    op : ReduceOp, default ``ReduceOp.SUM``
-        The reduction; SUM, AVG and PREMUL_SUM have a gradient.
-    group
-        See `mpiddp.nn.collectives`.
-
-    Returns
-    -------
-    Tensor
-        Zeros on the other ranks, where torch has partial sums. The gradient of each rank's input is that of rank
-        ``dst``'s output, times what ``op`` multiplies the sum with (torch leaves that out).
+    The gradient of each input is that of rank ``dst``'s output, times what ``op`` multiplies the sum with (torch leaves
+    that out).
     """
     found = member(group, "reduce")
     if found is None:
@@ -130,21 +104,9 @@ def reduce(tensor: Any, dst: int, op: ReduceOp = ReduceOp.SUM, group: GroupLike 
 
 
 def gather(tensor: Any, dst: int = 0, group: GroupLike = None) -> Any:
-    """Return the tensors of all ranks on rank ``dst`` (``torch.distributed.nn.functional.gather``).
+    """Return the tuple of all ranks' tensors on rank ``dst``; zeros elsewhere.
 
-    Parameters
-    ----------
-    tensor : Tensor
-        Of equal shape and dtype on all ranks.
-    dst : int, default 0
-        The rank that gathers.
-    group
-        See `mpiddp.nn.collectives`.
-
-    Returns
-    -------
-    tuple of Tensor
-        One for each rank; zeros on the other ranks. The gradient of rank r's input is that of rank ``dst``'s output r.
+    The gradient of rank r's input is that of rank ``dst``'s output r.
     """
     found = member(group, "gather")
     if found is None:
@@ -153,21 +115,9 @@ def gather(tensor: Any, dst: int = 0, group: GroupLike = None) -> Any:
 
 
 def scatter(tensors: Sequence[Any], src: int = 0, group: GroupLike = None) -> Any:
-    """Return ``tensors[r]`` of rank ``src`` on rank r (``torch.distributed.nn.functional.scatter``).
+    """Return ``tensors[r]`` of rank ``src`` on rank r; on other ranks their values do not count.
 
-    Parameters
-    ----------
-    tensors : list of Tensor
-        One for each rank; on ranks other than ``src`` their shapes and dtypes count, not their values.
-    src : int, default 0
-        The rank that sends.
-    group
-        See `mpiddp.nn.collectives`.
-
-    Returns
-    -------
-    Tensor
-        The gradient of rank ``src``'s ``tensors[r]`` is that of rank r's output; that of others' is zero.
+    The gradient of rank ``src``'s ``tensors[r]`` is that of rank r's output; that of others' is zero.
     """
     found = member(group, "scatter")
     if found is None:

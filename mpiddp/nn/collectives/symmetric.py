@@ -95,21 +95,7 @@ class _AllToAllSingle(Function):
 
 
 def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Return the reduction of all ranks' tensors, on every rank (``torch.distributed.nn.functional.all_reduce``).
-
-    Parameters
-    ----------
-    tensor : Tensor
-        Of equal shape and dtype on all ranks.
-    op : ReduceOp, default ``ReduceOp.SUM``
-        The reduction; SUM, AVG and PREMUL_SUM have a gradient.
-    group
-        See `mpiddp.nn.collectives`.
-
-    Returns
-    -------
-    Tensor
-        Its gradient is that of all ranks' outputs, reduced with the same ``op``.
+    """Return the reduction of all ranks' tensors, on every rank; so is the gradient, with the same ``op``.
 
     Examples
     --------
@@ -122,19 +108,9 @@ def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None
 
 
 def all_gather(tensor: Any, group: GroupLike = None) -> Any:
-    """Return the tensors of all ranks, on every rank (``torch.distributed.nn.functional.all_gather``).
+    """Return the tuple of all ranks' tensors, on every rank.
 
-    Parameters
-    ----------
-    tensor : Tensor
-        Of equal shape and dtype on all ranks.
-    group
-        See `mpiddp.nn.collectives`.
-
-    Returns
-    -------
-    tuple of Tensor
-        One for each rank. The gradient of rank r's input is the sum of the gradients of all ranks' output r.
+    The gradient of rank r's input is the sum of the gradients of all ranks' output r.
     """
     found = member(group, "all_gather")
     if found is None:
@@ -145,26 +121,10 @@ def all_gather(tensor: Any, group: GroupLike = None) -> Any:
 def reduce_scatter(
     output: ArrayLike, input_list: Sequence[Any], op: ReduceOp = ReduceOp.SUM, group: GroupLike = None
 ) -> Any:
-    """Return the reduction of all ranks' ``input_list[r]`` on rank r.
+    """Return the reduction of all ranks' ``input_list[r]`` on rank r, in the memory of ``output``.
 
-    Follows ``torch.distributed.nn.functional.reduce_scatter``.
-
-    Parameters
-    ----------
-    output : array
-        Receives the result; of equal shape and dtype on all ranks.
-    input_list : list of Tensor
-        One for each rank, like ``output``.
-    op : ReduceOp, default ``ReduceOp.SUM``
-        The reduction; SUM, AVG and PREMUL_SUM have a gradient.
-    group
-        See `mpiddp.nn.collectives`.
-
-    Returns
-    -------
-    Tensor
-        On the memory of ``output``. The gradient of ``input_list[r]`` is that of rank r's result, times what ``op``
-        multiplies the sum with (torch leaves that out).
+    The gradient of ``input_list[r]`` is that of rank r's result, times what ``op`` multiplies the sum with (torch
+    leaves that out).
     """
     found = member(group, "reduce_scatter")
     if found is None:
@@ -177,23 +137,9 @@ def reduce_scatter(
 def all_to_all(
     output_tensor_list: Sequence[ArrayLike], input_tensor_list: Sequence[Any], group: GroupLike = None
 ) -> Any:
-    """Return what each rank has for this one: rank s's output r is rank r's ``input_tensor_list[s]``.
+    """Return output r of rank s: rank r's ``input_tensor_list[s]``, whose shapes may differ.
 
-    Follows ``torch.distributed.nn.functional.all_to_all``.
-
-    Parameters
-    ----------
-    output_tensor_list : list of arrays
-        Receive the results; each of the shape of its input.
-    input_tensor_list : list of Tensor
-        One for each rank; shapes may differ.
-    group
-        See `mpiddp.nn.collectives`.
-
-    Returns
-    -------
-    tuple of Tensor
-        On the memory of ``output_tensor_list``. Gradients go the same way back.
+    Results lie in ``output_tensor_list``; gradients go the same way back.
     """
     found = member(group, "all_to_all")
     if found is None:
@@ -212,23 +158,7 @@ def all_to_all_single(
 ) -> Any:
     """Cut a tensor into blocks along its first dimension, send block r to rank r, and join the incoming ones.
 
-    Follows ``torch.distributed.nn.functional.all_to_all_single``.
-
-    Parameters
-    ----------
-    output : array
-        Receives the blocks, that of rank r at r.
-    input : Tensor
-        The outgoing blocks.
-    output_split_sizes, input_split_sizes : sequence of int, optional
-        Rows from and to each rank; equal blocks by default.
-    group
-        See `mpiddp.nn.collectives`.
-
-    Returns
-    -------
-    Tensor
-        On the memory of ``output``. Gradients go the same way back.
+    Split sizes are rows from and to each rank, equal by default. Gradients go the same way back.
     """
     found = member(group, "all_to_all_single")
     if found is None:
