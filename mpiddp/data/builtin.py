@@ -1,9 +1,8 @@
 """Built-in data sets: UCI's digits (in the package), MNIST, synthetic images, and the bytes of a text.
 
 ``digits.npz`` is the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI
-Machine Learning Repository, https://doi.org/10.24432/C50P49), licensed under Creative Commons Attribution 4.0
-International (CC BY 4.0), in the order of the copy in scikit-learn (``sklearn.datasets.load_digits``). The file's entry
-``README`` says the same.
+Machine Learning Repository, https://doi.org/10.24432/C50P49), under CC BY 4.0, in the order of scikit-learn's copy
+(``sklearn.datasets.load_digits``); its entry ``README`` says the same.
 """
 
 from __future__ import annotations
@@ -26,18 +25,16 @@ from .files import read_idx
 from .permutation import randperm
 
 TRAIN_SAMPLES = 1437
-"""Four fifths of the images; 360 remain for the test."""
+"""Four fifths of the images."""
 DIGITS_MEAN = 0.305
-"""Mean of all pixels of all images, scaled to 28 x 28 and to 0..1."""
+"""Mean of all pixels, of images of 28 x 28 scaled to 0..1."""
 DIGITS_STD = 0.325
-"""Their standard deviation."""
 
 
 def bilinear_weights(source: int, target: int) -> Array:
     """Return the matrix, float64 (target, source), that resamples ``source`` pixels to ``target`` linearly.
 
-    Pixels are areas: centre ``i`` of the target lies at ``(i + 0.5) * source / target - 0.5`` of the source, and the
-    outermost pixels extend beyond their centres (torch: ``align_corners=False``).
+    Pixels are areas, as in torch with ``align_corners=False``.
     """
     centre = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
     weights: Array = np.maximum(0, 1 - np.abs(centre[:, None] - np.arange(source)))
@@ -51,21 +48,21 @@ def raw_digits() -> tuple[Array, Array]:
 
 
 def digits(train: bool = True, *, size: int = 28, seed: int = 0) -> ArrayDataset:
-    """Return 1,797 handwritten digits from the package, normalized and scaled for a network of MNIST's size.
+    """Return 1,797 handwritten digits, normalized, and scaled for a network of MNIST's size.
 
     Parameters
     ----------
-    train : bool, default True
+    train : bool
         The 1,437 training images, or the 360 of the test.
-    size : int, default 28
-        Height and width of an image in pixels; 8 is as scanned.
-    seed : int, default 0
-        Seed of the split into training and test.
+    size : int
+        Height and width in pixels; 8 is as scanned.
+    seed : int
+        Of the split.
 
     Returns
     -------
     ArrayDataset
-        Images, float32 (n, 1, size, size), of about zero mean and unit variance, and labels, int64 (n,).
+        Images, float32 (n, 1, size, size), and labels, int64 (n,).
 
     Examples
     --------
@@ -86,7 +83,6 @@ def digits(train: bool = True, *, size: int = 28, seed: int = 0) -> ArrayDataset
 MNIST_MEAN = 0.1307
 """Mean of all pixels of the training images, scaled to 0..1."""
 MNIST_STD = 0.3081
-"""Their standard deviation."""
 
 SOURCES = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 SHA256 = {
@@ -98,13 +94,7 @@ SHA256 = {
 
 
 def find_idx(data_dir: Path, name: str) -> Path:
-    """Return the path of file ``name`` (see :data:`SHA256`) below ``data_dir``, gzipped or not.
-
-    Raises
-    ------
-    FileNotFoundError
-        If it is missing; the text names the searched places and the cure.
-    """
+    """Return the path of a file of `SHA256` below ``data_dir``, gzipped or not; FileNotFoundError names the cure."""
     folders = [data_dir, data_dir / "MNIST" / "raw"]
     plain = name.removesuffix(".gz")
     for folder in folders:
@@ -118,13 +108,7 @@ def find_idx(data_dir: Path, name: str) -> Path:
 
 
 def download_mnist(data_dir: Path) -> None:
-    """Fetch the missing ones of MNIST's four files, 11 MB in all, into ``data_dir``; checks their SHA-256.
-
-    Raises
-    ------
-    OSError
-        If that fails; the text names file, sources and the cure without a network.
-    """
+    """Fetch the missing ones of MNIST's four files, 11 MB in all, into ``data_dir``; errors as of `fetch_file`."""
     for name, digest in SHA256.items():
         try:
             find_idx(data_dir, name)
@@ -133,30 +117,28 @@ def download_mnist(data_dir: Path) -> None:
 
 
 def mnist(data_dir: str | Path, train: bool = True, *, download: bool = False) -> ArrayDataset:
-    """Return MNIST's 60,000 training or 10,000 test images.
+    """Return MNIST's 60,000 training or 10,000 test images, normalized.
 
     Parameters
     ----------
     data_dir : path
         Folder of the four IDX files, gzipped or not, or of torchvision's ``MNIST/raw``.
-    train : bool, default True
+    train : bool
         The training images, or those of the test.
-    download : bool, default False
-        Fetch missing files. Several ranks may do so at once; `shared_on_node` lets one a node do it.
+    download : bool
+        Fetch missing files; several ranks may do so at once, `shared_on_node` lets one a node do it.
 
     Returns
     -------
     ArrayDataset
-        Images, float32 (n, 1, 28, 28), of about zero mean and unit variance, and labels, int64 (n,).
+        Images, float32 (n, 1, 28, 28), and labels, int64 (n,).
 
     Raises
     ------
-    FileNotFoundError
-        If a file is missing; the text names it and the cure.
     OSError
-        If one cannot be fetched.
+        A file is missing, or cannot be fetched; the text names the cure.
     ValueError
-        If a file is damaged, or images and labels do not match.
+        A file is damaged, or images and labels do not match.
     """
     folder = Path(data_dir)
     part = "train" if train else "t10k"
@@ -178,33 +160,23 @@ def mnist(data_dir: str | Path, train: bool = True, *, download: bool = False) -
 
 
 STALLED_S = 30.0
-"""Seconds without a byte after which a source is given up."""
+"""Seconds without a byte after which a source is abandoned."""
 
 
 def fetch_file(name: str, folder: Path, sources: Sequence[str], sha256: str) -> Path:
-    """Fetch a file unless it is there, and check its digest; it is small enough for memory.
+    """Fetch a small file unless it is there; several processes may do so at once, as it is renamed when whole.
 
     Parameters
     ----------
     name : str
-        Of the file, at the source and here.
-    folder : Path
-        Its place; made if missing.
-    sources : sequence of str
-        Addresses to which ``name`` is appended, tried in turn.
+        Of the file, in ``folder`` and behind each of the addresses ``sources``.
     sha256 : str
-        Digest of the content, in hexadecimal.
-
-    Returns
-    -------
-    Path
-        Of the file. It is renamed when whole, so several processes may fetch into one folder at once.
+        In hexadecimal.
 
     Raises
     ------
     OSError
-        If no source gives the right content, or the folder is not writable. The text names the file, the answer of each
-        source, and the cure without a network.
+        No source has the right content, or the folder is not writable; the text has each answer and the cure.
     """
     path = folder / name
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
@@ -237,32 +209,23 @@ def synthetic(
     train: bool = True,
     noise: float = 1.0,
 ) -> ArrayDataset:
-    """Return noisy copies of one random prototype per class: data of any shape and number that a network can learn.
+    """Return noisy copies of one random prototype a class: learnable data of any shape and number.
 
     Parameters
     ----------
-    n : int, default 1024
-        Number of samples; those of the classes differ by one at most.
-    shape : tuple of int, default (1, 28, 28)
-        Shape of a sample.
-    classes : int, default 10
-        Number of classes.
-    seed : int, default 0
-        The same seed gives the same data on every rank and machine.
-    train : bool, default True
-        False gives other samples of the same classes, for the test.
-    noise : float, default 1.0
-        Standard deviation of the noise; that of the prototypes is 1.
+    n : int
+        Samples; classes differ by one at most.
+    shape : tuple of int
+        Of a sample.
+    train : bool
+        False: other samples of the same classes.
+    noise : float
+        Standard deviation; that of the prototypes is 1.
 
     Returns
     -------
     ArrayDataset
         Samples, float32 (n, *shape), and labels, int64 (n,).
-
-    Raises
-    ------
-    ValueError
-        If there is no class, or ``n`` is negative.
 
     Examples
     --------
@@ -285,21 +248,14 @@ VALIDATION_SHARE = 0.1
 
 
 class ByteWindows:
-    """Consecutive windows of a text; the target of each byte is the next one.
-
-    A sample is a pair (inputs, targets) of int64 (window,), where ``targets`` is ``inputs`` one byte later.
+    """Consecutive windows of a text: pairs (inputs, targets) of int64 (window,), the targets one byte later.
 
     Parameters
     ----------
     tokens : ndarray
-        uint8 (n,), such as a mapped file. Bytes behind the last whole window are not used.
+        uint8 (n,), such as a mapped file; bytes behind the last whole window are not used.
     window : int
         Bytes a window.
-
-    Raises
-    ------
-    ValueError
-        If there is not one window, or ``tokens`` has more than one axis.
 
     Examples
     --------
@@ -316,14 +272,14 @@ class ByteWindows:
             )
         self.tokens = tokens
         self.window = window
-        # (windows, window + 1): a view, in which the last byte of a window is the first of the next one.
+        # (windows, window + 1), overlapping by one byte: a view
         self._rows = np.lib.stride_tricks.sliding_window_view(tokens, window + 1)[::window]
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> tuple[Array, Array]:
-        """Return the window at an integer, or those at a slice, a list or an array of integers."""
+        """Return the window at an integer, or those at a slice, list or array."""
         rows = self._rows[index].astype(np.int64)
         return np.ascontiguousarray(rows[..., :-1]), np.ascontiguousarray(rows[..., 1:])
 
@@ -333,15 +289,7 @@ class ByteWindows:
 
 
 def map_text(path: str | Path) -> Array:
-    """Map the bytes of a file, uint8 (n,).
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If it is empty.
-    """
+    """Map the bytes of a file that is not empty, uint8 (n,)."""
     path = Path(path)
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty: there is no text in it to learn from")
@@ -349,13 +297,7 @@ def map_text(path: str | Path) -> Array:
 
 
 def split_text(tokens: Array, window: int) -> tuple[ByteWindows, ByteWindows]:
-    """Return all but the last tenth of a text for training, and that tenth for validation.
-
-    Raises
-    ------
-    ValueError
-        If either has not one window; the text names the bytes needed.
-    """
+    """Return all but the last tenth of a text for training, and that tenth for validation."""
     cut = len(tokens) - round(VALIDATION_SHARE * len(tokens))
     if min(cut, len(tokens) - cut) <= window:
         raise ValueError(
@@ -366,24 +308,9 @@ def split_text(tokens: Array, window: int) -> tuple[ByteWindows, ByteWindows]:
 
 
 def text(path: str | Path, window: int = 64) -> tuple[ByteWindows, ByteWindows]:
-    """Return the bytes of a file as training and validation data; the file is mapped.
+    """Map a file, and return its bytes as training and validation data: all but the last tenth, and that tenth.
 
-    Parameters
-    ----------
-    path : path
-        Any file.
-    window : int, default 64
-        Bytes a sample.
-
-    Returns
-    -------
-    tuple of ByteWindows
-        All but the last tenth, and that tenth.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        If there is no such file, or it is too short.
+    A file that is shorter than needed for ``window`` bytes a sample raises ValueError.
     """
     return split_text(map_text(path), window)
 

@@ -1,7 +1,7 @@
-"""Data sets: the protocol, arrays, parts of a data set, and the collation of samples into batches.
+"""Data sets: the protocol, arrays, parts, and the collation of samples into batches.
 
-A data set has a length and gives the sample at an index. One that has a method ``batch`` gives many samples at once,
-as arrays with a leading batch dimension; :class:`~mpiddp.data.DataLoader` then neither loops nor stacks.
+A data set has a length and a sample for each index. One with a method ``batch`` gives many at once, as arrays with a
+leading batch dimension; :class:`~mpiddp.data.DataLoader` then neither loops nor stacks.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from .permutation import randperm
 
 
 def default_collate(samples: list[Any]) -> Any:
-    """Make a batch of samples of one structure.
+    """Make a batch of samples of one structure (``torch.utils.data.default_collate``).
 
     Parameters
     ----------
     samples : list
-        At least one sample: an array, number, string or bytes, or tuples, named tuples, lists and mappings of them.
+        Arrays, numbers, strings or bytes, or tuples, named tuples, lists and mappings of them.
 
     Returns
     -------
     Any
-        The structure of one sample, with arrays (n, ...) for arrays, arrays (n,) for numbers (int64, float64, bool, or
-        the type of a NumPy scalar) and lists for strings and bytes. Unlike torch's, it keeps a tuple a tuple.
+        That structure, of arrays (n, ...) for arrays, arrays (n,) for numbers and lists for strings and bytes. Unlike
+        torch's, a tuple stays a tuple.
 
     Raises
     ------
     ValueError
-        If there is no sample, or samples differ in length or shape.
+        There is no sample, or samples differ in length or shape.
     TypeError
-        If a sample is of another type.
+        A sample is of another type.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def default_collate(samples: list[Any]) -> Any:
 
 @runtime_checkable
 class Dataset(Protocol):
-    """A length and a sample for each index: lists qualify, and so do torch's data sets."""
+    """A length and a sample for each index, as of lists and torch's data sets."""
 
     def __len__(self) -> int: ...
 
@@ -89,23 +89,15 @@ class BatchDataset(Dataset, Protocol):
     """A data set that gives whole batches."""
 
     def batch(self, indices: Array, /) -> Any:
-        """Return the samples at ``indices`` (int, shape (n,)), collated: every array has a leading dimension n."""
+        """Return the samples at ``indices``, int (n,), collated: every array has a leading dimension n."""
 
 
 def fetch(
     dataset: Dataset, indices: Sequence[int] | Array, collate_fn: Callable[[list[Any]], Any] | None = None
 ) -> Any:
-    """Return samples as one batch, by the fastest method of the data set.
+    """Return samples as one batch: by ``dataset.batch`` if there is no ``collate_fn``, else collated.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        Its ``batch`` is used if it has one, else its ``__getitems__`` (torch's name; a list of samples), else
-        ``__getitem__`` for each sample.
-    indices : sequence of int
-        The samples.
-    collate_fn : callable, optional
-        Makes a batch of a list of samples; rules out ``batch``. Default: :func:`~mpiddp.data.default_collate`.
+    ``__getitems__``, torch's name, is preferred to ``__getitem__`` for each sample.
     """
     if collate_fn is None and callable(batch := getattr(dataset, "batch", None)):
         return batch(np.asarray(indices, dtype=np.int64))
@@ -133,12 +125,7 @@ class ArrayDataset:
     *arrays : ndarray
         NumPy or CuPy arrays (n, ...), such as images and labels.
     transform : callable, optional
-        Maps a batch (k, ...) of the first array, as augmentation or normalization. A single sample is a batch of one.
-
-    Raises
-    ------
-    ValueError
-        If there is no array, one has no axis, or lengths differ.
+        Maps a batch (k, ...) of the first array; a single sample is a batch of one.
 
     Examples
     --------
@@ -163,7 +150,7 @@ class ArrayDataset:
         return len(self.arrays[0])
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
-        """Return the sample at an integer, or the batch at a slice, list or array of integers."""
+        """Return the sample at an integer, or the batch at a slice, list or array."""
         if not isinstance(index, (int, np.integer)):
             return self.batch(index)
         if self.transform is None:
@@ -172,21 +159,13 @@ class ArrayDataset:
         return (first[0], *(array[index] for array in self.arrays[1:]))
 
     def batch(self, indices: Array) -> tuple[Array, ...]:
-        """Return one array (len(indices), ...) for each array of the data set."""
+        """Return one array (len(indices), ...) for each of the data set's."""
         first, *rest = (array[indices] for array in self.arrays)
         return (first if self.transform is None else self.transform(first), *rest)
 
 
 class Subset:
-    """The samples of a data set at given indices.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        The whole.
-    indices : sequence of int
-        In order; repeats are allowed.
-    """
+    """The samples of a data set at given indices, in order; repeats are allowed."""
 
     def __init__(self, dataset: Dataset, indices: Sequence[int] | Array) -> None:
         self.dataset = dataset
@@ -196,37 +175,21 @@ class Subset:
         return len(self.indices)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the sample at an integer, or the batch at a slice, list or array of integers."""
+        """Return the sample at an integer, or the batch at a slice, list or array."""
         return self.dataset[int(self.indices[index])] if isinstance(index, (int, np.integer)) else self.batch(index)
 
     def batch(self, indices: Array) -> Any:
-        """Return the samples at ``indices`` of this subset as one batch."""
+        """Return samples of this subset as one batch."""
         return fetch(self.dataset, self.indices[indices])
 
 
 def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0) -> list[Subset]:
-    """Split a data set into random parts without overlap.
+    """Split a data set into random parts, those of ``torch.utils.data.random_split`` with a generator of ``seed``.
 
     Parameters
     ----------
-    dataset : Dataset
-        The whole.
     lengths : sequence
-        Lengths that add up to ``len(dataset)``, or fractions that add up to 1. As in torch, the first parts get what
-        rounding leaves, one sample each.
-    seed : int, default 0
-        The same seed gives the same parts on all ranks, those of ``torch.utils.data.random_split`` with a generator of
-        this seed.
-
-    Returns
-    -------
-    list of Subset
-        One for each length.
-
-    Raises
-    ------
-    ValueError
-        If the lengths do not fit the data set.
+        Lengths that add up to ``len(dataset)``, or fractions that add up to 1.
     """
     n = len(dataset)
     fractions = abs(sum(lengths) - 1) < 1e-6 and n != 1
@@ -242,31 +205,23 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
 
 
 class Partition(Subset):
-    """One part of a partitioned data set."""
+    """A part of a data set."""
 
 
 class DataPartitioner:
-    """Cut a data set into random parts of given relative sizes, as torch's tutorial on distributed applications.
+    """Cut a data set into random parts, as torch's tutorial on distributed applications.
 
-    Unlike with a :class:`~mpiddp.data.DistributedSampler`, a rank sees the same samples in every epoch.
+    Unlike with a :class:`~mpiddp.data.DistributedSampler`, a rank sees the same samples in every epoch. Source:
+    https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
 
     Parameters
     ----------
     data : Dataset
         The whole.
-    sizes : sequence of float, default (0.7, 0.2, 0.1)
-        Part ``i`` has ``int(sizes[i] * len(data))`` samples. The sum may be below 1.
-    seed : int, default 1234
-        Of ``random.Random(seed).shuffle``, so that parts are the tutorial's; the same on all ranks.
-
-    Raises
-    ------
-    ValueError
-        If a size is negative or the sizes add up to more than 1.
-
-    References
-    ----------
-    https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
+    sizes : sequence of float
+        Part ``i`` has ``int(sizes[i] * len(data))`` samples; the sum may be below 1.
+    seed : int
+        Of ``random.Random(seed).shuffle``, as in the tutorial.
 
     Examples
     --------
@@ -277,7 +232,7 @@ class DataPartitioner:
 
     def __init__(self, data: Dataset, sizes: Sequence[float] = (0.7, 0.2, 0.1), seed: int = 1234) -> None:
         sizes = list(sizes)
-        # Rounding: [1 / 49] * 49 adds up to slightly more than one.
+        # [1 / 49] * 49 adds up to more than one.
         if not sizes or min(sizes) < 0 or sum(sizes) > 1 + 1e-9:
             raise ValueError(
                 f"DataPartitioner needs sizes that are fractions, none negative, of sum at most 1; got {sizes} of sum "
@@ -292,13 +247,7 @@ class DataPartitioner:
         ]
 
     def use(self, partition: int) -> Partition:
-        """Return part ``partition``, from 0.
-
-        Raises
-        ------
-        IndexError
-            If there is no such part.
-        """
+        """Return part ``partition``, from 0."""
         if not 0 <= partition < len(self.partitions):
             raise IndexError(
                 f"DataPartitioner has parts 0 to {len(self.partitions) - 1}, got {partition}; give one size per rank"

@@ -1,4 +1,4 @@
-"""Samplers that share the order of an epoch among ranks. They communicate nothing."""
+"""Samplers that share the order of an epoch among ranks without communication."""
 
 from __future__ import annotations
 
@@ -17,27 +17,14 @@ from .samplers import checked_batch_size
 
 
 class EpochSampler:
-    """The order of an epoch, shared among ranks: base of the distributed samplers.
+    """Base of the distributed samplers: each rank computes the order of an epoch, and takes a part of it.
 
-    Every rank computes the same order from the same seed and takes its own part of it.
-
-    Parameters
-    ----------
-    dataset : Sized
-        Only its length counts.
-    num_replicas, rank : int, optional
-        Number of ranks, and this one. Default: the world's.
-    shuffle : bool
-        Use the order of :func:`~mpiddp.data.randperm` with ``seed + epoch``.
-    seed : int
-        The same on every rank.
+    The order is that of :func:`~mpiddp.data.randperm` with ``seed + epoch``, or of the data set without ``shuffle``.
 
     Attributes
     ----------
-    epoch : int
-        Set by :meth:`set_epoch`.
     position : int
-        Samples of the epoch's order that all ranks together have been given.
+        Samples of the order that all ranks together have received.
     """
 
     def __init__(self, dataset: Sized, num_replicas: int | None, rank: int | None, shuffle: bool, seed: int) -> None:
@@ -55,9 +42,9 @@ class EpochSampler:
         self._warned = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, and with it the order, of the next iteration; the same on every rank.
+        """Choose the epoch of the next iteration, and its order; the same on every rank.
 
-        The epoch that :meth:`load_state_dict` has restored keeps its position.
+        The epoch of :meth:`load_state_dict` keeps its position.
         """
         if epoch != self.epoch:
             self.epoch = epoch
@@ -67,8 +54,7 @@ class EpochSampler:
     def state_dict(self) -> dict[str, Any]:
         """Return epoch, position and the parameters of the order, as plain numbers.
 
-        The position counts the samples of all ranks, so any number of ranks can continue. Rank 0 is never behind
-        another rank: save its state.
+        Save rank 0's, which is never behind another rank: any number of ranks can continue from it.
         """
         return {
             "epoch": self.epoch,
@@ -79,13 +65,7 @@ class EpochSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the next iteration where ``state`` was taken, on any number of ranks.
-
-        Raises
-        ------
-        ValueError
-            If length, seed or shuffle differ: samples would be repeated.
-        """
+        """Continue where ``state`` was taken; ValueError if length, seed or shuffle differ, as samples would repeat."""
         for key, mine in self.state_dict().items():
             if key not in ("epoch", "position") and state[key] != mine:
                 raise ValueError(
@@ -103,8 +83,8 @@ class EpochSampler:
         return randperm(n, self.seed + self.epoch) if self.shuffle else np.arange(n), self.position
 
     def _end(self, position: int) -> None:
-        """Record the end of the epoch, and warn if it was iterated before."""
-        # Only now: a script may look at a first batch before it calls set_epoch.
+        """Record the end of the epoch; warn if it ended before."""
+        # Only here: a script may look at a first batch before it calls set_epoch.
         if self.shuffle and self._finished and not self._warned:
             self._warned = True
             warnings.warn(
@@ -119,37 +99,20 @@ class EpochSampler:
 class DistributedSampler(EpochSampler):
     """Give rank ``r`` of ``N`` every N-th sample of the epoch's order, from ``r`` on; order and padding are torch's.
 
+    After :meth:`load_state_dict` the ranks share the rest of the epoch; ``len`` is that of a whole epoch. A second
+    epoch in the same order warns of a forgotten :meth:`set_epoch`.
+
     Parameters
     ----------
     dataset : Sized
-        The data set to sample from.
-    num_replicas, rank : int, optional
-        Number of ranks, and this one. Default: the world's, which needs an initialized process group.
-    shuffle : bool, default True
-        Another order in each epoch; needs :meth:`set_epoch`.
-    seed : int, default 0
-        The same on every rank.
-    drop_last : bool, default False
+        Only its length counts.
+    drop_last : bool
         Drop up to ``N - 1`` samples at the end, so that ranks have equally many.
-    mode : {"pad", "exact"}, default "pad"
+    mode : {"pad", "exact"}
         If the length is no multiple of ``N``, "pad" (torch) repeats samples from the start of the order, so that ranks
         have equally many. "exact" repeats and drops none, and ranks differ by up to one: right for an evaluation;
         training then needs :meth:`DistributedDataParallel.join <mpiddp.DistributedDataParallel.join>` or a
         :class:`~mpiddp.data.GlobalBatchSampler`.
-
-    Raises
-    ------
-    ValueError
-        If ``rank`` is not one of ``num_replicas``, ``mode`` is unknown, or it is "exact" with ``drop_last``.
-
-    Notes
-    -----
-    After :meth:`load_state_dict` the rest of the epoch is shared anew among the ranks; ``len`` is always that of a
-    whole epoch. Warns once if an epoch is iterated to its end twice with ``shuffle``: ``set_epoch`` was forgotten.
-
-    References
-    ----------
-    ``torch.utils.data.distributed.DistributedSampler``
 
     Examples
     --------
@@ -195,7 +158,7 @@ class DistributedSampler(EpochSampler):
         stop = start + self._total(max(n - start, 0))
         mine: Array = np.take(order, np.arange(start + self.rank, stop, self.num_replicas), mode="wrap") if n else order
         for index in mine.tolist():
-            # Never beyond the data set: a position in the padding would mean nothing to another number of ranks.
+            # A position in the padding would mean nothing to another number of ranks.
             self.position = min(self.position + self.num_replicas, n)
             yield index
         self._end(min(stop, n))
@@ -203,17 +166,7 @@ class DistributedSampler(EpochSampler):
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:
-    """Size of a batch, on this rank and on all.
-
-    Attributes
-    ----------
-    index : int
-        Number of the batch in its epoch, from 0.
-    samples : int
-        Samples of this rank; may be 0.
-    global_samples : int
-        Samples of all ranks, known without communication.
-    """
+    """Size of a batch, on this rank (may be 0) and on all, with its number in the epoch."""
 
     index: int
     samples: int
@@ -226,41 +179,23 @@ class GlobalBatchSampler(EpochSampler):
     Batch ``k`` is samples ``k B`` to ``(k + 1) B`` of the epoch's order; rank ``r`` takes every N-th of them from ``r``
     on. Pass it to :class:`~mpiddp.data.DataLoader` as ``batch_sampler``.
 
+    If ``N`` does not divide ``B``, ranks differ by one sample: weight their gradients, and sums over an epoch, by
+    ``current.samples``. Where a last batch has fewer samples than ranks, a rank without one gets the first as a
+    stand-in, with ``current.samples`` 0: all ranks take the step, and no model sees an empty batch. After
+    :meth:`load_state_dict` batches continue from the position, with any number of ranks and batch size; ``len`` is that
+    of a whole epoch.
+
     Parameters
     ----------
     dataset : Sized
-        The data set to sample from.
+        Only its length counts.
     batch_size : int
         ``B``, samples a step over all ranks; at least the number of ranks.
-    num_replicas, rank : int, optional
-        Number of ranks, and this one. Default: the world's, which needs an initialized process group.
-    shuffle : bool, default True
-        Another order in each epoch; needs :meth:`set_epoch`.
-    seed : int, default 0
-        The same on every rank.
-    drop_last : bool, default False
-        Leave out the last batch if it is not full.
 
     Attributes
     ----------
     current : BatchShare or None
-        Size of the batch given last. A loader with workers is ahead of its consumer: use
-        :attr:`DataLoader.current <mpiddp.data.DataLoader.current>` there.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``batch_size`` is not an integer of at least the number of ranks, or ``rank`` is not a rank.
-
-    Notes
-    -----
-    If ``B`` is no multiple of ``N``, ranks differ by one sample: weight their gradients, and sums over an epoch, by
-    ``current.samples``. A last batch may have fewer samples than there are ranks; a rank without one gets the batch's
-    first sample as a stand-in, with ``current.samples`` 0, because all ranks have to take the step and no model should
-    see an empty batch.
-
-    After :meth:`load_state_dict` batches continue from the position, with any number of ranks and any batch size, and
-    every sample is seen once. ``len`` is always that of a whole epoch.
+        Size of the batch given last; with workers use :attr:`DataLoader.current <mpiddp.data.DataLoader.current>`.
 
     Examples
     --------

@@ -1,7 +1,4 @@
-"""Arrays in files (npy, npz, IDX), mapped where stored uncompressed, and labelled samples made of them.
-
-All ranks of a node that map a file share its pages.
-"""
+"""Arrays in files (npy, npz, IDX), mapped where stored uncompressed, and labelled samples made of them."""
 
 from __future__ import annotations
 
@@ -25,27 +22,10 @@ IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0
 
 
 def read_idx(path: Path) -> Array:
-    """Return the array of an IDX file, MNIST's format.
+    """Return the array of an IDX file, MNIST's format, mapped (``numpy.memmap``) if of bytes and not gzipped.
 
-    Parameters
-    ----------
-    path : Path
-        The file; gzip is recognized by its first bytes.
-
-    Returns
-    -------
-    ndarray
-        In native byte order. Bytes that are not gzipped are mapped (``numpy.memmap``), everything else is a copy.
-
-    Raises
-    ------
-    ValueError
-        If the file is no IDX file, or its length does not fit its header.
-
-    References
-    ----------
-    http://yann.lecun.com/exdb/mnist/, "The IDX file format": two zero bytes, a type, the number of dimensions, their
-    sizes as big-endian uint32, then the elements in C order.
+    ValueError if it is none, or its length does not fit its header: two zero bytes, a type, the number of dimensions,
+    their sizes as big-endian uint32 (http://yann.lecun.com/exdb/mnist/, "The IDX file format").
     """
     content: Array = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     packed = content[:2].tobytes() == b"\x1f\x8b"
@@ -75,26 +55,13 @@ def read_idx(path: Path) -> Array:
 
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
-"""Header of a zip member: the lengths of its name and of its extra field."""
+"""Lengths of a zip member's name and extra field."""
 _DAMAGED = (ValueError, SyntaxError, tokenize.TokenError)
-"""NumPy's errors for a damaged header of an array, which is a Python expression."""
+"""NumPy's errors for a damaged header, which is a Python expression."""
 
 
 def open_npy(path: Path) -> Array:
-    """Map the array of a ``.npy`` file.
-
-    Returns
-    -------
-    memmap
-        Read-only, of the file's shape, dtype and order.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If it is something else, damaged, or holds Python objects, which are never unpickled; the text names it.
-    """
+    """Map a ``.npy`` file, read-only; ValueError if damaged, or of Python objects, which are never unpickled."""
     with path.open("rb") as file:
         return _map_array(path, file, str(path))
 
@@ -102,21 +69,12 @@ def open_npy(path: Path) -> Array:
 def open_npz(path: Path, names: Iterable[str]) -> list[Array]:
     """Return arrays of a ``.npz`` file, mapped if stored uncompressed (``numpy.savez``), else read.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    names : iterable of str
-        Names of arrays (see `npz_names`).
-
     Raises
     ------
-    FileNotFoundError
-        If there is no such file.
     KeyError
-        If it has no array of a name.
+        It has no array of a name.
     ValueError
-        If it is something else, damaged, or holds Python objects; the text names it.
+        It is damaged, or holds Python objects.
     """
     arrays = []
     with _zip(path) as archive, path.open("rb") as file:
@@ -142,13 +100,7 @@ def open_npz(path: Path, names: Iterable[str]) -> list[Array]:
 
 
 def npz_names(path: Path) -> list[str]:
-    """Return the names of the arrays in a ``.npz`` file.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        If there is no such file, or it is something else.
-    """
+    """Return the names of the arrays in a ``.npz`` file."""
     with _zip(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
@@ -175,7 +127,7 @@ def _map_array(path: Path, file: IO[bytes], label: str) -> Array:
 
 
 TEST_SHARE = 0.1
-"""Of the samples, if the files have no test data."""
+"""Share of the samples, if the files have no test data."""
 
 NAMES = (
     ("x_train", "y_train", "x_test", "y_test"),
@@ -184,7 +136,7 @@ NAMES = (
     ("images", "labels"),
     ("arr_0", "arr_1"),
 )
-"""Accepted names of arrays: samples and labels, of training and test."""
+"""Accepted names of samples and labels, of training and test."""
 
 
 def open_labelled(kind: str, places: Sequence[str | Path]) -> list[Array]:
@@ -193,22 +145,19 @@ def open_labelled(kind: str, places: Sequence[str | Path]) -> list[Array]:
     Parameters
     ----------
     kind : {"npy", "npz", "idx"}
-        The format of the files.
+        The format.
     places : sequence of path
-        For "npz" one file, and for "npy" possibly one folder, with arrays of one of the `NAMES`. Else 2 or 4 files:
-        samples, labels, and those of the test.
+        One file for "npz" or folder for "npy", with arrays of one of the `NAMES`; else 2 or 4 files in that order.
 
     Returns
     -------
     list of ndarray
-        2 or 4 arrays. Samples are as in the file, mapped if uncompressed; labels are int64 (n,).
+        2 or 4 arrays: samples as in the file, mapped if uncompressed, and labels, int64 (n,).
 
     Raises
     ------
-    FileNotFoundError
-        If a file is missing.
     ValueError
-        If one is damaged, names or number of files are none of these, or labels do not fit the samples.
+        A file is damaged, names or number of files are others, or labels do not fit the samples.
     """
     paths = [Path(place) for place in places]
     if kind == "npz" and len(paths) == 1:
@@ -234,7 +183,6 @@ def _known_names(names: Mapping[str, Path] | Sequence[str], label: str) -> Seque
 
 
 def _checked(labels: Array, samples: Array, places: Sequence[str | Path]) -> Array:
-    """Return labels as int64 (n,)."""
     fits = samples.ndim > 1 and labels.shape in ((len(samples),), (len(samples), 1))
     if not fits or labels.dtype.kind not in "iub":
         raise ValueError(
@@ -247,7 +195,7 @@ def _checked(labels: Array, samples: Array, places: Sequence[str | Path]) -> Arr
 
 
 def as_inputs(samples: Array) -> Array:
-    """Return a batch as float32: bytes scaled to 0 to 1, images (n, height, width) with an axis for the channel."""
+    """Return a batch as float32: bytes scaled to 0..1, images (n, height, width) with an axis for the channel."""
     scaled = samples.astype(np.float32)
     if samples.dtype == np.uint8:
         scaled /= 255
@@ -255,24 +203,9 @@ def as_inputs(samples: Array) -> Array:
 
 
 def labelled(arrays: Sequence[Array], seed: int = 0) -> tuple[ArrayDataset | Subset, ArrayDataset | Subset]:
-    """Return training and test data of the 2 or 4 arrays of `open_labelled`.
+    """Return training and test data, mapped by `as_inputs`, of the arrays of `open_labelled`.
 
-    Parameters
-    ----------
-    arrays : sequence of ndarray
-        Samples and labels, and those of the test. Without these a random tenth of the samples is the test.
-    seed : int, default 0
-        Of that choice.
-
-    Returns
-    -------
-    tuple
-        Two data sets, whose samples pass through `as_inputs` batch by batch.
-
-    Raises
-    ------
-    ValueError
-        If there are not enough samples for both.
+    Without arrays for the test a tenth of the samples, chosen by ``seed``, is the test.
     """
     train = ArrayDataset(*arrays[:2], transform=as_inputs)
     if len(arrays) == 4:

@@ -1,8 +1,7 @@
-"""``DataLoader``: batches of a data set in the order of a sampler, fetched ahead by threads, copied to the GPU ahead.
+"""``DataLoader``: batches of a data set in a sampler's order, fetched ahead by threads, copied to the GPU ahead.
 
-Workers are threads, not processes: NumPy and file reads release the GIL, and a process forked after ``MPI_Init`` is
-not safe. They only write to pinned memory; the consumer's thread, whose device and stream are the current ones, queues
-all work of the device.
+Threads, not processes: NumPy and file reads release the GIL, and a process forked after ``MPI_Init`` is not safe. They
+only write to pinned memory; the consumer's thread, with its current device and stream, queues all work of the device.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Indices = Sequence[int] | Array
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
-    """The batch sampler's words on a batch, kept until the batch is handed over."""
+    """The batch sampler's share and state at a batch."""
 
     share: BatchShare | None
     state: dict[str, Any]
@@ -41,59 +40,39 @@ _Batches = Generator[tuple[_Ticket, Any], None, None]
 
 
 class DataLoader:
-    """Iterate over a data set in batches.
+    """Iterate over a data set in batches (``torch.utils.data.DataLoader``), in the sampler's order with any workers.
+
+    A worker's exception is raised in the place of its batch; an abandoned iterator ends its threads.
 
     Parameters
     ----------
     dataset : Dataset
-        One with a method ``batch`` (:class:`~mpiddp.data.ArrayDataset`) gives whole batches without a loop over
-        samples.
-    batch_size : int, default 1
+        One with ``batch`` (:class:`~mpiddp.data.ArrayDataset`) gives batches without a loop over samples.
+    batch_size : int
         Samples a batch, on this rank.
-    shuffle : bool, default False
+    shuffle : bool
         Use a :class:`~mpiddp.data.RandomSampler`.
     sampler : iterable of int, optional
         The order instead, such as a :class:`~mpiddp.data.DistributedSampler`.
-    num_workers : int, default 0
-        Threads that fetch batches ahead. 0 fetches in the consumer.
+    num_workers : int
+        Threads that fetch batches ahead, ``prefetch_factor`` each; 0 fetches in the consumer.
     collate_fn : callable, optional
         Makes a batch of a list of samples. Default: the data set's ``batch``, or :func:`~mpiddp.data.default_collate`.
-    pin_memory : bool, default False
-        Accepted as in torch; only ``device="cuda"`` uses pinned memory.
-    drop_last : bool, default False
-        Leave out the last batch if it is not full.
-    prefetch_factor : int, default 2
-        Batches that a worker fetches ahead.
+    pin_memory : bool
+        Ignored: only ``device="cuda"`` uses pinned memory.
     generator : numpy.random.Generator or int, optional
         Random numbers of ``shuffle``, or their seed.
     batch_sampler : iterable of sequences of int, optional
-        Indices of each batch, such as a :class:`~mpiddp.data.GlobalBatchSampler`; rules out ``batch_size``,
+        Indices of each batch, such as a :class:`~mpiddp.data.GlobalBatchSampler`, instead of ``batch_size``,
         ``shuffle``, ``sampler`` and ``drop_last``.
-    device : {"cpu", "cuda"}, default "cpu"
-        Place of the batches' arrays. "cuda" is the current device: workers write to pinned memory, from which the next
-        batch is copied while the device computes. The consumer's stream waits for the copy, the consumer does not.
+    device : {"cpu", "cuda"}
+        Place of the batches. "cuda" is the current device, to which the next batch is copied while it computes; the
+        consumer's stream waits for the copy, the consumer does not.
 
     Attributes
     ----------
     current : BatchShare or None
-        Sizes of the batch handed over last; None if the batch sampler does not know them.
-
-    Raises
-    ------
-    TypeError
-        If ``batch_size`` is no integer; for a float the text names the integer.
-    ValueError
-        If options contradict each other or are negative.
-
-    Notes
-    -----
-    Batches come in the sampler's order with any number of workers. A worker's exception is raised in the place of its
-    batch, with the worker's traceback. An abandoned iterator ends its threads. :meth:`state_dict` is the sampler's
-    state as of the batch handed over last, not of those fetched ahead.
-
-    References
-    ----------
-    ``torch.utils.data.DataLoader``
+        Sizes of the batch handed over last, if the batch sampler knows them.
 
     Examples
     --------
@@ -166,17 +145,16 @@ class DataLoader:
             self.batch_sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sampler's state as of the batch handed over last; empty if it has none."""
+        """Return the sampler's state as of the batch handed over last, not fetched ahead; empty if it has none."""
         return self._sampler_state() if self._state is None else self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue behind the batch at which ``state`` was taken."""
+        """Continue behind the batch of ``state``."""
         self._state = None
         if hasattr(self.batch_sampler, "load_state_dict"):
             self.batch_sampler.load_state_dict(state)
 
     def _sampler_state(self) -> dict[str, Any]:
-        """Return the batch sampler's state, which may be ahead of the consumer."""
         return self.batch_sampler.state_dict() if hasattr(self.batch_sampler, "state_dict") else {}
 
     def _tickets(self) -> Iterator[tuple[_Ticket, Indices]]:
@@ -188,12 +166,10 @@ class DataLoader:
         return pin(batch) if self.device == "cuda" else batch
 
     def _fetched(self) -> _Batches:
-        """Fetch each batch on request."""
         for ticket, indices in self._tickets():
             yield ticket, self._fetch(indices)
 
     def _fetched_ahead(self) -> _Batches:
-        """Fetch batches ahead in threads, and yield them in order."""
         ahead = self.num_workers * self.prefetch_factor
         waiting: deque[tuple[_Ticket, Future[Any]]] = deque()
         pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="mpiddp-loader")
@@ -221,7 +197,7 @@ def _uploaded(batches: _Batches) -> _Batches:
             except StopIteration:
                 break
             except Exception as error:
-                fault = error  # raised in the place of its batch, behind those that are pending
+                fault = error  # raised in the place of its batch
                 break
             waiting.append((ticket, send(batch)))
             if len(waiting) > 1:
@@ -235,11 +211,11 @@ def _uploaded(batches: _Batches) -> _Batches:
     finally:
         batches.close()
         for _, sent in waiting:
-            receive(sent)  # or its memory would be used again while it is still copied to
+            receive(sent)  # before its memory is used again
 
 
 class Pinned:
-    """A copy of a host array (``host``) in pinned memory (``memory``, bytes of `pinned.take`)."""
+    """A host array's copy ``host`` in pinned ``memory``, bytes of `pinned.take`."""
 
     def __init__(self, x: Array, memory: Array) -> None:
         self.memory = memory
@@ -249,7 +225,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Sent:
-    """A batch that is being copied: with one of its device arrays, if any, and the mark after the last copy."""
+    """A batch in copy: one of its device arrays, if any, and the mark after the last copy."""
 
     batch: Any
     one: Array | None
@@ -257,7 +233,7 @@ class Sent:
 
 
 def pin(batch: Any) -> Any:
-    """Return a batch with its arrays of numbers as `Pinned`, by any thread."""
+    """Return a batch with its arrays of numbers as `Pinned`, in any thread."""
     return map_nested(_pinned, batch, np.ndarray)
 
 
@@ -272,7 +248,7 @@ def send(batch: Any) -> Sent:
 
     def begin(x: Pinned) -> Array:
         target = empty(x.host.shape, x.host.dtype)
-        # Until now this memory may have been a batch on which the consumer's stream still works.
+        # This memory may have been a batch on which the consumer's stream still works.
         up(target, x.host, stream.after("upload", target))
         targets.append(target)
         sources.append(x)
@@ -288,7 +264,7 @@ def send(batch: Any) -> Sent:
 
 
 def receive(sent: Sent) -> Any:
-    """Return a batch; from now on the consumer's stream waits for it, the host does not."""
+    """Return a batch, for which the consumer's stream now waits, not the host."""
     if sent.one is not None and sent.there is not None:
         stream.hold(sent.one, sent.there)
     return sent.batch

@@ -24,12 +24,12 @@ from mpiddp.shm import segment
 from mpiddp.typing import Array
 
 ALIGNMENT_BYTES = 64
-"""Alignment of arrays in shared memory: a cache line."""
+"""A cache line."""
 
 
 @dataclass(frozen=True)
 class _Outline:
-    """Shape and dtype of an array, and of a mapped file its path and offset: enough for other ranks to find it."""
+    """Shape and dtype of an array, and path and offset of a mapped file, by which other ranks find it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -39,19 +39,19 @@ class _Outline:
 
     @classmethod
     def of(cls, x: Array) -> _Outline:
-        # Of a part of a mapped array NumPy does not tell the offset: it counts as an ordinary one.
+        # NumPy does not tell the offset of a part of a mapped array.
         if isinstance(x, np.memmap) and isinstance(x.base, mmap.mmap) and x.filename is not None:
             return cls(x.shape, x.dtype, str(x.filename), x.offset, not x.flags.c_contiguous)
         return cls(x.shape, x.dtype)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in shared memory, up to the beginning of the next array."""
+        """Bytes in shared memory, with alignment."""
         exact = 0 if self.file else math.prod(self.shape) * self.dtype.itemsize
         return -(-exact // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def place(self, memory: Array, start: int) -> Array:
-        """Return the array: the mapped file, or shared memory from byte ``start`` on."""
+        """Return the array, in its file or in shared memory from byte ``start`` on."""
         if self.file:
             order = "F" if self.fortran else "C"
             mapped: Array = np.memmap(self.file, self.dtype, "r", self.offset, self.shape, order)  # type: ignore[call-overload]
@@ -66,35 +66,29 @@ class _Outline:
 def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None) -> tuple[Array, ...]:
     """Load arrays on one rank of each node, and give all ranks there the same memory to read.
 
-    All ranks of the group call this. The first rank of each node calls ``load`` while the others wait, so a download
-    happens once a node.
+    All ranks of the group call this; the others of a node wait while its first one calls ``load``. The rank that loads
+    copies its arrays once; until it drops its own, they exist twice.
 
     Parameters
     ----------
     load : callable
         Returns NumPy arrays, of equal shapes and dtypes on every node. Whole mapped files (``numpy.memmap``) are not
-        copied: the other ranks map them as well.
+        copied but mapped by all.
     group : ProcessGroup, optional
-        The ranks that call; all by default.
+        All ranks by default.
 
     Returns
     -------
     tuple of ndarray
-        The arrays of ``load``, read-only; their memory lives as long as any view of it. If the system gives no shared
-        memory, every rank loads its own, with one warning that says why. Empty on a rank outside of the group.
+        Read-only; the memory lives as long as any view of it. Without shared memory every rank loads its own, with one
+        warning that says why. Empty on a rank outside of the group.
 
     Raises
     ------
     Exception
         An exception of ``load`` on any node, on every rank, with a note that names the rank.
     MismatchError
-        On every rank, if nodes have loaded arrays of different shapes or dtypes.
-    TypeError
-        On every rank, if ``load`` returned anything but NumPy arrays of numbers.
-
-    Notes
-    -----
-    Sends a few small objects. The rank that loads copies its arrays once; until it drops its own, they exist twice.
+        Nodes have loaded arrays of different shapes or dtypes; on every rank.
 
     Examples
     --------
@@ -106,7 +100,7 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
     link = found.link
     first = link.node.rank == 0
     arrays, fault = _attempt(lambda: _loaded(load)) if first else ([], None)
-    # Without a timeout, a rank that waits for a download would keep a core busy inside of MPI instead of polling.
+    # The timeout makes ranks that wait for a download poll, instead of keeping a core busy inside of MPI.
     dist.barrier(found, timeout=link.timeout_s)
     told = _exchange(found, fault or (list(map(_Outline.of, arrays)) if first else None))
     outlines = _agreed(found, told)
@@ -129,12 +123,12 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
         for mine, x in zip(shared, arrays, strict=False):
             if not isinstance(mine, np.memmap):
                 mine[...] = x
-    _exchange(found, fault)  # from here on the first rank's copy is visible
+    _exchange(found, fault)  # the first rank's copy is visible
     return tuple(map(_read_only, shared))
 
 
 def _attempt(action: Callable[[], list[Array]]) -> tuple[list[Array], Exception | None]:
-    """Return an action's result and None, or nothing and its exception in a form that can be pickled."""
+    """Return an action's result, or its exception in a form that can be pickled."""
     try:
         return action(), None
     except Exception as error:
@@ -146,7 +140,6 @@ def _attempt(action: Callable[[], list[Array]]) -> tuple[list[Array], Exception 
 
 
 def _loaded(load: Callable[[], Sequence[Array]]) -> list[Array]:
-    """Call ``load`` and check its arrays."""
     arrays = list(load())
     for x in arrays:
         if not isinstance(x, np.ndarray) or x.dtype.hasobject:
@@ -186,7 +179,7 @@ def _agreed(group: ProcessGroup, told: Sequence[list[_Outline] | None]) -> list[
 def _allocate(link: Link, nbytes: int) -> Steps:
     """Allocate ``nbytes`` that the ranks of each node share; return an empty array and the reason if it fails."""
     yield READY
-    # Every rank allocates a part near itself, and the parts lie one behind the other.
+    # Every rank allocates a part near itself, and the parts are consecutive.
     page = segment.ALIGNMENT_BYTES
     part = max(-(-nbytes // (link.node.size * page)), 1) * page
     found: segment.Allocation = yield from segment.allocate(link.node, link, part)

@@ -10,40 +10,22 @@ MAX_LENGTH = (2**32 - 1) // 20
 
 
 def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return the permutation of ``range(n)`` that torch makes from the same seed.
-
-    Equal to ``torch.randperm(n, generator=torch.Generator().manual_seed(seed))``, on every machine.
+    """Return ``torch.randperm(n, generator=torch.Generator().manual_seed(seed))``, int64 (n,), on every machine.
 
     Parameters
     ----------
     n : int
-        Length, 0 to 214,748,363.
+        0 to 214,748,363.
     seed : int
-        Any integer; as in torch, its lower 32 bits count.
-
-    Returns
-    -------
-    ndarray
-        int64, shape (n,).
-
-    Raises
-    ------
-    ValueError
-        If ``n`` is negative or above the length up to which torch uses this recipe.
+        Its lower 32 bits count, as in torch.
 
     Notes
     -----
-    torch walks through the sequence and swaps element ``i`` with a random element ``j[i] >= i``. All ``j`` are known
-    beforehand, so the walk can be solved for all elements at once. Step ``i`` takes what lies at ``j[i]`` and leaves
-    there what lay at ``i``. Hence what it takes was left there by the last earlier step with the same ``j`` (or is
-    ``j[i]`` itself, untouched), and what it leaves, ``W[i]``, was left at ``i`` by the last earlier step whose ``j``
-    is ``i`` (or is ``i``). So ``W[i] = W[parent[i]]`` in a forest of parents, whose trees are about ``log n`` deep:
-    following all parents twice as far each time resolves them in a few whole-array operations.
-
-    References
-    ----------
-    Fisher and Yates (1938); Durstenfeld, "Algorithm 235: Random permutation", Comm. ACM 7 (1964); pointer jumping:
-    Wyllie (1979).
+    torch swaps element ``i`` with a random one ``j[i] >= i`` (Fisher and Yates; Durstenfeld, Algorithm 235, Comm. ACM
+    7, 1964), and all ``j`` are known beforehand. Step ``i`` takes the element at ``j[i]``, left there by the last
+    earlier step with the same ``j`` (or ``j[i]`` itself), and leaves there ``W[i]``, the element at ``i``: left by the
+    last earlier step whose ``j`` is ``i`` (or ``i``). So ``W[i] = W[parent[i]]`` in a forest about ``log n`` deep,
+    which pointer jumping (Wyllie 1979) resolves in a few whole-array operations.
 
     Examples
     --------
@@ -56,7 +38,7 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
     words = np.random.RandomState(seed & 0xFFFFFFFF).randint(0, 2**32, size=n, dtype=np.uint32)
     partner = steps + words % (n - steps)
 
-    # Steps sorted by partner, then by time: sorting one packed integer is several times faster than an argsort.
+    # By partner, then by time: sorting one packed integer is several times faster than an argsort.
     packed = np.sort(partner << 32 | steps)
     by_partner = packed & 0xFFFFFFFF
     same = (packed[1:] >> 32) == (packed[:-1] >> 32)
@@ -66,7 +48,7 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
     parent = steps.copy()  # the last earlier step whose partner is this step
     last = np.append(~same, True)[:n]
     parent[packed[last] >> 32] = by_partner[last]
-    alone = partner == steps  # a step that swaps with itself is the last of its partner, but is not earlier
+    alone = partner == steps  # a step that swaps with itself is the last of its partner, but not an earlier one
     parent[alone] = np.where(previous[alone] < 0, steps[alone], previous[alone])
     while not np.array_equal(left := parent[parent], parent):
         parent = left

@@ -10,16 +10,7 @@ import numpy as np
 
 
 def checked_batch_size(batch_size: object) -> int:
-    """Return ``batch_size`` as an int if it is a positive integer.
-
-    Raises
-    ------
-    TypeError
-        If it is no integer. For a float the text names the integer: the tutorial's ``128 / float(size)`` is refused by
-        every sampler in Python 3.
-    ValueError
-        If it is below 1.
-    """
+    """Return a positive integer; the error for the tutorial's ``128 / float(size)`` names the integer."""
     if isinstance(batch_size, (float, np.floating)):
         raise TypeError(
             f"batch_size should be an integer, got the float {batch_size:g}; pass {max(int(batch_size), 1)} "
@@ -37,13 +28,7 @@ def checked_batch_size(batch_size: object) -> int:
 
 
 class SequentialSampler:
-    """Visit the samples in order.
-
-    Parameters
-    ----------
-    data_source : Sized
-        Only its length counts.
-    """
+    """Visit the samples in order."""
 
     def __init__(self, data_source: Sized) -> None:
         self.data_source = data_source
@@ -62,17 +47,12 @@ class RandomSampler:
     ----------
     data_source : Sized
         Only its length counts.
-    replacement : bool, default False
+    replacement : bool
         Draw each sample independently of the others.
     num_samples : int, optional
-        Samples to draw; default: all. Beyond the length, without replacement, further permutations follow.
+        All by default; beyond the length, without replacement, further permutations follow.
     generator : numpy.random.Generator or int, optional
-        Random numbers, or their seed. Default: fresh entropy, so that every process has another order.
-
-    Raises
-    ------
-    ValueError
-        If ``num_samples`` is not positive.
+        Random numbers, or their seed; by default every process has another order.
     """
 
     def __init__(
@@ -109,26 +89,9 @@ class RandomSampler:
 
 
 class BatchSampler:
-    """Group the indices of a sampler into lists of equal length.
+    """Group the indices of a sampler, which has a length, into lists of equal length.
 
-    Parameters
-    ----------
-    sampler : iterable of int
-        Indices, with a length.
-    batch_size : int
-        Indices in a list.
-    drop_last : bool
-        Leave out the last list if it is shorter.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``batch_size`` is not a positive integer.
-
-    Notes
-    -----
-    ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of the sampler. A state taken between batches has
-    the position behind the last full batch.
+    State and epoch are the sampler's; a state taken between batches has the position behind the last full batch.
 
     Examples
     --------
