@@ -1,7 +1,6 @@
 """A tape on arrays: tensors that remember their origin, and a backward that fills the leaves' gradients.
 
-Knows neither networks nor MPI. For communication there is a leaf's ``grad_slot``: an array in which its gradient is
-born.
+It knows neither networks nor MPI; a gradient to be sent is born in its leaf's ``grad_slot``.
 """
 
 from .engine import queue_callback

@@ -1,8 +1,5 @@
-"""Elementwise operations and matrix products, with NumPy's broadcasting and dtype promotion.
-
-An operand may be a Python number: it has the empty shape and no gradient.
-"""
-# ruff: noqa: D102 (forward and backward are Function's)
+"""Elementwise operations and matrix products, with NumPy's broadcasting; a Python number has the empty shape."""
+# ruff: noqa: D102 (inherited)
 
 from __future__ import annotations
 
@@ -89,7 +86,7 @@ class Power(Function):
         xp = array_namespace(grad)
         for_base = for_exponent = None
         if self.needs(0):
-            # 0 ** (0 - 1) is infinite; the derivative of a ** 0 is 0 everywhere.
+            # not 0 ** -1, which is infinite
             slope = b * a ** (b - (b != 0))
             for_base = unbroadcast((grad * slope).astype(a.dtype, copy=False), a.shape)
         if self.needs(1):
@@ -210,7 +207,7 @@ class Cosine(Function):
 
 
 class Maximum(Function):
-    """The larger of ``a`` and ``b``; equal ones share the gradient."""
+    """The larger value; equal ones share the gradient."""
 
     sign = 1
 
@@ -230,7 +227,7 @@ class Maximum(Function):
 
 
 class Minimum(Maximum):
-    """The smaller of ``a`` and ``b``; equal ones share the gradient."""
+    """The smaller value; equal ones share the gradient."""
 
     sign = -1
 
@@ -253,7 +250,7 @@ class Clamp(Function):
 
 
 class Where(Function):
-    """``a`` where ``condition`` holds, ``b`` elsewhere."""
+    """``a`` where ``condition`` holds, else ``b``."""
 
     def forward(self, condition: Array, a: Any, b: Any) -> Any:
         self.condition, self.shapes = condition, (shape_of(a), shape_of(b))
@@ -271,7 +268,7 @@ class Where(Function):
 
 
 class Convert(Function):
-    """``a`` on another device, or with another dtype; the gradient goes back to the first ones."""
+    """``a`` with another device or dtype."""
 
     def forward(self, a: Array, convert: Conversion) -> Array:
         self.back = Conversion("kept" if convert.place == "kept" else place_of(a), a.dtype)
@@ -282,12 +279,9 @@ class Convert(Function):
 
 
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
-    """Return ``a @ b``, into ``out`` if given.
+    """Return ``a @ b``, into ``out`` if given; half precision on the host is computed in float32 and rounded.
 
-    Notes
-    -----
-    NumPy multiplies float16 in a plain loop, and bfloat16 to float32: both are computed in float32 and rounded. On a
-    device half types are multiplied as they are, but stacks of bfloat16, for which CuPy 14 has no kernel.
+    NumPy multiplies float16 in a plain loop, and bfloat16 to float32; CuPy 14 has no kernel for stacks of bfloat16.
     """
     xp = array_namespace(a)
     if not (is_half(a) or is_half(b)) or (is_device_array(a) and not _is_of_bfloat16_stacks(a, b)):
@@ -304,12 +298,12 @@ def _is_of_bfloat16_stacks(a: Array, b: Array) -> bool:
 
 
 def total(a: Array, axis: int, out: Array | None = None) -> Array:
-    """Return the sum of ``a`` along an axis; of half precision a float32."""
+    """Return the sum along an axis; of half precision a float32."""
     return array_namespace(a).add.reduce(a, axis=axis, dtype=sum_dtype(a), out=out)  # type: ignore[no-any-return]
 
 
 class MatMul(Function):
-    """``a @ b`` with NumPy's rules: the last two axes are matrices, the others broadcast, a vector is one line."""
+    """``a @ b`` with NumPy's rules for vectors and stacks."""
 
     def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b = a, b
@@ -333,7 +327,7 @@ class MatMul(Function):
             for_a = unbroadcast(product(grad, right.swapaxes(-1, -2)), left.shape).reshape(a.shape)
         if self.needs(1):
             if right.ndim == 2:
-                # One matrix under a stack: the sum over the stack is part of the product.
+                # The sum over the stack is part of the product.
                 for_b = product(left.reshape(-1, left.shape[-1]).T, grad.reshape(-1, grad.shape[-1])).reshape(b.shape)
             else:
                 for_b = unbroadcast(product(left.swapaxes(-1, -2), grad), right.shape).reshape(b.shape)

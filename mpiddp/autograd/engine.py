@@ -1,7 +1,4 @@
-"""The backward pass: walk the nodes behind a loss, the latest first, and add up gradients in the leaves.
-
-A node's sequence number is larger than those of its inputs: one sort gives the order.
-"""
+"""The backward pass: run the nodes behind a loss in reverse sequence, and add up gradients in the leaves."""
 
 from __future__ import annotations
 
@@ -35,14 +32,9 @@ _running = _Running()
 
 
 def queue_callback(function: Callable[[], object]) -> None:
-    """Call ``function()`` once, at the end of this thread's backward.
+    """Call ``function()`` once, at the end of this thread's backward, after the last gradient and hook.
 
-    Callbacks run in order, after the last gradient and hook; one may queue another. An error in backward drops them.
-
-    Raises
-    ------
-    RuntimeError
-        Outside of a backward.
+    Callbacks run in order, and may queue others; an error in backward drops them.
     """
     if _running.callbacks is None:
         raise RuntimeError("Final callbacks can only be installed during backward pass.")
@@ -50,17 +42,7 @@ def queue_callback(function: Callable[[], object]) -> None:
 
 
 def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
-    """Add the gradient of ``root``, weighted by ``gradient``, to every leaf behind it.
-
-    Parameters
-    ----------
-    root : Variable
-        Requires a gradient.
-    gradient : array
-        Of the shape of ``root``.
-    retain_graph : bool
-        Keep the nodes for another backward.
-    """
+    """Add the gradient of ``root``, weighted by ``gradient``, to every leaf behind it."""
     outer, callbacks = _running.callbacks, list[Callable[[], object]]()
     _running.callbacks = callbacks
     try:
@@ -77,7 +59,6 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
 
 
 def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
-    """Run the nodes behind ``root``, the latest first."""
     nodes, uses = _reachable(root)
     leaves, gradients = (_DeviceLeaves(uses), _DeviceGradients()) if in_use() else (_Leaves(uses), _Gradients())
     gradients[root] = gradient
@@ -88,7 +69,7 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
             results: tuple[Any, ...] = (None,) * len(edges)
         else:
             if grad.dtype != node.output_dtype:
-                # Of an operation that mixed dtypes: one float64 in a loss would make the whole backward float64.
+                # Or one float64 in a loss would make the whole backward float64.
                 grad = converted(grad, node.output_dtype)
             if node.hooks:
                 grad = _run_hooks(node.hooks, grad)
@@ -101,7 +82,7 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
             if edge is None:
                 continue
             if isinstance(edge, Variable):
-                # A gradient that came through unchanged, or went to two inputs, is not the leaf's to keep.
+                # A gradient that other nodes or inputs hold is not the leaf's to keep.
                 owned = result is not grad and sum(other is result for other in results) == 1
                 leaves.add(edge, result, owned)
             elif result is not None:
@@ -142,7 +123,7 @@ def _reachable(root: Function) -> tuple[list[Function], dict[Variable, int]]:
 
 
 class _Leaves:
-    """The leaves of one backward: contributions missing, and received."""
+    """Leaves of one backward, by their missing and received contributions."""
 
     def __init__(self, uses: dict[Variable, int]) -> None:
         self._uses = uses
@@ -154,7 +135,7 @@ class _Leaves:
         if grad is not None:
             self._reached.add(leaf)
             if leaf.grad_hooks:
-                # The hooks see this backward's whole gradient and nothing of earlier ones.
+                # The hooks see this backward's whole gradient, nothing of earlier ones.
                 before = self._held.get(leaf)
                 self._held[leaf] = grad if before is None else before + grad
             else:
@@ -170,11 +151,11 @@ class _Leaves:
 
 
 _Gradients = dict[Function, Array]
-"""The gradients of outputs whose nodes have not run."""
+"""Gradients of outputs whose nodes have not run."""
 
 
 class _DeviceGradients(_Gradients):
-    """Those of a process that uses GPUs: the device of a gradient is current while its node runs, and for its sum."""
+    """The same with GPUs: a gradient's device is current while its node runs, and for its sum."""
 
     def pop(self, node: Function, default: Any = None) -> Any:
         grad = super().pop(node, default)
@@ -188,7 +169,7 @@ class _DeviceGradients(_Gradients):
 
 
 class _DeviceLeaves(_Leaves):
-    """Those of a process that uses GPUs: the device of a contribution is current while it is added."""
+    """The same with GPUs: a contribution's device is current while it is added."""
 
     def add(self, leaf: Variable, grad: Array | None, owned: bool) -> None:
         stand_at(grad)
@@ -196,7 +177,6 @@ class _DeviceLeaves(_Leaves):
 
 
 def _run_hooks(hooks: Hooks, grad: Array) -> Array:
-    """Pass ``grad`` through hooks; a result other than None replaces it."""
     for hook in tuple(hooks.values()):
         replacement = hook(grad)
         if replacement is not None:
@@ -207,14 +187,7 @@ def _run_hooks(hooks: Hooks, grad: Array) -> Array:
 def accumulate(leaf: Variable, grad: Array, owned: bool) -> None:
     """Add ``grad`` to a leaf's gradient: into its slot, as its new array, or onto the present one.
 
-    Parameters
-    ----------
-    leaf : Variable
-        A leaf.
-    grad : array
-        Of the leaf's shape.
-    owned : bool
-        Nobody else holds ``grad``: it may become the leaf's own.
+    ``owned``: nobody else holds ``grad``, which may become the leaf's.
     """
     data, slot = leaf.data, leaf.grad_slot
     if grad.shape != data.shape:

@@ -1,6 +1,6 @@
-"""The tape: variables, operations that remember what their backward needs, and the switch of recording.
+"""The tape: variables, operations with a gradient, and the switch of recording.
 
-There is no tape object: a node points at the nodes or leaves its inputs came from.
+There is no tape object: a node points at the nodes or leaves of its inputs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _sequence = itertools.count()
 
 
 Hooks = dict[int, Callable[..., Any]]
-"""Hooks in the order of their registration, by an id that is never used twice."""
+"""Hooks in order of registration, by an id that is never used twice."""
 
 _ids = itertools.count()
 
 
 class RemovableHandle:
-    """Handle of a registered hook; as a context manager it removes the hook at the end."""
+    """Removes a registered hook, also as a context manager."""
 
     def __init__(self, hooks: Hooks, hook: Callable[..., Any]) -> None:
         self._hooks = hooks
@@ -37,7 +37,7 @@ class RemovableHandle:
         hooks[self._id] = hook
 
     def remove(self) -> None:
-        """Remove the hook; a second time does no harm."""
+        """Remove the hook, if it is there."""
         self._hooks.pop(self._id, None)
 
     def __enter__(self) -> RemovableHandle:
@@ -55,7 +55,7 @@ mode = _Mode()
 
 
 class _SetGradEnabled:
-    """Context manager and decorator that sets the switch and puts it back."""
+    """Context manager and decorator that sets the switch and restores it."""
 
     value: bool
 
@@ -72,8 +72,6 @@ class _SetGradEnabled:
         mode.enabled = self._before.pop()
 
     def __call__(self, function: _Callable) -> _Callable:
-        """Return ``function`` with its body under the switch."""
-
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             with type(self)():
@@ -83,7 +81,7 @@ class _SetGradEnabled:
 
 
 class no_grad(_SetGradEnabled):  # noqa: N801 (torch's name)
-    """Record nothing in this block, or in this function, of this thread.
+    """Record nothing in this block or function, in this thread.
 
     Examples
     --------
@@ -99,18 +97,18 @@ class no_grad(_SetGradEnabled):  # noqa: N801 (torch's name)
 
 
 class enable_grad(_SetGradEnabled):  # noqa: N801 (torch's name)
-    """Record again inside of a :class:`no_grad` block."""
+    """Record again inside of :class:`no_grad`."""
 
     value = True
 
 
 def is_grad_enabled() -> bool:
-    """Return whether operations of this thread are recorded."""
+    """Return whether this thread records operations."""
     return mode.enabled
 
 
 def as_array(data: Any) -> Array:
-    """Return ``data`` as an array; Python floats become float32, the default dtype."""
+    """Return ``data`` as an array; Python floats become float32."""
     array = array_namespace(data).asarray(data)
     if array.dtype == "float64" and not hasattr(data, "dtype"):
         array = array.astype("float32")
@@ -118,46 +116,40 @@ def as_array(data: Any) -> Array:
 
 
 def is_differentiable(dtype: np.dtype[Any]) -> bool:
-    """Return whether values of a dtype can have a gradient (bfloat16, NumPy's kind ``V``, can)."""
+    """Return whether a dtype can have a gradient; bfloat16 is NumPy's kind ``V``."""
     return dtype.kind in "fcV"
 
 
 class Variable:
     """An array with a place on the tape; a leaf has no ``grad_fn``.
 
-    Class attributes are the state of most variables: an instance holds only differences, which makes outputs cheap.
+    Defaults are class attributes: instances hold only differences, which makes outputs cheap.
     """
 
     data: Array
-    """The array; assignable. The tape keeps arrays, not copies: do not write to one between forward and backward."""
+    """Assignable; not to be written to between forward and backward, as the tape keeps no copy."""
     grad: Array | None = None
     """A leaf's gradient: None, or an array of the shape and dtype of ``data`` in C order."""
     requires_grad: bool = False
-    """True if gradients flow to this variable."""
     grad_slot: Array | None = None
     """A leaf's place for its gradient: the first accumulation writes here and makes it ``grad``."""
     grad_fn: Any = None
-    """The node of the tape whose output this is (a :class:`Function`), None for a leaf."""
+    """The node whose output this is."""
     grad_hooks: Hooks | None = None
-    """A leaf's hooks that see, and may replace, a backward's gradient before it is accumulated."""
+    """A leaf's hooks on a backward's gradient, before its accumulation."""
     post_accumulate_grad_hooks: Hooks | None = None
-    """A leaf's hooks that run once ``grad`` is final."""
+    """A leaf's hooks on its final ``grad``."""
 
 
 class Function:
     """An operation with a gradient; an instance is one use of it, and a node of the tape.
 
     A subclass defines ``forward(self, *inputs)`` on arrays, which returns one array, and ``backward(self, grad)``,
-    which returns a gradient, or None, for each input up to the last one with a gradient. Attributes of ``self`` keep
-    what backward needs, and are dropped after it. torch's spelling, static methods with a ``ctx``, works too.
+    which returns a gradient, or None, for each input up to the last one with a gradient. Attributes of ``self`` are
+    kept until backward. torch's static methods with a ``ctx`` work, too.
 
-    Notes
-    -----
-    ``backward`` must not write to ``grad``, which other nodes may have. It may return ``grad``, a view, or an array
-    that nobody else holds.
-
-    ``self.out(index)`` is the array in which an input's gradient is best born, a leaf's ``grad_slot``, or None.
-    Returning that array saves a copy.
+    ``backward`` must not write to ``grad``, which other nodes may hold; it returns ``grad``, a view, or an array that
+    nobody else holds, best ``self.out(index)``, a leaf's ``grad_slot``, if not None.
 
     Examples
     --------
@@ -179,27 +171,20 @@ class Function:
     forward: ClassVar[Callable[..., Any]]
     backward: ClassVar[Callable[..., Any]]
     output_type: ClassVar[Any] = Variable
-    """The class of outputs: the tensor, which stands above the operations and puts itself here."""
+    """Class of outputs: `Tensor`, which stands above and sets itself."""
 
     edges: tuple[Variable | Function | None, ...] | None = None
-    """For each input the node or the leaf that its gradient goes to, None without one; None as a whole once freed."""
+    """Each input's node or leaf, None without a gradient; None once freed."""
     sequence: int
-    """Grows with every node: an order in which every node comes after its inputs'."""
+    """Larger than those of the inputs' nodes."""
     output_dtype: np.dtype[Any]
-    """In which backward gets its gradient; its name is none that a subclass would keep something under."""
+    """Dtype of backward's gradient."""
     hooks: Hooks | None = None
-    """Hooks on the gradient of the output."""
     saved_tensors: tuple[Any, ...] = ()
 
     @classmethod
     def apply(cls, *inputs: Any) -> Any:
-        """Run the operation on tensors, arrays and options; record it if a tensor requires a gradient.
-
-        Returns
-        -------
-        Tensor
-            Requires a gradient if an input does and recording is on.
-        """
+        """Run the operation on tensors, arrays and options; record it if a tensor requires a gradient."""
         node = cls()
         arrays: list[Any] = []
         edges: list[Variable | Function | None] = []
@@ -227,20 +212,20 @@ class Function:
         return output
 
     def needs(self, index: int) -> bool:
-        """Return whether the gradient of input ``index`` is wanted."""
+        """Return whether input ``index`` needs a gradient."""
         return self.edges is not None and self.edges[index] is not None
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
-        """For each input whether its gradient is wanted."""
+        """`needs` of each input."""
         return tuple(edge is not None for edge in self.edges or ())
 
     def save_for_backward(self, *arrays: Any) -> None:
-        """Keep arrays as ``saved_tensors``: torch's way; plain attributes do as well."""
+        """Keep arrays as ``saved_tensors``, as in torch."""
         self.saved_tensors = arrays
 
     def out(self, index: int) -> Array | None:
-        """Return the array for the gradient of input ``index``; None: a new one."""
+        """Return the array for the gradient of input ``index``, or None."""
         edges = self.edges or ()
         leaf = edges[index]
         if (
@@ -248,14 +233,14 @@ class Function:
             or leaf.grad_slot is None
             or leaf.grad is not None
             or leaf.grad_hooks
-            # An input that is there twice has two gradients, and one slot.
+            # An input that is there twice has one slot for two gradients.
             or sum(edge is leaf for edge in edges) > 1
         ):
             return None
         return leaf.grad_slot
 
     def release(self) -> None:
-        """Drop everything kept for backward, and the links to other nodes."""
+        """Drop everything kept for backward, and the edges."""
         vars(self).clear()
 
     def __repr__(self) -> str:
@@ -273,5 +258,5 @@ def unbroadcast(grad: Array, shape: Shape) -> Array:
 
 
 def shape_of(operand: Any) -> Shape:
-    """Return an operand's shape; a number has the empty one."""
+    """Return an operand's shape, empty for a number."""
     return getattr(operand, "shape", ())

@@ -16,23 +16,14 @@ from .tensor import Tensor
 def gradcheck(
     func: Callable[..., Tensor], inputs: Sequence[Any], eps: float = 1e-6, atol: float = 1e-5, rtol: float = 1e-3
 ) -> bool:
-    """Compare backward with central differences, element by element, in float64.
+    """Compare backward with central differences of step ``eps``, element by element, in float64.
 
     Parameters
     ----------
     func : callable
-        Takes tensors, returns one tensor; must be deterministic.
+        Takes tensors, returns one; must be deterministic.
     inputs : sequence
-        Floating-point arrays and tensors are copied to float64 and checked; everything else is passed on.
-    eps : float, default 1e-6
-        Step of the differences.
-    atol, rtol : float
-        Largest error, absolute and relative to the difference quotient.
-
-    Returns
-    -------
-    bool
-        True.
+        Floating-point arrays and tensors are copied to float64 and checked, others passed on.
 
     Raises
     ------
@@ -47,7 +38,7 @@ def gradcheck(
     """
     tensors = [_leaf(value) for value in inputs]
     output = func(*tensors)
-    # Weights that differ from element to element: a gradient that ends up at the wrong place shows.
+    # Different weights show a gradient at a wrong place.
     weights = np.random.default_rng(0).uniform(0.5, 1.5, output.shape)
     weights = array_namespace(output.data).asarray(weights)
     output.backward(weights)
@@ -80,7 +71,7 @@ def gradcheck(
 
 
 def _leaf(value: Any) -> Any:
-    """Return a float64 leaf with a copy of ``value`` if that is floating point, else ``value``."""
+    """Return a float64 leaf with a copy of ``value``, or ``value`` if not floating point."""
     data = value.data if isinstance(value, Tensor) else value
     if isinstance(data, int | bool | str | None):
         return value

@@ -1,7 +1,4 @@
-"""Operations of a tensor that return tensors: torch's methods and argument names, NumPy's broadcasting.
-
-Comparisons and indices have no gradient.
-"""
+"""Operations of a tensor: torch's methods and argument names, NumPy's broadcasting; comparisons have no gradient."""
 # mypy: disable-error-code="no-any-return"
 # (Function.apply is typed Any: nodes of the tape are below the tensor and cannot name its type.)
 
@@ -26,23 +23,21 @@ Operand = Any
 
 
 class ElementCount(int):
-    """Number of elements, as NumPy's ``size``; called, torch's: ``size()`` is the shape, ``size(dim)`` one length."""
+    """Number of elements; called, as torch's ``size``, the shape or one length."""
 
     shape: Shape
 
     def __new__(cls, shape: Shape) -> ElementCount:
-        """Count the elements of a shape."""
         count = super().__new__(cls, math.prod(shape))
         count.shape = shape
         return count
 
     def __call__(self, dim: int | None = None) -> Any:
-        """Return the shape, or the length of one axis."""
         return self.shape if dim is None else self.shape[normalize_axis_index(dim, len(self.shape))]
 
 
 class ValuesAndIndices(NamedTuple):
-    """Values and their positions along an axis: of ``max``, ``min`` and ``topk``."""
+    """Values and their positions along an axis."""
 
     values: Any
     indices: Any
@@ -166,7 +161,7 @@ class Operations(Variable):
         return arithmetic.Clamp.apply(self, min, max)
 
     def masked_fill(self, mask: Operand, value: Operand) -> Self:
-        """Return ``value`` where ``mask``, of booleans, holds, and the tensor's own values elsewhere."""
+        """Return ``value`` where the boolean ``mask`` holds, else the tensor's values."""
         mask = values_of(mask)
         if mask.dtype != bool:
             raise RuntimeError(f"masked_fill only supports boolean masks, but got mask with dtype {mask.dtype}")
@@ -201,7 +196,7 @@ class Operations(Variable):
     def __invert__(self) -> Self:
         return constant(~self.data)
 
-    # Python takes it away from a class that defines __eq__.
+    # Defining __eq__ removes it.
     __hash__ = object.__hash__
 
     def eq(self, other: Operand) -> Self:
@@ -239,10 +234,7 @@ class Operations(Variable):
         return reduction.Mean.apply(self, dim, keepdim)
 
     def var(self, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: int = 1) -> Self:
-        """Return the variance over axes: squares divided by the number of elements less ``correction``.
-
-        ``unbiased=False`` is torch's older spelling of ``correction=0``.
-        """
+        """Return the variance, divided by the number of elements less ``correction``, 0 if not ``unbiased``."""
         correction = correction if unbiased else 0
         squares = (self - self.mean(dim, keepdim=True)) ** 2
         count = reduction.reduced(self.data.shape, dim)
@@ -259,7 +251,7 @@ class Operations(Variable):
         return reduction.Softmax.apply(self, dim)
 
     def log_softmax(self, dim: int) -> Self:
-        """Return the logarithm of :meth:`softmax`, which cannot overflow."""
+        """Return the logarithm of :meth:`softmax`, without overflow."""
         return reduction.LogSoftmax.apply(self, dim)
 
     def amax(self, dim: Dim = None, keepdim: bool = False) -> Self:
@@ -271,43 +263,42 @@ class Operations(Variable):
         return reduction.Extreme.apply(self, dim, keepdim, -1)
 
     def max(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """Return the largest value, `ValuesAndIndices` along ``dim``, or the larger of two tensors, as torch."""
+        """Return the largest value, `ValuesAndIndices` along ``dim``, or the larger of two tensors."""
         if dim is None or isinstance(dim, int):
             return self.amax() if dim is None else self._at(self.data.argmax(axis=dim, keepdims=True), dim, keepdim)
         return arithmetic.Maximum.apply(self, dim)
 
     def min(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """Return the smallest value, `ValuesAndIndices` along ``dim``, or the smaller of two tensors, as torch."""
+        """Return the smallest value, `ValuesAndIndices` along ``dim``, or the smaller of two tensors."""
         if dim is None or isinstance(dim, int):
             return self.amin() if dim is None else self._at(self.data.argmin(axis=dim, keepdims=True), dim, keepdim)
         return arithmetic.Minimum.apply(self, dim)
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> ValuesAndIndices:
-        """Return the ``k`` largest (or smallest) values along an axis, in order, with their indices."""
+        """Return the ``k`` largest or smallest values along an axis, in order, with their indices."""
         x = self.data
         axis, length = normalize_axis_index(dim, x.ndim), x.shape[dim]
         if not 0 <= k <= length:
             raise RuntimeError(f"selected index k out of range: k={k} for an axis of length {length}")
         xp = array_namespace(x)
-        if largest:  # reversed twice: of equal values the first comes first, and NaN before all
+        if largest:  # reversed twice: equal values in order, NaN first
             order = length - 1 - xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)
         else:
             order = xp.argsort(x, axis=axis, kind="stable")
         return self._at(xp.take(order, xp.arange(k), axis=axis), axis, True)
 
     def _at(self, index: Array, dim: int, keepdim: bool) -> ValuesAndIndices:
-        """Return the elements at ``index`` along ``dim``, and the index."""
         values = reduction.TakeAlong.apply(self, index, dim)
         if keepdim:
             return ValuesAndIndices(values, constant(index))
         return ValuesAndIndices(values.squeeze(dim), constant(index.squeeze(dim)))
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Self:
-        """Return the index of the largest values along an axis, or in the flattened tensor."""
+        """Return the index of the largest value along an axis, or of all."""
         return constant(array_namespace(self.data).argmax(self.data, axis=dim, keepdims=keepdim))
 
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> Self:
-        """Return the index of the smallest values along an axis, or in the flattened tensor."""
+        """Return the index of the smallest value along an axis, or of all."""
         return constant(array_namespace(self.data).argmin(self.data, axis=dim, keepdims=keepdim))
 
     def cumsum(self, dim: int) -> Self:
@@ -322,11 +313,11 @@ class Operations(Variable):
         return shaping.Index.apply(self, values_of(index))
 
     def reshape(self, *shape: Any) -> Self:
-        """Return the values in another shape, given as numbers or as one tuple; one length may be -1."""
+        """Return the values in another shape; one length may be -1."""
         return shaping.Reshape.apply(self, _lengths(shape))
 
     def view(self, *shape: Any) -> Self:
-        """Return the values in another shape; unlike torch's, copies where the layout demands it."""
+        """Return the values in another shape; unlike torch's, may copy."""
         return shaping.Reshape.apply(self, _lengths(shape))
 
     def view_as(self, other: Operand) -> Self:
@@ -334,7 +325,7 @@ class Operations(Variable):
         return self.view(tuple(other.shape))
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """Return the tensor with the axes from ``start_dim`` to ``end_dim`` made one."""
+        """Join the axes from ``start_dim`` to ``end_dim``."""
         shape = self.data.shape or (1,)
         first, last = (normalize_axis_index(dim, len(shape)) for dim in (start_dim, end_dim))
         if first > last:
@@ -342,20 +333,20 @@ class Operations(Variable):
         return shaping.Reshape.apply(self, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
 
     def squeeze(self, dim: int | None = None) -> Self:
-        """Return the tensor without its axes of length 1, or without that one if its length is 1."""
+        """Remove the axes of length 1, or only ``dim``."""
         shape = self.data.shape
         gone = range(len(shape)) if dim is None else (normalize_axis_index(dim, len(shape) or 1),)
         return self.reshape(tuple(n for i, n in enumerate(shape) if n != 1 or i not in gone))
 
     def unsqueeze(self, dim: int) -> Self:
-        """Return the tensor with an axis of length 1 at ``dim``."""
+        """Add an axis of length 1 at ``dim``."""
         shape = list(self.data.shape)
         shape.insert(normalize_axis_index(dim, len(shape) + 1), 1)
         return self.reshape(tuple(shape))
 
     @property
     def T(self) -> Self:  # noqa: N802 (NumPy's and torch's name)
-        """The axes in reverse order."""
+        """The axes reversed."""
         return shaping.Transpose.apply(self, tuple(range(self.data.ndim))[::-1])
 
     def t(self) -> Self:
@@ -365,7 +356,7 @@ class Operations(Variable):
         return self.T
 
     def transpose(self, dim0: int, dim1: int) -> Self:
-        """Return the tensor with two axes exchanged."""
+        """Exchange two axes."""
         axes = list(range(self.data.ndim))
         axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
         return shaping.Transpose.apply(self, tuple(axes))
@@ -375,15 +366,15 @@ class Operations(Variable):
         return shaping.Transpose.apply(self, _lengths(dims))
 
     def expand(self, *shape: Any) -> Self:
-        """Return the tensor repeated along axes of length 1, without a copy; -1 keeps an axis."""
+        """Repeat along axes of length 1, without a copy; -1 keeps an axis."""
         return shaping.Expand.apply(self, _lengths(shape))
 
     def expand_as(self, other: Operand) -> Self:
-        """Return the tensor expanded to the shape of ``other``."""
+        """Expand to the shape of ``other``."""
         return self.expand(tuple(other.shape))
 
     def split(self, split_size: int | list[int] | tuple[int, ...], dim: int = 0) -> tuple[Self, ...]:
-        """Return parts along an axis: of ``split_size`` elements, the last one fewer, or of each size in a list."""
+        """Return parts along an axis: of ``split_size`` elements, the last one fewer, or of listed sizes."""
         axis = normalize_axis_index(dim, self.data.ndim)
         length = self.data.shape[axis]
         if not isinstance(split_size, int):
@@ -412,31 +403,24 @@ class Operations(Variable):
         return shaping.Copy.apply(self)
 
     def contiguous(self) -> Self:
-        """Return the tensor itself if its array lies in C order, else a copy that does."""
+        """Return the tensor itself if in C order, else a copy."""
         return self if self.data.flags.c_contiguous else self.clone()
 
     # -- device and dtype ------------------------------------------------------------------------------------------
 
     def to(self, device: Any = None, dtype: Any = None, non_blocking: bool = False, copy: bool = False) -> Self:
-        """Return the values on another device, with another dtype, or both; gradients come back with the first ones.
+        """Return the values on another device, with another dtype, or both; gradients flow back.
 
         Parameters
         ----------
         device : str, int, dtype, array or Tensor
-            ``"cpu"``, ``"cuda"``, ``"cuda:N"``, N, a dtype, or what has the device and dtype wanted.
+            ``"cpu"``, ``"cuda"``, ``"cuda:N"``, N, a dtype, or an object with both.
         dtype : dtype, optional
             With a device.
         non_blocking : bool
             Ignored: only copies to the host wait.
-        copy : bool, default False
-            Return a copy even if nothing changes.
-
-        Raises
-        ------
-        TypeError
-            ``device`` is none of these.
-        ValueError
-            There is no such device.
+        copy : bool
+            Even if nothing changes.
         """
         convert = conversion(values_of(device), dtype)
         if convert.place == "kept" and self.data.dtype == convert.dtype:
@@ -458,7 +442,7 @@ class Operations(Variable):
         return self.to("cuda" if device is None else device)
 
     def astype(self, dtype: DTypeLike) -> Self:
-        """Return the values with another dtype: NumPy's word for :meth:`to`."""
+        """Return the values with another dtype."""
         return self.to(np.dtype(dtype))
 
     def half(self) -> Self:
@@ -473,7 +457,7 @@ class Operations(Variable):
         """Return the values as int64."""
         return self.to(np.int64)
 
-    # The last ones: their names are types above.
+    # Last, as their names are types above.
 
     def bool(self) -> Self:
         """Return the values as booleans."""
@@ -489,15 +473,14 @@ class Operations(Variable):
 
 
 def constant(array: Any) -> Any:
-    """Return a tensor that the tape does not know."""
+    """Return a tensor off the tape."""
     return Function.output_type(array)
 
 
 def values_of(operand: Any) -> Any:
-    """Return a tensor's array, and anything else as it is."""
     return operand.data if isinstance(operand, Variable) else operand
 
 
 def _lengths(numbers: tuple[Any, ...]) -> Shape:
-    """Return ``f(2, 3)``'s and ``f((2, 3))``'s arguments alike."""
+    """Return the lengths of ``f(2, 3)`` or ``f((2, 3))``."""
     return tuple(numbers[0]) if len(numbers) == 1 and isinstance(numbers[0], tuple | list) else numbers

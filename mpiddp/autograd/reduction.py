@@ -1,5 +1,5 @@
 """Reductions over axes; ``dim`` is None (all axes), an axis or several."""
-# ruff: noqa: D102 (forward and backward are Function's)
+# ruff: noqa: D102 (inherited)
 
 # mypy: disable-error-code="no-any-return"
 
@@ -18,7 +18,7 @@ Dim = int | tuple[int, ...] | list[int] | None
 
 
 def _axes(dim: Dim) -> int | tuple[int, ...] | None:
-    """Return ``dim`` as NumPy wants it; torch's empty list is all axes."""
+    """Return ``dim`` as NumPy's; torch's empty list is all axes."""
     return tuple(dim) or None if isinstance(dim, tuple | list) else dim
 
 
@@ -36,7 +36,7 @@ def reduced(shape: Shape, dim: Dim) -> int:
 
 
 def _rounded(result: Any, a: Array) -> Any:
-    """Return a sum of ``a`` in its dtype, if that is half precision."""
+    """Return a sum of half precision in the dtype of ``a``."""
     return result.astype(a.dtype) if is_half(a) else result
 
 
@@ -62,7 +62,7 @@ class Mean(Sum):
         return _rounded(total / self.count if self.count else total + math.nan, a)
 
     def backward(self, grad: Array) -> Array:
-        return super().backward(widened(grad) / max(self.count, 1))  # the number may be none of half precision
+        return super().backward(widened(grad) / max(self.count, 1))  # the count may overflow half precision
 
 
 class Extreme(Function):
@@ -83,7 +83,7 @@ class Extreme(Function):
 
 
 class TakeAlong(Function):
-    """The elements at ``index`` (integers, one for each line along ``dim``), with that axis kept."""
+    """The elements at integers ``index``, one for each line along ``dim``; the axis is kept."""
 
     def forward(self, a: Array, index: Array, dim: int) -> Any:
         self.index, self.dim, self.shape = index, dim, a.shape

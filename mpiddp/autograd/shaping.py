@@ -1,5 +1,5 @@
-"""Operations that move values: copy, reshape, transpose, expand, index, join, pad; views where NumPy makes views."""
-# ruff: noqa: D102 (forward and backward are Function's)
+"""Operations that move values; views where NumPy makes views."""
+# ruff: noqa: D102 (inherited)
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .function import Function, unbroadcast
 
 
 class Copy(Function):
-    """The same values in an array of their own."""
+    """A copy."""
 
     def forward(self, a: Array) -> Array:
         return a.copy()
@@ -59,7 +59,7 @@ class Expand(Function):
 
 
 class Index(Function):
-    """``a[index]`` with NumPy's rules; an element taken twice gets both gradients."""
+    """``a[index]`` with NumPy's rules; gradients of an element taken twice add up."""
 
     def forward(self, a: Array, index: Any) -> Any:
         self.index, self.shape = index, a.shape
@@ -78,7 +78,7 @@ class Index(Function):
 
 
 def _may_repeat(index: Any) -> bool:
-    """Return whether an index can name an element twice: with arrays or sequences of integers."""
+    """Return whether an index can name an element twice: integer arrays or sequences."""
     parts = index if isinstance(index, tuple) else (index,)
     return any(
         isinstance(part, list | tuple) or (getattr(part, "ndim", 0) > 0 and part.dtype.kind != "b") for part in parts
@@ -86,7 +86,7 @@ def _may_repeat(index: Any) -> bool:
 
 
 class Join(Function):
-    """Arrays one after the other along an axis that they have."""
+    """Concatenation along an axis."""
 
     def forward(self, dim: int, *arrays: Array) -> Any:
         self.dim = dim
@@ -104,7 +104,7 @@ class Join(Function):
 
 
 class Pad(Function):
-    """A constant around the array; ``widths`` has (before, after) for each axis; negative ones cut."""
+    """A constant around the array; ``widths`` has (before, after) for each axis, negative to cut."""
 
     def forward(self, a: Array, widths: tuple[tuple[int, int], ...], value: float) -> Any:
         outer = tuple(n + before + after for n, (before, after) in zip(a.shape, widths, strict=True))

@@ -1,4 +1,4 @@
-"""The tensor: an array on the tape, and its gradient. Functions of several tensors."""
+"""The tensor, and functions of several."""
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -20,29 +20,23 @@ from .operations import ElementCount, Operand, Operations, values_of
 
 
 class Tensor(Operations):
-    """An array on the tape.
+    """An array on the tape, with torch's methods.
+
+    ``backward`` adds to ``grad``, an array; ``grad = None`` starts anew. In-place operations are not on the tape: they
+    are for tensors without a gradient and for :class:`no_grad`, in which ``+=`` is in place, too.
 
     Parameters
     ----------
     data : array_like
-        An array of NumPy or CuPy is kept, not copied. Python floats become float32.
-    requires_grad : bool, default False
+        An array is kept, not copied; Python floats become float32.
+    requires_grad : bool
         Gradients flow to this tensor.
 
     Attributes
     ----------
-    data : array
-        The values; assignable.
-    grad : array or None
-        The gradient: an array, not a tensor.
     grad_slot : array or None
-        Place of the gradient: the first accumulation of a backward in which ``grad`` is None writes into it. The next
-        backward overwrites what an older reference to ``grad`` sees.
-
-    Notes
-    -----
-    ``backward`` adds to ``grad``; ``grad = None`` starts anew. In-place operations are not on the tape: they are for
-    tensors without a gradient, and for :class:`no_grad`, in which ``+=`` and the like are in place too.
+        Place of the gradient: the first accumulation into an empty ``grad`` writes here, also over what older
+        references to ``grad`` see.
 
     Examples
     --------
@@ -84,7 +78,7 @@ class Tensor(Operations):
 
     @property
     def size(self) -> ElementCount:
-        """Number of elements, as NumPy's; called, torch's: ``size()`` is the shape, ``size(dim)`` one length."""
+        """Number of elements; called, torch's ``size()`` and ``size(dim)``."""
         return ElementCount(self.data.shape)
 
     def numel(self) -> int:
@@ -93,7 +87,7 @@ class Tensor(Operations):
 
     @property
     def device(self) -> str:
-        """The array's device, as :meth:`to` takes it: ``"cpu"`` or ``"cuda:N"``."""
+        """``"cpu"`` or ``"cuda:N"``."""
         place = place_of(self.data)
         return "cpu" if place is None else f"cuda:{place}"
 
@@ -111,13 +105,7 @@ class Tensor(Operations):
         return self.data.tolist()
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
-        """Return the values as a NumPy array: the array itself on the host, a copy from a GPU.
-
-        Raises
-        ------
-        RuntimeError
-            The tensor requires a gradient, and ``force`` is false.
-        """
+        """Return the array itself on the host, a copy from a GPU; ``force`` if it requires a gradient."""
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         return download(self.data)
@@ -127,7 +115,6 @@ class Tensor(Operations):
 
     @property
     def __mpiddp_array__(self) -> Array:
-        """The array to communicate, in place."""
         if self.grad_fn is not None and self.requires_grad:
             raise ArrayError(
                 f"expected an array or a leaf tensor, got a tensor of shape {self.shape} that {self.grad_fn!r} made "
@@ -170,7 +157,7 @@ class Tensor(Operations):
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
                 "moment."
             )
-        # A copy has arrays of its own: neither the slot, which belongs to a bucket, nor the hooks go with it.
+        # A copy takes neither the slot, which belongs to a bucket, nor the hooks.
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.data = self.data.copy()
@@ -180,7 +167,7 @@ class Tensor(Operations):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        # What a pickle holds: as above. Hooks may hold anything, communicators too.
+        # As above; hooks may hold communicators.
         left_out = {"grad_slot", "grad_hooks", "post_accumulate_grad_hooks"}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
@@ -192,7 +179,7 @@ class Tensor(Operations):
         self._writable(value)[values_of(index)] = values_of(value)
 
     def _writable(self, *operands: Operand) -> Array:
-        """Return the array to write to; refuse what the tape would not see."""
+        """Return the array to write to; refuse writes that the tape would not see."""
         if mode.enabled:
             if self.requires_grad and self.grad_fn is None:
                 raise RuntimeError(
@@ -212,7 +199,7 @@ class Tensor(Operations):
         return self
 
     def _augmented(self, ufunc: str, other: Operand) -> Any:
-        """Do ``self += other``: in place where nothing is recorded, as an optimizer's step; else as a new tensor."""
+        """Work in place where nothing is recorded, as an optimizer's step, else make a new tensor."""
         if not mode.enabled or (self.requires_grad and self.grad_fn is None):
             return self._in_place(ufunc, other)
         return NotImplemented
@@ -230,7 +217,7 @@ class Tensor(Operations):
         return self._augmented("true_divide", other)
 
     def add_(self, other: Operand, *, alpha: float = 1) -> Tensor:
-        """Add ``alpha * other`` in place; like all in-place operations, not on the tape."""
+        """Add ``alpha * other`` in place, off the tape."""
         return self._in_place("add", other if alpha == 1 else values_of(other) * alpha)
 
     def sub_(self, other: Operand, *, alpha: float = 1) -> Tensor:
@@ -246,23 +233,23 @@ class Tensor(Operations):
         return self._in_place("true_divide", other)
 
     def copy_(self, src: Operand) -> Tensor:
-        """Write the values of ``src``, which broadcast, in place."""
+        """Write the values of ``src``, which broadcast."""
         self[...] = src
         return self
 
     def fill_(self, value: float) -> Tensor:
-        """Write one value everywhere in place."""
+        """Write one value everywhere."""
         self[...] = value
         return self
 
     def zero_(self) -> Tensor:
-        """Write zeros in place."""
+        """Write zeros."""
         return self.fill_(0)
 
     # -- the tape --------------------------------------------------------------------------------------------------
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Let gradients flow to this leaf, or not; return it."""
+        """Set whether gradients flow to this leaf; return it."""
         if self.grad_fn is not None and not requires_grad:
             raise RuntimeError(
                 "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in "
@@ -280,22 +267,15 @@ class Tensor(Operations):
     def backward(self, gradient: Any = None, retain_graph: bool | None = None) -> None:
         """Add the gradient of this tensor to ``grad`` of every leaf behind it.
 
+        Leaves' gradients become final, and :meth:`register_post_accumulate_grad_hook` hooks run, the model's last
+        layers first.
+
         Parameters
         ----------
         gradient : array or Tensor, optional
             Weight of each element, of this tensor's shape; 1 for a tensor of one element.
         retain_graph : bool, optional
             Keep the graph for another backward.
-
-        Raises
-        ------
-        RuntimeError
-            Nothing requires a gradient, ``gradient`` is missing or of the wrong shape, or the graph has been freed.
-
-        Notes
-        -----
-        A leaf's gradient is final after the last operation that used the leaf: then its
-        :meth:`register_post_accumulate_grad_hook` hooks run, the model's last layers first.
         """
         if not self.requires_grad:
             raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
@@ -314,7 +294,7 @@ class Tensor(Operations):
         run_backward(self, gradient, bool(retain_graph))
 
     def register_hook(self, hook: Callable[[Array], Any]) -> RemovableHandle:
-        """Call ``hook(gradient)`` with this tensor's gradient in each backward; an array it returns replaces it."""
+        """Call ``hook(gradient)`` in each backward; an array it returns replaces this tensor's gradient."""
         if not self.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         if self.grad_fn is None:
@@ -326,13 +306,7 @@ class Tensor(Operations):
         return RemovableHandle(self.grad_fn.hooks, hook)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], object]) -> RemovableHandle:
-        """Call ``hook(leaf)`` in each backward, when this leaf's ``grad`` is final.
-
-        Raises
-        ------
-        RuntimeError
-            The tensor is no leaf, or requires no gradient.
-        """
+        """Call ``hook(leaf)`` in each backward, when this leaf's ``grad`` is final."""
         if not self.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         if self.grad_fn is not None:
@@ -346,7 +320,7 @@ Function.output_type = Tensor
 
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
-    """Return tensors joined along an axis.
+    """Join tensors along an axis.
 
     Examples
     --------
@@ -358,12 +332,12 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
-    """Return tensors of one shape joined along a new axis."""
+    """Join tensors of one shape along a new axis."""
     return cat([_tensor(tensor).unsqueeze(dim) for tensor in tensors], dim)
 
 
 def where(condition: Any, input: Any, other: Any) -> Tensor:
-    """Return ``input`` where ``condition`` holds and ``other`` elsewhere."""
+    """Return ``input`` where ``condition`` holds, else ``other``."""
     return arithmetic.Where.apply(condition, input, other)
 
 
