@@ -34,7 +34,7 @@ def dump() -> str:
     modules = [importlib.import_module(root) for root in ROOTS]
     homes: dict[object, str] = {}
     for module in modules:
-        for name in sorted(_names(module)):
+        for name in sorted(public_names(module)):
             found = getattr(module, name)
             if isinstance(found, type | types.FunctionType):
                 homes.setdefault(found, f"{module.__name__}.{name}")
@@ -43,7 +43,7 @@ def dump() -> str:
 
 def _module(module: types.ModuleType, homes: dict[object, str]) -> Iterator[str]:
     yield f"module {module.__name__}"
-    for name in sorted(_names(module)):
+    for name in sorted(public_names(module)):
         found, full = getattr(module, name), f"{module.__name__}.{name}"
         if isinstance(found, types.ModuleType):
             yield f"{full} is a module"
@@ -57,7 +57,8 @@ def _module(module: types.ModuleType, homes: dict[object, str]) -> Iterator[str]
             yield f"{full}{_signature(found)}"
 
 
-def _names(module: types.ModuleType) -> list[str]:
+def public_names(module: types.ModuleType) -> list[str]:
+    """Return the names of a module that are its public API."""
     if module.__name__ == "mpiddp":
         return dir(module)
     if hasattr(module, "__all__"):

@@ -1,5 +1,4 @@
 """Elementwise operations and matrix products, with NumPy's broadcasting; a Python number has the empty shape."""
-# ruff: noqa: D102 (inherited)
 
 from __future__ import annotations
 

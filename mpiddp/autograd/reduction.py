@@ -1,5 +1,5 @@
 """Reductions over axes; ``dim`` is None (all axes), an axis or several."""
-# ruff: noqa: D102 (inherited)
+
 
 # mypy: disable-error-code="no-any-return"
 

@@ -1,5 +1,4 @@
 """Operations that move values; views where NumPy makes views."""
-# ruff: noqa: D102 (inherited)
 
 from __future__ import annotations
 

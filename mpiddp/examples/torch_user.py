@@ -34,7 +34,6 @@ Output::
 
     it has learnt: True
 """
-# ruff: noqa: D103 (train is printed, and a docstring cannot quote one)
 
 from __future__ import annotations
 

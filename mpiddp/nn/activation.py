@@ -1,5 +1,5 @@
 """Activations and softmax, functions and layers."""
-# ruff: noqa: D102 (inherited)
+
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations

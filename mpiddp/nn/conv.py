@@ -1,5 +1,5 @@
 """Convolution, functions and layers, as matrix products."""
-# ruff: noqa: D102 (inherited)
+
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations

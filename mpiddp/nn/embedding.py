@@ -1,5 +1,5 @@
 """Embedding: function and layer."""
-# ruff: noqa: D102 (inherited)
+
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The affine map: function and layer."""
-# ruff: noqa: D102 (inherited)
+
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations

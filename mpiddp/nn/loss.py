@@ -1,5 +1,5 @@
 """Losses, functions and layers; shapes and errors are torch's."""
-# ruff: noqa: D102 (inherited)
+
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations

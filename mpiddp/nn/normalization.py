@@ -1,5 +1,5 @@
 """Batch, group and layer normalization, functions and layers."""
-# ruff: noqa: D102 (inherited)
+
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations

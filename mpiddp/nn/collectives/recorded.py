@@ -1,5 +1,4 @@
 """Recording of a call on all ranks, arrays of its inputs, and operations with several outputs."""
-# ruff: noqa: D102
 
 from __future__ import annotations
 
