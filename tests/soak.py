@@ -1,4 +1,4 @@
-"""Random programs for a while: ``mpirun -np 3 python -m tests.soak --minutes 30 [--seed 1]``.
+"""Random programs for a while: ``mpirun -np 3 python -m tests.soak --minutes 30 [--seed 1] [--largest 20000]``.
 
 In every round two threads make operations of all kinds at once, each in groups of its own, with algorithms drawn, on
 ordinary and symmetric arrays, short and long. Every result is checked; so is, at the end, that memory and descriptors
@@ -61,11 +61,11 @@ class SymmetricBlocks:
         return memory[used : used + count]
 
 
-def one_round(rank: int, size: int, seed: list[int]) -> None:
+def one_round(rank: int, size: int, seed: list[int], sizes: tuple[int, ...]) -> None:
     """Run two programs at once, the first one's arrays in symmetric memory."""
     rng = np.random.default_rng
     first, second = (
-        RandomProgram(rank, size, rng([*seed, thread]), rng([*seed, thread, rank]), sizes=SIZES) for thread in range(2)
+        RandomProgram(rank, size, rng([*seed, thread]), rng([*seed, thread, rank]), sizes=sizes) for thread in range(2)
     )
     first.allocate = SymmetricBlocks(first.groups)
     with ThreadPoolExecutor(1) as other:
@@ -82,9 +82,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="elements of an array (less for many ranks)")
     options = parser.parse_args()
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
+    sizes = tuple(each for each in SIZES if each <= options.largest)
     began, rounds, printed, early = time.monotonic(), 0, 0, (0.0, 0)
     while True:
         share = [(time.monotonic() - began) / (60 * options.minutes)]
@@ -97,7 +99,7 @@ def main() -> None:
             printed += 1
             grown = memory_mib() - early[0]
             print(f"{share[0]:.0%}: {rounds} rounds, memory of rank 0 {grown:+.1f} MiB", flush=True)
-        one_round(rank, size, [options.seed, rounds])
+        one_round(rank, size, [options.seed, rounds], sizes)
         rounds += 1
     late: list[Any] = [None] * size
     dist.all_gather_object(late, (memory_mib() - early[0], descriptors() - early[1]))
