@@ -215,7 +215,7 @@ def go_on(
             places.job.failures.agree()
             return outcome
         except Exception as error:
-            if not places.job.failures.happened() or not survivable():
+            if not places.job.failures.caused(error) or not survivable():
                 places.tell((None, error))
                 raise
             failed = True

@@ -126,9 +126,9 @@ def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend
             if len(job.world.running) == job.world.size:
                 job.failures.agree()  # nobody leaves a start that another rank has to repeat
             break
-        except Exception:
+        except Exception as error:
             failed = monitor.current()
-            if failed is None or comm is not None or not failed.failures.happened():
+            if failed is None or comm is not None or not failed.failures.caused(error):
                 raise
             groups.discard()
     now, before = job.world.size, MPI.COMM_WORLD.size

@@ -69,8 +69,8 @@ def shrink_group(
                 job, comm = monitor.regroup(), None
             try:
                 return init.begin(job, comm, link.timeout_s, backend)
-            except Exception:
-                failed = job.failures.happened()
+            except Exception as error:
+                failed = job.failures.caused(error)
                 if not failed:  # else another rank has failed meanwhile
                     raise
 

@@ -66,6 +66,14 @@ class Failures:
             time.sleep(0.001)
         return self.happened()
 
+    def caused(self, error: BaseException) -> bool:
+        """Return True if a failed rank is the cause of an error, which may come before the news of the rank."""
+        if not self.survivable or not isinstance(error, MPI.Exception):
+            return self.happened()
+        if error.Get_error_class() == MPI.ERR_REVOKED:  # by a rank that knew, whose other revocations are on their way
+            self.revoke()
+        return self.awaited()
+
     def ranks(self) -> list[int]:
         """Return the world ranks known to have failed."""
         failed = self._comm.Get_failed()
@@ -97,7 +105,7 @@ class Failures:
 
     def translate(self, error: BaseException) -> None:
         """Raise `RankFailedError` from ``error``, and abort all groups, if a failed rank is its cause."""
-        if isinstance(error, RankFailedError) or not self.happened():
+        if isinstance(error, RankFailedError) or not self.caused(error):
             return
         self.revoke()
         known_by = time.monotonic() + _NEWS_S

@@ -289,8 +289,8 @@ class Shutdown:
             self._wait_for_all()
             # Some may have passed the barrier and others not, which would wait for those in MPI_Finalize.
             self.job.failures.agree()
-        except Exception:
-            if not self.job.failures.happened():
+        except Exception as error:
+            if not self.job.failures.caused(error):
                 raise
             return False
         return True

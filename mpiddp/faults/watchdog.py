@@ -123,7 +123,7 @@ class Watchdog:
                 self._look(signal.SIGINT in numbers)
             except MPI.Exception as error:
                 self._launcher.abandon()
-                if self._failures.happened():
+                if self._failures.caused(error):
                     self._failures.revoke()
                 else:
                     warnings.warn(f"the watchdog stops, and no hang is noticed any more: {error}", stacklevel=2)

@@ -524,3 +524,34 @@ def test_rank_that_has_ended_is_no_part_of_the_new_world(again):
     job = mpirun(4, PROGRAM + ONE_HAS_ENDED.format(again=again), 1, "SIGKILL")
     assert job.rc == 0 and "Traceback" not in job.stderr, job
     assert sorted(job.stdout.splitlines()) == ["2 is rank 0 of 2", "3 is rank 1 of 2"], job
+
+
+# The revocations of a failure arrive in any order: here only the group's, which may be the first.
+REVOKED = """
+import time
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group()
+group = dist.new_group()
+try:
+    if dist.get_rank() == 0:
+        time.sleep(0.2)
+        for comm in group.link.comms:
+            comm.Revoke()
+        dist.barrier()
+    else:
+        dist.all_reduce(np.ones({count}), group=group, async_op={async_op}){wait}
+except dist.RankFailedError as error:
+    print("told:", error, flush=True)
+dist.shrink_group([])
+dist.all_reduce(np.ones(3))
+"""
+
+
+@pytest.mark.parametrize("call", thinned(["3", "3, async", "65536, async"], "3, async"))
+def test_revoked_group_is_the_news_of_a_failure(call):
+    count, _, later = call.partition(", ")
+    program = REVOKED.format(count=count, async_op=bool(later), wait=".wait()" if later else "")
+    job = mpirun(2, program)
+    assert job.rc == 0 and job.stdout.count("told: a rank of 2 died") == 2, job
