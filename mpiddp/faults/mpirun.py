@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from mpiddp import settings
-from mpiddp.mpi.processes import children, runs
+from mpiddp.mpi.processes import runs, started_ranks
 
 _DAEMONS = ("prted", "orted", "srun", "slurmstepd")
 """Parents of ranks other than mpirun, whose stderr is not read."""
@@ -36,7 +36,7 @@ class Launcher:
             return
         if threading.current_thread() is not threading.main_thread():
             return
-        self._ranks = children(self._pid)
+        self._ranks = started_ranks(self._pid)
         for number in _HANDLED[: 2 if rank == 0 and self._reads() else 1]:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _left_to_the_watchdog)

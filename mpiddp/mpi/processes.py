@@ -26,12 +26,24 @@ _END_S = 3.0
 """Time for mpirun to end this process."""
 
 
-def children(pid: int) -> set[str]:
-    """Return the processes that the main thread of ``pid`` has started."""
+def started_ranks(starter: int) -> set[str]:
+    """Return the running ranks that ``starter``, a launcher or its daemon, has started; no daemons, as by ssh."""
+    return {pid for pid in _children(starter) if runs(pid) and _is_rank(pid)}
+
+
+def _children(pid: int) -> set[str]:
+    found = set[str]()
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found |= set((thread / "children").read_text().split())
+    return found
+
+
+def _is_rank(pid: str) -> bool:
     try:
-        return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return b"\0OMPI_COMM_WORLD_RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return set()
+        return False
 
 
 def runs(pid: str) -> bool:
@@ -66,7 +78,7 @@ def _watch(expected: int, over: threading.Event) -> None:
     starter = os.getppid()
     since = time.monotonic()
     while not over.wait(_LOOK_S):
-        running = [int(pid) for pid in children(starter) if runs(pid)]
+        running = list(map(int, started_ranks(starter)))
         if not running or len(running) >= expected:
             since = time.monotonic()
         elif time.monotonic() - since > _MISSING_S:

@@ -268,6 +268,27 @@ def test_others_go_on_when_a_rank_of_a_host_dies(two, tmp_path, cyclic, victim):
     assert found["nodes"] == [list(dict.fromkeys(expected)).index(host) for host in expected]
 
 
+DEAD_BEFORE_MPI = """
+import os, signal, sys
+
+if os.environ["OMPI_COMM_WORLD_RANK"] == sys.argv[1]:
+    os.kill(os.getpid(), signal.SIGKILL)
+import mpiddp as dist
+dist.init_process_group(timeout=60)
+"""
+
+
+@pytest.mark.parametrize("victim", thinned([0, 3], 3))
+def test_death_before_mpi_ends_the_job_with_its_reason(two, tmp_path, victim):
+    if "Open MPI" not in hosts.mpi_library():
+        pytest.skip("only Open MPI's mpirun lets ranks live on")
+    (tmp_path / "ranks.py").write_text(DEAD_BEFORE_MPI)
+    with two.start(4, [sys.executable, tmp_path / "ranks.py", str(victim)], options=["--with-ft", "ulfm"]) as program:
+        done = program.wait(50)
+    # mpirun's exit code is 0 when it has lost a daemon.
+    assert "1 of the 2 ranks on this host ended before MPI had started" in done.stderr and done.seconds < 20, str(done)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_ranks_end_with_what_started_them(number):
     command = [sys.executable, "-m", "launch.measure_hosts", "all_reduce", "--rounds", "100000"]
