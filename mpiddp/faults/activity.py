@@ -1,4 +1,4 @@
-"""The activity of this process in words: its operation, or the line of its program."""
+"""The activity of this process: its operation, or its program's line."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from mpiddp.mpi.recorder import PACKAGE, is_program
 
 
 class Activity(NamedTuple):
-    """The wait of a thread."""
-
     at: str
-    """The innermost line of the program, as in "train.py:120 in backward"."""
+    """As in "train.py:120 in backward"."""
     operation: Operation | None
 
 
 _unwound: Activity | None = None
-"""That of a main thread whose stack an exception has unwound for good."""
+"""Of a main thread that an exception has unwound for good."""
 
 
 def current() -> Activity:
-    """Return the activity of the main thread, or of another one if that alone waits."""
+    """Return the main thread's activity, or another's if that alone waits."""
     main = threading.main_thread().ident or 0
     operations = dict(waiting)
     if not operations and _unwound is not None:
@@ -36,10 +34,7 @@ def current() -> Activity:
 
 
 def left_to_threads() -> bool:
-    """Return True if only non-daemon threads outside of the package still run.
-
-    The interpreter waits for them before it calls atexit functions, which may still communicate.
-    """
+    """Return True if only non-daemon threads outside of the package still run: they may communicate."""
     codes = (frame.f_code for frame in _frames(threading.main_thread().ident))
     if not any(code.co_name == "_shutdown" and code.co_filename == threading.__file__ for code in codes):
         return False
@@ -48,7 +43,7 @@ def left_to_threads() -> bool:
 
 
 def _frames(thread: int | None) -> list[FrameType]:
-    """Return a thread's frames, innermost first."""
+    """Innermost first."""
     frame = sys._current_frames().get(thread or 0)
     frames = []
     while frame is not None:
@@ -58,13 +53,12 @@ def _frames(thread: int | None) -> list[FrameType]:
 
 
 def _summaries(thread: int) -> list[traceback.FrameSummary]:
-    """Return a thread's stack, innermost last."""
+    """Innermost last."""
     frames = reversed(_frames(thread))
     return list(traceback.StackSummary.extract(((frame, frame.f_lineno) for frame in frames), lookup_lines=False))
 
 
 def _line(summaries: list[traceback.FrameSummary]) -> str:
-    """Return the innermost line of the program's own code."""
     own = [each for each in summaries if is_program(each.filename)]
     if not summaries:
         return ""
@@ -73,7 +67,7 @@ def _line(summaries: list[traceback.FrameSummary]) -> str:
 
 
 def _program(summaries: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return a stack without the package's frames at its inner end, unless it has no others."""
+    """Cut the package's own frames from the inner end."""
     end = len(summaries)
     while end and summaries[end - 1].filename.startswith((PACKAGE, "<frozen")):
         end -= 1
@@ -81,12 +75,11 @@ def _program(summaries: list[traceback.FrameSummary]) -> list[traceback.FrameSum
 
 
 def stack(thread: int) -> str:
-    """Return the program's lines that led to a thread's wait, as in a traceback."""
     return "".join(["Waiting (most recent call last):\n", *traceback.format_list(_program(_summaries(thread)))])
 
 
 def stacks() -> str:
-    """Return the stacks of all threads but this one."""
+    """Of all other threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)
@@ -98,10 +91,7 @@ def stacks() -> str:
 
 
 def unwind(trace: TracebackType | None) -> tuple[str, Operation | None]:
-    """Return a traceback's program lines and the operation of its wait, and describe them to other ranks from now on.
-
-    The frames of an interrupted wait still hold its operation.
-    """
+    """Return a traceback's program lines and its wait's operation, and tell other ranks of them from now on."""
     global _unwound
     summaries = list(traceback.extract_tb(trace))
     frames = [frame for frame, _ in traceback.walk_tb(trace)]

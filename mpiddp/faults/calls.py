@@ -1,12 +1,9 @@
 """Calls: the record of a collective call, its comparison over the ranks, and the text of a mismatch.
 
-A record has operation, dtype, element count, reduction and root, as far as they must be equal. `Calls` holds the ranks'
-records side by side in memory of the node. A rank publishes its call before it sends, and compares: the later of two
-ranks that disagree raises before its data moves; the earlier one compares again at the end of its operation and while
-it waits. That costs some stores and loads, and no message. Between nodes every rank keeps a hash of its calls, which
-`handshake` compares wherever ranks exchange a few bytes; `distant` compares nodes in the background.
-
-An operation that compares calls itself, before it begins, is marked: all ranks raise, and the group goes on.
+`Calls` holds the ranks' records in memory of the node. A rank publishes its call before it sends, and compares: the
+later of two ranks that disagree raises before its data moves, the earlier one in its wait or at its end. Between nodes,
+`handshake` compares hashes of calls wherever ranks exchange a few bytes, and `distant` compares in the background. An
+operation that compares calls itself is marked: all ranks raise, and the group goes on.
 """
 
 from __future__ import annotations
@@ -29,21 +26,20 @@ from mpiddp.shm.eager import ORDERED, EagerBuffers
 from mpiddp.typing import Array
 
 ANY_COUNT = -1
-"""The count of an operation whose arrays may differ in it between ranks."""
+"""Arrays may differ in size between ranks."""
 NO_ROOT = -1
 _NO_REDUCTION = _NO_DTYPE = 255
-_ON_DEVICE = 64  # beside the code of a dtype
-_SELF_COMPARING = 1  # added to the kind
+_ON_DEVICE = 64
+_SELF_COMPARING = 1
 
 _PACKED = struct.Struct("<qQqq")
 RECORD = np.dtype([("sequence", "<i8"), ("kind", "<u8"), ("count", "<i8"), ("root", "<i8")])
-"""A packed call."""
 _WORD = np.dtype("<u8")
 _NUMBER_BYTES = 8
 _ERASED = bytes(_NUMBER_BYTES)
 _WRITTEN_S = 1e-3
-"""Time for a store to reach other processors that do not see stores in order."""
-# Before the number in memory, so that no count is taken for it.
+"""Until others see a store, on processors that do not order stores."""
+# Begins a number in memory, so that no count is taken for one.
 _MARK = 0x5EA1 << 40
 _ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
@@ -51,7 +47,7 @@ REGION_BYTES = mmap.PAGESIZE
 _MAX_UNCONFIRMED = 64
 _MILESTONE, _MILESTONES = 1024, 64
 _FEW = 16
-"""Up to so many ranks, comparing bytes is faster than NumPy."""
+"""Ranks up to which comparing bytes is faster than NumPy."""
 
 _OPERATIONS = (
     *("barrier", "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_single", "gather", "scatter"),
@@ -64,7 +60,7 @@ _names: dict[int, str] = {}
 
 
 def register_name(name: str) -> int:
-    """Return an operation's number, equal in every process."""
+    """Return a number equal in every process."""
     number = zlib.crc32(name.encode())
     _names.setdefault(number, name)
     return number
@@ -75,45 +71,39 @@ for _operation in _OPERATIONS:
 
 
 class UnknownCallError(MismatchError):
-    """A message of another operation arrived in place of a record."""
+    """Another operation's message arrived in place of a record."""
 
 
 class Call(NamedTuple):
-    """The parts of a collective call that must be equal on all ranks."""
+    """What must be equal on all ranks."""
 
     kind: int
-    """Operation, dtype, reduction and layout, from `make_call`."""
+    """Operation, dtype, reduction and layout, as one number."""
     length: int
-    """Elements, or `ANY_COUNT`."""
     root: int
-    """Group rank of the root, or `NO_ROOT`."""
 
     @property
     def name(self) -> str:
-        """The operation, if this process knows it."""
         return _names.get(self.kind >> 32, "another operation")
 
     @property
     def self_comparing(self) -> bool:
-        """True if the operation compares the calls itself."""
         return bool(self.kind & _SELF_COMPARING)
 
     def marked(self) -> Call:
-        """Return the call of an operation that compares the calls itself."""
         return self._replace(kind=self.kind | _SELF_COMPARING)
 
     def pack(self, sequence: int) -> bytes:
-        """Return the record of this call with a sequence number; 0: not numbered."""
+        """Pack; sequence 0: not numbered."""
         return _PACKED.pack(sequence, *self)
 
     def differs(self, other: Call) -> bool:
-        """Return True if the calls cannot meet in one operation, and the operation would not notice."""
+        """Return True if the calls cannot meet, unnoticed by their operation."""
         if self.self_comparing and other.self_comparing:
             return False
         return (self.kind >> 1, self.length, self.root) != (other.kind >> 1, other.length, other.root)
 
     def text(self, sequence: int = 0) -> str:
-        """Return the call in words."""
         layout, dtype, reduction = self.kind >> 17 & 0x7FFF, self.kind >> 9 & 0xFF, self.kind >> 1 & 0xFF
         text = self.name + (f" #{sequence}" if sequence else "")
         if dtype != _NO_DTYPE:
@@ -141,18 +131,9 @@ def make_call(
     *,
     on_device: bool = False,
 ) -> Call:
-    """Return the call of an operation.
+    """Return the call of ``name``, which includes a requested algorithm.
 
-    Parameters
-    ----------
-    name : str
-        The operation, with a requested algorithm.
-    op : ReduceOp, optional
-        The reduction; a factor may differ.
-    layout : str, optional
-        Anything else in common.
-    on_device : bool, default False
-        True for an algorithm on device arrays: its messages do not match those of host arrays.
+    ``layout`` is anything else in common. ``on_device``: the messages do not match those of host arrays.
     """
     key = (name, dtype, None if op is None else op.value, layout, on_device)
     kind = _kinds.get(key)
@@ -164,7 +145,6 @@ def make_call(
 
 
 def _kind(name: str, dtype: np.dtype[Any] | None, reduction: int | None, layout: str, on_device: bool) -> int:
-    """Return a number for all of a call but count and root."""
     code = _NO_DTYPE if dtype is None else dtype_code(dtype) | _ON_DEVICE * on_device
     layout += "" if dtype is None else dtype_layout(dtype)
     digest = zlib.crc32(layout.encode()) % 0x7FFF + 1 if layout else 0
@@ -177,18 +157,16 @@ _Algorithm = TypeVar("_Algorithm", bound=Callable[..., Any])
 
 
 def compares_calls(algorithm: _Algorithm) -> _Algorithm:
-    """Mark an algorithm that compares the ranks' calls before anything else."""
+    """Mark an algorithm that compares calls first."""
     _self_comparing.add(algorithm)
     return algorithm
 
 
 def is_self_comparing(algorithm: Callable[..., Any]) -> bool:
-    """Return True for an algorithm marked by `compares_calls`."""
     return algorithm in _self_comparing
 
 
 def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -> MismatchError:
-    """Return the error of two world ranks with the texts of their calls."""
     first, second = sorted([(rank, call), (other_rank, other)])
     return MismatchError(
         f"the ranks of {group} disagree: rank {first[0]} calls {first[1]}, rank {second[0]} calls {second[1]}; all"
@@ -198,7 +176,7 @@ def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -
 
 
 def compare_records(link: Link, records: Array) -> None:
-    """Raise `MismatchError` unless the ranks' records, int64 of shape (ranks, 4), are of one call."""
+    """Raise `MismatchError` unless the records, int64 (ranks, 4), are of one call."""
     same = records[:, 1:] == records[0, 1:]
     if not same.all():
         odd = int(same.all(1).argmin())
@@ -211,12 +189,11 @@ def compare_records(link: Link, records: Array) -> None:
 
 
 class Calls(Resource):
-    """The records of a group's ranks on one node, in ``memory`` of `REGION_BYTES` for each (or of this rank alone).
+    """A group's records on one node: `REGION_BYTES` of ``memory`` a rank.
 
-    A row has one record of every rank, by the remainder of its sequence. A record's number is erased first and stored
-    last: a record with the same number before and after a read is whole, on processors that show stores in order;
-    elsewhere a mismatch must last some time. Rows are reused after a page of calls: a rank further ahead, as the root
-    of many broadcasts may be, is not compared here.
+    A row has one record of each rank. The number is erased first and stored last: with ordered stores, a record is
+    whole if its number is the same before and after a read; elsewhere a mismatch must last. Rows are reused: a rank a
+    page of calls ahead, as the root of broadcasts may be, is not compared.
     """
 
     def __init__(self, link: Link, memory: mmap.mmap | bytearray) -> None:
@@ -232,16 +209,16 @@ class Calls(Resource):
         self._own = self._rank * _PACKED.size
         self._distant = not link.one_node
         self.history = 0
-        """Hash of this rank's calls unseen by other nodes, equal on ranks with equal calls."""
+        """Hash of the calls that other nodes have not seen."""
         self.latest = 0
-        """Number of the last call, in a group on several nodes."""
+        """In a group on several nodes."""
         self.milestones: dict[int, int] = {}
-        """The hash after each `_MILESTONE` calls."""
+        """`history` after each `_MILESTONE` calls."""
         self._unconfirmed: dict[int, bytes] = {}
-        """Records, by sequence, unmatched by a rank of the node."""
+        """Not yet made by all ranks of the node."""
 
     def publish(self, sequence: int, call: Call) -> bool:
-        """Store a call; return True if all ranks of the node have made it; MismatchError if one made another."""
+        """Return True if all ranks of the node have made the call; MismatchError if one made another."""
         record = _PACKED.pack(_MARK | sequence, *call)
         start = sequence % _ROWS * self._row_bytes
         own = start + self._own
@@ -263,7 +240,6 @@ class Calls(Resource):
         return False
 
     def _compare(self, sequence: int, record: bytes, row: bytes | bytearray) -> None:
-        """Compare a published call with those that have arrived; ranks far ahead are left out."""
         if self._size <= _FEW:
             agree = row.count(record[:_NUMBER_BYTES]) == row.count(record)
         else:
@@ -286,7 +262,7 @@ class Calls(Resource):
                 raise mismatch(self._link, own, mine.text(sequence), other, call.text(sequence))
 
     def _row(self, sequence: int) -> list[tuple[int, Call]]:
-        """Return every rank's sequence and call; sequence 0 for a record in the middle of a store."""
+        """Return each rank's sequence and call; sequence 0: in the middle of a store."""
         row = self._table[sequence % _ROWS]
         before, records, after = row["sequence"].tolist(), row.tolist(), row["sequence"].tolist()
         return [
@@ -295,7 +271,7 @@ class Calls(Resource):
         ]
 
     def verify(self, sequence: int) -> None:
-        """Compare a finished call for the last time; raises as `publish`."""
+        """Compare a finished call for the last time."""
         record = self._unconfirmed.get(sequence)
         if record is not None:
             row = self._bytes(sequence)
@@ -304,12 +280,12 @@ class Calls(Resource):
             self._unconfirmed.pop(sequence, None)
 
     def publish_unawaited(self, sequence: int, call: Call) -> None:
-        """Publish a call that waits for no rank; `check` compares it again. Raises as `publish`."""
+        """Publish a call that waits for no rank."""
         if not self.publish(sequence, call) and len(self._unconfirmed) > _MAX_UNCONFIRMED:
             del self._unconfirmed[next(iter(self._unconfirmed))]
 
     def check(self) -> None:
-        """Compare all unverified calls; raises as `publish`."""
+        """Compare all unverified calls."""
         for sequence, record in tuple(self._unconfirmed.items()):
             self._compare(sequence, record, self._bytes(sequence))
 
@@ -318,26 +294,24 @@ class Calls(Resource):
         return bytes(self._memory[start : start + self._row_bytes])
 
     def recent(self) -> Array:
-        """Return this rank's last records, equally many on every rank; unused ones have sequence 0."""
+        """Return the last records, equally many on every rank; sequence 0: unused."""
         mine = self._table[:, self._rank].copy()
         marked = mine["sequence"] & _MARK == _MARK
         mine["sequence"] = np.where(marked, mine["sequence"] & ~_MARK, 0)
         return mine
 
     def text(self, rank: int, sequence: int) -> str:
-        """Return the text of a world rank's published call, or ""."""
         number, call = self._row(sequence)[self._ranks.index(rank)] if rank in self._ranks else (0, None)
         return call.text(sequence) if call is not None and number == sequence else ""
 
     def close(self) -> None:
-        """Unmap the memory at once; the watchdog's thread may still ask for `recent`, and finds none."""
+        """Unmap at once; the watchdog's thread then finds no records."""
         self._unconfirmed.clear()
         self._table = np.empty((0, self._size), RECORD)
         del self._memory
 
 
 def last_call(link: Link) -> str:
-    """Return the text of this rank's last call in a group, or ""."""
     sequence, published, buffers = link.sequence, link.find(Calls), link.find(EagerBuffers)
     records: list[Sequence[int]] = [] if published is None else published.recent().tolist()
     with contextlib.suppress(AttributeError):  # the group is being destroyed
@@ -347,7 +321,6 @@ def last_call(link: Link) -> str:
 
 
 def first_difference(link: Link, recent: Array) -> MismatchError:
-    """Return the error of the first differing calls, given all ranks' `Calls.recent`."""
     rows = [{record[0]: Call(*record[1:]) for record in row.tolist() if record[0]} for row in recent]
     for sequence in sorted(set.intersection(*map(set, rows))):
         for rank, row in enumerate(rows):
@@ -358,10 +331,7 @@ def first_difference(link: Link, recent: Array) -> MismatchError:
 
 
 def compare_eager(link: Link, rounds: Sequence[Sequence[tuple[int, int, int, int, int]]]) -> None:
-    """Raise `MismatchError` if calls differ in one round of the eager buffers (`EagerBuffers.calls`).
-
-    A buffer may hold a part of a call, which has published itself.
-    """
+    """Raise `MismatchError` if calls differ in a round of `EagerBuffers.calls`, which may hold parts of calls."""
     published = link.find(Calls)
 
     def text(rank: int, sequence: int, *call: int) -> str:

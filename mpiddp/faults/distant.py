@@ -1,9 +1,8 @@
-"""Comparison of calls between nodes, in the background: no call pays for it, and a mismatch is found within seconds.
+"""Comparison of calls between nodes, in the background: a mismatch is found within seconds.
 
-The first rank of each node sends its last records to that of the group's next node, from the watchdog's thread, twice a
-second while there are new ones; the receiver compares them with its own, now or when it has made as many calls. A job
-that makes thousands of calls in that time compares milestones: hashes of all calls so far. The rank that finds a
-mismatch tells all ranks of the group, each of which raises, or ends the job where it blocks.
+Twice a second the watchdog of each node's first rank sends its last records to the group's next node, which compares
+them when it has made as many calls. Jobs that outrun this compare milestones, hashes of all calls so far. The finder
+tells all ranks of the group.
 """
 
 from __future__ import annotations
@@ -28,25 +27,19 @@ _MILESTONE = np.dtype([("sequence", "<i8"), ("history", "<i8")])
 
 
 class Distant:
-    """The comparison of this rank's groups with their other nodes, by messages of ``liveness``."""
-
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
         self._groups: weakref.WeakValueDictionary[int, Comparison] = weakref.WeakValueDictionary()
         liveness.handlers.update({_RECORDS: self._receive, _MISMATCH: self._hear})
 
     def watch(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> Comparison | None:
-        """Compare a group's calls until the result is dropped; None on one node.
-
-        ``report`` is called in the watchdog's thread with the error of ranks that disagree.
-        """
+        """Compare a group's calls until the result is dropped; ``report`` runs in the watchdog's thread."""
         if link.one_node:
             return None
         found = self._groups[link.id] = Comparison(link, calls, report)
         return found
 
     def look(self) -> None:
-        """Send the new records of this rank, and compare those that have arrived."""
         for group, each in tuple(self._groups.items()):
             message = each.news()
             if message:
@@ -70,14 +63,13 @@ class Distant:
 
 
 class Comparison:
-    """The records of one group's node beside those of the node before it."""
+    """The records of a node beside those of the node before it."""
 
     def __init__(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> None:
         firsts = [int(link.by_node[start]) for start in link.node_starts]
         self.others = link.others
-        """World ranks of the other members."""
         self.successor = -1
-        """World rank to which the records go; -1 on ranks that are not the first of their node."""
+        """-1 unless first of its node."""
         if link.rank in firsts:
             self.successor = link.ranks[firsts[(firsts.index(link.rank) + 1) % len(firsts)]]
         self.report = report
@@ -88,7 +80,6 @@ class Comparison:
         self._theirs: tuple[int, Array, Array] | None = None
 
     def news(self) -> bytes:
-        """Return this node's last records, if there are new ones."""
         calls = self._calls()
         if calls is None or self.successor < 0 or calls.latest == self._sent:
             return b""
@@ -97,14 +88,13 @@ class Comparison:
         return _HEAD.pack(milestones.size, 0) + milestones.tobytes() + calls.recent().tobytes()
 
     def take(self, source: int, message: bytearray) -> None:
-        """Keep the records of the node before this one."""
         count, _ = _HEAD.unpack_from(message)
         milestones = np.frombuffer(message, _MILESTONE, count, _HEAD.size)
         records = np.frombuffer(message, RECORD, -1, _HEAD.size + milestones.nbytes)
         self._theirs, self._compared = (source, milestones, records), 0
 
     def compare(self) -> MismatchError | None:
-        """Return the error of the two nodes, once, if they disagree as far as both have come."""
+        """Return the error of nodes that disagree, once."""
         calls = self._calls()
         if calls is None or self._theirs is None or self._found or self._compared == calls.latest:
             return None

@@ -1,9 +1,9 @@
 """Dumps of the flight recorder, in the format of torch's.
 
-``torchfrtrace`` reads pickles, one file for each rank: a dump is a pickle of plain values. It knows no backend but
-torch's, so operations stand under ``gloo``, with torch's name or the nearest; ours, the record that the ranks compare,
-and messages are under ``mpiddp``. The tool wants all ranks of a group in every entry: a message is in a group of its
-sender, receiver and tag, as long as the ring holds all messages; one from any source is left out.
+``torchfrtrace`` reads one pickle of plain values a rank. It knows torch's backends only: operations stand under
+``gloo``, with torch's or the nearest name; ours, and messages, under ``mpiddp``. It wants all ranks of a group in every
+entry: a message is in a group of its sender, receiver and tag, while the ring holds all messages; one from any source
+is left out.
 
 References
 ----------
@@ -34,7 +34,7 @@ from .liveness import Liveness
 _VERSION = "2.10"
 _REQUEST, _ANSWER = 6, 7  # beside the tags of `liveness` and `distant`
 _WRITTEN_S, _POLL_S = 2.0, 0.01
-"""Time in which the other ranks write theirs; watchdogs look twice a second."""
+"""For the others to write theirs; watchdogs look twice a second."""
 _NAMES = {
     "all_gather_single": "_all_gather_base",
     "reduce_scatter_single": "_reduce_scatter_base",
@@ -66,7 +66,7 @@ _SAME = (
     "all_to_all",
 )
 _UNEQUAL = ("gather", "scatter")
-"""Operations whose arrays may have other sizes on other ranks, where the tool allows none."""
+"""Sizes may differ between ranks, which the tool does not allow."""
 _DTYPES = {
     "float32": "Float",
     "float64": "Double",
@@ -84,7 +84,7 @@ _DTYPES = {
 
 
 def torch_name(name: str) -> str:
-    """Return torch's name of an operation; one that torch has not is a barrier there."""
+    """Return torch's name, or "barrier" for an operation that torch has not."""
     name = name.partition(" by ")[0]
     if "DDP bucket" in name:
         return "all_reduce"
@@ -92,16 +92,6 @@ def torch_name(name: str) -> str:
 
 
 class Dumps:
-    """The dumps of this rank.
-
-    Parameters
-    ----------
-    liveness : Liveness
-        Through which the other ranks are asked for theirs.
-    world : World
-        The running world.
-    """
-
     def __init__(self, liveness: Liveness, world: World) -> None:
         self._liveness, self._world, self._rank = liveness, world, world.rank
         given = settings.flight_recorder()
@@ -118,7 +108,7 @@ class Dumps:
         self._wrote[source] = bool(message[0])
 
     def collect(self, reason: str) -> str:
-        """Let all ranks write their dumps; return a line that says where, empty if none are wanted."""
+        """Let all ranks write; return a line about it, if dumps are wanted."""
         if not self._wanted:
             return ""
         reason = f"rank {self._rank}: {reason}"
@@ -141,12 +131,12 @@ class Dumps:
         )
 
     def write(self, reason: str) -> bool:
-        """Write the dump; return whether it could be."""
-        with contextlib.suppress(Exception):  # the watchdog writes it, and must live on
+        """Return True on success."""
+        with contextlib.suppress(Exception):  # the watchdog must live on
             path = Path(f"{self._prefix}{self._rank}")
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self._own_folder and path.parent.stat().st_uid != os.getuid():
-                return False  # somebody else's folder in a place where everybody may write
+                return False  # somebody else's folder
             part = path.with_name(f"{path.name}.part")
             part.write_bytes(pickle.dumps(self.contents(reason), protocol=2))
             part.replace(path)
@@ -154,7 +144,6 @@ class Dumps:
         return False
 
     def contents(self, reason: str) -> dict[str, Any]:
-        """Return the dump."""
         entries, began = [each for each in list(recorder.ring) if each[0][0] in recorder.groups], recorder.collectives()
         own_ns = time.time_ns() - time.monotonic_ns()
         scheduled = {id(entry) for each in _links() for entry in each.queue.behind_the_head() if entry is not None}
@@ -236,7 +225,7 @@ class Dumps:
         }
 
     def _pair(self, entry: Recorded) -> tuple[str, list[int], str] | None:
-        """Return the group of a message for torch's tool, its ranks, and the name with their numbers in it."""
+        """Return a message's group, its ranks, and torch's name for it."""
         signature = Signature(*entry[0])
         name = signature.name.removeprefix("i")
         if name not in ("send", "recv") or signature.peers is None or len(signature.peers) != 1:
@@ -261,7 +250,7 @@ def _groups(entries: Sequence[Recorded]) -> list[tuple[int, recorder.Group]]:
 
 
 def _uid(number: int) -> str:
-    """Return the name of a group that all its ranks share: that of torch's counts each process's groups."""
+    """Return a name equal on all ranks; torch counts each process's groups."""
     group = recorder.groups[number]
     return f"{group.name}.{number & 0xFFFFFFFF}"
 
@@ -271,7 +260,7 @@ def _config(group: recorder.Group) -> dict[str, str]:
 
 
 def _status(entries: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return torch's last collectives of each group; -1: none."""
+    """Return each group's last collectives, as torch does; -1: none."""
     status: dict[str, dict[str, int]] = {}
     for entry in entries:
         if not entry["is_p2p"]:

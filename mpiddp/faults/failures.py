@@ -1,8 +1,7 @@
-"""Failed ranks under an MPI that lets the others live (ULFM), and how the survivors learn of a failure.
+"""Failed ranks under an MPI that lets the others live (ULFM).
 
-ULFM reports a failed rank to its communication partners only. A rank that learns of one revokes the communicators of
-all its groups: every survivor meets an error in its current or next operation, and none waits for a rank that has left.
-The groups are unusable until `monitor.regroup` has made the world anew.
+ULFM tells a failed rank's communication partners only. They revoke the communicators of all groups, so that every
+survivor meets an error. The groups are unusable until `monitor.regroup` has made the world anew.
 
 References
 ----------
@@ -22,20 +21,18 @@ from mpiddp.errors import DistError, RankFailedError
 from mpiddp.mpi.lazy import MPI
 
 _NEWS_S = 0.2
-"""Longest time between learning of a failure and of its rank."""
+"""Longest time between news of a failure and of its rank."""
 
 
 class Revocable(Protocol):
-    """A group, revoked and aborted with the world."""
-
     comms: list[MPI.Comm]
 
     def abort(self, error: DistError) -> None:
-        """Give the group up, with its pending operations."""
+        """Give up the group and its pending operations."""
 
 
 class Failures:
-    """The failed ranks of a world, as known to this process; ``comm`` has all its ranks."""
+    """The failed ranks of ``comm``, as known here."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
@@ -43,23 +40,22 @@ class Failures:
         self._groups: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._lock = threading.Lock()
         self.survivable = settings.survives() and "Open MPI" in MPI.Get_library_version()
-        """True if ranks survive the failure of one; elsewhere the launcher ends the job."""
+        """If not, the launcher ends the job."""
 
     def register_comm(self, comm: MPI.Intracomm) -> None:
-        """Revoke a communicator outside of groups together with the world."""
         self._comms.append(comm)
 
     def register(self, group: Revocable) -> None:
-        """Revoke and abort a group together with the world."""
+        """Revoke and abort a group with the world."""
         with self._lock:
             self._groups.add(group)
 
     def happened(self) -> bool:
-        """Return True if a failure is known, to this process or another one."""
+        """Return True if a failure is known, here or elsewhere."""
         return self.survivable and (self._comm.Is_revoked() or self._comm.Get_failed().size > 0)
 
     def awaited(self) -> bool:
-        """Return `happened`, after the time that its news may take: an error may come before."""
+        """Wait for news of a failure."""
         known_by = time.monotonic() + _NEWS_S
         while not self.happened() and time.monotonic() < known_by:
             MPI.COMM_SELF.Iprobe()  # news arrive inside of MPI only
@@ -67,7 +63,7 @@ class Failures:
         return self.happened()
 
     def caused(self, error: BaseException) -> bool:
-        """Return True if a failed rank is the cause of an error, which may come before the news of the rank."""
+        """Return True if a failed rank is the cause of an error, which may come before its news."""
         if not self.survivable or not isinstance(error, MPI.Exception):
             return self.happened()
         if error.Get_error_class() == MPI.ERR_REVOKED:  # by a rank that knew, whose other revocations are on their way
@@ -75,12 +71,10 @@ class Failures:
         return self.awaited()
 
     def ranks(self) -> list[int]:
-        """Return the world ranks known to have failed."""
         failed = self._comm.Get_failed()
         return sorted(MPI.Group.Translate_ranks(failed, range(failed.size), self._comm.group))
 
     def revoke(self) -> None:
-        """Revoke all communicators, so that every rank learns of the failure."""
         with self._lock:  # the watchdog's thread may be the first to know
             comms = [*self._comms, *(comm for group in tuple(self._groups) for comm in group.comms)]
             for comm in comms:
@@ -89,7 +83,6 @@ class Failures:
                         comm.Revoke()
 
     def raise_if_failed(self) -> None:
-        """Raise `RankFailedError` if a rank is known to have failed."""
         if self.happened():
             self.translate(RuntimeError("an operation that it had begun will never finish"))
 
@@ -104,13 +97,13 @@ class Failures:
             raise
 
     def translate(self, error: BaseException) -> None:
-        """Raise `RankFailedError` from ``error``, and abort all groups, if a failed rank is its cause."""
+        """Raise `RankFailedError` and abort all groups, if a failed rank is the cause."""
         if isinstance(error, RankFailedError) or not self.caused(error):
             return
         self.revoke()
         known_by = time.monotonic() + _NEWS_S
         while not (ranks := self.ranks()) and time.monotonic() < known_by:
-            MPI.COMM_SELF.Iprobe()  # news arrive inside of MPI only
+            MPI.COMM_SELF.Iprobe()
             time.sleep(0.001)
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "a rank"
         failed = RankFailedError(f"{who} of {self._comm.size} died", ranks)

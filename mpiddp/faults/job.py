@@ -15,8 +15,6 @@ from .liveness import Liveness
 
 
 class Job(NamedTuple):
-    """The running world, with the watch over its ranks."""
-
     world: World
     liveness: Liveness
     failures: Failures
@@ -24,7 +22,7 @@ class Job(NamedTuple):
 
     @classmethod
     def gather(cls, comm: MPI.Intracomm, *, ended: bool = False) -> Self:
-        """Return the job of all ranks of ``comm``; collective. ``ended``: this rank's program has ended."""
+        """Gather the ranks of ``comm``; ``ended``: this rank's program has ended."""
         gathered = world.gather(comm, ended=ended)
         failures, questions = Failures(comm), comm.Dup()
         failures.register_comm(questions)
@@ -34,7 +32,7 @@ class Job(NamedTuple):
 
     @classmethod
     def start(cls) -> Self:
-        """Return the job of all ranks of the world, or of those that live; collective."""
+        """Return the job of all living ranks; collective."""
         comm = MPI.COMM_WORLD
         if not Failures(comm).survivable:
             return cls.gather(comm.Dup())
@@ -44,9 +42,9 @@ class Job(NamedTuple):
         return job
 
     def survivors(self) -> Self:
-        """Return the job of the survivors; collective over them."""
+        """Revoke the world; collective over the survivors."""
         self.failures.revoke()
-        # The launcher's own barrier in MPI_Finalize may wait for the failed ranks for ever.
+        # The launcher's barrier in MPI_Finalize may wait for failed ranks for ever.
         lazy.never_finalize()
         return self._of_survivors(self.world.comm, ended=self.liveness.exited)
 
@@ -58,8 +56,8 @@ class Job(NamedTuple):
             try:
                 return cls.gather(comm, ended=ended)
             except Exception:
-                # Another one has failed meanwhile, and what it cuts may return success and other bytes than were sent.
-                # A rank that has not noticed comes here again, from the same comm.
+                # Another rank failed: what it cuts may return success and wrong bytes. A rank that has not noticed
+                # comes here again.
                 if not Failures(comm).awaited():
                     raise
                 comm.Revoke()

@@ -1,6 +1,6 @@
-"""The line-up of flight recorder dumps: each group's ranks side by side, up to the first call that they do not share.
+"""The line-up of flight recorder dumps: each group's ranks up to the first call that they do not share.
 
-Imports the standard library only: dumps are read on any machine, without MPI.
+Imports the standard library only: dumps are read without MPI.
 """
 
 from __future__ import annotations
@@ -20,20 +20,14 @@ _MAX_PLACES = 3
 
 
 class _Plain(pickle.Unpickler):
-    """Makes plain values only: a file from elsewhere runs nothing."""
+    """A file from elsewhere runs nothing."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no plain value")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return a dump, from its pickle or from JSON.
-
-    Raises
-    ------
-    ValueError
-        If the file is no dump of this package's.
-    """
+    """Return a dump, from its pickle or from JSON; ValueError if the file is none."""
     try:
         with path.open("rb") as file:
             text = file.read(1) == b"{"
@@ -56,18 +50,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def line_up(dumps: Sequence[Dump]) -> str:
-    """Return where the ranks part, in few lines: ranks that do the same share one.
-
-    Parameters
-    ----------
-    dumps : sequence of dict
-        One of each rank of a job, from `read`.
-
-    Raises
-    ------
-    ValueError
-        If they are of several jobs.
-    """
+    """Return where the ranks of one job part; ranks that do the same share a line."""
     jobs = sorted({dump["mpiddp"]["job"] for dump in dumps})
     if len(jobs) > 1:
         raise ValueError(f"the dumps are of several jobs: {', '.join(jobs)}; give those of one")
@@ -80,7 +63,7 @@ def line_up(dumps: Sequence[Dump]) -> str:
 
 
 def _groups(dumps: Iterable[Dump]) -> dict[str, tuple[str, list[int]]]:
-    """Return the groups that have entries of collectives: description and ranks by name."""
+    """Return description and ranks of the groups with collectives."""
     used = {entry["process_group"][0] for dump in dumps for entry in dump["entries"] if not entry["is_p2p"]}
     found = {}
     for dump in dumps:
@@ -91,8 +74,6 @@ def _groups(dumps: Iterable[Dump]) -> dict[str, tuple[str, list[int]]]:
 
 
 class _Row(NamedTuple):
-    """Ranks that did the same."""
-
     text: str
     at: str
     state: str
@@ -120,7 +101,6 @@ def _group(uid: str, description: str, ranks: Sequence[int], by_rank: dict[int, 
 
 
 def _calls(dump: Dump, uid: str) -> dict[int, Entry]:
-    """Return a rank's collectives of a group by number."""
     return {
         entry["collective_seq_id"]: entry
         for entry in dump["entries"]
@@ -150,7 +130,7 @@ def _state(entry: Entry) -> str:
 
 
 def _rows(found: dict[int, _Row]) -> list[str]:
-    """Return the lines of ranks in equal states, those of the fewest ranks first."""
+    """Return the lines, those of the fewest ranks first."""
     states: dict[tuple[str, str], dict[str, list[int]]] = {}
     for rank, row in found.items():
         states.setdefault((row.text, row.state), {}).setdefault(row.at, []).append(rank)
@@ -167,7 +147,7 @@ def _rows(found: dict[int, _Row]) -> list[str]:
 
 
 def _places(ranks_by_line: dict[str, list[int]]) -> str:
-    """Return the program's lines; several with their ranks, those of the fewest first."""
+    """Return the program's lines, those of the fewest ranks first."""
     if len(ranks_by_line) == 1:
         return "".join(f", at {at}" for at in ranks_by_line if at)
     found = sorted(ranks_by_line.items(), key=lambda item: (len(item[1]), item[1]))
@@ -177,7 +157,6 @@ def _places(ranks_by_line: dict[str, list[int]]) -> str:
 
 
 def _pending(by_rank: dict[int, Dump]) -> list[str]:
-    """Return the lines of messages that have not ended."""
     count, found = 0, {}
     for rank, dump in by_rank.items():
         pending = [entry for entry in dump["mpiddp"]["messages"] if entry["state"] != "completed"]

@@ -1,7 +1,7 @@
 """Liveness: ranks in long waits ask each other for their progress.
 
-After some seconds a waiting rank asks others; nothing is sent before. Each answers, from its watchdog thread or from
-its wait at exit, with its begun operations of that group, the end of its program, and its activity. The waiter decides.
+Each answers, from its watchdog thread or its wait at exit, with its begun operations of that group, the end of its
+program, and its activity. The waiter decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QUESTION, _ANSWER, _ENDING = 1, 2, 3
 _ASKED, _HEAD = struct.Struct("<q?"), struct.Struct("<qq???")
 _NO_GROUP = 0
 SILENCE_S = 3.0
-"""Until a rank without an answer is silent: watchdogs look twice a second."""
+"""Time for an answer: watchdogs look twice a second."""
 _TEXT_CHARACTERS = 300
 _STACKS_CHARACTERS = 8000
 _MAX_NAMED = 8
@@ -36,61 +36,50 @@ _MAX_RETIRED = 1000
 
 
 class State(NamedTuple):
-    """The current activity of a rank."""
-
     at: str = ""
-    """The innermost line of the program, as in "train.py:120 in backward"."""
+    """As in "train.py:120 in backward"."""
     operation: str = ""
-    """Its wait, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
+    """As in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
     waits: tuple[int, int] = (0, 0)
-    """Numbers of the group, and of the collective in it, of its wait."""
+    """Group and collective."""
     waits_for: tuple[int, ...] = ()
-    """World ranks that a message waits for."""
+    """World ranks."""
     idle_s: float = 0.0
-    """Seconds since it began its last operation of that group."""
+    """Since its last operation of the group began."""
     last: str = ""
-    """That operation, as far as it is known."""
     stacks: str = ""
-    """Of all its threads, if asked."""
 
     def text(self) -> str:
-        """Return the state as a part of a sentence."""
         if self.operation:
             return f"it waits in {self.operation}"
         return f"its program is at {self.at}" if self.at else "its program is running"
 
 
 class Answer(NamedTuple):
-    """The state of a rank in a group."""
-
     sequence: int
-    """Operations of the group that it has begun."""
+    """Of the group's operations."""
     ended: bool
-    """True if its program has ended, and will begin no more."""
     idle: bool
-    """True if nothing is pending in it."""
+    """Nothing is pending in it."""
     state: State
     interrupted: bool = False
-    """True if a Ctrl-C ends its program."""
+    """By Ctrl-C."""
 
     def text(self) -> str:
-        """Return its activity as a part of a sentence."""
         return "its program has ended" if self.ended else self.state.text()
 
     def text_with_line(self) -> str:
-        """Return its activity, with the waiting line."""
         at = f", at {self.state.at}" if self.state.operation and not self.ended else ""
         return self.text() + at
 
     def waits_in(self, operation: Operation) -> bool:
-        """Return whether it waits in this collective."""
         return self.state.waits == (operation.members.number, operation.number)
 
 
 class Liveness:
-    """The questions and answers of one process, on a communicator of their own, freed with the process.
+    """The questions and answers of one process, on a communicator of their own.
 
-    ``watched``: the ranks have watchdogs, which answer while programs compute.
+    ``watched``: the ranks' watchdogs answer while programs compute.
     """
 
     def __init__(self, comm: MPI.Intracomm, watched: bool) -> None:
@@ -102,23 +91,21 @@ class Liveness:
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self._progress: dict[int, tuple[int, float]] = {}
-        """By group: operations begun, and when that last changed."""
+        """By group: operations begun, and since when."""
         self.handlers: dict[int, Callable[[int, bytearray], None]] = {}
-        """By tag, for messages of others: called with source and message."""
+        """By tag; called with source and message."""
         self.exited = False
-        """True if this rank's program has ended."""
+        """This rank's program has ended."""
         self.interrupted = False
-        """True if a Ctrl-C ends this rank's program."""
+        """By Ctrl-C."""
         self.ending = False
-        """True if another rank ends and reports."""
+        """Another rank ends the job and reports."""
 
     @property
     def rank(self) -> int:
-        """Rank of this process in the world."""
         return self._comm.rank
 
     def register(self, link: Link) -> None:
-        """Answer questions about a group."""
         self._links[link.id] = link
         self._progress[link.id] = link.sequence, time.monotonic()
 
@@ -129,7 +116,6 @@ class Liveness:
         self._retired.append((link.id, link.sequence))
 
     def sequence(self, group: int) -> int:
-        """Return the number of a group's operations that this rank has begun."""
         link = self._links.get(group)
         if link is not None:
             return link.sequence
@@ -139,7 +125,6 @@ class Liveness:
         self._sent = [pair for pair in self._sent if not pair[0].Test()]
 
     def send(self, to: int, tag: int, message: bytes) -> None:
-        """Send a message to a world rank, for its handler of ``tag``."""
         with self._lock:
             self._send(to, tag, message)
 
@@ -147,7 +132,6 @@ class Liveness:
         self._sent.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
 
     def progress(self) -> None:
-        """Receive questions and answers, and answer."""
         now = time.monotonic()
         for group, link in tuple(self._links.items()):
             if self._progress.get(group, (-1, now))[0] != link.sequence:
@@ -177,7 +161,6 @@ class Liveness:
         return head + json.dumps(found.state).encode()
 
     def own_answer(self, group: int, stacks: bool = False) -> Answer:
-        """Return the state of this rank; ``stacks``: with those of its threads."""
         ended = self.exited or activity.left_to_threads()
         state = State() if ended else _state(stacks)
         link, (_, since) = self._links.get(group), self._progress.get(group, (0, time.monotonic()))
@@ -186,13 +169,12 @@ class Liveness:
         return Answer(self.sequence(group), ended, requests.pending == 0, state, self.interrupted)
 
     def announce_end(self) -> None:
-        """Notify rank 0 that this rank ends the job and reports why."""
+        """Tell rank 0 that this rank reports why the job ends."""
         if self._watched and self.rank != 0:
             with self._lock, contextlib.suppress(MPI.Exception):
                 self._send(0, _ENDING, b"")
 
     def ask(self, group: int, ranks: Sequence[int], stacks: bool = False) -> None:
-        """Ask ``ranks`` for their activity and their progress in a group."""
         with self._lock:
             self._forget_sent()
             for rank in ranks:
@@ -202,13 +184,10 @@ class Liveness:
     def inquire(
         self, group: int, ranks: Sequence[int], stacks: bool = False, silence_s: float = SILENCE_S
     ) -> dict[int, Answer]:
-        """Ask ``ranks``, and return the answers that arrive within ``silence_s`` seconds."""
         self.ask(group, ranks, stacks)
         return self.answers(group, ranks, silence_s, stacks)
 
     def answers(self, group: int, ranks: Sequence[int], silence_s: float, stacks: bool = False) -> dict[int, Answer]:
-        """Return the answers to `ask` that arrive within ``silence_s`` seconds."""
-
         def answered(rank: int) -> bool:
             found = self._answers.get((rank, group))
             # An earlier question's answer, without stacks, may arrive first.
@@ -221,17 +200,17 @@ class Liveness:
         return {rank: self._answers[rank, group] for rank in ranks if (rank, group) in self._answers}
 
     def awaited(self, operation: Operation | None) -> list[int]:
-        """Return the other ranks that an operation waits for; None: all others."""
+        """Return the ranks that an operation waits for; None: all others."""
         ranks: Sequence[int] = range(self._comm.size)
         if operation is not None:
             ranks = operation.members.ranks if operation.peers is None else operation.peers
         return [rank for rank in ranks if rank != self.rank]
 
     def first_asked(self, operation: Operation) -> list[int]:
-        """Return the ranks to ask during a wait: the peers, or the neighbour in the group.
+        """Return the peers of a message, or the neighbour in the group.
 
-        Going back from a rank that is missing for good, the first one that still runs waits or ends, too: some waiter's
-        neighbour is missing. So a wait costs one message a rank.
+        Ranks before a missing one wait or end, too, so that some waiter's neighbour is missing: one message a rank
+        suffices.
         """
         awaited = self.awaited(operation)
         if operation.peers is not None or not awaited:
@@ -240,7 +219,7 @@ class Liveness:
         return [ranks[(ranks.index(self._comm.rank) + 1) % len(ranks)]]
 
     def exited_ranks(self, operation: Operation) -> list[int]:
-        """Return the ranks that ``operation`` needs and whose programs are known to have ended without it.
+        """Return the ranks whose programs have ended without ``operation``.
 
         A receive from any source can end until all sources have gone.
         """
@@ -256,16 +235,14 @@ class Liveness:
         return gone
 
     def explain(self, operation: Operation | None, silence_s: float = SILENCE_S) -> str:
-        """Ask the ranks that ``operation`` waits for, or all others, and describe the missing ones."""
         self.ask_about(operation)
         return self.describe(operation, silence_s)
 
     def ask_about(self, operation: Operation | None) -> None:
-        """Ask the ranks that ``operation`` waits for, or all others."""
         self.ask(_group(operation), self.awaited(operation))
 
     def describe(self, operation: Operation | None, silence_s: float) -> str:
-        """Describe the ranks that keep ``operation`` from ending, or all others."""
+        """Describe the ranks that keep ``operation`` from ending; None: all others."""
         awaited = self.awaited(operation)
         answers = self.answers(_group(operation), awaited, silence_s)
         found, missing = {}, {}
@@ -290,12 +267,12 @@ class Liveness:
         return f"all ranks have begun it: the network may be down, or one waits elsewhere: {_listed(found)}"
 
     def tell(self, ranks: Sequence[int], silence_s: float) -> str:
-        """Ask ``ranks``, and describe their activities; empty without an answer."""
+        """Ask and describe ``ranks``."""
         answers = self.inquire(_NO_GROUP, ranks, silence_s=silence_s)
         return _listed({rank: f"answers: {answer.text_with_line()}" for rank, answer in answers.items()})
 
     def interrupted_before(self) -> bool:
-        """Return True if a lower rank is known to be interrupted, too: it reports."""
+        """Return True if a lower rank is interrupted, too: it reports."""
         return any(rank < self.rank and answer.interrupted for (rank, _), answer in self._answers.items())
 
 
@@ -309,7 +286,6 @@ def _listed(states: dict[int, str]) -> str:
 
 
 def _state(stacks: bool) -> State:
-    """Return the program's operation and line."""
     at, operation = activity.current()
     state = State(at=at[:_TEXT_CHARACTERS], stacks=activity.stacks()[-_STACKS_CHARACTERS:] if stacks else "")
     if operation is None:

@@ -1,6 +1,6 @@
-"""The marker: a file by which ``python -m mpiddp run`` knows that its job lives, and that it has ended well.
+"""The marker: a file that tells ``python -m mpiddp run`` that its job lives, and has ended well.
 
-Exit codes do not tell: mpirun's is 0 when Open MPI has lost a node, and when a rank of MPICH ends by ``os._exit(0)``.
+Exit codes do not: mpirun's is 0 when Open MPI has lost a node, and when a rank of MPICH ends by ``os._exit(0)``.
 """
 
 from __future__ import annotations
@@ -14,20 +14,14 @@ from mpiddp import settings
 from mpiddp.mpi.lazy import SetupError
 
 RUNNING, WATCHED, ENDED = "running", "watched", "ended"
-"""Contents; the time of a watched job's marker is renewed while its rank 0 lives."""
+"""A watched job's marker is renewed while its rank 0 lives."""
 _RENEW_S = 1.0
 
 _renewed_s = 0.0
 
 
 def begin(rank: int, watched: bool) -> None:
-    """Write ``running`` or, with a watchdog, ``watched``, on rank 0 of a job that a supervisor has started.
-
-    Raises
-    ------
-    SetupError
-        If the file cannot be written: the supervisor would take a job that ends well for a failed one.
-    """
+    """Write the marker; SetupError if it cannot: a job that ends well would count as failed."""
     path = _path(rank)
     if path is not None:
         try:
@@ -40,7 +34,6 @@ def begin(rank: int, watched: bool) -> None:
 
 
 def renew(rank: int) -> None:
-    """Show that rank 0 lives."""
     global _renewed_s
     path = _path(rank)
     if path is not None and time.monotonic() > _renewed_s + _RENEW_S:
@@ -50,7 +43,7 @@ def renew(rank: int) -> None:
 
 
 def end(rank: int) -> None:
-    """Write ``ended``, on rank 0, when the programs of all ranks have ended."""
+    """Call when the programs of all ranks have ended."""
     path = _path(rank)
     if path is not None:
         with contextlib.suppress(OSError):  # the supervisor has gone, with its folder
@@ -58,5 +51,5 @@ def end(rank: int) -> None:
 
 
 def _path(rank: int) -> Path | None:
-    """Return the file, on rank 0; not for a job that a rank has started."""
+    """None in a job that a rank has started."""
     return settings.marker() if rank == 0 and settings.started_by_rank() is None else None

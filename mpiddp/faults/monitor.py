@@ -1,6 +1,6 @@
-"""The monitor: liveness, failures, calls and watchdog behind the `Monitor` protocol of `mpiddp.mpi`.
+"""The monitor: what `mpiddp.faults` knows, behind the `Monitor` protocol of `mpiddp.mpi`.
 
-`start` makes the process's one `Job`; it outlives process groups.
+`start` makes the process's one `Job`, which outlives process groups.
 """
 
 from __future__ import annotations
@@ -32,27 +32,23 @@ from .job import Job
 from .watchdog import Watchdog
 
 _MAX_MESSAGES = 4
-"""Messages that a text lists."""
 _TOLD_S = 5.0
-"""Time for the comparison with other nodes to tell of a mismatch."""
+"""For other nodes to tell of a mismatch."""
 
 
 class GroupMonitor(Resource):
-    """The watch over one group's operations."""
-
     def __init__(self, job: Job) -> None:
         self._job = job
         self.survivable = job.failures.survivable
-        """True if ranks survive the failure of one."""
         self._link: Link | None = None
         self._calls: Calls | None = None
         self._eager: EagerBuffers | None = None
         self._comparison: Comparison | None = None
         self._told: MismatchError | None = None
-        """A mismatch with other nodes."""
+        """With other nodes."""
 
     def attach(self, link: Link) -> None:
-        """Watch over a group, and publish its calls in memory of the node; collective."""
+        """Publish the group's calls in memory of the node; collective."""
         self._link = link
         link.own(self)
         self._job.liveness.register(link)
@@ -74,7 +70,7 @@ class GroupMonitor(Resource):
         self._told = error
 
     def publish(self, sequence: int, call: Call) -> bool:
-        """Publish a call; return True if all ranks are known to make the same; a MismatchError aborts the group."""
+        """Return True if all ranks are known to make the same call; a MismatchError aborts the group."""
         if self._calls is None:
             return True
         try:
@@ -86,7 +82,7 @@ class GroupMonitor(Resource):
             raise
 
     def publish_unawaited(self, sequence: int, call: Call) -> None:
-        """Publish a call that waits for no rank. Raises as `publish`."""
+        """Publish a call that waits for no rank."""
         if self._calls is not None:
             try:
                 self._calls.publish_unawaited(sequence, call)
@@ -95,7 +91,7 @@ class GroupMonitor(Resource):
                 raise
 
     def verify(self, sequence: int) -> None:
-        """Compare a finished call for the last time. Raises as `publish`."""
+        """Compare a finished call for the last time."""
         if self._calls is not None:
             try:
                 self._calls.verify(sequence)
@@ -104,21 +100,21 @@ class GroupMonitor(Resource):
                 raise
 
     def verify_failed(self, sequence: int, error: Exception) -> None:
-        """Compare a call that has ended with an error: a mismatch, also one with another node, is the better reason."""
+        """Raise the mismatch behind an error, if any: it is the better reason."""
         self.verify(sequence)
         if isinstance(error, MismatchError) and not isinstance(error, calls.UnknownCallError):
             return
         self._await_told()
 
     def _await_told(self) -> None:
-        """Wait for the comparison with other nodes to name the calls that do not match; raises them."""
+        """Give other nodes time to tell of a mismatch."""
         deadline = time.monotonic() + _TOLD_S
         while self._comparison is not None and time.monotonic() < deadline:
             self.check()
             time.sleep(_TOLD_S / 100)
 
     def verifying(self, sequence: int, steps: Steps) -> Steps:
-        """Return the steps, with a last comparison of their call."""
+        """Run steps, and verify their call."""
         try:
             value = yield from steps
         except Exception as error:
@@ -128,7 +124,6 @@ class GroupMonitor(Resource):
         return value
 
     def disagreement(self) -> MismatchError | None:
-        """Return the error of ranks that make different calls, or None."""
         link, published, buffers = self._link, self._calls, self._eager
         if self._told is not None:
             return self._told
@@ -150,7 +145,7 @@ class GroupMonitor(Resource):
             raise error
 
     def explain(self, operation: Operation) -> str:
-        """Ask and describe the ranks that keep an operation from ending, and unmatched messages."""
+        """Describe what keeps an operation from ending."""
         return self._job.liveness.explain(operation) + self.unmatched()
 
     def unmatched(self) -> str:
@@ -171,7 +166,6 @@ class GroupMonitor(Resource):
         return f"; here {lie} that no receive has taken: {', '.join(some)}{more}"
 
     def translate(self, error: BaseException) -> None:
-        """Raise `RankFailedError` from ``error`` if a failed rank is its cause."""
         self._job.failures.translate(error)
         if isinstance(error, MPI.Exception):
             self._await_told()
@@ -181,19 +175,18 @@ class GroupMonitor(Resource):
             self._link.abort(error)
 
     def close(self) -> None:
-        """Retire the group from liveness: peers may be in its last operation."""
+        """Retire the group: peers may be in its last operation."""
         if self._link is not None:
             self._job.liveness.retire(self._link)
             recorder.retire(self._link)
         self._calls = self._eager = self._comparison = None
 
     def drop(self, error: DistError) -> None:
-        """Retire the group, and compare its calls no more."""
         self.close()
 
 
 def connect(job: Job, comm: MPI.Intracomm, timeout_s: float) -> tuple[Link, GroupMonitor]:
-    """Return a new group's link, which owns ``comm``, and its monitor; collective."""
+    """Return a group's link, which owns ``comm``, and monitor; collective."""
     monitor = GroupMonitor(job)
     link = Link(job.world, comm, timeout_s, monitor, register=job.failures.register)
     try:
@@ -222,11 +215,8 @@ def current() -> Job | None:
 def start(claims: Claims | None = None) -> Job:
     """Start MPI if necessary, check the launch, and return the job, always the same.
 
-    Raises
-    ------
-    DistError
-        If the launcher announced several ranks and MPI sees one, the environment or the claims contradict MPI, MPI has
-        been finalised, in a fork of an initialised process, or without Python's global lock.
+    DistError if environment, launcher or claims contradict MPI, after MPI_Finalize, in a forked child, or without
+    Python's global lock.
     """
     global _owner_pid
     job = current()
@@ -257,7 +247,7 @@ def start(claims: Claims | None = None) -> Job:
 
 
 def regroup() -> Job:
-    """Make the job anew of the survivors; collective over them."""
+    """Make the job anew; collective over the survivors."""
     assert _job is not None and _shutdown is not None
     _shutdown.stop()
     job = _begin(_job.survivors())
@@ -273,7 +263,6 @@ def _renumber(job: Job) -> None:
 
 
 def _begin(job: Job) -> Job:
-    """Make ``job`` that of this process, and watch over it."""
     global _job, _shutdown
     _job = job
     if _shutdown is None:
@@ -293,7 +282,6 @@ def _begin(job: Job) -> Job:
 
 
 def why_unwatched(job: Job) -> str:
-    """Return the reason why the job has no watchdog; "" if it has one, or needs none."""
     if job.world.size == 1 or job.world.thread_multiple:
         return ""
     levels = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THREAD_SERIALIZED: "SERIALIZED"}

@@ -1,6 +1,6 @@
-"""The end of a job by Open MPI's mpirun on Ctrl-C: SIGCONT, SIGTERM after 0.25 s, SIGKILL after another 0.25 s.
+"""Open MPI's mpirun on Ctrl-C: SIGCONT, SIGTERM after 0.25 s, SIGKILL after another 0.25 s.
 
-Its ranks get no SIGINT, and their output is no longer passed on: a report goes to mpirun's own stderr.
+Its ranks get no SIGINT, and their output is lost: a report goes to mpirun's own stderr.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mpiddp import settings
 from mpiddp.mpi.processes import runs, started_ranks
 
 _DAEMONS = ("prted", "orted", "srun", "slurmstepd")
-"""Parents of ranks other than mpirun, whose stderr is not read."""
+"""Other parents of ranks, whose stderr is not read."""
 _HANDLED = (signal.SIGCONT, signal.SIGTERM)
 
 
@@ -25,7 +25,7 @@ def _left_to_the_watchdog(number: int, frame: object) -> None:
 
 
 class Launcher:
-    """The mpirun of this rank, for a report of the end by rank 0."""
+    """The mpirun of this rank."""
 
     def __init__(self, rank: int) -> None:
         self._pid = os.getppid()
@@ -50,11 +50,10 @@ class Launcher:
             return False
 
     def handles_termination(self) -> bool:
-        """Return True if SIGTERM is left to the watchdog."""
         return signal.SIGTERM in self._handled and signal.getsignal(signal.SIGTERM) is _left_to_the_watchdog
 
     def all_run(self) -> bool:
-        """Return True if all ranks of this host run; otherwise mpirun ends the job for that, and says so."""
+        """Return True if all ranks of this host run; otherwise mpirun itself says why the job ends."""
         return all(map(runs, self._ranks))
 
     def write(self, text: str) -> None:
@@ -65,20 +64,20 @@ class Launcher:
             os.close(output)
 
     def abandon(self) -> None:
-        """Give the signals their default action again, from any thread: the watchdog ends and receives no more."""
+        """Restore the default actions, from any thread."""
         for number in self._handled:
             if signal.getsignal(number) is _left_to_the_watchdog:
                 ctypes.pythonapi.PyOS_setsig(int(number), None)
 
     def terminate(self) -> None:
-        """End this process by SIGTERM, from any thread."""
+        """End this process, from any thread."""
         ctypes.pythonapi.PyOS_setsig(int(signal.SIGTERM), None)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def release(self) -> None:
-        """Restore the handlers of the signals."""
+        """Restore the handlers, if in the main thread."""
         for number in self._handled:
-            with contextlib.suppress(ValueError):  # in another thread than the main one
+            with contextlib.suppress(ValueError):
                 if signal.getsignal(number) is _left_to_the_watchdog:
                     signal.signal(number, signal.SIG_DFL)
         self._handled.clear()

@@ -1,7 +1,7 @@
 """The end of a job: together when all goes well, at once with the reason when a rank fails.
 
-An uncaught exception ends the job with that rank's traceback (`install`). An ended program answers the others'
-questions until all have ended (`Shutdown`); then MPI is finalised.
+An uncaught exception ends the job with its traceback (`install`). An ended program answers the others until all have
+ended (`Shutdown`); then MPI is finalised.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from mpiddp.mpi.operation import Operation
 from . import activity, marker
 
 if TYPE_CHECKING:
-    from .job import Job  # for types only: `import mpiddp` imports this module, and is to load no NumPy
+    from .job import Job  # types only: `import mpiddp` imports this module, and is to load no NumPy
     from .liveness import Liveness
 
-# When all ranks fail alike, the first to speak ends the job before the others have their turn.
+# When all ranks fail alike, the first to speak ends the job.
 _TURN_S, _LAST_TURN = 0.2, 8
 _POLL_S = 0.01
-# If MPI_Abort cannot get through, the process ends without it after this time.
+# MPI_Abort may not get through.
 _ABORT_S = 5.0
 _PMI_S, _PMI_BYTES = 1.0, 256
-# Ranks other than 0 are silent about a set-up error, and wait so long for rank 0 to print it and end the job.
+# For rank 0 to print a set-up error and end the job.
 _SILENT_S = 5.0
-# For the other ranks' activities after a Ctrl-C.
+# For the others' activities after a Ctrl-C.
 _ANSWER_S = 1.5
-# For unfinished operations when every program has ended, until the next one finishes.
+# For the next unfinished operation when every program has ended.
 _REST_S = 5.0
 
-# Shared memory of MPICH and Open MPI, which they remove in MPI_Finalize and not in MPI_Abort.
+# Shared memory that MPI_Finalize removes, and MPI_Abort does not.
 _SEGMENT = re.compile(r" (/dev/shm/(?:mpich_shm_|sm_segment\.).*)$", re.MULTILINE)
 
 _rank, _size = 0, 1
@@ -64,10 +64,7 @@ _collect: Callable[[str], str] | None = None
 
 
 def install() -> None:
-    """End the job at an uncaught exception on one rank of several; installed once, before MPI starts.
-
-    Programs that a rank starts keep Python's own hook.
-    """
+    """End the job at a rank's uncaught exception; programs that a rank starts keep Python's hook."""
     global _rank, _size, _owner_pid
     if _owner_pid:
         return
@@ -107,7 +104,7 @@ def _others(error: BaseException) -> str:
 
 
 def _recorded(error: BaseException) -> str:
-    """Let all ranks dump their flight recorders after an error of communication, or any where dumps are asked for."""
+    """Let all ranks dump after an error of communication, or any where dumps are asked for."""
     of_all = isinstance(error, (DistTimeoutError, MismatchError, RankFailedError))
     return dumped("", type(error).__name__) if of_all or settings.flight_recorder() else ""
 
@@ -118,25 +115,24 @@ def _exit_code(error: BaseException) -> int:
 
 
 def set_liveness(liveness: Liveness) -> None:
-    """Set the source of other ranks' activities for reports."""
     global _liveness
     _liveness = liveness
 
 
 def set_dumps(collect: Callable[[str], str]) -> None:
-    """Set the function that lets all ranks dump their flight recorders for a reason, and returns a line about it."""
+    """``collect`` lets all ranks dump for a reason, and returns a line about it."""
     global _collect
     _collect = collect
 
 
 def dumped(text: str, reason: str) -> str:
-    """Let all ranks dump their flight recorders, and return ``text`` with a line about it."""
+    """Let all ranks dump, and add a line about it to ``text``."""
     line = "" if _collect is None else _collect(reason)
     return "\n".join(filter(None, [text, line]))
 
 
 def interruption(lines: str, operation: Operation | None) -> str:
-    """Return the report of a Ctrl-C, by the lowest interrupted rank, with the other ranks' activities."""
+    """Return the report of a Ctrl-C, after that of a lower interrupted rank."""
     if _liveness is None or _size == 1:
         return report(lines, operation, "")
     others = _liveness.explain(operation, _ANSWER_S)
@@ -148,33 +144,30 @@ def interruption(lines: str, operation: Operation | None) -> str:
 
 
 def report(lines: str, operation: Operation | None, others: str) -> str:
-    """Return the text of a Ctrl-C, given the program's lines and the other ranks' activities."""
     if operation is None:
         return f"{lines}interrupted (Ctrl-C)" + (f"; {others}" if others else "")
     return f"{lines}interrupted (Ctrl-C) in {operation}: {others}{operation.members.monitor.unmatched()}"
 
 
 def _progress() -> None:
-    """Answer the other ranks meanwhile."""
     if _liveness is not None and running():
         with contextlib.suppress(MPI.Exception):
             _liveness.progress()
 
 
 def set_rank(rank: int, size: int) -> None:
-    """Replace the launcher's rank and size by MPI's, and claim the rank for this process."""
+    """Take MPI's rank and size, not the launcher's."""
     global _rank, _size
     _rank, _size = rank, size
     settings.claim_rank()
 
 
 def label() -> str:
-    """Return ``[rank r/N host]``, the beginning of this process's lines."""
     return f"[rank {_rank}/{_size} {socket.gethostname()}]"
 
 
 def say(text: str) -> None:
-    """Print ``text`` on stderr under this rank's label, in one piece."""
+    """Print in one piece."""
     stream = sys.__stderr__ or sys.stderr
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or a broken pipe
         stream.write(labelled(text))
@@ -182,17 +175,15 @@ def say(text: str) -> None:
 
 
 def labelled(text: str) -> str:
-    """Return the lines of ``text``, each with this rank's label."""
     return "".join(f"{label()} {line}\n" for line in text.splitlines())
 
 
 def ends() -> bool:
-    """Return True if this process ends the job."""
     return _ending.locked()
 
 
 def abort(text: str | Callable[[], str], code: int) -> NoReturn:
-    """Print ``text``, if callable at this rank's turn, under its label, and end the job with an exit code."""
+    """Print ``text`` at this rank's turn, and end the job."""
     _ending.acquire()  # for good: the first reason counts
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -208,21 +199,21 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
         say(traceback.format_exc())
     stdio.deliver()
     if running() and MPI.COMM_WORLD.size > 1:
-        # mpi4py holds the interpreter while it aborts, so the backstop must not need it.
+        # mpi4py holds the interpreter while it aborts: the backstop must not need it.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             faulthandler.dump_traceback_later(_ABORT_S, exit=True, file=sys.__stderr__ or sys.stderr)
         _remove_segments()
         MPI.COMM_WORLD.Abort(code)
     launch = settings.launch()
     if not running() and launch is not None and "Hydra" in launch.launcher:
-        # Hydra lets the others wait for ever for a rank that exits before MPI starts, but not for one that is killed.
+        # Before MPI starts, Hydra ends the job for a killed rank, but not for one that exits.
         _abort_by_pmi(code)
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(code)
 
 
 def _abort_by_pmi(code: int) -> None:
-    """Ask Hydra in the words of MPICH's process manager interface to end the job; return if it does not."""
+    """Ask Hydra by PMI to end the job; return if it does not."""
     descriptor = os.environ.get("PMI_FD", "")
     with contextlib.suppress(OSError, ValueError), socket.socket(fileno=os.dup(int(descriptor))) as hydra:
         hydra.settimeout(_PMI_S)
@@ -233,7 +224,6 @@ def _abort_by_pmi(code: int) -> None:
 
 
 def _remove_segments() -> None:
-    """Remove the names of MPI's shared memory on this node, which every rank of it has mapped."""
     with contextlib.suppress(OSError):
         for name in set(_SEGMENT.findall(Path("/proc/self/maps").read_text())):
             Path(name).unlink(missing_ok=True)
@@ -255,18 +245,17 @@ def time_limit(timeout_s: float, what: str) -> Iterator[None]:
 
 
 class Shutdown:
-    """The end of a program: at exit, or in MPI.Finalize; ``stop`` is called when every rank has ended."""
+    """The end of a program, at exit or in MPI.Finalize; ``stop`` follows the end of all."""
 
     def __init__(self) -> None:
         self.job: Job
         self.stop: Callable[[], object]
         self._ended = False
-        # MPI_Finalize begins with the attributes of COMM_SELF, while MPI can still be used.
+        # MPI_Finalize first deletes COMM_SELF's attributes, while MPI still works.
         key = MPI.Comm.Create_keyval(delete_fn=lambda *_: self())
         MPI.COMM_SELF.Set_attr(key, self)
 
     def __call__(self) -> None:
-        """Wait for the end of every rank."""
         if self._ended or os.getpid() != _owner_pid or not running():
             return
         self._ended = True
@@ -284,10 +273,10 @@ class Shutdown:
         self.stop()
 
     def _wait(self) -> bool:
-        """Wait for all; return False if a rank failed meanwhile: the survivors may go on, with this one."""
+        """Return False if a rank failed meanwhile."""
         try:
             self._wait_for_all()
-            # Some may have passed the barrier and others not, which would wait for those in MPI_Finalize.
+            # Some may have passed the barrier, and would be waited for in MPI_Finalize.
             self.job.failures.agree()
         except Exception as error:
             if not self.job.failures.caused(error):
@@ -301,7 +290,7 @@ class Shutdown:
         barrier = self.job.world.comm.Ibarrier()
         pause_s, deadline, pending = 1e-5, 0.0, -1
         while True:
-            # Both are polled every time: the other ranks may wait for what this one submitted and did not wait for.
+            # Poll both: other ranks may wait for what this one submitted.
             together, finished = barrier.Test(), requests.finished()
             if together and finished:
                 return

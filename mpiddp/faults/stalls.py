@@ -1,8 +1,7 @@
 """Reports of stalls: the ranks that keep an operation from ending, grouped by their activity.
 
-A watchdog warns after ``MPIDDP_WARN_AFTER`` seconds of waiting, and at doubling distances. One rank prints, for all
-that wait: every waiter asks the rank before it in the group, and only one whose predecessor does not wait asks all. The
-smaller the part of the ranks, the earlier its line, because a bug mostly sits on few; equal states are one line.
+One rank prints for all: every waiter asks the rank before it in the group, and only one whose predecessor does not wait
+asks all. The fewest ranks come first: a bug mostly sits on few.
 """
 
 from __future__ import annotations
@@ -21,17 +20,7 @@ _MAX_PLACES = 3
 
 
 def warning(liveness: Liveness, world: World, operation: Operation, at: str, waited_s: float, next_s: float) -> str:
-    """Return the warning of an operation without progress; "" where another rank prints it.
-
-    Parameters
-    ----------
-    operation : Operation
-        The operation in which this rank waits.
-    at : str
-        The waiting line of the program.
-    waited_s, next_s : float
-        Seconds of waiting, and until the next warning.
-    """
+    """Return the warning; "" where another rank prints it. ``at``: the waiting line; ``next_s``: until the next one."""
     group, ranks = operation.members.number, operation.members.ranks
     index = ranks.index(world.rank)
     if operation.peers is None and index > 0:
@@ -56,7 +45,7 @@ def warning(liveness: Liveness, world: World, operation: Operation, at: str, wai
 
 
 def _leaves_to(answer: Answer, peer: int, rank: int) -> bool:
-    """Return whether the warning about a message is the peer's, which waits too."""
+    """Return True if the peer waits too, and warns."""
     return bool(answer.state.operation) and (rank not in answer.state.waits_for or peer < rank)
 
 
@@ -140,7 +129,7 @@ def _duration(seconds: float) -> str:
 
 
 def survey(liveness: Liveness, world: World, group: int) -> str:
-    """Return the states and the stacks of all ranks of the world, equal ones together."""
+    """Return the states and stacks of all ranks, equal ones together."""
     others = [rank for rank in world.ranks if rank != world.rank]
     answers = liveness.inquire(group, others, stacks=True) | {world.rank: liveness.own_answer(group, stacks=True)}
     lines = [f"mpiddp: job {world.job}, {_number(world.size)}"]

@@ -1,8 +1,7 @@
 """The watchdog: a thread that ends the job, with the reason, if this process waits in vain.
 
-It looks twice a second, answers other ranks, and recognises an unchanged wait by its number: a watch costs the program
-nothing, and keeps no array alive. It also sees a Ctrl-C while the main thread waits in MPI, where Python sees none. It
-needs MPI_THREAD_MULTIPLE.
+It knows an unchanged wait by its number: a watch costs the program nothing, and keeps no array alive. It sees a Ctrl-C
+while the main thread waits in MPI, where Python sees none. It needs MPI_THREAD_MULTIPLE.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from .mpirun import Launcher
 from .shutdown import abort
 
 LOOK_S = 0.5
-# A rank that left is held against the job only when another has waited this long for it.
+# For others to wait until a rank that has left is held against the job.
 PATIENCE_S = 3.0
-# Python handles a Ctrl-C within this time, unless it waits in MPI.
+# For Python to handle a Ctrl-C outside of MPI.
 INTERRUPT_S = 0.3
-# After a signal that ends the job, other ranks want this one's activity soon.
+# After a signal, other ranks want this one's activity soon.
 _ALERT_S, _ALERT_LOOK_S = 1.5, 0.02
 _LAST_ANSWER_S = 0.1
 _WRITTEN_S = 0.01
@@ -44,21 +43,15 @@ _STOP = b"\0"
 
 
 class _Wait:
-    """The operation of a waiting thread, and its times."""
-
     def __init__(self, operation: Operation, now: float, warn_after_s: float) -> None:
         self.identity, self.since = operation.identity, now
         self.asked = 0.0
-        """When other ranks were asked about it."""
         self.distance_s = warn_after_s
-        """Seconds between the last warning and the next one."""
         self.warn_s = warn_after_s or math.inf
         """Seconds of waiting at the next warning."""
 
 
 class Watchdog:
-    """The watch over this process's waits, in one job."""
-
     def __init__(self, job: Job) -> None:
         self._world, self._liveness, self._failures, self._distant = job
         self._warn_after_s = settings.warn_after_s()
@@ -68,7 +61,7 @@ class Watchdog:
         self._continued_in: Operation | None = None
         self._all_run = False
         self._launcher = Launcher(job.world.rank)
-        # Python's C-level signal handler writes the numbers of signals here, whatever the main thread does.
+        # Python's C-level signal handler writes here, whatever the main thread does.
         self._signals, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         if threading.current_thread() is threading.main_thread():
@@ -77,14 +70,14 @@ class Watchdog:
                 signal.set_wakeup_fd(others)  # an event loop needs it
             if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
                 signal.signal(signal.SIGUSR2, lambda *_: None)  # heard through the pipe
-            # The pipe is the parent's: a signal for a forked child is none for this process.
+            # A forked child's signals are none for this process.
             os.register_at_fork(after_in_child=self._let_go)
         self._doorbell = Doorbell(job.world.job, job.world.rank)
         self._thread = threading.Thread(target=self._watch, name="mpiddp-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, before MPI is finalised."""
+        """Call before MPI is finalised."""
         self._launcher.release()
         self._let_go()
         os.write(self._writer, _STOP)
@@ -94,8 +87,7 @@ class Watchdog:
         self._doorbell.close()
 
     def _let_go(self) -> None:
-        """Stop receiving signals."""
-        with contextlib.suppress(ValueError):  # in another thread than the main one
+        with contextlib.suppress(ValueError):  # not in the main thread
             heard = signal.set_wakeup_fd(-1)
             if heard not in (-1, self._writer):
                 signal.set_wakeup_fd(heard)
@@ -130,7 +122,7 @@ class Watchdog:
                 return
 
     def _continued(self) -> None:
-        """Prepare for mpirun's end of the job: after SIGTERM there is no time to ask."""
+        """After SIGTERM there is no time to ask."""
         self._alert_until = time.monotonic() + _ALERT_S
         self._continued_in = operation = activity.current().operation
         if self._launcher.handles_termination():
@@ -138,7 +130,7 @@ class Watchdog:
             self._liveness.ask_about(operation)
 
     def _terminated(self) -> None:
-        """Report, if mpirun ends the job and no rank has failed; and end."""
+        """Report mpirun's end of the job, unless a rank has failed; and end."""
         if not self._launcher.handles_termination():
             return
         announced = time.monotonic() < self._alert_until
@@ -149,7 +141,6 @@ class Watchdog:
         self._launcher.terminate()
 
     def _look(self, interrupted: bool) -> None:
-        """Look at the threads' operations, keeping no reference."""
         operations, now = dict(waiting), time.monotonic()
         main = threading.main_thread().ident or 0
         current = operations.get(main)
@@ -158,7 +149,7 @@ class Watchdog:
         if interrupted:
             self._alert_until = now + _ALERT_S
             self._liveness.interrupted = _python_handles_interrupts()
-        # A wait seen before the signal has not seen it; a new one may have begun in answer to it.
+        # A wait begun after the signal may answer it.
         if interrupted and identity == seen and _python_handles_interrupts():
             self._interrupted, self._interrupted_at = identity, now
         if current is not None and identity == self._interrupted and now - self._interrupted_at > INTERRUPT_S:
@@ -172,16 +163,16 @@ class Watchdog:
             else:
                 self._judge(thread, operation, wait, now)
         if requests.pending and any(not operation.limited for operation in operations.values()):
-            requests.poll()  # a thread blocks in MPI, and those that submitted the rest may wait for nothing
+            requests.poll()  # a thread blocks in MPI, and the submitters of the rest may wait for nothing
 
     def _judge(self, thread: int, operation: Operation, wait: _Wait, now: float) -> None:
-        """End the job if a wait seen before is in vain."""
+        """End the job if a wait is in vain."""
 
         def still() -> bool:
             return waiting.get(thread) is operation
 
         waited_s = now - wait.since
-        # A waiter that watches the clock itself compares calls as well, and raises.
+        # A waiter with a time limit compares calls itself.
         if not operation.limited and operation.members.monitor.disagreement() is not None:
             # A record in the middle of a store is whole now.
             time.sleep(_WRITTEN_S)
@@ -193,7 +184,7 @@ class Watchdog:
             abort(lambda: shutdown.dumped(self._desertion(thread, operation), "a missing rank"), 1)
         if not operation.limited and waited_s > operation.members.timeout_s and still():
             abort(lambda: shutdown.dumped(self._timeout(thread, operation), "timeout"), EXIT_TIMEOUT)
-        # The first question leaves before patience ends, so that its answer is there when it is wanted.
+        # The answer is to be there when patience ends.
         if waited_s > PATIENCE_S - 3 * LOOK_S and now - wait.asked > PATIENCE_S:
             self._liveness.ask(operation.members.number, self._liveness.first_asked(operation))
             wait.asked = now
@@ -242,8 +233,7 @@ def _python_handles_interrupts() -> bool:
 
 
 def _print(text: str) -> None:
-    """Print a text of several lines on stderr, in one piece."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or a broken pipe
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         stream = sys.__stderr__ or sys.stderr
         stream.write(text + "\n")
         stream.flush()
