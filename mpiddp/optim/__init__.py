@@ -1,6 +1,14 @@
 """Optimizers and learning-rate schedules, in torch's words and arithmetic.
 
-They change anything with ``data`` and ``grad``, and know neither MPI nor autograd.
+They change anything with ``data`` and ``grad``, and know neither MPI nor autograd. They share:
+
+- ``params`` : iterable of Parameter, or of groups with options of their own, ``{"params": [...], "lr": 0.1}``.
+- ``lr`` : learning rate.
+- ``weight_decay`` : times the parameter, added to the gradient.
+- ``eps`` : added to the denominator.
+- ``maximize`` : bool, default False. Go up instead of down.
+
+An option out of range raises ValueError.
 """
 
 from . import lr_scheduler

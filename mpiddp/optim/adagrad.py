@@ -11,37 +11,16 @@ from .optimizer import Group, Optimizer, check_not_negative
 
 
 class Adagrad(Optimizer):
-    r"""Adagrad, with torch's arithmetic.
+    r"""Adagrad (Duchi et al., 2011).
+
+    :math:`s \leftarrow s + g^2`, :math:`p \leftarrow p - \eta g / (\sqrt{s} + \epsilon)`.
 
     Parameters
     ----------
-    params : iterable of Parameter or of dict
-        See :class:`Optimizer`.
-    lr : float, default 1e-2
-        Learning rate.
     lr_decay : float, default 0
         Step t has the rate ``lr / (1 + (t - 1) * lr_decay)``.
-    weight_decay : float, default 0
-        Times the parameter, added to the gradient.
     initial_accumulator_value : float, default 0
-        First value of the sum.
-    eps : float, default 1e-10
-        Added to the denominator.
-    maximize : bool, default False
-        Go up instead of down.
-
-    Raises
-    ------
-    ValueError
-        An option is negative.
-
-    Notes
-    -----
-    :math:`s \leftarrow s + g^2`, :math:`p \leftarrow p - \eta g / (\sqrt{s} + \epsilon)`.
-
-    References
-    ----------
-    ``torch.optim.Adagrad``; Duchi et al., "Adaptive subgradient methods" (2011).
+        First value of :math:`s`.
     """
 
     def __init__(
@@ -75,7 +54,7 @@ class Adagrad(Optimizer):
         super().__init__(params, options)
 
     def _update(self, run: ContiguousRun, group: Group) -> None:
-        # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
+        # A NumPy scalar from a schedule would make float32 arithmetic float64.
         lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
         if "sum" not in run.state:
             run.new_state("sum")[...] = group["initial_accumulator_value"]
@@ -93,36 +72,17 @@ class Adagrad(Optimizer):
 
 
 class Adadelta(Optimizer):
-    r"""Adadelta, with torch's arithmetic.
+    r"""Adadelta (M. Zeiler, arXiv:1212.5701).
 
     Parameters
     ----------
-    params : iterable of Parameter or of dict
-        See :class:`Optimizer`.
-    lr : float, default 1.0
-        Factor of the step.
     rho : float, default 0.9
-        Decay of the means of the squares of gradient and step, in [0, 1].
-    eps : float, default 1e-6
-        Added to both means.
-    weight_decay : float, default 0
-        Times the parameter, added to the gradient.
-    maximize : bool, default False
-        Go up instead of down.
-
-    Raises
-    ------
-    ValueError
-        An option is negative, or ``rho`` is larger than 1.
+        Decay of the means of the squares, in [0, 1].
 
     Notes
     -----
     :math:`v \leftarrow \rho v + (1 - \rho) g^2`, :math:`d = g \sqrt{u + \epsilon} / \sqrt{v + \epsilon}`,
     :math:`u \leftarrow \rho u + (1 - \rho) d^2`, :math:`p \leftarrow p - \eta d`.
-
-    References
-    ----------
-    ``torch.optim.Adadelta``; M. Zeiler, "ADADELTA: an adaptive learning rate method" (2012).
     """
 
     def __init__(

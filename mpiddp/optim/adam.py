@@ -12,39 +12,19 @@ from .optimizer import Group, Optimizer, check_not_negative
 
 
 class Adam(Optimizer):
-    r"""Adam, with torch's arithmetic.
+    r"""Adam (Kingma and Ba, arXiv:1412.6980) and AMSGrad (Reddi et al., arXiv:1904.09237).
 
     Parameters
     ----------
-    params : iterable of Parameter or of dict
-        See :class:`Optimizer`.
-    lr : float, default 1e-3
-        Learning rate.
     betas : pair of float, default (0.9, 0.999)
         Decay of the means of gradient and square, in [0, 1).
-    eps : float, default 1e-8
-        Added to the denominator.
-    weight_decay : float, default 0
-        Times the parameter, added to the gradient (:class:`AdamW`: taken off the parameter).
     amsgrad : bool, default False
         Divide by the largest mean square so far.
-    maximize : bool, default False
-        Go up instead of down.
-
-    Raises
-    ------
-    ValueError
-        An option is negative, or a beta not in [0, 1).
 
     Notes
     -----
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`, and in step t
     :math:`p \leftarrow p - \frac{\eta}{1 - \beta_1^t} m / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)`.
-
-    References
-    ----------
-    Kingma and Ba, "Adam: a method for stochastic optimization" (2015); Reddi et al., "On the convergence of Adam and
-    beyond" (2018).
     """
 
     decoupled_weight_decay = False
@@ -75,7 +55,7 @@ class Adam(Optimizer):
         super().__init__(params, options)
 
     def _update(self, run: ContiguousRun, group: Group) -> None:
-        # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
+        # A NumPy scalar from a schedule would make float32 arithmetic float64.
         lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
         beta1, beta2 = map(float, group["betas"])
         names = ["exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * group["amsgrad"]]
@@ -93,7 +73,7 @@ class Adam(Optimizer):
             xp.subtract(g, mean, out=product)
             if beta1 > 0.5:
                 mean += xp.multiply(product, 1 - beta1, out=product)
-            else:  # the end from which less is rounded, as torch's lerp chooses
+            else:  # the end that rounds less, as torch's lerp chooses
                 xp.subtract(g, xp.multiply(product, beta1, out=product), out=mean)
             square *= beta2
             xp.multiply(g, 1 - beta2, out=product)
@@ -109,14 +89,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    r"""Adam with decoupled weight decay: :math:`p \leftarrow (1 - \eta \lambda) p` before each step.
-
-    Parameters are those of :class:`Adam`; ``weight_decay`` is 0.01 by default.
-
-    References
-    ----------
-    Loshchilov and Hutter, "Decoupled weight decay regularization" (2019).
-    """
+    r"""Adam with decoupled weight decay, :math:`p \leftarrow (1 - \eta \lambda) p` first (arXiv:1711.05101)."""
 
     decoupled_weight_decay = True
 

@@ -1,7 +1,7 @@
 """Learning-rate schedules, in torch's words.
 
-Each is a closed formula of the number of steps made: it resumes anywhere, and gives the values of torch's recursions up
-to rounding. Parameters of all: ``optimizer``, and ``last_epoch``, the step at which to go on (-1: at the beginning).
+Each is a closed formula of the number of steps made: it resumes anywhere, with the values of torch's recursions up to
+rounding.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class LRScheduler(ABC):
     Parameters
     ----------
     optimizer : Optimizer
-        Each :meth:`step` sets its groups' ``lr``, the constructor too. A group's first rate is kept as ``initial_lr``.
+        The constructor and each :meth:`step` set its groups' ``lr``. A group's first rate is kept as ``initial_lr``.
     last_epoch : int, default -1
-        Step at which to go on without a saved state.
+        Step at which to go on without a saved state; KeyError if a group then has no ``initial_lr``.
 
     Attributes
     ----------
@@ -43,13 +43,6 @@ class LRScheduler(ABC):
         Steps made; a step may be an epoch or a batch.
     base_lrs : list of float
         ``initial_lr`` of each group.
-
-    Raises
-    ------
-    TypeError
-        ``optimizer`` is no Optimizer.
-    KeyError
-        ``last_epoch`` is given, and a group has no ``initial_lr``.
     """
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
@@ -86,7 +79,6 @@ class LRScheduler(ABC):
         self._apply()
 
     def _apply(self) -> None:
-        """Set the groups' learning rates."""
         groups = len(self.optimizer.param_groups)
         if groups != len(self.base_lrs):
             raise ValueError(
@@ -134,20 +126,11 @@ class LambdaLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        """Return the initial rate times the function."""
         return base_lr * self.lr_lambdas[index](step)
 
 
 class StepLR(LRScheduler):
-    """The rate times ``gamma`` every ``step_size`` steps.
-
-    Parameters
-    ----------
-    step_size : int
-        Steps between two changes.
-    gamma : float, default 0.1
-        Factor of a change.
-    """
+    """The rate times ``gamma`` every ``step_size`` steps."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
         self.step_size = step_size
@@ -155,20 +138,11 @@ class StepLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        """Return the initial rate times ``gamma`` to the power of the number of changes."""
         return float(base_lr * self.gamma ** (step // self.step_size))
 
 
 class MultiStepLR(LRScheduler):
-    """The rate times ``gamma`` at each milestone.
-
-    Parameters
-    ----------
-    milestones : iterable of int
-        Steps of the changes; one given twice counts twice.
-    gamma : float, default 0.1
-        Factor of a change.
-    """
+    """The rate times ``gamma`` at each of the steps in ``milestones``; one given twice counts twice."""
 
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
@@ -178,39 +152,31 @@ class MultiStepLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        """Return the initial rate times ``gamma`` to the power of the number of milestones passed."""
         return float(base_lr * self.gamma ** bisect_right(self.milestones, step))
 
 
 class ExponentialLR(LRScheduler):
-    """The rate times ``gamma`` at every step.
-
-    Parameters
-    ----------
-    gamma : float
-        Factor of a step.
-    """
+    """The rate times ``gamma`` at every step."""
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        """Return the initial rate times ``gamma`` to the power of the step."""
         return float(base_lr * self.gamma**step)
 
 
 class LinearLR(LRScheduler):
-    """The rate times a factor from ``start_factor`` to ``end_factor`` in ``total_iters`` steps: a warm-up.
+    """A warm-up: the rate times a factor from ``start_factor`` to ``end_factor`` in ``total_iters`` steps.
 
     Parameters
     ----------
     start_factor : float, default 1/3
-        First factor, in (0, 1].
+        In (0, 1].
     end_factor : float, default 1.0
-        Factor from step ``total_iters`` on, in [0, 1].
+        In [0, 1].
     total_iters : int, default 5
-        Number of steps between the two.
+        Steps between the two.
     """
 
     def __init__(
@@ -234,25 +200,12 @@ class LinearLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        """Return the initial rate times the factor."""
         way = min(step, self.total_iters) / self.total_iters
         return base_lr * (self.start_factor + (self.end_factor - self.start_factor) * way)
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Half a cosine from the initial rate to ``eta_min`` in ``T_max`` steps, and back in as many.
-
-    Parameters
-    ----------
-    T_max : int
-        Steps to the minimum.
-    eta_min : float, default 0.0
-        Rate at the minimum.
-
-    References
-    ----------
-    Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts" (2017).
-    """
+    """Half a cosine from the initial rate to ``eta_min`` in ``T_max`` steps, and back in as many (arXiv:1608.03983)."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
         self.T_max = T_max
@@ -260,21 +213,18 @@ class CosineAnnealingLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        """Return the rate on the cosine."""
         return self.eta_min + (base_lr - self.eta_min) * (1 + math.cos(math.pi * step / self.T_max)) / 2
 
 
 class OneCycleLR(LRScheduler):
-    """Up to a large rate and down to a tiny one in ``total_steps`` steps; momentum the other way round.
+    """Up to a large rate and down to a tiny one in ``total_steps`` steps; momentum the other way (arXiv:1708.07120).
 
     Parameters
     ----------
     max_lr : float or list of float
         Largest rate, or one for each group.
     total_steps : int, optional
-        Number of steps; or ``epochs`` times ``steps_per_epoch``.
-    epochs, steps_per_epoch : int, optional
-        See ``total_steps``.
+        Or give ``epochs`` and ``steps_per_epoch``, of which it is the product.
     pct_start : float, default 0.3
         Share of the steps that go up, 0 to 1.
     anneal_strategy : {"cos", "linear"}, default "cos"
@@ -289,10 +239,6 @@ class OneCycleLR(LRScheduler):
         The last rate is the first divided by this.
     three_phase : bool, default False
         Go down to the first rate as fast as up, and only then to the last.
-
-    References
-    ----------
-    Smith and Topin, "Super-convergence: very fast training of neural networks using large learning rates" (2017).
     """
 
     def __init__(
@@ -331,7 +277,7 @@ class OneCycleLR(LRScheduler):
             raise ValueError("optimizer must support momentum or beta1 with `cycle_momentum` option enabled")
         self.final_div_factor = final_div_factor
         self.momentum_bounds = [max_momentum, base_momentum]
-        # Corners of the way: their steps, rates (0 the first, 1 the largest, 2 the last) and momenta (1 the smallest).
+        # Corners of the way: steps, rates (0 first, 1 largest, 2 last), momenta (1 smallest).
         top = pct_start * self.total_steps - 1
         end = float(self.total_steps - 1)
         if three_phase:
@@ -344,7 +290,6 @@ class OneCycleLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        """Return the rate on the way."""
         rates = base_lr, self.max_lrs[index], base_lr / self.final_div_factor
         (_, left, _), (_, right, _), way = self._leg(step)
         return self._between(rates[left], rates[right], way)
@@ -366,7 +311,6 @@ class OneCycleLR(LRScheduler):
         return left, right, (step - left[0]) / (right[0] - left[0])
 
     def _between(self, start: float, end: float, way: float) -> float:
-        """Return the value a share ``way`` of the way from ``start`` to ``end``."""
         if self.anneal_strategy == "linear":
             return (end - start) * way + start
         return end + (start - end) / 2 * (math.cos(math.pi * way) + 1)
@@ -387,12 +331,7 @@ class SequentialLR(LRScheduler):
     schedulers : sequence of LRScheduler
         Of the same optimizer; each counts its steps from its beginning.
     milestones : sequence of int
-        First steps of the second and the further ones.
-
-    Raises
-    ------
-    ValueError
-        The numbers do not fit, or a schedule has another optimizer.
+        First step of each schedule but the first.
 
     Examples
     --------
@@ -435,7 +374,6 @@ class SequentialLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        """Return the rate of the schedule whose turn it is."""
         i = bisect_right(self._milestones, step)
         return self._schedulers[i].lr_at(step - (self._milestones[i - 1] if i else 0), base_lr, index)
 
@@ -448,11 +386,9 @@ class SequentialLR(LRScheduler):
         self._last_lr = current.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with that of each schedule."""
         return {**super().state_dict(), "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state, each schedule its own."""
         for scheduler, state in zip(self._schedulers, state_dict["_schedulers"], strict=True):
             scheduler.load_state_dict(state)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "_schedulers"})

@@ -25,7 +25,7 @@ class Optimizer(ABC):
     Parameters
     ----------
     params : iterable of Parameter or of dict
-        Parameters, or groups of them with options of their own: ``{"params": [...], "lr": 0.1}``.
+        Parameters, or groups of them; ValueError if there are none, or one is given twice.
     defaults : dict
         Options of groups without their own.
 
@@ -36,13 +36,6 @@ class Optimizer(ABC):
     state : dict
         Of each parameter, a dict of arrays, perhaps views of larger ones: write into them, or use
         :meth:`load_state_dict`.
-
-    Raises
-    ------
-    TypeError
-        ``params`` is no iterable of parameters.
-    ValueError
-        There are no parameters, or one is given twice.
     """
 
     def __init__(self, params: Iterable[Parameter] | Iterable[Group], defaults: dict[str, Any]) -> None:
@@ -63,12 +56,7 @@ class Optimizer(ABC):
             self.add_param_group(group)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add parameters with options of their own.
-
-        Parameters
-        ----------
-        param_group : dict
-            ``params``, one parameter or an iterable, and options that differ from the defaults.
+        """Add a group: ``params``, one parameter or an iterable, and options that differ from the defaults.
 
         Raises
         ------
@@ -103,15 +91,7 @@ class Optimizer(ABC):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters in place; those without a gradient stay.
 
-        Parameters
-        ----------
-        closure : callable, optional
-            Computes the gradients and returns the loss; called first.
-
-        Returns
-        -------
-        Any
-            The closure's result, or None.
+        ``closure``, if given, is called first to compute the gradients; its result, the loss, is returned.
         """
         loss = None if closure is None else closure()
         for group, runs in zip(self.param_groups, self._runs, strict=True):
@@ -136,11 +116,8 @@ class Optimizer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return state and options in torch's form.
 
-        Returns
-        -------
-        dict
-            ``state``: by the number of a parameter, counted through all groups, its arrays, not copied;
-            ``param_groups``: the groups with numbers in place of parameters.
+        ``state`` has arrays, not copied, by the number of a parameter counted through all groups; ``param_groups`` has
+        numbers in place of parameters.
         """
         numbers = self._numbers()
         return {
@@ -153,15 +130,7 @@ class Optimizer(ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over state and options, learning rate included, of an optimizer of the same parameters.
 
-        Parameters
-        ----------
-        state_dict : dict
-            From :meth:`state_dict`. Arrays are copied to the dtype and device of their parameter.
-
-        Raises
-        ------
-        ValueError
-            Groups, their lengths or shapes differ.
+        Arrays are copied to the dtype and device of their parameter; ValueError if groups or shapes differ.
         """
         saved = state_dict["param_groups"]
         if len(saved) != len(self.param_groups):

@@ -11,40 +11,20 @@ from .optimizer import Group, Optimizer, check_not_negative
 
 
 class RMSprop(Optimizer):
-    r"""RMSprop, with torch's arithmetic.
+    r"""RMSprop (G. Hinton, Neural Networks for Machine Learning, lecture 6, 2012).
 
     Parameters
     ----------
-    params : iterable of Parameter or of dict
-        See :class:`Optimizer`.
-    lr : float, default 1e-2
-        Learning rate.
     alpha : float, default 0.99
         Decay of the mean square.
-    eps : float, default 1e-8
-        Added to the denominator.
-    weight_decay : float, default 0
-        Times the parameter, added to the gradient.
     momentum : float, default 0
         Share of the previous update that goes on.
     centered : bool, default False
-        Divide by the gradient's standard deviation.
-    maximize : bool, default False
-        Go up instead of down.
-
-    Raises
-    ------
-    ValueError
-        An option is negative.
+        Divide by the gradient's standard deviation (A. Graves, arXiv:1308.0850).
 
     Notes
     -----
     :math:`v \leftarrow \alpha v + (1 - \alpha) g^2`, :math:`p \leftarrow p - \eta g / (\sqrt{v} + \epsilon)`.
-
-    References
-    ----------
-    G. Hinton, Neural Networks for Machine Learning, lecture 6 (2012); centered: A. Graves, "Generating sequences with
-    recurrent neural networks" (2013).
     """
 
     def __init__(
@@ -80,7 +60,7 @@ class RMSprop(Optimizer):
         super().__init__(params, options)
 
     def _update(self, run: ContiguousRun, group: Group) -> None:
-        # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
+        # A NumPy scalar from a schedule would make float32 arithmetic float64.
         lr, alpha, eps = float(group["lr"]), float(group["alpha"]), float(group["eps"])
         momentum, decay = float(group["momentum"]), float(group["weight_decay"])
         extra = ["momentum_buffer"] * (momentum > 0) + ["grad_avg"] * group["centered"]

@@ -11,39 +11,22 @@ from .optimizer import Group, Optimizer, check_not_negative
 
 
 class SGD(Optimizer):
-    r"""Stochastic gradient descent, with torch's arithmetic.
+    r"""Stochastic gradient descent with momentum (Sutskever et al., 2013).
 
     Parameters
     ----------
-    params : iterable of Parameter or of dict
-        See :class:`Optimizer`.
-    lr : float, default 1e-3
-        Learning rate.
     momentum : float, default 0
         Share of the previous update that goes on.
     dampening : float, default 0
         The gradient enters the momentum with weight ``1 - dampening``.
-    weight_decay : float, default 0
-        Times the parameter, added to the gradient.
     nesterov : bool, default False
         Nesterov's momentum; needs ``momentum`` and no ``dampening``.
-    maximize : bool, default False
-        Go up instead of down.
-
-    Raises
-    ------
-    ValueError
-        An option is negative, or ``nesterov`` lacks momentum.
 
     Notes
     -----
     With :math:`g = \nabla f(p) + \lambda p` and a buffer :math:`b` that starts as :math:`g`:
     :math:`b \leftarrow \mu b + (1 - \tau) g`, then :math:`p \leftarrow p - \eta b`, or
     :math:`p \leftarrow p - \eta (g + \mu b)` with ``nesterov``.
-
-    References
-    ----------
-    Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013).
     """
 
     def __init__(
@@ -71,7 +54,7 @@ class SGD(Optimizer):
         super().__init__(params, options)
 
     def _update(self, run: ContiguousRun, group: Group) -> None:
-        # A NumPy scalar from a schedule would turn float32 arithmetic into float64.
+        # A NumPy scalar from a schedule would make float32 arithmetic float64.
         lr, momentum, decay = float(group["lr"]), float(group["momentum"]), float(group["weight_decay"])
         fresh = 1 - float(group["dampening"])
         first = momentum != 0 and "momentum_buffer" not in run.state
