@@ -1,1 +1,1 @@
-"""The border to MPI: the running world, messages, communicators, and pending operations; mpi4py's only importer."""
+"""The border to MPI, and mpi4py's only importer."""

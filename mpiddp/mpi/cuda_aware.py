@@ -19,49 +19,40 @@ from .world import library_name
 
 
 class Support(NamedTuple):
-    """A yes or no, and how it is known."""
-
     yes: bool
     reason: str
 
 
 class DevicePointers(NamedTuple):
-    """Support for device pointers, equal on all ranks."""
+    """Equal on all ranks."""
 
     point_to_point: Support
-    """In ``Isend`` and ``Irecv``."""
     collectives: Support
-    """In non-blocking collectives, reductions included."""
+    """Non-blocking ones."""
 
 
 KINDS = DevicePointers._fields
-"""Kinds of communication; one may crash, another work."""
 
 
 class Capability(NamedTuple):
-    """Facts about this process's MPI."""
+    """Of this process's MPI."""
 
     library: str
-    """Such as ``MPICH 5.0.2``."""
     standard: str
-    """Version of the MPI standard, such as ``4.1``."""
     path: str | None
-    """The loaded libmpi, where the system tells."""
+    """The loaded libmpi."""
     abi: str
-    """Chosen by mpi4py, such as ``mpich``."""
     thread_level: str
-    """``multiple``, or less: then there is no watchdog."""
+    """Below ``multiple`` there is no watchdog."""
     wheels: tuple[str, ...]
-    """By pip; two have overwritten each other's files."""
+    """Two overwrite each other's files."""
     launcher: str | None
-    """None without a launcher."""
     launcher_fits: Support
-    """The launcher belongs to the library, or not."""
     device_pointers: DevicePointers
 
 
 def inspect(comm: MPI.Intracomm | None = None) -> Capability:
-    """Return the facts; collective over ``comm`` (default: MPI.COMM_WORLD); starts MPI."""
+    """Start MPI and return the facts; collective over ``comm`` (default: MPI.COMM_WORLD)."""
     found = settings.launch()
     levels = {
         MPI.THREAD_SINGLE: "single",
@@ -83,12 +74,11 @@ def inspect(comm: MPI.Intracomm | None = None) -> Capability:
 
 
 def _abi(file: str) -> str:
-    """Return the ABI in an extension module's name: ``MPI.mpich.cpython-312-x86_64-linux-gnu.so``."""
+    """Read it from a name such as ``MPI.mpich.cpython-312-x86_64-linux-gnu.so``."""
     return next((abi for abi in ("mpich", "openmpi", "impi") if f".{abi}." in file), "as built")
 
 
 def installed_wheels() -> tuple[str, ...]:
-    """Return the MPI libraries installed by pip."""
     found = []
     for name in ("mpich", "openmpi", "impi-rt"):
         try:
@@ -104,11 +94,10 @@ _FAMILIES = {
     "MVAPICH": ("MVAPICH",),
     "PALS": ("MPICH", "CRAY"),
 }
-"""Beginnings of library names, by launcher."""
 
 
 def launcher_fits(library: str, found: settings.Launch | None, world_size: int) -> Support:
-    """Return whether a launcher belongs to a library that sees ``world_size`` ranks."""
+    """Return whether they fit; the library sees ``world_size`` ranks."""
     if found is None:
         return Support(True, "no launcher: a world of one rank")
     if world_size == found.size:
@@ -120,7 +109,6 @@ def launcher_fits(library: str, found: settings.Launch | None, world_size: int) 
 
 
 def loaded_libraries(*prefixes: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Return the paths of loaded libraries by the beginnings of their file names."""
     if not maps.exists():
         return []
     fields = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
@@ -129,25 +117,24 @@ def loaded_libraries(*prefixes: str, maps: Path = Path("/proc/self/maps")) -> li
 
 
 def library_path() -> str | None:
-    """Return the file of the loaded MPI library."""
     return next(iter(loaded_libraries("libmpi.so", "libmpi_abi.so", "libmpich")), None)
 
 
 def library_key() -> str:
-    """Return a key of this library: name, version, and a digest of description, path and transports."""
+    """Hash the library and its transports."""
     text = "\n".join([MPI.Get_library_version(), str(library_path()), *settings.transports()])
     name = re.sub(r"[^a-z0-9.]+", "-", library_name().lower()).strip("-")
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
-    """Return the support for device pointers, equal on every rank of ``comm`` (default: MPI.COMM_WORLD); collective.
+    """Return the support, equal on every rank of ``comm`` (default: MPI.COMM_WORLD); collective.
 
     Evidence, in order of trust: ``MPIDDP_CUDA_AWARE``; MPI-4.1's memory kinds; the library's answer
     (``MPIX_Query_cuda_support``, ``MPIX_GPU_query_support``); Cray's variable with its loaded GPU library; a probe
-    (``python -m mpiddp info --probe-gpu``). A failed probe revokes a yes: a wrong yes ends the process, a wrong no
-    costs a copy. Open MPI's own yes needs a probe, as it tells nothing of its transport; in collectives it never gets
-    device pointers, as its reductions read them with the processor.
+    (`probe`). A failed probe revokes a yes: a wrong yes ends the process, a wrong no costs a copy. Open MPI's yes says
+    nothing of the transport and needs a probe; its reductions use the processor, so that its collectives get no device
+    pointers.
 
     References
     ----------
@@ -161,7 +148,7 @@ def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
 
 
 def lowest(answers: Sequence[Support], rank: int) -> Support:
-    """Return the support that ``rank`` can rely on: one rank's no is everybody's.
+    """Return what ``rank`` can rely on: one rank's no is everybody's.
 
     Examples
     --------
@@ -200,7 +187,6 @@ def _weighed(declared: Support | None, tried: Support | None) -> Support:
 
 
 def _declared() -> Support | None:
-    """Return the library's first yes, else its no."""
     kinds = MPI.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
     if any(kind.split(":")[0] == "cuda" for kind in kinds.split(",")):
         return Support(True, f"mpi_memory_alloc_kinds={kinds}")
@@ -214,7 +200,6 @@ _CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
 
 
 def _answer(library: ctypes.CDLL) -> Support | None:
-    """Return the answer of Open MPI's or MPICH's query function."""
     if hasattr(library, "MPIX_Query_cuda_support"):
         name, answer = "MPIX_Query_cuda_support", library.MPIX_Query_cuda_support()
     elif hasattr(library, "MPIX_GPU_query_support"):
@@ -230,12 +215,10 @@ FORMAT = "mpiddp-device-pointers/2"
 
 
 def outcomes_file(key: str) -> Path:
-    """Return the file of a library's outcomes."""
     return settings.cache_folder() / f"device-pointers-{key}.json"
 
 
 def probed(key: str) -> dict[str, Support]:
-    """Return the outcomes of probes by kind; a damaged file counts as none."""
     try:
         document = json.loads(outcomes_file(key).read_text())
         if document["format"] != FORMAT:

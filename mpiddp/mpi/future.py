@@ -15,7 +15,7 @@ _PAUSE_S = 50e-6
 
 
 class Future:
-    """A value to come (``torch.futures.Future``), from `set_result` or the end of an operation.
+    """A value to come (``torch.futures.Future``).
 
     Examples
     --------
@@ -35,10 +35,9 @@ class Future:
         self._callbacks: list[Callable[[Future], object]] = []
         self._lock = threading.Lock()
         self._help: Callable[[], object] = poll
-        """Progress while waiting."""
 
     def done(self) -> bool:
-        """Return whether the value, or an error, is set."""
+        """Return True if the value, or an error, is set."""
         if not self._finished:
             poll()
         return self._finished
@@ -68,7 +67,7 @@ class Future:
         self._finish(result, None)
 
     def set_exception(self, result: BaseException) -> None:
-        """Set an error in place of a value; RuntimeError if set, AssertionError for no exception."""
+        """Set an error; RuntimeError if set, AssertionError for no exception."""
         if not isinstance(result, BaseException):
             raise AssertionError(f"{result!r} is of type {type(result).__name__}, not an Exception.")
         self._finish(None, result)
@@ -90,7 +89,7 @@ class Future:
         _call(callback, self)
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """Return a future of ``callback(self)``, called at the end."""
+        """Return a future of ``callback(self)``."""
         outcome = Future()
         outcome._help = self.wait
 
@@ -107,7 +106,7 @@ class Future:
 
 
 def call_all(callbacks: Sequence[Callable[[], object]]) -> None:
-    """Call all of them, then raise the first error."""
+    """Call all, then raise the first error."""
     first: BaseException | None = None
     for callback in callbacks:
         try:
@@ -126,8 +125,6 @@ def _call(callback: Callable[[Future], object], future: Future) -> None:
 
 
 class Promised(Future):
-    """The arrays of an operation; made by `Work.get_future`."""
-
     __slots__ = ("_done", "_of_operation", "_subscribe", "_wait")
 
     def __init__(
@@ -141,18 +138,15 @@ class Promised(Future):
         self._wait, self._done, self._subscribe, self._of_operation = wait, done, subscribe, value
 
     def done(self) -> bool:
-        """Return whether the operation has ended."""
         if not self._done():
             poll()
         return self._done()
 
     def wait(self) -> Any:
-        """Wait for the operation and return its arrays."""
         self._wait()
         return self._of_operation()
 
     def value(self) -> Any:
-        """Return the arrays, or raise the error; RuntimeError before the end."""
         if not self._done():
             raise RuntimeError("the value of this future is not there yet; call wait()")
         return self.wait()
@@ -161,12 +155,11 @@ class Promised(Future):
         raise RuntimeError("this future belongs to an operation, which alone gives it its value")
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call ``callback(self)`` at the end; its error is logged."""
         self._subscribe(lambda: _call(callback, self))
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """Return a future of ``futures`` at the end of all, with or without errors (``torch.futures.collect_all``)."""
+    """Return a future of ``futures``, set at the end of all, also with errors (``torch.futures.collect_all``)."""
     outcome = Future()
     left = len(futures)
     lock = threading.Lock()
@@ -176,7 +169,7 @@ def collect_all(futures: Sequence[Future]) -> Future:
             try:
                 each.wait()
             except Exception:
-                if not each.done():  # an error is for the reader of that future
+                if not each.done():  # an error is for that future's reader
                     raise
 
     def count(_: Future) -> None:

@@ -1,7 +1,7 @@
 """mpi4py's ``MPI`` module, imported on first use, and the start and end of MPI.
 
-Starting MPI aborts the process on many login nodes, so importing mpiddp does not; a program's own ``from mpi4py import
-MPI`` works before and after. MPI is finalised in the process that started it: mpi4py would hang in a forked child.
+Importing mpiddp does not start MPI, which aborts on many login nodes. The process that started it finalises it: mpi4py
+would hang in a forked child.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mpiddp.errors import DistError
 from . import processes, stdio
 
 _FIRST_WORD_S = 3.0
-"""Rank 0 prints meanwhile why the job may end: an abort ends it for all."""
+"""For rank 0 to say why, before another rank aborts the job."""
 _finalizes = True
 
 
@@ -53,14 +53,13 @@ def _load() -> types.ModuleType:
 
 
 def _start(library: Any, rc: Any) -> None:
-    """Start MPI as mpi4py would."""
     launch = settings.launch()
     settings.prepare_survival()
     if launch is not None:
         _check_own(launch)
     name = " ".join(library.Get_library_version().split("\n")[0].replace("Version:", "").split())
     if launch is not None and "(Open MPI)" in launch.launcher and name.startswith("MPICH"):
-        # Most builds of MPICH abort in MPI_Init then, without a reason.
+        # Most builds of MPICH abort in MPI_Init then, silently.
         if launch.rank == 0:
             sys.stderr.write(
                 f"Open MPI's mpirun started this job, but its library is {name} ({library.__file__}); if it ends now,"
@@ -83,7 +82,7 @@ def _start(library: Any, rc: Any) -> None:
 
 
 def _check_own(launch: settings.Launch) -> None:
-    """Refuse MPI as the rank that started this process: MPICH fails then, and Open MPI's ranks crash."""
+    """Refuse MPI as the rank that started this process: MPICH fails, Open MPI's ranks crash."""
     rank_pid = settings.started_by_rank()
     processes: Any = sys.modules.get("multiprocessing.process")
     if processes is not None and getattr(processes.current_process(), "_inheriting", False):
@@ -105,7 +104,7 @@ def _check_own(launch: settings.Launch) -> None:
 
 
 def _refuse_spawned(launch: settings.Launch, rank: Any, child: Any) -> NoReturn:
-    """End the rank that spawned this process, and with it the job, which would hang; rank 0's first child prints."""
+    """End the rank that spawned this process: the job would hang. Rank 0's first child prints."""
     if launch.rank != 0 or child._identity[-1:] != (1,):
         rank.join(_FIRST_WORD_S)
     if rank.is_alive():
@@ -121,7 +120,7 @@ def _refuse_spawned(launch: settings.Launch, rank: Any, child: Any) -> NoReturn:
 
 
 def _parents() -> list[int]:
-    """Return the parent and the grandparent: a fork server stands between a Pool and its workers."""
+    """Return two generations: a fork server may stand between a Pool and its workers."""
     found = [os.getppid()]
     with contextlib.suppress(OSError):  # macOS has no such file
         found.append(int(Path(f"/proc/{found[0]}/stat").read_text().rpartition(")")[2].split()[1]))
@@ -137,19 +136,16 @@ def _end_pool(fault: str, rank_pid: int) -> NoReturn:
 
 
 def never_finalize() -> None:
-    """Let MPI run until the process ends."""
     global _finalizes
     _finalizes = False
 
 
 def running() -> bool:
-    """Return True if MPI can be used now."""
     library: Any = sys.modules.get("mpi4py.MPI")
     return library is not None and library.Is_initialized() and not library.Is_finalized()
 
 
 def finalized() -> bool:
-    """Return True if MPI has ended in this process."""
     library: Any = sys.modules.get("mpi4py.MPI")
     return library is not None and library.Is_finalized()
 
@@ -164,13 +160,11 @@ if TYPE_CHECKING:
 else:
 
     class _Library(types.ModuleType):
-        """Holds the module's names once one is used."""
-
         def __getattr__(self, name: str) -> Any:
             library = _load()
             self.__dict__.update((key, value) for key, value in vars(library).items() if not key.startswith("__"))
             self.__file__ = library.__file__
-            # A plain module finds its names five times faster.
+            # A plain module is five times faster.
             self.__class__ = types.ModuleType
             return getattr(library, name)
 

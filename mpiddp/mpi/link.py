@@ -1,12 +1,11 @@
 """A group's link: its communicators, its queue, and its resources.
 
-A group owns duplicates of its communicator: ``now`` for messages at submission, ``later`` for those of later steps (see
-`work`), ``messages`` for point to point, whose receives from any source must not match a ring's messages; on several
-nodes another pair for the ranks of this node, and one communicator for those of equal local rank. All ranks make them
-together, and only `close` frees them: garbage collection runs at different times on the ranks.
+A group owns duplicates of its communicator: ``now`` for messages at submission, ``later`` for later steps (see `work`),
+``messages`` for point to point, whose receives from any source must not match a ring's messages; on several nodes
+another pair for this node, and one communicator for equal local ranks. Ranks free them together, in `close`: garbage
+collection runs at different times.
 
-Steps call non-blocking collectives only, also in blocking operations: MPI does not match the two kinds (both libraries
-hang), and whether another rank may block depends on its program.
+Steps call non-blocking collectives only: MPI does not match the two kinds, and both libraries hang.
 """
 
 from __future__ import annotations
@@ -31,32 +30,27 @@ T = TypeVar("T", bound="Resource")
 
 
 class Resource:
-    """A part of a group, made on first use."""
-
     def pending(self) -> int:
-        """Return the number of its pending operations."""
+        """Return how many operations are pending."""
         return 0
 
     def close(self) -> None:
         """Free it; collective, with nothing pending."""
 
     def drop(self, error: DistError) -> None:
-        """Give it up on this rank alone; keep memory that MPI may still write to."""
+        """Give it up on this rank; MPI may still write to its memory."""
 
 
 class Channel:
-    """Some ranks, this process's among them, and their communicators: ``now`` at submission, ``later`` afterwards."""
-
     def __init__(self, ranks: tuple[int, ...], rank: int, now: MPI.Intracomm, later: MPI.Intracomm) -> None:
         self.ranks = ranks
-        """World ranks, in the order of their ranks here."""
         self.rank, self.size = rank, len(ranks)
         self.now, self.later = now, later
         self.early: dict[int, dict[int, deque[tuple[MPI.Message, int]]]] = {}
-        """Early blocks of later operations, with their bytes, by communicator and sender."""
+        """Blocks of later operations, with their bytes, by communicator and sender."""
 
     def after(self) -> Self:
-        """Return the channel of an algorithm that is a later step: all its messages use ``later``."""
+        """Return the channel of a later step: all messages use ``later``."""
         changed = copy.copy(self)
         changed.now = self.later
         return changed
@@ -73,20 +67,19 @@ class _Aborted:
 
 
 def aborted(error: DistError) -> Any:
-    """Return a substitute for communicators, of which every use raises ``error``."""
+    """Return a substitute whose use raises ``error``."""
     return _Aborted(error)
 
 
 _created = 0
 _abandoned: list[Any] = []
-"""Of aborted groups: messages sent in them may still arrive."""
+"""Of aborted groups, whose messages may still arrive."""
 
 
 class Link(Channel):
-    """The communicators of one group of ranks: three on one node, six on several; collective over ``comm``.
+    """The communicators of one group: three on one node, six on several; collective over ``comm``.
 
-    ``comm``, in the order of the ranks, is owned by the link; ``register`` is called before communicators are made,
-    which are revoked when a rank fails.
+    The link owns ``comm``. ``register`` is called before it makes communicators, which a rank's failure revokes.
     """
 
     def __init__(
@@ -101,15 +94,14 @@ class Link(Channel):
         _created += 1
         self.world, self.monitor, self.timeout_s = world, monitor, timeout_s
         self.closed = True
-        """True before it is complete and after its end."""
+        """Also while incomplete."""
         self.comms: list[MPI.Comm] = [comm]
-        """All communicators that it owns."""
         self._resources: dict[type[Resource], Resource] = {}
-        self._whole = self  # that of a copy, too
+        self._whole = self  # of a copy, too
         self.sequence = self.message_count = 0
-        """Collective operations, and messages, begun on this rank."""
+        """Begun on this rank."""
         self.busy = False
-        """True if a thread blocks in a collective."""
+        """A thread blocks in a collective."""
         self.queue = Queue()
         register(self)
         try:
@@ -123,7 +115,7 @@ class Link(Channel):
         self.closed = False
 
     def _connect(self, comm: MPI.Intracomm) -> None:
-        # The first member's number is the group's, as ranks may have made different numbers of groups.
+        # Ranks may have made different numbers of groups.
         made = np.empty((comm.size, 2), np.int64)
         comm.Allgather(np.array([self.world.rank, _created]), made)
         ranks = tuple(map(self.world.ranks.__getitem__, made[:, 0].tolist()))
@@ -131,24 +123,20 @@ class Link(Channel):
         self.id = (self.ranks[0] << 40) + int(made[0, 1])
         self.members = Members(self.id, self.ranks, self.world.size, self.timeout_s, self.monitor)
         self.messages = self._own(comm.Dup())
-        """For point to point."""
         self.nodes = tuple(self.world.nodes[rank] for rank in self.ranks)
         ranks_per_node = Counter(self.nodes)
         self.node_count = len(ranks_per_node)
         self.one_node = self.node_count == 1
         self.shares_memory = self.node_count < self.size
-        """True if a node has several of the ranks."""
         self.places = min(ranks_per_node.values())
         """Ranks of each node that take part across nodes: those of the smallest."""
         self.by_node = np.argsort(self.nodes, kind="stable")
-        """Group ranks, by node."""
         self.node_starts = np.flatnonzero(np.diff(np.array(self.nodes)[self.by_node], prepend=-1))
-        """Start of each node's ranks in ``by_node``."""
+        """In ``by_node``."""
         self.node_ranks = np.flatnonzero(np.array(self.nodes) == self.nodes[self.rank])
-        """Group ranks of this rank's node."""
         self.node: Channel = self if self.one_node else self._same_node()
         self.across: Channel | None = None if self.one_node else self._same_local_rank()
-        """The ranks of equal local rank; None where a node has none."""
+        """None where a node has no such rank."""
 
     def _free(self) -> None:
         for comm in reversed(self.comms):
@@ -172,7 +160,7 @@ class Link(Channel):
         if comm == MPI.COMM_NULL:
             return None
         ranks = tuple(self.ranks[rank] for rank in self.by_node[self.node_starts + local_rank])
-        # Only steps at the head of the queue use it, so one communicator is enough.
+        # Only the head of the queue uses it.
         across = self._own(comm)
         return Channel(ranks, across.rank, across, across)
 
@@ -181,28 +169,24 @@ class Link(Channel):
 
     @functools.cached_property
     def others(self) -> tuple[int, ...]:
-        """World ranks of the other members."""
         return self.ranks[: self.rank] + self.ranks[self.rank + 1 :]
 
     def resource(self, make: Callable[[Link], T]) -> T:
-        """Return the group's instance of a `Resource`, made on first use."""
+        """Return the group's instance, made on first use."""
         found = self._resources.get(make)  # type: ignore[call-overload]
         if found is None:
             found = self._resources[make] = make(self._whole)  # type: ignore[index]
         return found  # type: ignore[no-any-return]
 
     def find(self, kind: type[T]) -> T | None:
-        """Return the group's instance of a resource, or None."""
         return self._resources.get(kind)  # type: ignore[return-value]
 
     def own(self, resource: T) -> T:
-        """Own a resource made elsewhere."""
         self._resources[type(resource)] = resource
         return resource
 
     def expect_idle(self) -> None:
-        """Raise `DistError` if operations of the group are pending."""
-        requests.poll()  # notice those that have finished
+        requests.poll()
         if len(self.queue) or any(each.pending() for each in self._resources.values()):
             raise DistError(f"{self} has operations that are not finished; wait() for them before it is destroyed")
 
@@ -218,8 +202,8 @@ class Link(Channel):
         self._free()
 
     def abort(self, error: DistError) -> None:
-        """Give the group up: pending operations and further uses raise ``error``."""
-        if self.closed:  # a rank has failed while others were making the group
+        """Let pending operations and further uses raise ``error``."""
+        if self.closed:  # a rank failed while others made the group
             return
         aborted_comm = aborted(error)
         for channel in (self, self.node, self.across):
@@ -229,7 +213,7 @@ class Link(Channel):
         self._abandon(error)
 
     def discard(self) -> None:
-        """End the group without its other ranks, which keep its communicators."""
+        """End the group without its other ranks."""
         if self.comms:
             self.queue.fail(error := DistError(f"{self} was given up, with this operation"))
             self._abandon(error)
@@ -238,6 +222,6 @@ class Link(Channel):
     def _abandon(self, error: DistError) -> None:
         for resource in reversed(self._resources.values()):
             resource.drop(error)
-        # A message sent and not received would reach the next owner of its communicator's number.
+        # A message not received would reach the next owner of its communicator's number.
         _abandoned.append((self.comms, self._resources))
         self.comms, self._resources = [], {}

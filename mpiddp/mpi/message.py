@@ -1,8 +1,7 @@
 """The gate between arrays and MPI: an array becomes bytes here, or an error with its cure.
 
-MPI sends any memory: what the caller did not mean (strided, byte-swapped, Python objects, a read-only result) is
-refused before. Other libraries' arrays pass without a copy or an import of the library: DLPack,
-``__cuda_array_interface__``, ``__array_interface__``, buffers.
+MPI sends any memory: the gate refuses what the caller did not mean (strided, byte-swapped, Python objects, read-only
+results). Other libraries' arrays pass without a copy or an import.
 
 References
 ----------
@@ -25,7 +24,7 @@ from mpiddp.typing import Array
 
 from .lazy import MPI
 
-# A C int before MPI-4 (Open MPI 5).
+# A C int before MPI-4.
 MAX_COUNT = 2**31 - 1
 
 
@@ -38,13 +37,12 @@ def _code_names() -> list[str]:
 _NAMES = _code_names()
 _OTHER = 31
 CODES = _OTHER + 1
-"""The factor of a message's tag."""
 
 _codes: dict[np.dtype[Any], int] = {}
 
 
 def dtype_code(dtype: np.dtype[Any]) -> int:
-    """Return the code of ``dtype`` on all ranks; types without one share the last."""
+    """Return a number equal on all ranks; dtypes without one share the last."""
     code = _codes.get(dtype)
     if code is None:
         name = {"float128": "longdouble", "complex256": "clongdouble"}.get(dtype.name, dtype.name)
@@ -53,25 +51,19 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_layout(dtype: np.dtype[Any]) -> str:
-    """Return a description of a dtype without a code, else ""."""
+    """Describe a dtype without a code."""
     return str(dtype) if dtype_code(dtype) == _OTHER else ""
 
 
 def code_name(code: int) -> str:
-    """Return the dtype's name of a code."""
     return _NAMES[code] if code < len(_NAMES) else "another dtype"
 
 
 def as_array(x: object, operation: str, *, writable: bool = True, name: str = "tensor") -> Array:
-    """Return the array that ``x`` is or holds, if MPI can send it; ``name`` is the parameter of ``operation``.
+    """Return the array that ``x`` is or holds; ``name`` is the parameter.
 
-    Raises
-    ------
-    TypeError
-        If ``x`` is no array, or one of Python objects.
-    ArrayError
-        If it is not C-contiguous, aligned and in native byte order, if an output is read-only, or if its library does
-        not export its memory.
+    TypeError for no array, or one of Python objects; ArrayError unless it is C-contiguous, aligned, in native byte
+    order and, as an output, writable.
     """
     if type(x) is np.ndarray and x.dtype in _codes:
         flags = x.flags
@@ -121,7 +113,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
 def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
     try:
         found = _over_the_memory_of(x)
-    except Exception as error:  # each library has errors of its own
+    except Exception as error:  # each library has its own errors
         raise ArrayError(
             f"{operation} cannot take this {type(x).__name__} as `{name}` without a copy: {error}"
         ) from error
@@ -137,9 +129,9 @@ def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
 
 
 def _over_the_memory_of(x: Any) -> Array | None:
-    """Return an array over the memory of ``x``, or None; NumPy's scalars and ``bytes`` are values.
+    """Return an array over the memory of ``x``; None for NumPy's scalars and ``bytes``, which are values.
 
-    Errors of its library pass, such as torch's ``BufferError`` for a tensor that requires a gradient.
+    Its library's errors pass, such as torch's for a tensor that requires a gradient.
     """
     if isinstance(x, np.generic | bytes):
         return None
@@ -171,12 +163,12 @@ def _from_dlpack(x: Any) -> Array:
 
 
 _DTYPE_OFFSETS = ((b"dltensor_versioned", 52), (b"dltensor", 20))
-"""Of the dtype in DLPack's DLManagedTensorVersioned and DLManagedTensor, by capsule name."""
+"""In DLPack's structures."""
 _UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
 
 
 class _Bfloat16Bits:
-    """A bfloat16 array exported as uint16, as NumPy's DLPack has no bfloat16; the consumer owns the description."""
+    """A bfloat16 array as uint16: NumPy's DLPack has no bfloat16; the consumer owns the description."""
 
     def __init__(self, x: Any) -> None:
         self._x = x
@@ -203,7 +195,7 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def _refuse(operation: str, name: str, what: str, copy: str, writable: bool) -> NoReturn:
-    """Raise the error whose cure is a copy, for a result there and back."""
+    """Name the cure, a copy; for a result, there and back."""
     cure = f"make y = {copy}, pass y, and copy the result back: x[...] = y" if writable else f"pass {copy}"
     raise ArrayError(f"{operation} needs {what} as `{name}`; {cure}")
 
@@ -211,7 +203,7 @@ def _refuse(operation: str, name: str, what: str, copy: str, writable: bool) -> 
 def as_arrays(
     xs: object, operation: str, length: int, *, writable: bool = True, name: str = "tensor_list"
 ) -> list[Array]:
-    """Return the arrays of a list with one a rank; inputs may be a tuple."""
+    """Return the arrays of a list with one a rank."""
     if not isinstance(xs, list) and (writable or not isinstance(xs, tuple)):
         raise TypeError(f"Expected parameter `{name}` of {operation} to be a list of arrays, got {type(xs).__name__}")
     if len(xs) != length:
@@ -222,7 +214,6 @@ def as_arrays(
 
 
 def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], operation: str, name: str) -> None:
-    """Raise `ArrayError` unless ``x`` has the dtype, and the shape if given."""
     if x.dtype != dtype:
         raise ArrayError(f"{operation} needs {dtype} as `{name}`, as in the other arrays of the call, got {x.dtype}")
     if shape is not None and x.shape != shape:
@@ -230,7 +221,6 @@ def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], o
 
 
 def as_bytes(x: Array) -> Array:
-    """Return the memory of a contiguous array as bytes."""
     return x.reshape(-1).view(np.uint8)
 
 
@@ -240,12 +230,11 @@ def _is_named(dtype: np.dtype[Any]) -> bool:
 
 
 def movable(x: Array) -> Array:
-    """Return ``x``, or its bytes if MPI has no datatype for it."""
+    """Return the bytes if MPI has no datatype."""
     return x if _is_named(x.dtype) else as_bytes(x)
 
 
 def countable(x: Array) -> bool:
-    """Return whether MPI can count the elements."""
     return x.size <= MAX_COUNT
 
 
@@ -253,7 +242,7 @@ _types: dict[np.dtype[Any], MPI.Datatype] = {}
 
 
 def counted(x: Array) -> list[Any]:
-    """Return ``x`` with its MPI datatype, which saves mpi4py the look-up."""
+    """Add the datatype, which saves mpi4py the look-up."""
     found = _types.get(x.dtype)
     if found is None:
         found = _types[x.dtype] = MPI.Datatype.fromcode(x.dtype.char)
@@ -261,7 +250,7 @@ def counted(x: Array) -> list[Any]:
 
 
 def chunks(x: Array) -> Sequence[Array]:
-    """Return ``x`` as flat pieces that MPI can count."""
+    """Return flat pieces that MPI can count."""
     if x.size <= MAX_COUNT:
         return (x,)
     flat = x.reshape(-1)
@@ -280,7 +269,7 @@ def _long(size_bytes: int, max_count: int) -> MPI.Datatype:
         found = _make_long(size_bytes, max_count)
     _longs[key] = found
     if len(_longs) > _MOST_LONGS:
-        # MPI keeps it for its pending messages.
+        # MPI keeps it for pending messages.
         _longs.pop(next(iter(_longs))).Free()
     return found
 
@@ -303,6 +292,5 @@ def as_message(x: Array, size_bytes: int) -> list[Any]:
 
 
 def size_of(status: MPI.Status) -> int:
-    """Return the bytes of the message of ``status``."""
     count = status.Get_count(MPI.BYTE)
     return count if count != MPI.UNDEFINED else status.Get_elements(MPI.BYTE)

@@ -8,24 +8,23 @@ from typing import Any, NamedTuple, Protocol
 from mpiddp.errors import MismatchError
 
 _LISTED = 16
-"""Of a larger group a text gives the first, the last and the number."""
+"""Longer lists are cut."""
 
 
 class Monitor(Protocol):
-    """The watch over a group's operations, implemented by `mpiddp.faults`."""
+    """Implemented by `mpiddp.faults`."""
 
     @property
     def survivable(self) -> bool:
-        """True if ranks survive the failure of one; then every wait polls, as one in MPI would never end."""
+        """Ranks survive the failure of one: waits poll, as one in MPI would never end."""
 
     def check(self) -> None:
         """Raise if a rank has failed, or ranks call different operations."""
 
-    def disagreement(self) -> MismatchError | None:
-        """Return the error of ranks that call different operations, or None."""
+    def disagreement(self) -> MismatchError | None: ...
 
     def explain(self, operation: Operation) -> str:
-        """Ask and describe the ranks that keep an operation from ending."""
+        """Describe the ranks that keep an operation from ending."""
 
     def unmatched(self) -> str:
         """Describe arrived messages without a receive."""
@@ -35,7 +34,7 @@ class Monitor(Protocol):
 
 
 class Members:
-    """The world ranks of a group, its number, equal on all ranks, and the terms of its waits."""
+    """A group's world ranks, number (equal on all) and terms of waits."""
 
     __slots__ = ("monitor", "number", "ranks", "timeout_s", "world_size")
 
@@ -54,23 +53,20 @@ class Members:
 
 
 class Operation(NamedTuple):
-    """An operation of a group."""
-
     name: str
     members: Members
     array: Any = None
     peers: Sequence[int] | None = None
-    """World ranks awaited; None: all of the group."""
+    """World ranks; None: all of the group."""
     limited: bool = False
-    """True if the waiter watches the clock."""
+    """The waiter watches the clock."""
     number: int = 0
-    """Among the group's collectives, or this rank's messages in the group."""
+    """Among the group's collectives, or this rank's messages in it."""
     tag: int | None = None
-    """None: no message."""
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """A key of this operation that keeps no array alive."""
+        """A key that keeps no array alive."""
         return self.name, self.members.number, self.peers is None, self.number
 
     def __str__(self) -> str:
@@ -85,12 +81,11 @@ class Operation(NamedTuple):
 
     @property
     def sends(self) -> bool:
-        """True for a message that is sent."""
         return self.name in ("send", "isend")
 
 
 new_operation = tuple.__new__
-"""``new_operation(Operation, (...))``, with all fields, takes half the time of ``Operation(...)``."""
+"""Half the time of ``Operation(...)``; takes all fields."""
 
 waiting: dict[int, Operation] = {}
-"""The operation in which each thread waits: two stores and no clock, as the watchdog recognises an unchanged wait."""
+"""By thread: two stores and no clock, as the watchdog recognises an unchanged wait."""

@@ -1,7 +1,7 @@
 """Point to point: dtype and length of a message are known before MPI sees a buffer.
 
-Open MPI hangs or crashes in a receive that is too short. So a matched probe takes messages in order; they are matched
-here with the posted receives, checked, and then received. The tag carries the dtype.
+Open MPI hangs or crashes in a receive that is too short. So a matched probe takes messages in order, which are matched
+here with the posted receives, checked, and received. The tag carries the dtype.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from .requests import activate, deactivate, drive
 from .work import Work
 
 _EAGER_BYTES = 1 << 10
-"""MPI libraries send so much with the envelope: a message that has arrived is there whole."""
+"""MPI sends so much with the envelope."""
 ANY_SOURCE: int = -1
-"""A receive from any source."""
 
 
 class _Arrival(NamedTuple):
@@ -41,11 +40,11 @@ class _Arrival(NamedTuple):
 
 
 Fields: TypeAlias = tuple[str, Members, Any, Sequence[int] | None, bool, int, int | None]
-"""The fields of an `Operation`, made only for an error or a long wait: it takes as long as a message."""
+"""Of an `Operation`, which takes as long to make as a message: made for an error or a long wait."""
 
 
 class Message(Work):
-    """A pending message, independent of earlier ones."""
+    """Independent of earlier messages."""
 
     def __init__(self, mailbox: Mailbox, fields: Fields, x: Array) -> None:
         self._mailbox, self._fields, self._outputs = mailbox, fields, (x,)
@@ -55,27 +54,24 @@ class Message(Work):
         return Operation(*self._fields)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Wait until the message is sent or received."""
         if not self._finished:
             self._mailbox.progress_of(self)
         return Work.wait(self, timeout)
 
 
 class Send(Message):
-    """A pending send."""
-
     def __init__(self, mailbox: Mailbox, fields: Fields, x: Array, request: MPI.Request) -> None:
         self._mailbox, self._fields, self._outputs, self._awaited = mailbox, fields, (x,), request
         requests.pending += 1
 
 
 class Receive(Message):
-    """A posted receive: waits for its message, then for its bytes."""
+    """Waits for its message, then for its bytes."""
 
     sender = -1
-    """Group rank of the sender, once known."""
+    """Group rank."""
     size_bytes = 0
-    """A shorter message fills the beginning of the buffer."""
+    """May be less than the buffer's."""
     _fault = ""
     _device: DeviceReceive | None = None
 
@@ -89,19 +85,16 @@ class Receive(Message):
             self._device = DeviceReceive(x)
 
     def source_rank(self) -> int:
-        """Return the global rank of the sender; RuntimeError before the end."""
         return self._global_ranks[self.sender] if self._finished else super().source_rank()
 
     def count(self) -> int:
-        """Return the number of elements of the message; RuntimeError before the end."""
         return self.size_bytes // max(self._x.itemsize, 1) if self._finished else super().count()
 
     def matches(self, arrival: _Arrival) -> bool:
-        """Return whether this receive is for ``arrival``."""
         return arrival.tag == self._tag and self._source in (ANY_SOURCE, arrival.source)
 
     def take(self, source: int, code: int, size_bytes: int, message: MPI.Message) -> bool:
-        """Receive a short message that matches and fits; return False for others."""
+        """Receive a short message that matches and fits."""
         x = self._x
         if (
             size_bytes > _EAGER_BYTES
@@ -117,7 +110,7 @@ class Receive(Message):
         return True
 
     def accept(self, arrival: _Arrival) -> None:
-        """Begin to receive, or remove and refuse the message, so that the next is right."""
+        """Begin to receive, or remove and refuse the message."""
         x, size_bytes = self._x, arrival.size_bytes
         self.sender, self.size_bytes = arrival.source, size_bytes
         if arrival.code != dtype_code(x.dtype):
@@ -134,7 +127,6 @@ class Receive(Message):
         self._awaited = arrival.message.Irecv(as_message(memory, size_bytes))
 
     def advance(self) -> bool:
-        """Return True if the message is received or refused."""
         if not self._finished and self._awaited is not None:
             try:
                 if self._awaited.Test():
@@ -148,7 +140,7 @@ class Receive(Message):
         return ArrayError(f"a receive met a message from {sender} (tag {self._tag}) of {self._fault}")
 
     def wait_matched(self) -> None:
-        """Block until a matched message is received, or raise its refusal."""
+        """Block until a message is received; raises its refusal."""
         if self._awaited is not None:
             self._awaited.Wait()
             self._finish(self._refusal() if self._fault else None)
@@ -157,19 +149,16 @@ class Receive(Message):
 
 
 def _on_device(x: Array) -> bool:
-    return type(x) is not np.ndarray and is_device_array(x)  # most arrays are NumPy's: no look-up of CuPy for them
+    return type(x) is not np.ndarray and is_device_array(x)  # no look-up of CuPy for NumPy's
 
 
 class Mailbox(Resource):
-    """The point-to-point messages of a group."""
-
     def __init__(self, link: Link) -> None:
         self._comm = link.messages
         upper = self._comm.Get_attr(MPI.TAG_UB)
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
-        """The largest tag of a program."""
         self.private_tag = self.max_tag + 1
-        """The tag of the package's own messages."""
+        """Of the package's own messages."""
         self._status = MPI.Status()
         self._arrived: list[_Arrival] = []
         self._posted: deque[Receive] = deque()
@@ -177,7 +166,6 @@ class Mailbox(Resource):
         self._departing: dict[int, deque[Departure]] = {}
 
     def pending(self) -> int:
-        """Return the number of pending messages."""
         return len(self._works)
 
     def unmatched(self) -> list[tuple[int, int, str, int]]:
@@ -189,12 +177,12 @@ class Mailbox(Resource):
         return [(source, tag, code_name(code), size) for source, tag, code, size in found if tag <= self.max_tag]
 
     def drop(self, error: DistError) -> None:
-        """End all messages with ``error``, unless it is a mismatch of collectives."""
+        """End all messages, unless ``error`` is of collectives."""
         if not isinstance(error, MismatchError):
             self.fail(error)
 
     def send(self, x: Array, to: int, tag: int) -> None:
-        """Send ``x`` and block until its memory is free."""
+        """Block until the memory is free."""
         code = tag * CODES + dtype_code(x.dtype)
         if _on_device(x):
             departure = Departure(self._departing.setdefault(to, deque()))
@@ -203,7 +191,6 @@ class Mailbox(Resource):
             self._comm.Send(as_message(x, x.nbytes), to, code)
 
     def isend(self, x: Array, to: int, tag: int, fields: Fields) -> Work:
-        """Begin to send ``x``."""
         code = tag * CODES + dtype_code(x.dtype)
         requests.lock.acquire()
         try:
@@ -216,7 +203,7 @@ class Mailbox(Resource):
             requests.lock.release()
 
     def recv(self, x: Array, source: int, tag: int, fields: Fields) -> int:
-        """Receive, blocking in MPI, and return the sender; only while nothing is pending in this process."""
+        """Block in MPI; only while nothing is pending in this process."""
         wanted, status = MPI.ANY_SOURCE if source == ANY_SOURCE else source, self._status
         if not self._arrived and type(x) is np.ndarray:
             message = self._comm.Mprobe(wanted, MPI.ANY_TAG, status)
@@ -240,7 +227,7 @@ class Mailbox(Resource):
         return receive.sender
 
     def irecv(self, x: Array, source: int, tag: int, fields: Fields, global_ranks: Sequence[int] = ()) -> Receive:
-        """Post a receive; messages match in the order of posting."""
+        """Post a receive; messages match in this order."""
         requests.lock.acquire()
         try:
             receive = Receive(self, fields, x, source, tag, global_ranks)
@@ -265,12 +252,10 @@ class Mailbox(Resource):
                 del self._works[receive]
 
     def fail(self, error: DistError) -> None:
-        """End all messages, and raise ``error`` at every further use."""
         self._comm = aborted(error)
         self.fail_pending(error)
 
     def fail_pending(self, error: BaseException) -> None:
-        """End all pending messages with ``error``."""
         with requests.lock:
             works = tuple(self._works)
             self._works.clear()
@@ -322,7 +307,6 @@ class Mailbox(Resource):
         message.announce()
 
     def progress_of(self, message: Message) -> None:
-        """Drive one message without waiting."""
         requests.lock.acquire()
         try:
             self._match()
@@ -334,10 +318,9 @@ class Mailbox(Resource):
             requests.lock.release()
 
     def progress(self) -> None:
-        """Drive all messages without waiting."""
         try:
             self._match()
-        except MPI.Exception as error:  # a rank has failed: an error of wait(), not of the poll
+        except MPI.Exception as error:  # an error of wait(), not of the poll
             self.fail_pending(error)
             return
         for message in tuple(self._works):  # whose callbacks may send and poll

@@ -1,4 +1,4 @@
-"""Messages of device arrays, by device pointers or pinned host memory, after the kernels queued before."""
+"""Messages of device arrays, by device pointers or pinned memory, after the kernels queued before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .message import as_message
 from .requests import Awaited, Steps
 
 by_address = False
-"""MPI takes device pointers in messages, on all ranks."""
+"""On all ranks."""
 
 
 class Running:
@@ -27,13 +27,11 @@ class Running:
         self._awaited: Awaited | None = next(steps)
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Run the steps that need not wait; return whether those were all."""
         while self._awaited is not None and self._awaited.Test():
             self._awaited = next(self._steps, None)
         return self._awaited is None
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until all have run."""
         while not self.Test():
             os.sched_yield()
 
@@ -48,7 +46,6 @@ class Departure:
         waiting.append(self)
 
     def Test(self) -> bool:  # noqa: N802
-        """Return whether all before it have been sent."""
         return self._waiting[0] is self
 
     def Wait(self) -> None:  # noqa: N802
@@ -56,12 +53,10 @@ class Departure:
         assert self.Test(), "a blocking send found pending messages"
 
     def leave(self) -> None:
-        """Let the next one go."""
         self._waiting.remove(self)
 
 
 def send(x: Array, departure: Departure, comm: MPI.Intracomm, to: int, tag: int) -> Steps:
-    """Send ``x``, on a device or behind such an array."""
     memory: Array | None = None
     try:
         source = x
@@ -83,8 +78,6 @@ def send(x: Array, departure: Departure, comm: MPI.Intracomm, to: int, tag: int)
 
 
 class DeviceReceive:
-    """A receive into a device array, after the kernels queued before."""
-
     __slots__ = ("_begin", "_x")
 
     def __init__(self, x: Array) -> None:
@@ -92,7 +85,7 @@ class DeviceReceive:
         self._begin = stream.ready(x)
 
     def receive(self, message: MPI.Message, size_bytes: int) -> Running:
-        """Begin to receive ``message``, whose ``size_bytes`` fit."""
+        """``size_bytes`` fit."""
         return Running(self._steps(message, size_bytes))
 
     def _steps(self, message: MPI.Message, size_bytes: int) -> Steps:

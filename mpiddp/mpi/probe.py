@@ -1,7 +1,7 @@
 """The probe for device pointers: jobs of two ranks that give them to MPI, and may crash.
 
 ``python -m mpiddp info --probe-gpu`` starts one for each kind of communication, and remembers the outcomes for this
-user, library and its transports.
+user, library and transports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .cuda_aware import FORMAT, KINDS, Support, outcomes_file, probed
 
 RANKS = 2
 LIMIT_S = 60.0
-"""A library that waits longer on a device pointer has failed."""
+"""A library that takes longer has failed."""
 
 
 class ProbeError(DistError):
@@ -42,7 +42,6 @@ def _remember(key: str, kind: str, outcome: Support) -> None:
 
 
 def job_command(kind: str) -> list[str]:
-    """Return the command of a kind's job; ProbeError without a launcher."""
     beside = Path(sys.executable).with_name("mpiexec")
     launcher = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec") or shutil.which("mpirun")
     launcher = launcher or shutil.which("srun")
@@ -52,13 +51,7 @@ def job_command(kind: str) -> list[str]:
 
 
 def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = LIMIT_S) -> dict[str, Support]:
-    """Try every kind in a job of at most ``limit_s``; remember and return the outcomes.
-
-    Raises
-    ------
-    ProbeError
-        If a job could not try: no launcher, no MPI, no GPU.
-    """
+    """Try and remember every kind, in a job of at most ``limit_s``; ProbeError without launcher, MPI or GPU."""
     found = {}
     for kind in KINDS:
         key, found[kind] = _try(command(kind), limit_s)
@@ -67,7 +60,7 @@ def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = 
 
 
 def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
-    """Run a job to its end; return the library's key and the outcome."""
+    """Return the library's key and the outcome."""
     began = time.monotonic()
     with subprocess.Popen(
         command,
@@ -111,7 +104,7 @@ def _end(job: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _end_of(code: int) -> str:
-    """Describe an exit code; launchers add 128 to a signal's number."""
+    """Launchers add 128 to a signal's number."""
     number = -code if code < 0 else code - 128
     if number in set(signal.Signals):
         return f"was ended by {signal.Signals(number).name}"
@@ -119,7 +112,6 @@ def _end_of(code: int) -> str:
 
 
 def _said(output: str) -> dict[str, Any]:
-    """Merge the JSON lines that rank 0 has printed."""
     said: dict[str, Any] = {}
     for line in output.splitlines():
         with contextlib.suppress(ValueError):

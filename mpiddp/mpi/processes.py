@@ -1,6 +1,6 @@
-"""The processes that Open MPI's mpirun has started on this host, and those of them that die before MPI runs.
+"""The processes that Open MPI's mpirun has started on this host, and those that die before MPI runs.
 
-Under ``--with-ft ulfm`` mpirun lets the others live, which wait in MPI_Init for the dead one for ever.
+Under ``--with-ft ulfm`` the others would wait in MPI_Init for the dead one for ever.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from . import stdio
 _STARTERS = ("mpirun", "mpiexec", "prterun", "orterun", "prted", "orted")
 _LOOK_S = 0.25
 _MISSING_S = 2.0
-"""mpirun starts its processes one after the other; one that is missing for so long has died."""
+"""mpirun starts one after the other."""
 _END_S = 3.0
-"""Time for mpirun to end this process."""
+"""For mpirun to end this process."""
 
 
 def started_ranks(starter: int) -> set[str]:
-    """Return the running ranks that ``starter``, a launcher or its daemon, has started; no daemons, as by ssh."""
+    """Return the running ranks, without daemons, that a launcher or its daemon has started."""
     return {pid for pid in _children(starter) if runs(pid) and _is_rank(pid)}
 
 
@@ -47,7 +47,7 @@ def _is_rank(pid: str) -> bool:
 
 
 def runs(pid: str) -> bool:
-    """Return True if a process is there and no zombie."""
+    """Return False for zombies."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -56,7 +56,7 @@ def runs(pid: str) -> bool:
 
 @contextlib.contextmanager
 def watch_start() -> Iterator[None]:
-    """End the job, with the reason, if a rank of this host dies during the block, where mpirun lets the others live."""
+    """End the job if a rank of this host dies during the block, where mpirun lets the others live."""
     over = threading.Event()
     expected = settings.local_ranks() or 0 if settings.launcher_survives() else 0
     if expected > 1 and _name(os.getppid()) in _STARTERS:

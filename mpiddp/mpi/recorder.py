@@ -1,7 +1,6 @@
 """The flight recorder: the last operations of this rank, in a ring.
 
-An entry is one list, made at the beginning of a call; all else waits for a dump. It refers to no array, plan or group,
-whose memory it would keep.
+An entry is made at the beginning of a call, and all else for a dump. It keeps no array, plan or group alive.
 """
 
 from __future__ import annotations
@@ -17,37 +16,33 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 SIZE = 2000
-"""Entries that are kept, over all groups."""
 
 Entry: TypeAlias = list[Any]
-"""Signature, number in the group, code object and offset in it of the program's call, start, and end in seconds.
+"""Signature, number in the group, code object and offset of the program's call, start, end.
 
-The end is 0 until the operation has ended without an error. The clock is `time.monotonic`.
+Times are of `time.monotonic`; the end is 0 before it, and after an error.
 """
 Recorded: TypeAlias = Entry | tuple[Any, ...]
-"""An entry, or the tuple of its values for a short call, which is recorded when it is over."""
+"""A short call is a tuple, made when it is over."""
 START, END = 4, 5
 
 ring: deque[Recorded] = deque(maxlen=SIZE)
-"""The entries, oldest first."""
 append = ring.append
 
 
 class Signature(NamedTuple):
-    """The part of an entry that equal calls share; a message's is a plain tuple of these fields."""
+    """What equal calls share; a message's is a plain tuple."""
 
     group: int
-    """The group's number."""
     name: str
-    """The operation."""
     call: Any
-    """The record that the ranks compare; None for a message."""
+    """What the ranks compare; None for a message."""
     dtype: Any
     input_shape: tuple[int, ...] | None
-    """None where it is not known, as of objects."""
+    """None where unknown, as of objects."""
     output_shape: tuple[int, ...] | None
     peers: Sequence[int] | None = None
-    """World ranks that a message goes to or may come from."""
+    """World ranks."""
     tag: int = 0
 
 
@@ -66,23 +61,20 @@ class _Link(Protocol):
 
 
 class Group:
-    """A group of which the ring may hold operations."""
-
     def __init__(self, name: str, description: str, link: _Link) -> None:
         self.name, self.description = name, description
         self.ranks, self.timeout_s = link.ranks, link.timeout_s
         self.link: _Link | None = link
-        """None after the group's end."""
+        """None at its end."""
 
 
 _MAX_GROUPS = 256
 groups: dict[int, Group] = {}
-"""The groups by number."""
 _past_collectives = 0
 
 
 def register(name: str, description: str, link: _Link) -> None:
-    """Note the name of a group; ended ones of which the ring holds nothing are forgotten when there are many."""
+    """Note a group; of many, forget ended ones that the ring does not hold."""
     if len(groups) >= _MAX_GROUPS:
         held = {entry[0][0] for entry in tuple(ring)}
         for number in [number for number, each in groups.items() if each.link is None and number not in held]:
@@ -91,7 +83,6 @@ def register(name: str, description: str, link: _Link) -> None:
 
 
 def retire(link: _Link) -> None:
-    """Note the end of a group."""
     global _past_collectives
     found = groups.get(link.id)
     if found is not None and found.link is not None:
@@ -100,7 +91,7 @@ def retire(link: _Link) -> None:
 
 
 def collectives() -> int:
-    """Return the number of collectives that this rank has begun, over all groups."""
+    """Return how many this rank has begun."""
     return _past_collectives + sum(each.link.sequence for each in tuple(groups.values()) if each.link is not None)
 
 
@@ -113,7 +104,7 @@ def clear() -> None:
 
 
 def begin(signature: Any, number: int) -> Entry:
-    """Record the beginning of an operation, with the program's line up the stack."""
+    """Record a beginning, with the program's line up the stack."""
     try:
         frame = getframe(2)
     except ValueError:  # called from C, as by atexit
@@ -125,10 +116,10 @@ def begin(signature: Any, number: int) -> Entry:
 
 
 def begin_message(fields: tuple[Any, ...]) -> Entry:
-    """Record the beginning of a message, given the fields of its `Operation`."""
+    """Record a message's beginning from its `Operation`'s fields."""
     try:
         frame = getframe(2)
-    except ValueError:  # called from C, as by atexit
+    except ValueError:
         frame = getframe(1)
     if frame.f_code.co_filename not in program_files:
         frame = program_frame(frame)
@@ -139,7 +130,6 @@ def begin_message(fields: tuple[Any, ...]) -> Entry:
 
 
 def end(entry: Entry) -> None:
-    """Record the end of an operation."""
     entry[END] = monotonic()
 
 
@@ -150,24 +140,23 @@ _libraries: tuple[str, ...] = (
     *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
 )
 program_files: set[str] = set()
-"""Files that are known to be the program's."""
 _other_files: set[str] = set()
 
 
 def add_library(folder: str) -> None:
-    """Take the files of a folder for a library's, which have no line of the program."""
+    """Take a folder's files for a library's."""
     global _libraries
     _libraries += (folder + os.sep,)
     program_files.clear()
 
 
 def is_program(file: str) -> bool:
-    """Return True unless the file is the package's, Python's or a library's."""
+    """Return False for files of the package, Python or a library."""
     return not file.startswith(_libraries)
 
 
 def program_frame(frame: FrameType) -> FrameType:
-    """Return the innermost frame of the program from ``frame`` outwards; ``frame`` itself if there is none."""
+    """Return the innermost frame of the program, else ``frame``."""
     found: FrameType | None = frame
     while found is not None:
         file = found.f_code.co_filename
@@ -181,5 +170,4 @@ def program_frame(frame: FrameType) -> FrameType:
 
 
 def line_number(code: CodeType, offset: int) -> int:
-    """Return the line of an instruction."""
     return next((line or 0 for start, end, line in code.co_lines() if start <= offset < end), code.co_firstlineno)

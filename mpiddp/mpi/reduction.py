@@ -1,7 +1,7 @@
 """Reductions: torch's ``ReduceOp``, its meaning by dtype, and its parts.
 
-MPI's own serve integers, booleans, and SUM and PRODUCT of floats. It has no half types, and MIN and MAX over a NaN
-differ between ranks (tried on Open MPI and MPICH); those, and all under ``MPIDDP_DETERMINISTIC=1``, are computed here.
+MPI has no half types, and its MIN and MAX over a NaN differ between ranks (tried on Open MPI and MPICH); those, and all
+under ``MPIDDP_DETERMINISTIC=1``, are computed here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ReduceOp:
     """A reduction over the ranks' elements (``torch.distributed.ReduceOp``).
 
     ``SUM``, ``AVG`` (floating only), ``PRODUCT``, ``MIN`` and ``MAX`` (NaN if any rank has NaN), ``BAND``, ``BOR``,
-    ``BXOR`` (integers and booleans), and ``PREMUL_SUM(factor)``, the sum of each rank's elements times its own factor.
-    On booleans SUM and MAX are "or", PRODUCT and MIN are "and".
+    ``BXOR`` (integers and booleans), and ``PREMUL_SUM(factor)``, of elements times their rank's factor. On booleans SUM
+    and MAX are "or", PRODUCT and MIN are "and".
 
     Examples
     --------
@@ -50,27 +50,22 @@ class ReduceOp:
         self.factor = factor
 
     def __call__(self, factor: float) -> ReduceOp:
-        """Return ``PREMUL_SUM`` with a factor, the same object for the same factor, while one is alive.
+        """Return ``PREMUL_SUM`` with a factor, one object for equal factors.
 
-        Raises
-        ------
-        RuntimeError
-            For another operation, or one with a factor.
-        TypeError
-            If the factor is no real number.
+        RuntimeError for another operation, or one with a factor; TypeError if the factor is no real number.
         """
         if self.name != "PREMUL_SUM" or self.factor is not None:
             raise RuntimeError(f"only ReduceOp.PREMUL_SUM takes a factor, not {self}")
         if not isinstance(factor, numbers.Real):
             raise TypeError(f"the factor of {self} must be a real number, got {factor!r}")
         factor = float(factor)
-        # By the text, because 0.0 equals -0.0.
+        # 0.0 equals -0.0, but not as text.
         return _with_factor.setdefault(repr(factor), ReduceOp(self.name, self.value, factor))
 
     def __repr__(self) -> str:
         return f"ReduceOp.{self.name}" + (f"({self.factor})" if self.factor is not None else "")
 
-    # Equality is identity, with Python's own hash, the fastest: every call looks operations up.
+    # Identity, with Python's own hash, is the fastest: every call looks operations up.
     def __reduce__(self) -> tuple[Any, ...]:
         if self.factor is None:
             return getattr, (ReduceOp, self.name)
@@ -82,7 +77,6 @@ _with_factor: weakref.WeakValueDictionary[str, ReduceOp] = weakref.WeakValueDict
 
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 REDUCTIONS = tuple(ReduceOp(_name, _value) for _value, _name in enumerate(_NAMES))
-"""By ``value``."""
 for _op in REDUCTIONS:
     setattr(ReduceOp, _op.name, _op)
 
@@ -100,17 +94,17 @@ _COMBINE = {
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Return True for NumPy's real floating dtypes and bfloat16, not for those of 8 bits."""
-    # 2 is a registered dtype's; an unpickled array's float32 has 0 where others have 1.
+    """Return False for floats of 8 bits."""
+    # 2: a registered dtype. An unpickled array's float32 has 0, others 1.
     return (dtype.kind == "f" and dtype.isbuiltin != 2) or dtype.name == "bfloat16"
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Return whether the dtype is accumulated in float32."""
+    """Return True if accumulated in float32."""
     return dtype.itemsize == 2 and is_floating(dtype)
 
 
-@functools.lru_cache(1024)  # bounded, as every PREMUL_SUM is one of its own
+@functools.lru_cache(1024)  # each PREMUL_SUM is its own
 def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
     """Raise TypeError for a reduction undefined on ``dtype``."""
     if not isinstance(op, ReduceOp):
@@ -130,7 +124,7 @@ def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
 
 @functools.lru_cache(1024)
 def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
-    """Return MPI's operation, or None if its result is undefined."""
+    """Return None if MPI's result is undefined."""
     if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):
         return None
     if dtype.kind in "iu" and dtype.itemsize < 4 and _COMBINE[op.name] == "add":
@@ -150,17 +144,17 @@ def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
 
 
 def combining(op: ReduceOp) -> str:
-    """Return the name of NumPy's function of two elements."""
+    """Name NumPy's function."""
     return _COMBINE[op.name]
 
 
 def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
-    """Combine elementwise into ``out``, which may be ``a`` or ``b``; MIN and MAX propagate NaN."""
+    """``out`` may be ``a`` or ``b``; MIN and MAX propagate NaN."""
     getattr(array_namespace(a), _COMBINE[op.name])(a, b, out=out)
 
 
 def _real_parts(x: Array) -> tuple[Array, ...]:
-    """Return real arrays over the memory of ``x``: NumPy's complex product makes infinity times imaginary zero NaN."""
+    """NumPy's complex product makes infinity times imaginary zero NaN."""
     if x.dtype.kind != "c":
         return (x,)
     if x.flags.c_contiguous:
@@ -169,19 +163,19 @@ def _real_parts(x: Array) -> tuple[Array, ...]:
 
 
 def scale(x: Array, factor: float, out: Array) -> None:
-    """Multiply by a real factor into ``out``, which may be ``x``."""
+    """``out`` may be ``x``."""
     for part, target in zip(_real_parts(x), _real_parts(out), strict=True):
         array_namespace(x).multiply(part, part.dtype.type(factor), out=target)
 
 
 def premultiply(op: ReduceOp, x: Array) -> None:
-    """Apply the factor of ``PREMUL_SUM``, before anything is sent."""
-    if op.factor is not None and op.factor != 1:  # 1 as in a data parallel model on one rank
+    """Apply ``PREMUL_SUM``'s factor, before anything is sent."""
+    if op.factor is not None and op.factor != 1:
         scale(x, op.factor, x)
 
 
 def finish(op: ReduceOp, x: Array, size: int) -> None:
-    """Divide a sum over ``size`` ranks, if ``op`` is ``AVG``."""
+    """Divide a sum over ``size`` ranks by them, if ``op`` is ``AVG``."""
     if op.name != "AVG" or size == 1:
         return
     if size & (size - 1) == 0:  # the same bits, faster

@@ -1,12 +1,11 @@
 """Requests, pending operations, and the waits that drive them.
 
 An algorithm is a generator that yields events with ``Test()`` and ``Wait()``, as MPI requests have. MPI makes progress
-inside MPI calls only, and a generator when it is resumed: so every wait polls, and `poll` drives all that is pending in
-the process. A call may block in MPI only while nothing is pending; else a program that is legal in torch, where one
-rank waits before a small blocking call and another after it, would deadlock.
+inside its calls only, and a generator when resumed: so every wait polls, and `poll` drives all that is pending in the
+process. A call may block in MPI only while nothing is pending; else programs would deadlock in which one rank waits
+before a small blocking call and another after it, as torch allows.
 
-Threads may communicate, each in groups of its own. `lock` guards the pending operations; a thread holds it while it
-drives them, never while it waits.
+Threads may communicate, each in groups of its own. A thread holds `lock` while it drives, never while it waits.
 """
 
 from __future__ import annotations
@@ -29,17 +28,16 @@ T = TypeVar("T")
 
 
 class Awaited(Protocol):
-    """An event of a step: an MPI request, a CUDA event, several of them."""
+    """An event: an MPI or CUDA request, or several."""
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Return whether it has happened, and make progress."""
+        """Make progress."""
 
     def Wait(self) -> object:  # noqa: N802 - MPI's name
-        """Block until it has happened."""
+        ...
 
 
 Steps = Generator[Awaited, None, Any]
-"""An algorithm in progress."""
 
 
 class _Ready:
@@ -51,56 +49,47 @@ class _Ready:
 
 
 READY = _Ready()
-"""Has happened; the first yield of an algorithm that runs at the head of the queue."""
+"""First yield of an algorithm that runs at the head of the queue."""
 
 
 class All:
-    """Several MPI requests as one, receives first."""
+    """MPI requests as one, receives first."""
 
     __slots__ = ("requests",)
 
     one_by_one = False
-    """True if a request is tested only when those before it are complete.
-
-    Open MPI ends the process when a message fails whose request was completed together with one that failed.
-    """
+    """Open MPI ends the process when a message fails whose request was completed together with one that failed."""
 
     def __init__(self, requests: list[MPI.Request]) -> None:
         self.requests = requests
 
     def Test(self) -> bool:  # noqa: N802
-        """Return whether all are complete."""
         if self.one_by_one:
             return all(request.Test() for request in self.requests)
         return MPI.Request.Testall(self.requests)
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until all are complete."""
         MPI.Request.Waitall(self.requests)
 
 
 class Each:
-    """Several events of any kind as one."""
-
     __slots__ = ("_left",)
 
     def __init__(self, awaited: list[Awaited]) -> None:
         self._left = awaited
 
     def Test(self) -> bool:  # noqa: N802
-        """Test all; return whether they have happened."""
         self._left = [each for each in self._left if not each.Test()]
         return not self._left
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until all have happened."""
         while self._left:
             self._left[0].Wait()
             del self._left[0]
 
 
 def drive(steps: Steps) -> Any:
-    """Run ``steps``, blocking in each wait, and return their value."""
+    """Block in each wait; return the steps' value."""
     try:
         while True:
             next(steps).Wait()
@@ -116,26 +105,24 @@ class Source(Protocol):
 
 
 lock = threading.RLock()
-"""Guards the pending operations of all groups."""
+"""Of the pending operations of all groups."""
 pending = 0
-"""Unfinished operations of this process, in all groups."""
+"""In all groups."""
 only_thread = 0
 """The thread that may communicate, where MPI takes no second one; 0: any."""
 _active: dict[Source, None] = {}
 
 
 def activate(source: Source) -> None:
-    """Let `poll` drive ``source``."""
     _active[source] = None
 
 
 def deactivate(source: Source) -> None:
-    """Stop driving ``source``, which is idle."""
     _active.pop(source, None)
 
 
 def poll() -> None:
-    """Drive all pending operations of this process without waiting."""
+    """Drive all that is pending in this process, without waiting."""
     lock.acquire()  # half the time of a with statement
     try:
         for source in tuple(_active):
@@ -145,13 +132,13 @@ def poll() -> None:
 
 
 def finished() -> bool:
-    """Poll, and return whether nothing is pending."""
+    """Poll; return True if nothing is pending."""
     poll()
     return pending == 0
 
 
 def seconds(timeout: timedelta | float | None) -> float | None:
-    """Return a timeout in seconds; TypeError if it is neither a timedelta nor a number."""
+    """TypeError if it is neither a timedelta nor a number."""
     if timeout is None:
         return None
     if isinstance(timeout, timedelta):
@@ -161,14 +148,14 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     raise TypeError(f"timeout must be a datetime.timedelta or a number of seconds, got {type(timeout).__name__}")
 
 
-# Polls before sleeping; each yields the core, which ranks may share.
+# Each poll before sleeping yields the core, which ranks may share.
 _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 _POLLS_PER_CHECK = 64
 
 
 def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -> bool:
-    """Poll until ``done()``; return whether that was within ``limit_s``."""
+    """Return False after ``limit_s``."""
     me, monitor = get_ident(), operation.members.monitor
     outer = waiting.get(me)
     waiting[me] = new_operation(Operation, (*operation[:4], True, *operation[5:]))
@@ -194,7 +181,7 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
 
 
 def begin_wait(operation: Operation) -> tuple[int, Operation | None]:
-    """Publish this thread's wait to the watchdog; return the arguments of `end_wait`."""
+    """Show this thread's wait to the watchdog; return the arguments of `end_wait`."""
     me = get_ident()
     outer = waiting.get(me)
     waiting[me] = operation
@@ -202,7 +189,6 @@ def begin_wait(operation: Operation) -> tuple[int, Operation | None]:
 
 
 def end_wait(thread: int, outer: Operation | None) -> None:
-    """Restore the wait of ``thread`` before `begin_wait`."""
     if outer is None:
         waiting.pop(thread, None)
     else:
@@ -218,7 +204,7 @@ def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | 
 
 
 def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
-    """Return the error of a timeout, with the ranks that keep the operation from ending."""
+    """Name the ranks that keep the operation from ending."""
     reason = operation.members.monitor.explain(operation)
     return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out): {reason}")
 
@@ -226,9 +212,8 @@ def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
 def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
     """Run a blocking MPI call in a thread while this one keeps polling.
 
-    Calls that make communicators have no non-blocking form, other ranks may have to finish what is pending before
-    theirs, and a failed rank would keep such a call from returning. Without MPI_THREAD_MULTIPLE there is no second
-    thread: the pending operations finish first.
+    Calls that make communicators have no other form, other ranks may have to finish what is pending first, and a failed
+    rank would keep them from returning. Without MPI_THREAD_MULTIPLE, finish what is pending, and call.
     """
     monitor = operation.members.monitor
     threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE

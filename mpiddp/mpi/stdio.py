@@ -16,7 +16,7 @@ _READ_S, _PASS_ON_S = 1.0, 0.05
 
 
 def show_lines() -> None:
-    """Pass printed lines on when they are complete, each in one piece, where a launcher reads them.
+    """Write printed lines when complete, in one piece, where a launcher reads them.
 
     Python keeps 8 KiB for a pipe; with PYTHONUNBUFFERED=1 it writes each argument by itself, and ranks' lines mix.
     """
@@ -27,7 +27,6 @@ def show_lines() -> None:
 
 
 def deliver() -> None:
-    """Wait until the launcher has the output."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

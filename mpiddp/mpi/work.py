@@ -5,9 +5,9 @@ An algorithm is written once, as steps::
     def all_reduce(link, x, op):
         yield link.now.Iallreduce(MPI.IN_PLACE, x, op)
 
-The code before the first ``yield`` runs at submission and uses communicators named ``now``; every later step runs at
-the head of its group's queue and uses those named ``later``. So on each communicator all ranks issue their calls in one
-order, in whichever order their programs wait. Without it steps overtake each other, and sums come out wrong.
+Code before the first ``yield`` runs at submission, on communicators named ``now``; later steps at the head of the
+queue, on those named ``later``. So on each communicator all ranks issue their calls in one order, wherever their
+programs wait; else steps overtake each other, and sums come out wrong.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .recorder import Entry
 from .requests import Awaited, Steps, activate, deactivate, poll, seconds, wait_for
 
 if TYPE_CHECKING:
-    # The exception hook asks here, and is installed before NumPy may be imported.
+    # The exception hook asks here, perhaps before NumPy may be imported.
     from mpiddp.typing import Array
 
 _abandoned: list[tuple[Steps | None, Awaited | None]] = []
-"""They never end; MPI may still write to their memory."""
+"""MPI may still write to their memory."""
 
 
 _POLLS = 20
@@ -38,9 +38,9 @@ _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() firs
 
 
 class Work:
-    """A pending operation (``torch.distributed.Work``), whose ``steps`` start here; ``outputs`` hold the result."""
+    """A pending operation (``torch.distributed.Work``)."""
 
-    # On the class, so that a short message sets only those that it needs.
+    # On the class: a short message sets only what it needs.
     _steps: Steps | None = None
     _awaited: Awaited | None = None
     _error: BaseException | None = None
@@ -49,9 +49,8 @@ class Work:
     _limit_s: float | None = None
     _callbacks: tuple[Callable[[], None], ...] = ()
     entry: Entry | None = None
-    """Its entry in the flight recorder."""
+    """In the flight recorder."""
     value: Any = None
-    """The value of the steps."""
 
     def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:
         self._operation = operation
@@ -80,20 +79,20 @@ class Work:
             recorder.end(self.entry)
 
     def record(self, entry: Entry) -> None:
-        """Let an entry of the flight recorder end with this operation."""
+        """End a flight recorder's entry with this operation."""
         self.entry = entry
         if self._finished and self._error is None:  # perhaps before it had the entry
             recorder.end(entry)
 
     def announce(self) -> None:
-        """Call all callbacks, also when one raises."""
+        """Call the callbacks, also when one raises."""
         callbacks, self._callbacks = self._callbacks, ()
         if callbacks:
             self._check = None  # they may change the arrays
         call_all(callbacks)
 
     def advance(self) -> bool:
-        """Run the steps that need not wait; return whether the operation has finished."""
+        """Run the steps that need not wait; return True at the end."""
         while not self._finished:
             assert self._awaited is not None
             try:
@@ -110,7 +109,7 @@ class Work:
         return True
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Wait until the operation has finished; return True, or raise its error.
+        """Wait for the end; return True, or raise the operation's error.
 
         Parameters
         ----------
@@ -141,11 +140,11 @@ class Work:
         return self._finished
 
     def set_timeout(self, timeout_s: float | None) -> None:
-        """Set the default time limit of `wait`; None: the group's."""
+        """Set `wait`'s time limit; None: the group's."""
         self._limit_s = timeout_s
 
     def run_check(self, check: Callable[[], None]) -> None:
-        """Call ``check``, which may raise, when the program first learns of the end."""
+        """Call ``check``, which may raise, when the program learns of the end."""
         self._check = check
 
     def _verify_result(self) -> None:
@@ -154,23 +153,23 @@ class Work:
             check()
 
     def abandon(self) -> None:
-        """Finish a withdrawn operation without a result."""
+        """End a withdrawn operation."""
         if self._steps is not None:
             self._steps.close()
         self._finish(None)
 
     def is_running(self) -> bool:
-        """Return True if one of the steps runs now, up the stack."""
+        """Return True if one of the steps is up the stack."""
         return self._steps is not None and inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING
 
     def fail(self, error: BaseException) -> None:
-        """Finish with an error; keep the memory, as MPI may still write to it."""
+        """End with an error; keep the memory, as MPI may still write to it."""
         if not self._finished:
             _abandoned.append((self._steps, self._awaited))
             self._finish(error)
 
     def is_completed(self) -> bool:
-        """Make progress, and return whether the operation has finished."""
+        """Make progress; return True at the end."""
         if not self._finished:
             poll()
         if self._finished and self._check is not None:
@@ -178,7 +177,7 @@ class Work:
         return self._finished
 
     def is_success(self) -> bool:
-        """Return whether the operation has finished without an error."""
+        """Return True after an end without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
@@ -186,15 +185,15 @@ class Work:
         return self._error
 
     def result(self) -> list[Array]:
-        """Return the arrays of the result, complete after `wait`."""
+        """Return the result's arrays, complete after `wait`."""
         return list(self._outputs)
 
     def source_rank(self) -> int:
-        """Return the global rank of a receive's sender; RuntimeError before the end."""
+        """Return the global rank of a receive's sender; RuntimeError before."""
         raise RuntimeError(_RECEIVE_ONLY)
 
     def count(self) -> int:
-        """Return the number of elements received; see `source_rank`."""
+        """Return the elements received; RuntimeError before."""
         raise RuntimeError(_RECEIVE_ONLY)
 
     def synchronize(self) -> None:
@@ -214,7 +213,7 @@ class Work:
 
 
 class Queue:
-    """A group's pending collectives, in the order of submission on all its ranks."""
+    """A group's pending collectives, in one order on all ranks."""
 
     __slots__ = ("_works",)
 
@@ -225,18 +224,18 @@ class Queue:
         return len(self._works)
 
     def submit(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> Work:
-        """Run ``steps`` to their first wait, and queue the rest; the caller holds `requests.lock`."""
+        """Run ``steps`` to their first wait, and queue the rest; under `requests.lock`."""
         work = Work(steps, operation, outputs)
         self._works.append(work)
         activate(self)
         return work
 
     def behind_the_head(self) -> list[Entry | None]:
-        """Return the flight recorder's entries of the operations that wait for their turn; in any thread."""
+        """Return the entries of operations behind the head; in any thread."""
         return [work.entry for work in list(self._works)[1:]]
 
     def fail(self, error: BaseException) -> None:
-        """End all operations with ``error`` but its raiser."""
+        """End all operations but ``error``'s raiser."""
         with requests.lock:
             failed = [work for work in self._works if not work.is_running()]
             self._works = deque(work for work in self._works if work.is_running())
@@ -245,7 +244,7 @@ class Queue:
                 work.announce()
 
     def progress(self) -> None:
-        """Drive the head of the queue, and its successors as it ends."""
+        """Drive the head, and its successors as it ends."""
         while self._works and self._works[0].advance():
             # a callback may submit an operation and wait, which comes here again
             self._works.popleft().announce()

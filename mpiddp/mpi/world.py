@@ -19,29 +19,23 @@ from .lazy import MPI, SetupError
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """All ranks of the job and their nodes."""
-
     comm: MPI.Intracomm
-    """A duplicate of MPI.COMM_WORLD, or of its surviving ranks."""
+    """Of all ranks, or the survivors."""
     hosts: tuple[str, ...]
-    """Host name of every rank."""
     pids: tuple[int, ...]
-    """Process of every rank, on its host."""
     nodes: tuple[int, ...]
-    """Node of every rank, numbered by their first ranks."""
+    """Numbered by their first ranks."""
     thread_multiple: bool
-    """True if threads of every rank may call MPI at once."""
+    """Threads of every rank may call MPI at once."""
     running: tuple[int, ...]
     """Ranks whose programs had not ended."""
 
     @property
     def rank(self) -> int:
-        """Rank of this process."""
         return self.comm.rank
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return self.comm.size
 
     @functools.cached_property
@@ -51,23 +45,21 @@ class World:
 
     @property
     def job(self) -> str:
-        """The host and process of rank 0: the job's name on this machine."""
+        """Host and process of rank 0."""
         return f"{self.hosts[0]}.{self.pids[0]}"
 
     @functools.cached_property
     def local_ranks(self) -> tuple[int, ...]:
-        """The ranks of this node."""
         mine = self.nodes[self.rank]
         return tuple(rank for rank, node in enumerate(self.nodes) if node == mine)
 
     @functools.cached_property
     def local_rank(self) -> int:
-        """Index of this process among the ranks of its node."""
         return self.local_ranks.index(self.rank)
 
 
 def start_mpi() -> None:
-    """Start MPI; SetupError if it has ended, or sees one rank where the launcher announced several."""
+    """SetupError if MPI has ended, or sees one rank of several."""
     if MPI.Is_finalized():
         raise SetupError("MPI has been finalised in this process; call init_process_group before MPI.Finalize")
     if not MPI.Is_initialized():
@@ -77,7 +69,7 @@ def start_mpi() -> None:
 
 class _RankInfo(NamedTuple):
     started_as: int
-    """Its rank in MPI.COMM_WORLD."""
+    """Rank in MPI.COMM_WORLD."""
     ended: bool
     host: str
     pid: int
@@ -88,9 +80,9 @@ class _RankInfo(NamedTuple):
 
 
 def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
-    """Return the world of all ranks of ``comm``; collective. ``ended``: this program only waits for the others."""
-    # Ranks share memory when they share a running kernel and a host name. MPI's own split by shared memory loses ranks
-    # under srun (Open MPI) and joins hosts that are separated by namespaces (UCX).
+    """Gather the ranks of ``comm``; ``ended``: this program only waits for the others."""
+    # Ranks of one kernel boot and host name share memory. MPI's own split loses ranks under srun (Open MPI) and joins
+    # hosts that namespaces separate (UCX).
     boot = Path("/proc/sys/kernel/random/boot_id")
     mine = _RankInfo(
         started_as=MPI.COMM_WORLD.rank,
@@ -151,18 +143,16 @@ def _check_launcher() -> None:
 
 
 def library_name() -> str:
-    """Return the name and version of the MPI library, e.g. ``MPICH 5.0.2``."""
     first_line = MPI.Get_library_version().split("\n")[0]
     return " ".join(first_line.split(",")[0].replace("Version:", "").split())
 
 
 class Claims(NamedTuple):
-    """Arguments of ``init_process_group``, to agree with MPI and other ranks."""
+    """Arguments of ``init_process_group``."""
 
     rank: int = -1
     world_size: int = -1
     own_comm: bool = False
-    """True if a communicator was given."""
     assigned_by_mpi: bool = False
     """Rank and size are ignored with a warning, as by torch's backend "mpi"."""
 
