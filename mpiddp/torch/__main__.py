@@ -24,7 +24,6 @@ _NAMES = ("gloo", "mpi")
 
 
 def read_arguments(arguments: list[str]) -> argparse.Namespace:
-    """Return the options, the script, and what is the script's."""
     parser = argparse.ArgumentParser(
         prog="mpirun -np N python -m mpiddp.torch",
         description='Run a script that was written for torchrun; its backends "gloo" and "mpi" mean mpiddp.',
@@ -37,14 +36,14 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def announce() -> None:
-    """Set the variables that torchrun sets; all ranks do it together."""
+    """Set torchrun's variables; all ranks call."""
     rank, size, local_rank = mpiddp.get_rank(), mpiddp.get_world_size(), mpiddp.get_node_local_rank()
     places: list[Any] = [None] * size
-    with socket.socket() as free:  # of rank 0's host, for a script that makes a store of its own
+    with socket.socket() as free:  # on rank 0's host, for a script that makes its own store
         free.bind(("", 0))
         port = free.getsockname()[1]
     mpiddp.all_gather_object(places, (socket.gethostname(), local_rank, port))
-    # Nodes in the order of their first ranks: each has one rank that is its first.
+    # Nodes in the order of their first ranks.
     firsts = [index for index, (_, local, _) in enumerate(places) if local == 0]
     hosts = [places[index][0] for index in firsts]
     host = socket.gethostname()
@@ -70,14 +69,13 @@ def announce() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script as ``__main__``."""
     found = read_arguments(arguments)
     threads = settings.limit_blas_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     mpiddp.init_process_group()
     announce()
-    mpiddp.destroy_process_group()  # the script's has the timeout that the script gives
+    mpiddp.destroy_process_group()  # the script's own has the timeout that the script gives
     rendezvous.prefer_mpi()
     names.replace((*_NAMES, "nccl") if found.nccl else _NAMES)
     sys.argv = [found.script, *found.arguments]

@@ -1,7 +1,6 @@
 """Tensors as arrays: without a copy where a tensor is contiguous and in the host's memory, else through a copy.
 
-NumPy has no bfloat16: ml_dtypes gives it one, for reductions. What only moves goes as bytes where NumPy has no name
-for the dtype.
+ml_dtypes gives NumPy bfloat16 for reductions; data that only moves goes as bytes where NumPy lacks the dtype.
 """
 
 from __future__ import annotations
@@ -44,14 +43,9 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 
 class Loan:
-    """Tensors lent to one call as flat arrays.
+    """Tensors lent to one call as flat arrays; those that need a copy are copied back by `give_back`.
 
-    What could not be lent itself is copied, and copied back by `give_back`.
-
-    Attributes
-    ----------
-    device : torch.device or None
-        Where arrays of it are CuPy's; the call is made under `cuda.on_stream` then.
+    ``device``: None, or where the arrays are CuPy's; the call is then made under `cuda.on_stream`.
     """
 
     __slots__ = ("_copies", "device")
@@ -75,12 +69,12 @@ class Loan:
         """Copy results to where they belong."""
         for tensor, lent in self._copies:
             tensor.detach().copy_(lent)
-            if lent.is_cuda:  # this stream may be another than that it was made on
+            if lent.is_cuda:  # this stream may be another than that of the copy
                 lent.record_stream(torch.cuda.current_stream(lent.device))
         self._copies.clear()
 
     def _lent(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor, or a copy of it: contiguous, and in memory that NumPy or CuPy can look at."""
+        """Return the tensor, or a copy that is contiguous and in memory that NumPy or CuPy can view."""
         found = tensor.detach()
         if found.layout is not torch.strided:
             raise TypeError(

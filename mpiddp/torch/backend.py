@@ -1,7 +1,7 @@
-"""The backend "mpiddp" of torch.distributed: how torch finds it, and how it makes groups.
+"""The backend "mpiddp" of torch.distributed: registration, and the making of groups.
 
-torch calls `register` itself: its entry points name it, before 2.15 when torch is imported and since then when
-"mpiddp" is first asked for. Nothing here starts MPI before ``init_process_group`` does.
+torch calls `register` by its entry points: before 2.15 when torch is imported, since then when "mpiddp" is first asked
+for. Nothing here starts MPI before ``init_process_group``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from .errors import translated
 
 NAME = "mpiddp"
 _FIRST_WITH_BACKENDS = (2, 15)
-"""The version of torch since which a Backend can be written in Python."""
+"""Since this version of torch a Backend can be written in Python."""
 
 
 def register() -> None:
-    """Let ``torch.distributed.init_process_group("mpiddp")`` work."""
+    """Make "mpiddp" known to ``torch.distributed``."""
     if torch.distributed.is_available() and NAME.upper() not in c10d.Backend._plugins:
         c10d.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         rendezvous.install()
 
 
 def _create(options: Any, _: Any) -> Any:
-    """Make the default group, or one of some of its ranks, which alone call."""
-    from mpiddp import distributed as mpiddp  # what `import torch` would wait for
+    """Make the default group, or one of some ranks, which alone call."""
+    from mpiddp import distributed as mpiddp  # slow: `import torch` would wait for it
 
     from . import default
     from .process_group import ProcessGroup

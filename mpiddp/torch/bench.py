@@ -1,8 +1,8 @@
 """``mpirun -np 2 python -m mpiddp.torch.bench``: mpiddp and Gloo in the same processes, in turns.
 
-Prints medians, in microseconds, of all-reduces and of training steps: the step alone, torch's DistributedDataParallel
-on Gloo and on the backend "mpiddp", and mpiddp's own on the torch module. Networks and options are equal, and every way
-sees the same batches. Tensors are written anew before each all-reduce, outside of the time.
+Prints medians, in microseconds, of all-reduces and training steps: the step alone, torch's DistributedDataParallel on
+Gloo and on "mpiddp", and mpiddp's own on the torch module, with equal networks, options and batches. Tensors are
+rewritten before each all-reduce, untimed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _step(
 
 
 def _send_nothing(_, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with classes
-    """Leave each bucket as it is (a communication hook), for the cost of everything else."""
+    """Leave each bucket as it is (a communication hook): the cost of everything else."""
     future: Future[torch.Tensor] = Future()
     future.set_result(bucket.buffer())
     return future
@@ -130,7 +130,6 @@ def _steps(gloo: Any, name: str, batch: int, rounds: int, parts: bool) -> None:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--batch", type=int, default=64)

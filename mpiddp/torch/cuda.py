@@ -1,8 +1,7 @@
-"""CUDA tensors as CuPy arrays, without a copy: mpiddp's own paths for GPUs take them from there.
+"""CUDA tensors as CuPy arrays, without a copy, for mpiddp's own GPU paths.
 
-CuPy's current stream is torch's for as long as a call submits its operation, so kernels that torch has queued come
-first. An operation of mpiddp's ends when the device has done its work, so nothing has to be ordered after it. Without
-CuPy tensors are copied through the host.
+While a call submits its operation, CuPy's current stream is torch's: kernels that torch has queued come first. An
+operation ends when the device has done its work, so nothing must be ordered after it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from mpiddp.typing import Array
 
 
 def usable(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor can be a CuPy array: it is on CUDA, and CuPy is there and not too old for its dtype."""
+    """Return whether a tensor can be a CuPy array: on CUDA, with a CuPy that knows its dtype."""
     if not tensor.is_cuda or device.cuda_fault() is not None:
         return False
     if tensor.dtype == torch.bfloat16:
@@ -30,9 +29,8 @@ def usable(tensor: torch.Tensor) -> bool:
 
 
 def as_array(flat: torch.Tensor) -> Array:
-    """Return a contiguous CUDA tensor as a CuPy array."""
     with on_stream(flat.device):
-        if flat.dtype == torch.bool:  # which not every DLPack knows
+        if flat.dtype == torch.bool:  # unknown to some DLPacks
             return dlpack.adopt(flat.view(torch.uint8)).view(np.bool_)
         return dlpack.adopt(flat)
 
@@ -43,10 +41,10 @@ def on_stream(place: torch.device) -> contextlib.AbstractContextManager[None]:
 
 
 def chosen() -> int | None:
-    """Return the number of the GPU that the program has chosen, or None where it uses none, or there is no CuPy.
+    """Return the number of the GPU that the program has chosen, or None: it uses none, or CuPy is missing.
 
-    A program that uses one has chosen it before the process group is made (``torch.cuda.set_device``). mpiddp then asks
-    MPI and the other ranks about theirs.
+    A program chooses before the process group is made (``torch.cuda.set_device``); mpiddp then asks MPI and the other
+    ranks about theirs.
     """
     if torch.cuda.is_initialized() and device.cuda_fault() is None:
         return int(torch.cuda.current_device())

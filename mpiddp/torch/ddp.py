@@ -1,7 +1,7 @@
 """mpiddp's DistributedDataParallel for modules of torch: the same Reducer, Layout and buckets.
 
 torch's autograd makes the gradients; a hook on each parameter moves them into buckets of symmetric memory, of which
-``grad`` is a view from then on. Tensors of the host's memory only: the backend "mpiddp" takes those of GPUs.
+``grad`` is then a view. Host memory only: the backend "mpiddp" takes tensors of GPUs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .arrays import as_array, as_tensor
 
 
 class Parameter:
-    """A parameter of torch's with the attributes of `mpiddp.nn.Parameter` that a reducer uses."""
+    """A torch parameter with the attributes of `mpiddp.nn.Parameter` that a reducer uses."""
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
@@ -34,7 +34,6 @@ class Parameter:
 
     @property
     def data(self) -> Array:
-        """Its memory."""
         return as_array(self.parameter)
 
     @data.setter
@@ -43,12 +42,10 @@ class Parameter:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """NumPy's name for its dtype."""
         return self.data.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
         return tuple(self.parameter.shape)
 
     @property
@@ -62,7 +59,7 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """Its gradient: the slot itself, where it is there."""
+        """Its gradient: the slot itself, if there is one."""
         found = self.parameter.grad
         if found is None:
             return None
@@ -97,33 +94,18 @@ class ModuleState(replicas.ModuleState):
 
 
 class DistributedDataParallel(Wrapper, torch.nn.Module):
-    """A module of torch that every rank holds, and whose gradients are the averages over all ranks.
+    """A torch module on every rank, with gradients averaged over all ranks.
+
+    Options, methods (``no_sync``, ``join``, ``register_comm_hook``, ...) and errors are those of
+    `mpiddp.DistributedDataParallel`. Hooks see NumPy arrays.
 
     Parameters
     ----------
     module : torch.nn.Module
-        The model, in the host's memory. Its parameters' memory is moved side by side; their values become those of the
-        first rank.
+        The model, in the host's memory (else ValueError). Its parameters are moved side by side and take the first
+        rank's values.
     process_group : mpiddp.ProcessGroup, optional
-        The ranks; all by default. A group of torch's backend "mpiddp" has it as ``group``.
-    device_ids, output_device, dim, gradient_as_bucket_view
-        Accepted for compatibility.
-    broadcast_buffers, init_sync, bucket_cap_mb, find_unused_parameters, static_graph
-        As in `mpiddp.DistributedDataParallel`, whose other options these are too.
-    bucket_cap_mb_list, forward_sync_buffers, skip_all_reduce_unused_params
-        As there.
-
-    Raises
-    ------
-    RuntimeError
-        On every rank, if ranks hold different parameters; if there is none that requires a gradient.
-    ValueError
-        If a parameter is not in the host's memory; on a rank that is not in the group.
-
-    Notes
-    -----
-    ``no_sync``, ``join``, ``weighted``, ``register_comm_hook``, ``register_buffer_comm_hook``, ``bucket_order`` and the
-    others are those of `mpiddp.DistributedDataParallel`. Hooks see NumPy arrays.
+        A group of torch's backend "mpiddp" has it as ``group``.
     """
 
     _is_grad_enabled = staticmethod(torch.is_grad_enabled)
@@ -167,7 +149,7 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
         Variable._execution_engine.queue_callback(callback)
 
     def _register_output_hook(self, output: Any) -> Any:
-        self._reducer.expect_backward()  # the first parameter's gradient announces the backward where no output's does
+        self._reducer.expect_backward()  # the first gradient announces the backward if no output does
         for each in tree_leaves(output):
             if isinstance(each, torch.Tensor) and each.grad_fn is not None:
                 each.register_hook(lambda _: self._reducer.begin())

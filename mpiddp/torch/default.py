@@ -12,14 +12,9 @@ _ours = False
 
 
 def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> mpiddp.ProcessGroup:
-    """Return the group of all ranks.
+    """Return the group of all ranks; raise if rank or size, if not -1, contradict MPI.
 
-    Parameters
-    ----------
-    timeout : timedelta
-        How long operations may take, where the group is made here.
-    rank, size : int, default -1
-        What the program believes; a contradiction to MPI is an error.
+    ``timeout`` holds where the group is made here.
     """
     global _ours
     if not mpiddp.is_initialized():

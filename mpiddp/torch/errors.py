@@ -23,12 +23,11 @@ class TimeoutError(BackendError, errors.DistTimeoutError):
 
 
 class RankFailedError(BackendError, errors.RankFailedError):
-    """Ranks have died; their numbers are in ``ranks``."""
+    """Ranks have failed; their numbers are in ``ranks``."""
 
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Raise mpiddp's errors as torch's."""
     try:
         yield
     except errors.DistError as error:
@@ -36,7 +35,7 @@ def translated() -> Iterator[None]:
 
 
 def translate(error: errors.DistError) -> Exception:
-    """Return the error of torch's classes with the text of ``error``; what is torch's, or a wrong argument, itself."""
+    """Return torch's class of ``error``, with its text; torch's own errors and wrong arguments as they are."""
     if isinstance(error, DistBackendError | errors.ArrayError):
         return error
     if isinstance(error, errors.RankFailedError):

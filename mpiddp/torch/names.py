@@ -14,9 +14,9 @@ _UNDECIDED = str(c10d.Backend.UNDEFINED)
 
 
 def replace(names: Collection[str]) -> None:
-    """Let these names, and the lack of one, mean mpiddp in every group that is made from now on.
+    """Let these names, and no name, mean mpiddp in every group made from now on.
 
-    A list by device ("cpu:gloo,cuda:nccl") must hold no other names, since a group has one backend then.
+    A list by device ("cpu:gloo,cuda:nccl") must hold no other names: a group has one backend.
     """
     original = c10d._new_process_group_helper
 

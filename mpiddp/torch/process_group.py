@@ -1,7 +1,7 @@
-"""A process group of torch's that communicates through mpiddp.
+"""A torch process group that communicates through mpiddp.
 
-``torch.distributed`` and torch's C++ call these methods; each lends its tensors to one public function of mpiddp. A
-call that need not be asynchronous returns None: the function has returned when it is over.
+``torch.distributed`` and torch's C++ call these methods, named as torch's functions; each lends its tensors to one
+public function of mpiddp. A call that need not be asynchronous returns None: it is over.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ _OPS = {
 
 
 def _reduction(op: Any) -> mpiddp.ReduceOp:
-    """Return mpiddp's reduction for torch's."""
     found = _OPS.get(op.op)
     if found is None:
         found = mpiddp.ReduceOp.PREMUL_SUM(float(op.__getstate__()[1]))
@@ -49,27 +48,17 @@ _NO_TIMEOUT_OF_ITS_OWN = default_pg_timeout.total_seconds()
 
 
 def _seconds(timeout: timedelta | None) -> float | None:
-    """Return a timeout in seconds, None where it is torch's default or none at all.
+    """Return a timeout in seconds; None for torch's default or none at all.
 
-    A call that has one goes through mpiddp's queue, and raises; else mpiddp waits where waiting is shortest, and ends
-    the job when the group's own 30 minutes are over.
+    A call with one goes through mpiddp's queue, and raises; else mpiddp waits where waiting is shortest, and ends the
+    job when the group's own 30 minutes are over.
     """
     found = None if timeout is None else timeout.total_seconds()
     return found if found is not None and 0 < found != _NO_TIMEOUT_OF_ITS_OWN else None
 
 
 class Operations:
-    """The calls of torch's that communicate in a group of mpiddp's.
-
-    Parameters
-    ----------
-    group : mpiddp.ProcessGroup
-        The ranks.
-    timeout : timedelta
-        How long an operation may take.
-    close : callable
-        Called with the group when torch destroys its own.
-    """
+    """torch's communicating calls in a group of mpiddp; ``close`` takes the group when torch destroys its own."""
 
     def __init__(
         self, group: mpiddp.ProcessGroup, timeout: timedelta, close: Callable[[mpiddp.ProcessGroup], None]
@@ -84,11 +73,9 @@ class Operations:
     # ---- names, and the little that torch asks a backend about
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Return ``"mpiddp"``."""
         return "mpiddp"
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Return True if `allocate_tensor` has memory on ``device``."""
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -106,7 +93,6 @@ class Operations:
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Let operations that are waited for take this long."""
         self.timeout, self._timeout_s = timeout, _seconds(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -172,7 +158,6 @@ class Operations:
         return work
 
     def start_coalescing(self, device: Any = None) -> None:
-        """Begin to collect the Works of what follows."""
         self._coalesced = []
 
     def end_coalescing(self, device: Any = None) -> Work:
@@ -185,10 +170,9 @@ class Operations:
     # ---- collectives
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work | None:
-        """``torch.distributed.all_reduce``."""
         tensor, op = tensors[0], mpiddp.ReduceOp.SUM if opts is None else _reduction(opts.reduceOp)
         if self._timeout_s is None and opts is not None and not opts.asyncOp and is_plain(tensor):
-            # What _call does, in half the time, which is felt in a call of 8 bytes.
+            # `_call` in half the time, which is felt at 8 bytes.
             self._calls += 1
             try:
                 mpiddp.all_reduce((tensor.detach() if tensor.requires_grad else tensor).numpy(), op, self.group)
@@ -203,41 +187,35 @@ class Operations:
         return self._call(mpiddp.all_reduce, (loan.output(tensor), op), tensors, loan, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work | None:
-        """``torch.distributed.all_reduce_coalesced``."""
         loan, op = Loan(), mpiddp.ReduceOp.SUM if opts is None else _reduction(opts.reduceOp)
         return self._calls_of(mpiddp.all_reduce, [(loan.output(each), op) for each in tensors], tensors, loan, opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work | None:
-        """``torch.distributed.broadcast``."""
         loan, tensor = Loan(), tensors[opts.rootTensor]
         root = opts.rootRank
         x = loan.input(tensor, moved=True) if root == self.group.rank() else loan.output(tensor, moved=True)
         return self._call(mpiddp.broadcast, (x,), tensors, loan, opts, group_src=root)
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work | None:
-        """``torch.distributed.reduce``."""
         loan, tensor = Loan(), tensors[opts.rootTensor]
         root = opts.rootRank
         x = loan.output(tensor) if root == self.group.rank() else loan.input(tensor)
         return self._call(mpiddp.reduce, (x,), tensors, loan, opts, group_dst=root, op=_reduction(opts.reduceOp))
 
     def barrier(self, opts: Any = None) -> Work | None:
-        """``torch.distributed.barrier``."""
         return self._call(mpiddp.barrier, (), (), Loan(), opts, timeout_s=_seconds(getattr(opts, "timeout", None)))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """``torch.distributed.monitored_barrier``."""
         with translated():
             mpiddp.monitored_barrier(self.group, getattr(timeout, "timeout", timeout), wait_all_ranks)
 
     def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Work | None:
-        """``torch.distributed.all_gather``."""
         return self.allgather_coalesced(list(zip(*output_tensors, strict=True)), input_tensors, opts)
 
     def allgather_coalesced(
         self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None
     ) -> Work | None:
-        """``torch.distributed.all_gather_coalesced``: ``output_lists[rank][index]``."""
+        """``output_lists[rank][index]``."""
         loan, calls, outputs = Loan(), [], []
         for index, tensor in enumerate(input_list):
             mine = [each[index] for each in output_lists]
@@ -246,50 +224,44 @@ class Operations:
         return self._calls_of(mpiddp.all_gather, calls, outputs, loan, opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work | None:
-        """``torch.distributed.all_gather_single``."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
-        """Several of `all_gather_single`, which end as one."""
+        """Make several calls that end as one."""
         loan = Loan()
         pairs = zip(outputs, inputs, strict=True)
         calls = [(loan.output(output, moved=True), loan.input(each, moved=True)) for output, each in pairs]
         return self._calls_of(mpiddp.all_gather_single, calls, outputs, loan, opts)
 
     def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> Work | None:
-        """``torch.distributed.gather``."""
         loan, mine = Loan(), output_tensors[0] if output_tensors else []
         lists = [loan.output(each, moved=True) for each in mine] if mine else None
         x = loan.input(input_tensors[0], moved=True)
         return self._call(mpiddp.gather, (x, lists), mine, loan, opts, group_dst=opts.rootRank)
 
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work | None:
-        """``torch.distributed.scatter``."""
         loan = Loan()
         lists = [loan.input(each, moved=True) for each in input_tensors[0]] if input_tensors else None
         x = loan.output(output_tensors[0], moved=True)
         return self._call(mpiddp.scatter, (x, lists), output_tensors, loan, opts, group_src=opts.rootRank)
 
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work | None:
-        """``torch.distributed.reduce_scatter``."""
         loan = Loan()
         inputs = [loan.input(each) for each in input_tensors[0]]
         x = loan.output(output_tensors[0])
         return self._call(mpiddp.reduce_scatter, (x, inputs, _reduction(opts.reduceOp)), output_tensors, loan, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work | None:
-        """``torch.distributed.reduce_scatter_single``."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
-        """Several of `reduce_scatter_single`, which end as one."""
+        """Make several calls that end as one."""
         loan, op = Loan(), mpiddp.ReduceOp.SUM if opts is None else _reduction(opts.reduceOp)
         pairs = zip(outputs, inputs, strict=True)
         calls = [(loan.output(output), loan.input(each), op) for output, each in pairs]
         return self._calls_of(mpiddp.reduce_scatter_single, calls, outputs, loan, opts)
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work | None:
-        """``torch.distributed.all_to_all``."""
         loan = Loan()
         outputs = [loan.output(each, moved=True) for each in output_tensors]
         inputs = [loan.input(each, moved=True) for each in input_tensors]
@@ -303,14 +275,13 @@ class Operations:
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Work | None:
-        """``torch.distributed.all_to_all_single``."""
         loan = Loan()
         outputs = self._parts(loan.output(output, moved=True), output, output_split_sizes)
         inputs = self._parts(loan.input(input, moved=True), input, input_split_sizes)
         return self._call(mpiddp.all_to_all, (outputs, inputs), (output,), loan, opts)
 
     def _parts(self, flat: Array, tensor: torch.Tensor, splits: Sequence[int] | None) -> list[Array]:
-        """Cut an array into what goes to, or comes from, each rank: so many rows of the tensor."""
+        """Cut an array into the parts of the ranks: so many rows of the tensor each."""
         rows, size = tensor.shape[0] if tensor.ndim else 1, self.group.size()
         if not splits:
             if rows % size:
@@ -327,17 +298,16 @@ class Operations:
     # ---- point to point
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
-        """``torch.distributed.isend``; ``dst`` is a rank of the group."""
+        """``dst`` is a rank of the group."""
         loan = Loan()
         return self._message(mpiddp.isend, loan.input(tensors[0], moved=True), tensors, loan, tag, group_dst=dst)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Work:
-        """``torch.distributed.irecv``; ``src`` is a rank of the group."""
+        """``src`` is a rank of the group."""
         loan = Loan()
         return self._message(mpiddp.irecv, loan.output(tensors[0], moved=True), tensors, loan, tag, group_src=src)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        """``torch.distributed.irecv`` without a source."""
         loan = Loan()
         return self._message(mpiddp.irecv, loan.output(tensors[0], moved=True), tensors, loan, tag)
 
@@ -346,7 +316,7 @@ class Operations:
             work = function(x, group=self.group, tag=tag, **peer)
         return self._submitted(Received([work], tensors, loan, self._timeout_s, self.group))
 
-    # ---- older names of the same
+    # ---- older names
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -357,10 +327,10 @@ class Operations:
 
 
 class ProcessGroup(Operations, torch.distributed.ProcessGroup):
-    """A group of mpiddp's as one of torch's; see `Operations`.
+    """A group of mpiddp's as one of torch's.
 
-    Since 2.15 torch also takes a Backend (`backend.Backend`), which this group has; but it hides the Works of one
-    behind objects of its own that can be waited for and not be asked.
+    Since 2.15 torch also takes a Backend (`backend.Backend`), which this group has; but it hides a Backend's Works
+    behind objects that can be waited for and not be asked.
     """
 
     def __init__(
@@ -380,19 +350,15 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
         self._set_default_backend(kind)
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Keep the name by which torch finds the group."""
         self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Return the name by which torch finds the group."""
         return self._name
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Keep the group's description."""
         self._description = description
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return the group's description."""
         return self._description
 
     @property
@@ -418,15 +384,12 @@ class Received(Work):
         self._group = group
 
     def source_rank(self) -> int:
-        """Return the group rank that a receive has received from."""
         return self._group.group_rank(super().source_rank())
 
     _source_rank = source_rank
 
 
 class _All(Work):
-    """Several Works as one."""
-
     def __init__(self, works: Sequence[Work]) -> None:
         super().__init__(works, [each for work in works for each in work.result()], Loan())
 

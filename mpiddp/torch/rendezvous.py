@@ -15,12 +15,11 @@ from mpiddp import settings
 from .errors import translated
 
 _latest: Any = None
-"""The store of the last rendezvous."""
 
 
 def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Give torch a store, this process's rank, and the number of ranks; all ranks do it together."""
-    from . import default, store  # what `import torch` would wait for
+    """Give torch a store, this process's rank, and the number of ranks; all ranks call."""
+    from . import default, store  # slow: `import torch` would wait for it
 
     global _latest
     told = {name: int(numbers[0]) for name, numbers in parse_qs(urlparse(url).query).items()}
@@ -33,7 +32,7 @@ def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iter
 
 
 def renew() -> None:
-    """Let the ranks that are left meet in the store of the first of them; all of them call."""
+    """Let the remaining ranks meet in the store of the first of them; all of them call."""
     if _latest is not None:
         _latest.announce()
 
@@ -50,5 +49,5 @@ def install() -> None:
 
 
 def prefer_mpi() -> None:
-    """Let ``env://`` take no notice of MASTER_ADDR, which is there for scripts that read it."""
+    """Let ``env://`` ignore MASTER_ADDR, which is there for scripts that read it."""
     handlers["env"] = meet

@@ -1,4 +1,4 @@
-"""Going on without some ranks, in torch's groups."""
+"""torch's groups without some ranks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,10 @@ from mpiddp import distributed as mpiddp
 
 
 def shrink_group(ranks_to_exclude: Sequence[int] = ()) -> None:
-    """Make torch's default group anew without ranks that have died, or that are to take no further part.
+    """Make torch's default group anew without failed ranks, and without ``ranks_to_exclude``.
 
-    Parameters
-    ----------
-    ranks_to_exclude : sequence of int
-        Ranks of the default group. The dead are left out whether they are listed or not.
-
-    Raises
-    ------
-    ValueError
-        If there is no such rank, or this one is to be excluded.
-
-    Notes
-    -----
-    `mpiddp.shrink_group`, and then what torch has to know: ranks are numbered anew in the old order, all other groups
-    end, and a DistributedDataParallel has to wrap its module again.
+    Ranks are numbered anew in the old order, all other groups end, and a DistributedDataParallel has to wrap its module
+    again. ValueError if there is no such rank, or this one is to be excluded.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """The store that torch wants, found through MPI: no address, no port, no rank.
 
-It is a ``TCPStore`` of torch's on rank 0, at a port that the system chooses and MPI announces. A rank connects to it
-when it is first asked for something: mpiddp's own groups never do.
+A ``TCPStore`` of torch's on rank 0, at a port that the system chooses and MPI announces. A rank connects on first use:
+mpiddp's own groups never do.
 """
 
 from __future__ import annotations
@@ -27,13 +27,7 @@ _kept: list[Store] = []
 
 
 class Store(torch.distributed.Store):
-    """A store that all ranks share, once they have called `announce` together.
-
-    Parameters
-    ----------
-    timeout : timedelta
-        How long it waits for a key.
-    """
+    """A store that all ranks share, once they have called `announce` together; ``timeout``: of a wait for a key."""
 
     def __init__(self, timeout: timedelta) -> None:
         super().__init__()
@@ -44,7 +38,7 @@ class Store(torch.distributed.Store):
         self._address: tuple[str, int] | None = None
 
     def announce(self) -> None:
-        """Make the store at rank 0 if there is none, and tell all ranks where it is; all ranks call."""
+        """Make the store at rank 0 if there is none, and tell all ranks its address; all ranks call."""
         address: list[Any] = [None]
         if mpiddp.get_rank() == 0:
             if self._server is None:
@@ -55,13 +49,11 @@ class Store(torch.distributed.Store):
             self._address, self._store = address[0], self._server
 
     def clone(self) -> Store:
-        """Return another connection to the same store."""
         made = Store(self._timeout)
         made._address, made._server, made._store = self._address, self._server, self._server
         return made
 
     def connected(self) -> TCPStore:
-        """Return the store at rank 0."""
         if self._store is None:
             # A host's own name need not resolve.
             assert self._address is not None, "announced"
@@ -71,7 +63,6 @@ class Store(torch.distributed.Store):
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Let it wait so long for a key."""
         self._timeout = timeout
         if self._store is not None:
             self._store.set_timeout(timeout)

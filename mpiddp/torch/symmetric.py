@@ -11,26 +11,9 @@ from mpiddp.distributed.groups import GroupLike
 def symmetric_empty(
     shape: int | tuple[int, ...], dtype: torch.dtype = torch.float32, group: GroupLike = None
 ) -> torch.Tensor:
-    """Return an uninitialised tensor in memory that the ranks of the node share: `mpiddp.symmetric_empty` as a tensor.
+    """Return an uninitialised tensor that the ranks of the node share (`mpiddp.symmetric_empty`); all call alike.
 
-    Parameters
-    ----------
-    shape : int or tuple of int
-        Its shape.
-    dtype : torch.dtype, default float32
-        Its type.
-    group : mpiddp.ProcessGroup, optional
-        The ranks, which all call alike; all by default.
-
-    Returns
-    -------
-    torch.Tensor
-        In the host's memory; collectives reduce it, and contiguous views of it, where it lies.
-
-    Raises
-    ------
-    ValueError
-        On a rank that is not in the group.
+    It is in the host's memory; collectives reduce it, and contiguous views of it, in place.
     """
     sizes = shape if isinstance(shape, tuple) else (shape,)
     count = 1

@@ -1,4 +1,4 @@
-"""The Backend of torch 2.15 and later, beside the process group of each: what torch's shrink_group asks."""
+"""The Backend of torch 2.15 and later, beside the process group of each: torch's shrink_group asks it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Backend(Operations, c10d.Backend):
         return self.group is mpiddp.group.WORLD
 
     def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> Backend:
-        """Return the backend of a new group without some ranks (``torch.distributed.shrink_group``)."""
         with translated():
             made = mpiddp.shrink_group(ranks_to_exclude, shrink_flags=shrink_flags)
             rendezvous.renew()

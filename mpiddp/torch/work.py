@@ -42,18 +42,9 @@ class _Driven(Future[Any]):
 
 
 class Work(torch.distributed.Work):
-    """One or more operations of mpiddp (``torch.distributed.Work``).
+    """One or more operations of mpiddp, their result tensors and the tensors lent to them.
 
-    Parameters
-    ----------
-    works : sequence of mpiddp.Work
-        The operations.
-    tensors : sequence of torch.Tensor
-        The tensors that hold the result.
-    loan : Loan
-        The tensors that the operations use.
-    timeout_s : float
-        Seconds that `wait` may take where it is not told.
+    ``timeout_s``: seconds that `wait` may take by default.
     """
 
     def __init__(
@@ -77,7 +68,6 @@ class Work(torch.distributed.Work):
         return self._done
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Wait for the end of all operations."""
         if not self._done:
             limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
             try:
@@ -108,15 +98,12 @@ class Work(torch.distributed.Work):
         _finished.append(self)
 
     def is_success(self) -> bool:
-        """Return True if all operations have finished without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """Return what went wrong, or None."""
         return self._error
 
     def synchronize(self) -> None:
-        """Wait for the end."""
         self.wait()
 
     def block_current_stream(self) -> None:
@@ -129,13 +116,12 @@ class Work(torch.distributed.Work):
         return [tensor for tensor in found if tensor is not None]
 
     def source_rank(self) -> int:
-        """Return the group rank that a receive has received from."""
         return self._works[0].source_rank()
 
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """Return a future of the list of tensors that hold the result.
+        """Return a future of the result tensors.
 
         In a backward it completes when the backward's own work is done, before DistributedDataParallel looks at it, or
         when Python waits for it; elsewhere it is complete, because C++ that waits lets nobody make progress.
@@ -146,7 +132,7 @@ class Work(torch.distributed.Work):
             if self._done:
                 _complete(self._future, self.result(), self._error)
             elif self.is_completed():
-                pass  # which has completed the future too
+                pass  # this has completed the future too
             elif in_backward:
                 Variable._execution_engine.queue_callback(self.wait)
             else:
