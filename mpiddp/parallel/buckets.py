@@ -1,8 +1,7 @@
 """Gradient buckets: arrays that backward writes gradients to, and that are sent as they are.
 
 All buckets of a dtype are slices of one array, laid out like the parameters' arrays in another: nothing is packed, and
-an optimizer may step over a whole model in a few operations. Large buckets save messages, small ones leave early;
-nothing hides the last one.
+an optimizer steps over a whole model in a few operations.
 """
 
 from __future__ import annotations
@@ -24,41 +23,34 @@ _logger = logging.getLogger("mpiddp")
 MIB = 1 << 20
 DEFAULT_CAP_BYTES = 25 * MIB
 LAST_CAP_BYTES = 1 * MIB
-"""Cap of the bucket that is sent last; torch makes the first one small, which hides no communication."""
+"""Of the bucket sent last, which nothing hides; torch makes the first one small, which hides no communication."""
 
 LEAST_BYTES = MIB // 4
-"""A smaller first bucket is merged with the second: its waits cost more than it hides (784-256-256-10)."""
+"""A smaller first bucket joins the second: its waits cost more than it hides (784-256-256-10)."""
 
 
 class Handle(Protocol):
-    """A registered hook."""
-
-    def remove(self) -> None:
-        """Take the hook back."""
+    def remove(self) -> None: ...
 
 
 class ParameterLike(Protocol):
-    """A trained parameter of `mpiddp.nn` or of another library."""
-
     data: Array
     grad: Array | None
     grad_slot: Array | None
     requires_grad: bool
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The array's dtype."""
+    def dtype(self) -> np.dtype[Any]: ...
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Lengths of the axes."""
+    def shape(self) -> tuple[int, ...]: ...
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Any], object]) -> Handle:
         """Call ``hook(parameter)`` in each backward once ``grad`` is final."""
 
 
 class GradBucket:
-    """Parameters, in the order of memory, and their gradients, in one array (``torch.distributed.GradBucket``)."""
+    """Parameters in the order of memory, and their gradients in one array (``torch.distributed.GradBucket``)."""
 
     def __init__(self, index: int, parameters: Sequence[ParameterLike], buffer: Array, is_last: bool) -> None:
         self._index = index
@@ -67,7 +59,7 @@ class GradBucket:
         self._is_last = is_last
         self._slots = _views(buffer, parameters)
         self.pending = len(self._parameters)
-        """Parameters whose gradients are not ready in this backward."""
+        """Without gradient yet in this backward."""
 
     def index(self) -> int:
         """Return the position in the order of reduction."""
@@ -96,7 +88,6 @@ class GradBucket:
 
 
 def _views(flat: Array, parameters: Sequence[ParameterLike]) -> list[Array]:
-    """Cut ``flat`` into one array for each parameter."""
     views, start = [], 0
     for parameter in parameters:
         views.append(flat[start : start + parameter.data.size].reshape(parameter.shape))
@@ -105,10 +96,7 @@ def _views(flat: Array, parameters: Sequence[ParameterLike]) -> list[Array]:
 
 
 def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> list[GradBucket]:
-    """Make buckets: move the parameters' arrays side by side, with slots for gradients; existing ones move too.
-
-    Each bucket has one dtype. Collective: the ranks of a node share the gradients' memory.
-    """
+    """Move parameters' arrays and gradients side by side, buckets of one dtype, in node-shared memory; collective."""
     made: dict[int, GradBucket] = {}
     for dtype in dict.fromkeys(bucket[0].dtype for bucket in buckets):
         chosen = [(index, bucket) for index, bucket in enumerate(buckets) if bucket[0].dtype == dtype]
@@ -139,7 +127,6 @@ def _move_together(parameters: Sequence[ParameterLike], flat: Array) -> None:
 
 
 def _gradient_memory(like: Array, length: int, group: ProcessGroup) -> Array:
-    """Return node-shared memory on the device of ``like``."""
     shared = symmetric_empty(length, like.dtype, group, "cuda" if is_device_array(like) else "cpu")
     assert shared is not None, "the reducer is a member of its group"
     return shared
@@ -165,22 +152,11 @@ def assign_to_buckets(
     kinds: Sequence[Hashable],
     caps_bytes: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Assign parameters to buckets, in the order of completion; pure arithmetic, the same on every rank.
+    """Assign parameters to buckets, in the ``order`` of completion; kinds (dtype and device) share none.
 
-    Parameters
-    ----------
-    order : sequence of int
-        Parameters, as their gradients are expected.
-    sizes_bytes : sequence of int
-        Of each parameter.
-    kinds : sequence
-        Dtype (and device) of each parameter; kinds never share a bucket.
-    caps_bytes : sequence of int, optional
-        Of the first, second, ... bucket of each kind; the last one for all that follow. By default 25 MiB, 1 MiB for
-        the bucket that is sent last, and no bucket below 256 KiB.
+    ``caps_bytes``: of the first, second, ... bucket of each kind, the last one for all that follow; by default 25 MiB,
+    1 MiB for the bucket sent last, none below 256 KiB.
 
-    Examples
-    --------
     >>> assign_to_buckets([3, 2, 1, 0], [4, 4, 4, 4], "aaaa", caps_bytes=[8])
     [[3, 2], [1, 0]]
     """
@@ -199,7 +175,6 @@ def assign_to_buckets(
 
 
 def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int] | None:
-    """Return caps in bytes of one cap in MiB, or one for each bucket; ValueError for both, or a cap of 0 or less."""
     if bucket_cap_mb is not None and bucket_cap_mb_list is not None:
         raise ValueError("give bucket_cap_mb or bucket_cap_mb_list, not both")
     caps = [bucket_cap_mb] if bucket_cap_mb is not None else bucket_cap_mb_list
@@ -211,30 +186,15 @@ def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[floa
 
 
 class Slot(NamedTuple):
-    """A gradient's memory."""
-
     bucket: GradBucket
     gradient: Array
 
 
 class Buckets:
-    """The buckets of a model, iterable in the order of sending.
+    """The buckets of a model, iterable in the order of sending; making them and changing their order is collective.
 
-    Parameters
-    ----------
-    parameters : sequence of Parameter
-        In the order of registration, which numbers them; the same on all ranks.
-    group : ProcessGroup
-        Making buckets and changing their order is collective.
-    caps_bytes : sequence of int, optional
-        See `assign_to_buckets`.
-
-    Attributes
-    ----------
-    order : list of int
-        Parameters, as their gradients are expected: the reverse of registration, until it is `settled`.
-    slots : list of Slot
-        By the parameter's number.
+    Parameters are numbered by registration, the same on all ranks; ``order`` is that in which gradients are expected:
+    the reverse, until it is `settled`.
     """
 
     def __init__(
@@ -248,7 +208,6 @@ class Buckets:
         self._build(list(reversed(range(len(parameters)))))
 
     def install_order(self, order: Sequence[int]) -> None:
-        """Use a known order from the start; ValueError if it does not name each parameter once."""
         if sorted(order) != list(range(len(self._parameters))):
             raise ValueError(
                 f"the order of buckets has to name each of {len(self._parameters)} trained parameters once, got"
@@ -266,7 +225,6 @@ class Buckets:
         self.settled = True
 
     def _rebuild(self, order: list[int]) -> None:
-        """Make buckets for ``order``, if they differ from the present ones."""
         if list(map(set, self._assign(order))) != list(map(set, self._assign(self.order))):
             self._build(order)
             self._rebuilt = True
@@ -299,11 +257,9 @@ class Buckets:
         return assign_to_buckets(order, sizes, kinds, self._caps_bytes)
 
     def sizes_bytes(self) -> list[int]:
-        """Return the size of each bucket."""
         return [bucket.buffer().nbytes for bucket in self._buckets]
 
     def logging_data(self) -> dict[str, Any]:
-        """Return facts on parameters and buckets under torch's names."""
         data: dict[str, Any] = {
             "dtypes": ", ".join(dict.fromkeys(str(parameter.dtype) for parameter in self._parameters)),
             "total_parameter_size_bytes": sum(parameter.data.nbytes for parameter in self._parameters),

@@ -120,17 +120,8 @@ def _is_batch(value: Any) -> bool:
 def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
     """Cut arrays and tensors in nested tuples, lists and dicts into a part for each place; the rest goes to all.
 
-    Parameters
-    ----------
-    value : Any
-        The arguments; batches are equally long.
-    places : sequence of int or None
-        Device numbers, None is the host; the first parts have ``ceil(n / len(places))`` elements.
-    dim : int, default 0
-        The axis to cut.
+    The first parts have ``ceil(n / len(places))`` elements; place None is the host.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> [part.shape for part in scatter(np.zeros((30, 2)), [None] * 4)]
     [(8, 2), (8, 2), (8, 2), (6, 2)]
@@ -150,7 +141,7 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
 
 
 def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
-    """Return a replica of a module for each place, for use in as many threads; memory there is shared."""
+    """Return a replica of a module for each place, for as many threads; memory there is shared."""
     replicas = []
     for index, place in enumerate(places):
         made: dict[int, Module] = {}
@@ -184,7 +175,7 @@ def _copied(buffer: Array, place: Place) -> Array:
 def parallel_apply(
     modules: Sequence[Module], arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], places: Sequence[Place]
 ) -> list[Any]:
-    """Call each module with its positional and keyword arguments, in parallel threads; return the outputs.
+    """Call each module with its positional and keyword arguments, in parallel threads.
 
     A thread's current stream is the calling thread's, so that work keeps its order; threads' own default streams are
     synchronised. The first module's error is raised, with a note of its number.
@@ -215,7 +206,7 @@ def parallel_apply(
 
 
 def _settle(place: Place) -> None:
-    """Wait for this thread's work on the current device, unless other threads' is ordered after it."""
+    """Wait for this thread's work, unless other threads' is ordered after it."""
     stream = current_stream(place)
     if stream is not None and stream.ptr == _PER_THREAD:
         stream.synchronize()

@@ -30,26 +30,25 @@ class DistributedDataParallel(Wrapper, Module):
     module : Module
         Its parameters' arrays are moved side by side in memory and get the first rank's values.
     device_ids, output_device, dim, check_reduction, gradient_as_bucket_view, batched_grad_copy
-        Accepted for compatibility: a model is where its arrays are, and gradients are views of their bucket.
+        For compatibility: a model is where its arrays are, gradients are views of their bucket.
     broadcast_buffers : bool, optional
         Older name of ``forward_sync_buffers``; False also leaves the buffers unsynchronised at construction.
-    init_sync : bool, default True
+    init_sync : bool
         Check that parameters are alike and copy the first rank's values.
     process_group : ProcessGroup, optional
     bucket_cap_mb : float, optional
         MiB at which a bucket is closed: 25, and 1 for the last bucket, which no computation hides (torch: the first).
     bucket_cap_mb_list : sequence of float, optional
         Of the first, second, ... bucket.
-    find_unused_parameters : bool, default False
-        Allow parameters without a gradient: ``grad`` stays None for those unused on all ranks, and is the average with
-        zeros for others.
-    static_graph : bool, default False
+    find_unused_parameters : bool
+        Allow parameters without a gradient: ``grad`` stays None if unused on all ranks; else absent ones are zeros.
+    static_graph : bool
         The unused parameters are those of the first iteration.
     mixed_precision
         Not offered: use `mpiddp.nn.MixedPrecision`.
     forward_sync_buffers : bool, optional
-        Copy the first rank's buffers before every forward that follows a reduced backward. Default True.
-    skip_all_reduce_unused_params : bool, default False
+        Copy the first rank's buffers before every forward that follows a reduced backward; default True.
+    skip_all_reduce_unused_params : bool
         With ``find_unused_parameters``: do not send buckets of unused parameters, which must be the same on all ranks,
         else ranks wait until the timeout. A rank without samples runs an empty batch.
 
@@ -123,7 +122,6 @@ class DistributedDataParallel(Wrapper, Module):
 
 
 def _check_arguments(module: Module, device_ids: Sequence[int] | None, mixed_precision: object) -> None:
-    """Refuse other modules, and torch's options that are not supported."""
     if not isinstance(module, Module):
         raise TypeError(f"DistributedDataParallel needs an mpiddp.nn.Module, got {type(module).__name__}")
     if device_ids is not None and len(device_ids) > 1:
@@ -138,7 +136,6 @@ def _check_arguments(module: Module, device_ids: Sequence[int] | None, mixed_pre
 def _wrapped_anew(
     module: Module, options: dict[str, Any], training: bool, order: list[int] | None
 ) -> DistributedDataParallel:
-    """Wrap a copy of a module like the original."""
     ddp = DistributedDataParallel(module, init_sync=False, **options)
     ddp.training = training
     if order is not None:
@@ -147,7 +144,7 @@ def _wrapped_anew(
 
 
 class _OutputHook(Function):
-    """The identity on an output, whose backward, the first of all, calls `Reducer.begin`."""
+    """The identity on an output; its backward, the first of all, calls `Reducer.begin`."""
 
     def forward(self, x: Array, reducer: Reducer) -> Array:
         self.reducer = reducer
@@ -159,11 +156,7 @@ class _OutputHook(Function):
 
 
 def hooked(output: Any, reducer: Reducer) -> Any:
-    """Return ``output`` with every tensor in it replaced by one whose backward calls ``reducer.begin``.
-
-    Tensors may be nested in dicts, lists, tuples and dataclasses; with other types the reducer begins with the first
-    gradient.
-    """
+    """Set the hook on tensors of a nested output; with other types the reducer begins with the first gradient."""
     if isinstance(output, Tensor):
         return _OutputHook.apply(output, reducer) if output.requires_grad else output
     found = children(output)
@@ -172,7 +165,7 @@ def hooked(output: Any, reducer: Reducer) -> Any:
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         record: Any = copy.copy(output)
         for field in dataclasses.fields(output):
-            # Object's own: a frozen one has no other.
+            # A frozen dataclass has no other setter.
             object.__setattr__(record, field.name, hooked(getattr(output, field.name), reducer))
         return record
     if output is not None:

@@ -1,6 +1,7 @@
 """Communication hooks, as torch's ``ddp_comm_hooks``: other ways to average a bucket than one all-reduce.
 
-A hook takes its state and a `GradBucket`, and returns a `Work` or a `Future` of the averaged gradients.
+A hook takes its state and a `GradBucket`, and returns a `Work` or a `Future` of the averaged gradients: an array, or a
+list of arrays.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from mpiddp.typing import Array
 from .buckets import GradBucket
 
 CommHook = Callable[[Any, GradBucket], Any]
-"""``hook(state, bucket)`` returns a `Work` or a `Future` of an array or list of arrays."""
 
 
 def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
@@ -54,19 +54,17 @@ def _kind(value: object) -> str:
 
 
 def group_of(process_group: GroupLike) -> ProcessGroup:
-    """Return a hook's group."""
     return member(process_group, "a communication hook") or default_group()
 
 
 def submitted(x: Array, group: ProcessGroup, op: ReduceOp = ReduceOp.SUM) -> Future:
-    """Return a future of ``x`` reduced over the group, in place."""
+    """Reduce ``x`` over the group in place."""
     work = all_reduce(x, op, group, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
 
 
 def completed(value: Array) -> Future:
-    """Return a future with a value."""
     future = Future()
     future.set_result(value)
     return future
@@ -75,8 +73,6 @@ def completed(value: Array) -> Future:
 def allreduce_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
     """Average a bucket by an all-reduce of its buffer over the number of ranks, with the bits of torch's hook.
 
-    Examples
-    --------
     >>> ddp.register_comm_hook(None, dist.allreduce_hook)  # doctest: +SKIP
     """
     group = group_of(process_group)
@@ -104,10 +100,9 @@ def _compress_hook(dtype: np.dtype[Any], process_group: GroupLike, bucket: GradB
 
 
 def fp16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
-    """Average a bucket in float16: half the bytes, 11 bits, values up to 65,504.
+    """Average a bucket in float16: half the bytes, 11 bits, values up to 65,504; pays on slow networks only.
 
-    Divided by the number of ranks, rounded, summed in float32, rounded once more. Pays on slow networks; on one node
-    conversion costs more than it saves.
+    Divided by the number of ranks, rounded, summed in float32, rounded once more.
     """
     return _compress_hook(np.dtype(np.float16), process_group, bucket)
 
@@ -134,8 +129,6 @@ def _wrapper(dtype_of: Any, hook: CommHook) -> CommHook:
 def fp16_compress_wrapper(hook: CommHook) -> CommHook:
     """Return a hook that passes a bucket in float16 to ``hook`` and converts the result back.
 
-    Examples
-    --------
     >>> state = dist.PowerSGDState(None, matrix_approximation_rank=2)  # doctest: +SKIP
     >>> ddp.register_comm_hook(state, dist.fp16_compress_wrapper(dist.powerSGD_hook))  # doctest: +SKIP
     """
@@ -143,5 +136,5 @@ def fp16_compress_wrapper(hook: CommHook) -> CommHook:
 
 
 def bf16_compress_wrapper(hook: CommHook) -> CommHook:
-    """Return a hook that passes a bucket in bfloat16 to ``hook`` and converts the result back; needs ``ml_dtypes``."""
+    """Return a hook as `fp16_compress_wrapper`'s for bfloat16; needs ``ml_dtypes``."""
     return _wrapper(bfloat16, hook)

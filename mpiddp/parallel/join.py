@@ -47,7 +47,7 @@ class Joinable(ABC):
 
     @abstractmethod
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook; ``kwargs`` are those of `Join`."""
+        """Return the hook of a rank without inputs; ``kwargs`` are those of `Join`."""
 
     @property
     @abstractmethod
@@ -64,9 +64,9 @@ class Join:
     ----------
     joinables : list of Joinable
         The objects that communicate in the loop, all in one group.
-    enable : bool, default True
+    enable : bool
         False: do nothing.
-    throw_on_early_termination : bool, default False
+    throw_on_early_termination : bool
         RuntimeError on all ranks when the first one has no more inputs.
     **kwargs
         Passed to each ``join_hook``.
@@ -127,12 +127,7 @@ class Join:
 
     @staticmethod
     def notify_join_context(joinable: Joinable) -> Work | None:
-        """Announce another iteration to the ranks that have joined.
-
-        Parameters
-        ----------
-        joinable : Joinable
-            The caller; of several in one context only the first one sends.
+        """Announce another iteration to the ranks that have joined; of several joinables only the first one sends.
 
         Returns
         -------
@@ -156,21 +151,16 @@ def _sum(mine: int, group: ProcessGroup) -> int:
 
 
 def _agree(group: ProcessGroup, reduces: bool, syncs: bool, active: bool) -> tuple[bool, bool, int]:
-    """Return if the ranks with inputs reduce, if they synchronise buffers, and the last of them."""
+    """Return whether the ranks with inputs reduce, whether they synchronise buffers, and the last of them."""
     told = np.array([reduces, syncs, group.rank() if active else -1], np.int64)
     all_reduce(told, ReduceOp.MAX, group)
     return bool(told[0]), bool(told[1]), int(told[2])
 
 
 def announce(model: Joinable, reduces: bool, syncs: bool) -> tuple[int, int | None]:
-    """Announce to the ranks that have joined the communication of this forward.
+    """Announce this forward's communication; return the buffers' source and the number of ranks with inputs.
 
-    Returns
-    -------
-    source : int
-        The rank whose buffers are broadcast.
-    active : int or None
-        Number of ranks with inputs; None if another joinable has asked for it.
+    The number is None if another joinable has asked for it.
     """
     work = Join.notify_join_context(model)
     _, _, source = _agree(model.join_process_group, reduces, syncs, active=True)
@@ -181,13 +171,7 @@ def announce(model: Joinable, reduces: bool, syncs: bool) -> tuple[int, int | No
 
 
 class DDPJoinHook(JoinHook):
-    """Contributes zeros to each iteration of the other ranks, and copies their model in the end.
-
-    Parameters
-    ----------
-    reducer, buffer_sync, state, group
-        The model's.
-    """
+    """Contributes zeros to each iteration of the other ranks, and copies their model in the end."""
 
     def __init__(self, reducer: Reducer, buffer_sync: BufferSync, state: ModuleState, group: ProcessGroup) -> None:
         self._reducer, self._buffer_sync, self._state, self._group = reducer, buffer_sync, state, group

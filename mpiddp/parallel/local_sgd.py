@@ -27,7 +27,6 @@ Parameters = Iterable[Parameter] | Iterable[dict[str, Any]]
 
 
 def parameters_of(params: Parameters) -> list[Parameter]:
-    """Return parameters from a list of them, or of an optimizer's groups."""
     found: list[Parameter] = []
     for each in params:
         found += each["params"] if isinstance(each, dict) else [each]
@@ -56,13 +55,7 @@ def _check(name: str, value: int, least: int) -> int:
 
 
 class ModelAverager(ABC):
-    """Combines the ranks' models in some of the steps.
-
-    Attributes
-    ----------
-    step : int
-        Calls so far.
-    """
+    """Combines the ranks' models in some of the steps; ``step`` counts the calls."""
 
     def __init__(self, process_group: GroupLike = None) -> None:
         self.process_group = member(process_group, type(self).__name__) or default_group()
@@ -70,7 +63,7 @@ class ModelAverager(ABC):
 
     @abstractmethod
     def average_parameters(self, params: Parameters) -> None:
-        """Count a step and average if it is due; ``params`` may be an optimizer's groups."""
+        """Count a step and combine if it is due; ``params`` may be an optimizer's groups."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps, and an outer optimizer's state."""
@@ -82,14 +75,11 @@ class ModelAverager(ABC):
 
 
 class PeriodicModelAverager(ModelAverager):
-    """Averages the parameters in every ``period``-th step after a warm-up, as torch's.
+    """Averages the parameters in every ``period``-th step after ``warmup_steps``, as torch's.
 
     Parameters
     ----------
-    period : int
-        Steps from one averaging to the next.
-    warmup_steps : int, default 0
-        Steps before the first averaging.
+    period, warmup_steps : int
     process_group : ProcessGroup, optional
     """
 
@@ -106,7 +96,6 @@ class PeriodicModelAverager(ModelAverager):
             )
 
     def average_parameters(self, params: Parameters) -> None:
-        """Average if it is due, and count the step."""
         if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0:
             average_parameters(parameters_of(params), self.process_group)
         self.step += 1
@@ -120,7 +109,7 @@ class HierarchicalModelAverager(ModelAverager):
     period_group_size_dict : dict of int to int
         Group sizes by period, both ascending, each size a divisor of the last, which is that of the whole group. Of
         periods due together the largest group averages.
-    warmup_steps : int, default 0
+    warmup_steps : int
         Steps before the first averaging.
     process_group : ProcessGroup, optional
         Making its small groups is collective over all ranks.
@@ -161,7 +150,6 @@ class HierarchicalModelAverager(ModelAverager):
         }
 
     def average_parameters(self, params: Parameters) -> None:
-        """Average in the largest group that is due, and count the step."""
         due = [group for period, group in self.period_process_group_dict.items() if self.step % period == 0]
         if self.step >= self.warmup_steps and due:
             average_parameters(parameters_of(params), due[-1])
@@ -178,22 +166,17 @@ class DiLoCo(ModelAverager):
     Parameters
     ----------
     params : iterable of Parameter or of dict
-        Their values become those of the first rank; collective.
+        They get the values of the first rank; collective.
     period : int
         H.
-    fragments : int, default 1
+    fragments : int
         Parts of the model, ``period / fragments`` steps apart, each once a period (Streaming DiLoCo); at most
         ``period``, and the number of parameters.
-    lr, momentum : float, default 0.7 and 0.9
-        ``lr=1, momentum=0`` averages parameters.
-    warmup_steps : int, default 0
+    lr, momentum : float
+        Of the outer SGD, ``outer_optimizer``; ``lr=1, momentum=0`` averages parameters.
+    warmup_steps : int
         Steps with averaged gradients before the first period; parameters must be equal at their end.
     process_group : ProcessGroup, optional
-
-    Attributes
-    ----------
-    outer_optimizer : SGD
-        Its ``param_groups`` may be changed, on all ranks alike.
 
     References
     ----------
@@ -271,7 +254,7 @@ class DiLoCo(ModelAverager):
 
 
 class _Fragment:
-    """Parameters that are synchronised together; the global ones are flat arrays, one for each dtype."""
+    """Parameters synchronised together; the global ones are flat arrays, one a dtype."""
 
     def __init__(self, parameters: list[Parameter]) -> None:
         self._parameters = parameters
@@ -294,7 +277,7 @@ class _Fragment:
 
 
 def _split(parameters: list[Parameter], count: int) -> list[list[Parameter]]:
-    """Cut parameters into ``count`` runs of about equal size, none of them empty."""
+    """Cut parameters into ``count`` non-empty runs of about equal size."""
     runs: list[list[Parameter]] = [[]]
     total, done = sum(parameter.data.nbytes for parameter in parameters), 0
     for index, parameter in enumerate(parameters):
@@ -317,8 +300,8 @@ class PostLocalSGDState:
     subgroup : ProcessGroup, optional
         Averages them later; by default the ranks of this node, a group made collectively by all ranks.
     start_localSGD_iter : int
-        The first iteration of the subgroup.
-    post_local_gradient_allreduce : bool, default True
+        The first iteration of the subgroup; ``warmup_steps`` of the model averager.
+    post_local_gradient_allreduce : bool
         False: no averages from then on.
 
     References
@@ -338,14 +321,10 @@ class PostLocalSGDState:
         self.start_localSGD_iter = start_localSGD_iter
         self.post_local_gradient_allreduce = post_local_gradient_allreduce
         self.iter = 0
-        """Iterations so far."""
 
 
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
-    """Average a bucket over all ranks, from ``start_localSGD_iter`` on over the subgroup.
-
-    The model averager's ``warmup_steps`` is the same number.
-    """
+    """Average a bucket over all ranks, from ``start_localSGD_iter`` on over the subgroup."""
     local = state.iter >= state.start_localSGD_iter
     if bucket.is_last():
         state.iter += 1
@@ -357,14 +336,7 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future: 
 
 
 class PostLocalSGDOptimizer:
-    """An optimizer whose steps end with those of a model averager, as torch's.
-
-    Parameters
-    ----------
-    optim : Optimizer
-        Of this rank.
-    averager : ModelAverager
-    """
+    """An optimizer whose steps end with those of a model averager, as torch's."""
 
     def __init__(self, optim: Optimizer, averager: ModelAverager) -> None:
         self.optim, self.averager = optim, averager

@@ -1,7 +1,4 @@
-"""Data parallelism in its plainest form: after backward, one all-reduce for each parameter.
-
-`DistributedDataParallel` does the same in fewer messages, during backward; its tests compare with this.
-"""
+"""Data parallelism in its plainest form, one all-reduce a parameter after backward: tests of DDP compare with it."""
 
 from __future__ import annotations
 
@@ -15,24 +12,11 @@ from mpiddp.distributed.groups import GroupLike
 from mpiddp.nn import Module
 
 current_weight: ContextVar[float | None] = ContextVar("current_weight", default=None)
-"""Weight of this rank's gradients, for layers that mix ranks' gradients in backward; None: 1 / ranks."""
+"""For layers that mix ranks' gradients in backward; None: 1 / ranks."""
 
 
 def rank_weight(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:
-    """Return this rank's share of the samples of all ranks.
-
-    Parameters
-    ----------
-    n_samples : float
-        Samples of this rank's mean loss.
-    total : float, optional
-        Samples of all ranks; by default found by an all-reduce of 8 bytes.
-
-    Raises
-    ------
-    ValueError
-        ``total`` is 0, or ``n_samples`` not between 0 and ``total``.
-    """
+    """Return this rank's share of ``total`` samples, by default found by an all-reduce of 8 bytes."""
     if total is None:
         counted = np.array([n_samples], dtype=np.float64)
         all_reduce(counted, group=group)
@@ -52,12 +36,11 @@ def average_gradients(
     Parameters
     ----------
     model : Module
-        The same parameters on all ranks.
     weight : float, optional
         Samples of this rank's mean loss, to average over samples; by default over ranks.
     group : ProcessGroup, optional
     total : float, optional
-        As in `rank_weight`.
+        Samples of all ranks; by default found by an all-reduce of 8 bytes.
 
     References
     ----------
@@ -71,5 +54,5 @@ def average_gradients(
         if parameter.grad is None:
             parameter.grad = array_namespace(parameter.data).zeros_like(parameter.data)
         if factor == 0:
-            parameter.grad[...] = 0  # the mean over no samples is NaN, and so is 0 times it
+            parameter.grad[...] = 0  # NaN, the mean over no samples, times 0 is NaN
         all_reduce(parameter.grad, ReduceOp.PREMUL_SUM(factor), group)

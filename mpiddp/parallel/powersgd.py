@@ -34,23 +34,23 @@ class PowerSGDState:
     Parameters
     ----------
     process_group : ProcessGroup, optional
-    matrix_approximation_rank : int, default 1
+    matrix_approximation_rank : int
         Begin with 1 or 2 and double it until the accuracy is right.
-    start_powerSGD_iter : int, default 1000
+    start_powerSGD_iter : int
         Iterations before compression: early gradients hardly have a low rank. More than 1 with feedback or warm start,
         until the buckets have their final order.
-    min_compression_rate : float, default 2
+    min_compression_rate : float
         Matrices that shrink by less are sent uncompressed.
-    use_error_feedback : bool, default True
+    use_error_feedback : bool
         Add the error of an approximation to the next gradient; keeps a copy of the gradients.
-    warm_start : bool, default True
+    warm_start : bool
         Begin with the last Q: a power iteration over steps.
-    orthogonalization_epsilon : float, default 0
+    orthogonalization_epsilon : float
         0: orthonormal by QR; else by Gram-Schmidt with this added to the norms, as in torch.
-    random_seed : int, default 0
+    random_seed : int
         Of the first Q, equal on all ranks.
     compression_stats_logging_frequency, batch_tensors_with_same_shape
-        Accepted for compatibility; see `compression_stats`.
+        For compatibility; see `compression_stats`.
 
     References
     ----------
@@ -85,11 +85,10 @@ class PowerSGDState:
         self.orthogonalization_epsilon = orthogonalization_epsilon
         self.rng = np.random.default_rng(random_seed)
         self.iter = 0
-        """Iterations so far."""
         self.error_dict: dict[int, Array] = {}
-        """Error of the last approximation of each bucket."""
+        """By bucket: the error of its last approximation."""
         self.q_memory_dict: dict[int, list[Array]] = {}
-        """The last Q of each bucket's matrices."""
+        """By bucket: the last Q of its matrices."""
         self.total_numel_before_compression = 0
         self.total_numel_after_compression = 0
 
@@ -170,7 +169,6 @@ def _submit(
     others: list[Array],
     square: Array | None = None,
 ) -> Future:
-    """Submit both rounds for a bucket of ``matrices`` and ``others``, or in ``square``."""
     group = state.process_group
     work = dispatch(group, _ROUNDS, (state, bucket, matrices, others, square), (bucket.buffer(),), async_op=True)
     assert work is not None, "it is asynchronous"
@@ -253,7 +251,7 @@ def _first_factors(state: PowerSGDState, index: int, matrices: Sequence[Array]) 
 
 
 def _orthonormal(x: Array, epsilon: float) -> Array:
-    """Return an orthonormal basis of the columns of ``x``, completed where they depend."""
+    """Return an orthonormal basis of the columns, completed where they depend."""
     xp = array_namespace(x)
     wide: Any = x if x.dtype.itemsize > 2 else x.astype(np.float32)
     if epsilon == 0:

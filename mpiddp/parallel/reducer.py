@@ -33,23 +33,10 @@ _UNUSED = (
 
 
 class Reducer:
-    """Averages gradients over a group, bucket by bucket.
+    """Averages gradients over a group; options as of `DistributedDataParallel`.
 
-    Parameters
-    ----------
-    named_parameters : sequence of (str, Parameter)
-        In the order of registration; the same on all ranks.
-    group : ProcessGroup
-    caps_bytes : sequence of int, optional
-        See `mpiddp.parallel.buckets.assign_to_buckets`.
-    find_unused : bool
-        Parameters may get no gradient, different ones on different ranks.
-    static_graph : bool
-        The unused parameters are those of the first backward.
-    skip_unused : bool
-        With ``find_unused``: they are the same on all ranks; buckets of only such are not sent.
-    queue_callback : callable
-        The autograd's: calls its argument at the end of the running backward.
+    ``named_parameters`` are in the order of registration, the same on all ranks; ``skip_unused`` needs ``find_unused``;
+    ``queue_callback(f)`` calls ``f`` at the end of the running backward.
     """
 
     def __init__(
@@ -72,12 +59,12 @@ class Reducer:
         self._hook: CommHook | None = None
         self._hook_state: Any = None
         self.weight: float | None = None
-        """This rank's share of the samples; None: 1 / ranks."""
+        """Share of the samples; None: 1 / ranks."""
         self.divisor: int | None = None
-        """The divisor of sums; None: all ranks."""
+        """None: all ranks."""
         self.timer = StepTimer()
         self.backwards = 0
-        """Reduced backward passes."""
+        """Reduced ones only."""
         self._running = False
         self._expected = False
         self._unused_bytes = 0
@@ -85,7 +72,7 @@ class Reducer:
         self._next_bucket = 0
         self._pending: list[tuple[GradBucket, Work | Future]] = []
         self._used_somewhere: Array | None = None
-        # One object: it is part of the key of cached plans.
+        # One object: part of the key of cached plans.
         self._average = ReduceOp.PREMUL_SUM(1 / group.size())
         self.buckets = Buckets(self._parameters, group, caps_bytes)
         self._handles: list[Handle] = [
@@ -94,7 +81,6 @@ class Reducer:
         ]
 
     def logging_data(self) -> dict[str, Any]:
-        """Return buckets, options and times under torch's names."""
         data = self.buckets.logging_data() | {
             "iteration": self.backwards,
             "num_buckets_reduced": self._next_bucket,
@@ -107,16 +93,8 @@ class Reducer:
             data["comm_hook"] = getattr(self._hook, "__name__", type(self._hook).__name__)
         return data | self.timer.summary_ns()
 
-    # -- hooks -----------------------------------------------------------------------------------------------------
-
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
-        """Reduce the buckets by ``hook(state, bucket)``.
-
-        Raises
-        ------
-        RuntimeError
-            One is registered already, or a backward has been reduced.
-        """
+        """Raise RuntimeError after another hook or a reduced backward."""
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
         if self._hook is not None:
@@ -126,20 +104,16 @@ class Reducer:
         self._hook, self._hook_state = hook, state
 
     def detach(self) -> None:
-        """Remove the hooks: backward is local again."""
         for handle in self._handles:
             handle.remove()
         for parameter in self._parameters:
             parameter.grad_slot = None
-
-    # -- one backward ----------------------------------------------------------------------------------------------
 
     def expect_backward(self, expected: bool = True) -> None:
         """Begin with the next gradient, unless an output's hook calls `begin` before."""
         self._expected = expected
 
     def begin(self) -> None:
-        """Begin to reduce the gradients of the running backward."""
         if not self._running:
             self._reset()
             self._running = True
@@ -185,7 +159,6 @@ class Reducer:
         poll()
 
     def _move_to_slot(self, index: int, parameter: ParameterLike, slot: Array) -> None:
-        """Copy a gradient that the program has put elsewhere into its slot."""
         if slot.dtype != parameter.data.dtype:
             raise RuntimeError(
                 f"{self._names[index]} was {slot.dtype} when DistributedDataParallel wrapped the model and is"
@@ -196,7 +169,7 @@ class Reducer:
             parameter.grad = slot
 
     def _send_complete(self, unused: Sequence[int] = ()) -> None:
-        """Submit the complete buckets that are next in order, except those with ``unused`` parameters only."""
+        """Submit the complete buckets that are next in order, except those of ``unused`` parameters only."""
         needless = {id(self._parameters[index]) for index in unused}
         while self._next_bucket < len(self.buckets) and self.buckets[self._next_bucket].pending == 0:
             bucket = self.buckets[self._next_bucket]
@@ -215,7 +188,7 @@ class Reducer:
         buffer, size = bucket.buffer(), self._group.size()
         weight = 1 / (self.divisor or size) if self.weight is None else self.weight
         if weight == 0:
-            buffer[...] = 0  # the mean over no samples is NaN, and so is 0 times it
+            buffer[...] = 0  # NaN, the mean over no samples, times 0 is NaN
         if self._hook is None:
             if self._average.factor != weight:
                 self._average = ReduceOp.PREMUL_SUM(weight)
@@ -225,13 +198,7 @@ class Reducer:
         return call(self._hook, self._hook_state, bucket)
 
     def shadow_backward(self) -> None:
-        """Take part in a backward of the other ranks with gradients of zero, and receive its result.
-
-        Raises
-        ------
-        RuntimeError
-            With ``skip_unused``: only a backward tells which buckets are sent.
-        """
+        """Take part in the other ranks' backward with zero gradients; RuntimeError with ``skip_unused``."""
         if self._skip_unused:
             raise RuntimeError(
                 "skip_all_reduce_unused_params: a rank without samples does not know which buckets the others send."
@@ -303,7 +270,6 @@ class Reducer:
 
 
 def _trace(timeline: Timeline, bucket: GradBucket, began_ns: int, outcome: Work | Future) -> None:
-    """Add a bucket's span to the timeline when its communication ends."""
     future = outcome.get_future() if isinstance(outcome, Work) else outcome
     lane, size = f"bucket {bucket.index()}", f"{bucket.buffer().nbytes} bytes"
     future.then(lambda _: timeline.add(lane, size, began_ns, perf_counter_ns()))

@@ -1,4 +1,4 @@
-"""Replicas: parameters and buffers that are checked to be, and made, the same on every rank."""
+"""Parameters and buffers that are checked to be, and made, the same on every rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BufferHook = Callable[[Any, dict[str, Array]], Any]
 
 
 def check_same_parameters(named_parameters: Sequence[tuple[str, ParameterLike]], group: ProcessGroup) -> None:
-    """Raise RuntimeError on every rank, with the first difference, if names, shapes or dtypes differ between ranks."""
+    """Raise RuntimeError on every rank, with the first difference, if names, shapes or dtypes differ."""
     mine = [(name, parameter.shape, str(parameter.dtype)) for name, parameter in named_parameters]
     fingerprints: list[int] = [0] * group.size()
     all_gather_object(fingerprints, zlib.crc32(repr(mine).encode()), group)
@@ -48,14 +48,14 @@ def _describe(parameter: tuple[str, tuple[int, ...], str]) -> str:
 
 
 def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int = 0) -> None:
-    """Copy the arrays of ``source``, a rank of the group, to all ranks, in one message for host and GPU each."""
+    """Copy the arrays of ``source``, a rank of the group, to all, in one message for host and GPU each."""
     for xp in dict.fromkeys(map(array_namespace, arrays)):
         together = [x for x in arrays if array_namespace(x) is xp]
         packed = xp.concatenate([xp.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in together])
         broadcast(packed, group=group, group_src=source)
         start = 0
         for x in together:
-            # The copy is aligned for the dtype, as a device's kernels need.
+            # Aligned for the dtype, as a device's kernels need.
             x[...] = packed[start : start + x.nbytes].copy().view(x.dtype).reshape(x.shape)
             start += x.nbytes
 
@@ -76,14 +76,7 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
 
 
 class ModuleState:
-    """A module's parameters and buffers, looked up each time, because they may be replaced.
-
-    Parameters
-    ----------
-    module : Module
-    ignored : iterable of str, optional
-        Names to exclude; by default those of ``set_params_and_buffers_to_ignore_for_model``.
-    """
+    """A module's parameters and buffers but the ``ignored`` names, looked up each time: they may be replaced."""
 
     def __init__(self, module: Any, ignored: Iterable[str] | None = None) -> None:
         if ignored is None:
@@ -99,16 +92,13 @@ class ModuleState:
         return found
 
     def parameters(self) -> list[tuple[str, ParameterLike]]:
-        """Return the parameters and their names."""
         named = self._module.named_parameters()
         return [(name, self._parameter(name, each)) for name, each in named if name not in self._ignored]
 
     def buffers(self) -> dict[str, Array]:
-        """Return the buffers by their names."""
         return {name: self._buffer(each) for name, each in self._module.named_buffers() if name not in self._ignored}
 
     def arrays(self) -> list[Array]:
-        """Return the arrays of the parameters, then the buffers."""
         return [parameter.data for _, parameter in self.parameters()] + list(self.buffers().values())
 
 
@@ -120,7 +110,7 @@ class BufferCommHookLocation(Enum):
 
 
 class BufferSync:
-    """Makes a module's buffers the same on all ranks of ``group``."""
+    """Makes a module's buffers the same on all ranks of ``group``; sources are ranks of it."""
 
     def __init__(self, state: ModuleState, group: ProcessGroup) -> None:
         self._state, self._group = state, group
@@ -129,11 +119,10 @@ class BufferSync:
 
     @property
     def has_hook(self) -> bool:
-        """True if a hook replaces the broadcast."""
         return self._hook is not None
 
     def register_hook(self, state: object, hook: BufferHook, location: BufferCommHookLocation) -> None:
-        """Synchronise by ``hook(state, named_buffers)`` from now on."""
+        """Replace the broadcast by ``hook(state, named_buffers)``."""
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
         self._hook = state, hook, location
@@ -143,12 +132,10 @@ class BufferSync:
         return backwards != self._backwards
 
     def broadcast(self, source: int, backwards: int) -> None:
-        """Make the buffers those of ``source``, a rank of the group."""
         broadcast_arrays(list(self._state.buffers().values()), self._group, source)
         self._backwards = backwards
 
     def sync(self, source: int, backwards: int, now: BufferCommHookLocation) -> None:
-        """Broadcast from ``source`` before forward, or run the hook at its location."""
         if self._hook is None:
             if now is BufferCommHookLocation.PRE_FORWARD:
                 self.broadcast(source, backwards)

@@ -20,22 +20,8 @@ from .naive import current_weight
 
 
 def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Array]:
-    """Merge statistics of parts, in their order.
+    """Merge counts (parts,), means and sums of squared deviations (parts, C), in order; a count may be 0.
 
-    Parameters
-    ----------
-    counts : array
-        Shape (parts,): values a channel; may be 0.
-    means, squares : array
-        Shape (parts, C): means, and sums of squared deviations from them.
-
-    Returns
-    -------
-    tuple of (int, array, array)
-        The same of all values: count, (C,) and (C,).
-
-    References
-    ----------
     T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
     COMPSTAT 1982.
     """
@@ -51,7 +37,7 @@ def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Arr
 
 
 class _NormalizeAcrossRanks(Normalization):
-    """Normalisation over all axes but the second, and over the batches of all ranks."""
+    """Normalisation over all axes but the second, and all ranks' batches."""
 
     def forward(
         self, x: Array, weight: Array | None, bias: Array | None, eps: float, group: ProcessGroup, statistics: list[Any]
@@ -138,7 +124,6 @@ class SyncBatchNorm(BatchNorm):
         self.process_group = process_group
 
     def forward(self, input: Any) -> Tensor:
-        """Return the normalised input."""
         if input.ndim < 2:
             raise ValueError(f"expected at least 2D input (got {input.ndim}D input)")
         if input.shape[1] == 0:
@@ -146,7 +131,6 @@ class SyncBatchNorm(BatchNorm):
         return super().forward(input)
 
     def normalize(self, input: Any, training: bool, momentum: float) -> Tensor:
-        """Normalise with the statistics of all ranks' batches, and update the running ones."""
         group = self._group()
         if not (training and self.training) or group is None or group.size() == 1:
             return super().normalize(input, training, momentum)
@@ -165,13 +149,13 @@ class SyncBatchNorm(BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, process_group: GroupLike = None) -> Module:
-        """Return ``module`` with every batch normalisation in it replaced by a synchronised one.
+        """Return ``module`` with every batch normalisation in it replaced, in place, by a synchronised one.
+
+        Parameters and statistics stay the same objects. Convert before `DistributedDataParallel` wraps.
 
         Parameters
         ----------
         module : Module
-            Changed in place, or replaced if it is a batch normalisation; parameters and statistics stay the same
-            objects. Convert before `DistributedDataParallel` wraps.
         process_group : ProcessGroup, optional
         """
         if isinstance(module, BatchNorm) and not isinstance(module, SyncBatchNorm):

@@ -30,8 +30,6 @@ LANES = ("forward", "backward", "wait", "optimizer")
 
 
 class Span(NamedTuple):
-    """An interval, in nanoseconds of a clock."""
-
     lane: str
     name: str
     begin_ns: int
@@ -39,14 +37,14 @@ class Span(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """A time of this rank's clock and its offset from the first rank's, in nanoseconds."""
+    """A time of this rank's clock and its offset from the first rank's."""
 
     at_ns: int
     ahead_ns: float
 
 
 def compare_clocks(group: ProcessGroup) -> Clock:
-    """Measure the offset of this rank's clock from the first rank's, within half an exchange of 8 bytes; collective."""
+    """Measure the offset from the first rank's clock within half an exchange of 8 bytes; collective."""
     rank, message = group.rank(), np.zeros(1, np.int64)
     mine = Clock(perf_counter_ns(), 0.0)
     for peer in range(1, group.size()):
@@ -117,7 +115,6 @@ class Timeline:
         vars(optimizer)["step"] = noted
 
     def _aligned(self) -> list[Span]:
-        """Return the spans by the first rank's clock."""
         first, last = self._began, compare_clocks(self.group)
         drift = (last.ahead_ns - first.ahead_ns) / max(last.at_ns - first.at_ns, 1)
 
@@ -141,7 +138,7 @@ class Timeline:
 
 
 def events(everybody: list[list[Span]]) -> list[dict[str, Any]]:
-    """Return spans as events of Chrome's trace format: a process for each rank, a thread for each lane."""
+    """Convert spans to Chrome's trace format: a process for each rank, a thread for each lane."""
     start = min((span.begin_ns for spans in everybody for span in spans), default=0)
     found: list[dict[str, Any]] = []
     for rank, spans in enumerate(everybody):
@@ -160,7 +157,6 @@ def _mean_ms(spans: list[Span], lane: str) -> float:
 
 
 def covered_ns(spans: list[Span]) -> int:
-    """Return the length of the union of the spans."""
     total, reached = 0, 0
     for _, _, begin, end in sorted(spans, key=lambda span: span.begin_ns):
         total += max(end - max(begin, reached), 0)
@@ -195,10 +191,7 @@ _asked_for: Timeline | None = None
 
 
 def timeline_of_environment(group: ProcessGroup) -> Timeline | None:
-    """Return the process's timeline of ``MPIDDP_TIMELINE``, or None.
-
-    Written, with a summary to standard error, when its group is destroyed or the program ends.
-    """
+    """Return the process's timeline of ``MPIDDP_TIMELINE``: written when its group is destroyed or the program ends."""
     global _asked_for
     path = settings.timeline()
     if path is None:
@@ -212,10 +205,7 @@ def timeline_of_environment(group: ProcessGroup) -> Timeline | None:
 
 
 class _WriteAtEnd(Resource):
-    """Writes the timeline of ``MPIDDP_TIMELINE`` before its group ends."""
-
     def close(self) -> None:
-        """Write it; all ranks of the group call."""
         global _asked_for
         if _asked_for is not None:
             timeline, _asked_for = _asked_for, None
@@ -237,7 +227,6 @@ class StepTimer:
 
     def __init__(self) -> None:
         self.timeline: Timeline | None = None
-        """Gets the spans, if any."""
         self._forward = self._backward = self._communication = self._wait = self._end = 0
         self._has_forward = False
         self._sums = {
@@ -249,19 +238,16 @@ class StepTimer:
         self._last = dict(self._sums)
         self._iterations = 0
         self.exposed_ns = 0
-        """Waits for communication at the ends of backward passes, in all."""
+        """Waits for communication at the ends of backward passes."""
 
     def begin_forward(self) -> None:
-        """Note that forward begins."""
         self._forward, self._has_forward = perf_counter_ns(), True
 
     def end_forward(self) -> None:
-        """Note that forward ends."""
         if self.timeline is not None:
             self.timeline.add("forward", "forward", self._forward, perf_counter_ns())
 
     def begin_backward(self) -> None:
-        """Note that backward begins."""
         self._backward = perf_counter_ns()
         self._communication = 0
 

@@ -41,8 +41,7 @@ class Wrapper(Joinable):
 
     @staticmethod
     @abstractmethod
-    def _is_grad_enabled() -> bool:
-        """Return True if autograd records."""
+    def _is_grad_enabled() -> bool: ...
 
     @staticmethod
     @abstractmethod
@@ -51,7 +50,7 @@ class Wrapper(Joinable):
 
     @abstractmethod
     def _register_output_hook(self, output: Any) -> Any:
-        """Return ``output`` with a hook that calls ``self._reducer.begin`` when its backward begins."""
+        """Set a hook on ``output`` that calls ``self._reducer.begin`` when its backward begins."""
 
     def _replicate(
         self,
@@ -66,7 +65,6 @@ class Wrapper(Joinable):
         forward_sync_buffers: bool | None,
         skip_all_reduce_unused_params: bool,
     ) -> None:
-        """Make the module the same on all ranks, and lay its gradients out in buckets."""
         group = member(process_group, "DistributedDataParallel")
         if group is None:
             raise ValueError("DistributedDataParallel: this rank is not a member of process_group")
@@ -140,7 +138,6 @@ class Wrapper(Joinable):
             self._sync_buffers(0, BufferCommHookLocation.POST_FORWARD)
 
     def _will_sync_buffers(self) -> bool:
-        """Return True in training, after a reduced backward."""
         return (
             self.training
             and self._reduce
@@ -207,7 +204,6 @@ class Wrapper(Joinable):
         Parameters
         ----------
         state : object
-            Passed to the hook.
         hook : callable
             Writes to a dict of the buffers by name; returns None or a list of `Work` or `Future` to wait for.
         comm_hook_location : BufferCommHookLocation
@@ -228,7 +224,7 @@ class Wrapper(Joinable):
 
         Parameters
         ----------
-        divide_by_initial_world_size : bool, default True
+        divide_by_initial_world_size : bool
             False: divide by the number of ranks with inputs.
         enable, throw_on_early_termination : bool
             As in `Join`.
@@ -253,15 +249,11 @@ class Wrapper(Joinable):
 
     @property
     def join_process_group(self) -> ProcessGroup:
-        """The ranks that hold the model."""
         return self.process_group
 
     @staticmethod
     def set_params_and_buffers_to_ignore_for_model(module: Any, params_and_buffers_to_ignore: Iterable[str]) -> None:
-        """Exclude parameters and buffers, by name, from synchronisation and reduction, before the model is wrapped.
-
-        torch calls it ``_set_params_and_buffers_to_ignore_for_model``.
-        """
+        """Exclude names from synchronisation and reduction, before wrapping; torch prefixes an underscore."""
         module._ddp_params_and_buffers_to_ignore = frozenset(params_and_buffers_to_ignore)
 
     def logging_data(self) -> dict[str, Any]:
@@ -295,7 +287,7 @@ class Wrapper(Joinable):
         self._reducer.detach()
 
     def check_replicas(self) -> None:
-        """Check that all ranks hold the same bits; `MismatchError` on every rank names the rank and the parameter."""
+        """Raise `MismatchError` on every rank, with rank and parameter, unless all ranks hold the same bits."""
         named = self._state_type(self.module, ()).parameters()
         check_equal_values([(name, parameter.data) for name, parameter in named], self.process_group)
 
@@ -310,7 +302,7 @@ class Wrapper(Joinable):
 
     @property
     def exposed_s(self) -> float:
-        """Seconds that backward passes have waited for communication at their ends, in all."""
+        """Seconds that backward passes have waited for communication at their ends."""
         return self._reducer.timer.exposed_ns * 1e-9
 
     def bucket_sizes_bytes(self) -> list[int]:

@@ -22,18 +22,16 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     """An optimizer whose state is sharded over the ranks, as torch's.
 
     Each parameter belongs to one rank, the largest first to the rank with the fewest elements. A step updates this
-    rank's parameters, then sends all, one message for each rank and dtype; gradients must be averaged before. Memory of
-    the state and time of the arithmetic: 1/N.
+    rank's parameters, then sends all, one message for each rank and dtype; gradients must be averaged before.
 
     Parameters
     ----------
     params : iterable of Parameter or of dict
-        The same on all ranks.
     optimizer_class : type of Optimizer
         Updates each shard.
     process_group : ProcessGroup, optional
     parameters_as_bucket_view : bool
-        Accepted for compatibility.
+        For compatibility.
     **defaults
         Options of ``optimizer_class``.
 
@@ -54,7 +52,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         parameters_as_bucket_view: bool = False,
         **defaults: Any,
     ) -> None:
-        # For its defaults; it has no state before the first step.
+        # For its defaults; without a step it has no state.
         whole = optimizer_class(params, **defaults)
         self.process_group = member(process_group, "ZeroRedundancyOptimizer") or default_group()
         self._loads = np.zeros(self.process_group.size(), np.int64)
@@ -115,10 +113,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         assert self.optim is not None
         self.optim._update(run, group)
 
-    # -- state -----------------------------------------------------------------------------------------------------
-
     def _global_numbers(self) -> list[int]:
-        """Return the whole optimizer's numbers of the parameters of this rank's."""
         assert self.optim is not None
         numbers = self._numbers()
         return [numbers[id(p)] for group in self.optim.param_groups for p in group["params"]]
@@ -168,15 +163,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         local.load_state_dict({"state": state, "param_groups": local.state_dict()["param_groups"]})
         self._consolidated = None
 
-    # -- uneven inputs ---------------------------------------------------------------------------------------------
-
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook of a rank without inputs, which takes part in each step."""
         return _Steps(self)
 
     @property
     def join_process_group(self) -> ProcessGroup:
-        """The ranks that share the state."""
         return self.process_group
 
 
@@ -185,5 +176,4 @@ class _Steps(JoinHook):
         self._optimizer = optimizer
 
     def main_hook(self) -> None:
-        """Step with the averaged gradients."""
         self._optimizer.step()
