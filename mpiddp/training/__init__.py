@@ -48,7 +48,6 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name on first use."""
     if name in ("info", "run"):
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
@@ -57,5 +56,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return every public name."""
     return __all__

@@ -41,7 +41,7 @@ from .trainer import Callback, Trainer
 from .user_code import call
 
 TEST_BATCH = 256
-"""Samples a batch, on each rank, in evaluations."""
+"""A rank."""
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 
@@ -76,7 +76,7 @@ def _called(name: str) -> nn.Module:
 
 
 def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
-    """Return the model with averaged gradients, and the state of its communication hook."""
+    """Return the model with averaged gradients, and its communication hook's memory."""
     module = build_module(config)
     if config.average == "naive":
         return NaiveAveraging(module), None
@@ -104,7 +104,6 @@ def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
 
 
 def _bfloat16(option: str) -> np.dtype[Any]:
-    """Return the dtype; `UsageError` without ml_dtypes."""
     try:
         return bfloat16()
     except TypeError as error:
@@ -124,7 +123,6 @@ def build_loss(config: Config, module: nn.Module) -> Callable[[Any, Array], Tens
 
 
 def group_options(config: Config) -> dict[str, Any]:
-    """Return the options of the optimizer's parameter groups."""
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
         return options | {"momentum": config.momentum}
@@ -132,7 +130,6 @@ def group_options(config: Config) -> dict[str, Any]:
 
 
 def build_optimizer(config: Config, module: nn.Module) -> Optimizer:
-    """Return the optimizer of a model's parameters."""
     kind, options = OPTIMIZERS[config.optimizer], group_options(config)
     if config.zero:
         return ZeroRedundancyOptimizer(module.parameters(), kind, **options)
@@ -140,7 +137,7 @@ def build_optimizer(config: Config, module: nn.Module) -> Optimizer:
 
 
 def build_scheduler(config: Config, optimizer: Optimizer, steps_an_epoch: int) -> LRScheduler | None:
-    """Return the schedule of the learning rate, in steps; None if it is constant."""
+    """Return the schedule in steps, None if constant."""
     parts: list[LRScheduler] = []
     warmup = config.warmup_steps
     if warmup:
@@ -164,7 +161,6 @@ def build_trainer(
     callbacks: Mapping[str, Sequence[Callback]] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Trainer:
-    """Return a configuration's trainer; every rank calls it."""
     train, test = data
     sampler = GlobalBatchSampler(train, config.batch_size, seed=config.seed)
     test_sampler = DistributedSampler(test, shuffle=False, mode="exact")
@@ -210,7 +206,7 @@ def _forget(memory: PowerSGDState) -> None:
 
 
 def gpu_fault(wanted: str) -> str | None:
-    """Return why this rank's arrays cannot live on a GPU, or None; ``wanted`` is the option ``--device``.
+    """Return why this rank's arrays cannot live on a GPU, or None for ``--device`` ``wanted``.
 
     Called before `init_process_group`: it imports CuPy, and the rank gets its GPU before MPI starts.
     """

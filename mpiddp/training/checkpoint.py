@@ -41,7 +41,7 @@ FORMAT = 2
 _STEP = re.compile(r"step-(\d+)")
 _SHARD = re.compile(r"rank-(\d+)\.safetensors")
 _VISIBLE_S = 60.0
-"""Time in which rank 0 has to see another rank's shard: network file systems remember absent files."""
+"""For rank 0 to see other ranks' shards: network file systems remember absent files."""
 _POLL_S = 0.02
 
 
@@ -55,17 +55,14 @@ class NewerFormatError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run at one step."""
-
     arrays: Mapping[str, Array]
     state: dict[str, Any]
     """JSON values, with ``step`` (int) and mostly ``score`` (float or None, larger is better)."""
     shards: Mapping[int, Mapping[str, Array]] = field(default_factory=dict)
-    """Arrays of single ranks, by rank, in a checkpoint that was read."""
+    """Arrays of single ranks, in a checkpoint that was read."""
 
     @property
     def step(self) -> int:
-        """Steps made."""
         return int(self.state["step"])
 
     def frozen(self) -> Checkpoint:
@@ -74,18 +71,9 @@ class Checkpoint:
         return Checkpoint(arrays, json.loads(json.dumps(self.state)))
 
     def write(self, folder: Path, shards: Mapping[str, Any] | None = None) -> None:
-        """Write it as a folder that is whole or absent, and replaced if it exists.
+        """Write a folder that is whole or absent.
 
-        Parameters
-        ----------
-        folder : Path
-        shards : mapping, optional
-            Manifest entries of files that other ranks have written into the folder's `temporary_name`.
-
-        Raises
-        ------
-        OSError
-            It cannot be written, or a shard is not visible here.
+        ``shards``: manifest entries of files that other ranks have written into its `temporary_name`.
         """
         with _whole_folder(folder) as pending:
             contents = {ARRAYS: encode_arrays(self.arrays), STATE: _json_bytes(self.state)}
@@ -97,15 +85,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint and compare it with its manifest.
-
-    Raises
-    ------
-    DamagedError
-        A file is missing, or has another length or digest.
-    NewerFormatError
-        Its format is unknown.
-    """
+    """Read a checkpoint and compare it with its manifest; DamagedError, NewerFormatError."""
     try:
         manifest = json.loads(_read(folder / MANIFEST))
         written = manifest["format"]
@@ -146,15 +126,7 @@ def save_model(path: Path, model: Module) -> None:
 
 
 class CheckpointStore:
-    """The checkpoints in a folder, written in the background by one process.
-
-    Parameters
-    ----------
-    folder : Path
-        Made with the first checkpoint.
-    keep : int, default 3
-        Newest checkpoints to keep, besides the one with the best score.
-    """
+    """Checkpoints in a folder, written in the background by one process; keeps the ``keep`` newest and the best."""
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         if keep < 1:
@@ -171,14 +143,12 @@ class CheckpointStore:
             sweep(self.folder)
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, whole or damaged, in order."""
         if not self.folder.is_dir():
             return []
         found = (_STEP.fullmatch(entry.name) for entry in self.folder.iterdir())
         return sorted(int(name[1]) for name in found if name)
 
     def path(self, step: int) -> Path:
-        """Return the folder of a step's checkpoint."""
         return self.folder / f"step-{step:010d}"
 
     def save(self, checkpoint: Checkpoint, shards: Mapping[str, Any] | None = None) -> None:
@@ -187,7 +157,7 @@ class CheckpointStore:
         self._writing = self._pool.submit(self._write, checkpoint.frozen(), shards)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is on the disk; OSError if it could not be written."""
+        """Wait for the disk; OSError if the last checkpoint could not be written."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -278,7 +248,7 @@ def _is_temporary(path: Path) -> bool:
 
 
 def _restore_names(parent: Path) -> None:
-    """Give folders their names back that a writer moved aside before it died."""
+    """Undo the moves of writers that died before the second rename."""
     for entry in sorted(parent.glob(".*.old")):
         name = entry.with_name(entry.name[1:].rsplit(".", 2)[0])
         if not name.exists():
@@ -286,7 +256,6 @@ def _restore_names(parent: Path) -> None:
 
 
 def file_entry(content: bytes) -> dict[str, Any]:
-    """Return the manifest's entry of a file."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 

@@ -20,21 +20,13 @@ from .ranks import arrays_from, raise_on_all_ranks
 from .trainer import Trainer
 
 _MUST_AGREE = ("model", "data", "seed", "optimizer")
-"""Options in which a run and its checkpoint must agree."""
+"""Between a run and its checkpoint."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Saves and resumes the checkpoints of a run. Every rank has one and calls the same methods.
-
-    Parameters
-    ----------
-    config : Config
-        With ``output``.
-    versions : mapping, optional
-        Of packages, noted in each checkpoint.
-    """
+    """Saves and resumes a run's checkpoints; every rank calls the same methods."""
 
     def __init__(self, config: Config, versions: Mapping[str, str] | None = None) -> None:
         assert config.output is not None
@@ -48,14 +40,9 @@ class Checkpointer:
         self._shard_fault: str | None = None
 
     def claim(self) -> None:
-        """Lock the output folder for this run, and mend the remains of dead ones, on rank 0.
+        """Lock the output folder, and mend the remains of dead runs, on rank 0.
 
-        Raises
-        ------
-        BlockingIOError
-            Another run holds it.
-        UsageError
-            It holds checkpoints, and the configuration does not resume.
+        BlockingIOError: another run holds it; UsageError: it holds checkpoints, and the configuration does not resume.
         """
         self._reclaim()
         if self._store is None:
@@ -67,19 +54,15 @@ class Checkpointer:
             )
 
     def step_end(self, trainer: Trainer) -> None:
-        """Save every ``checkpoint_steps`` steps: a callback for a `Trainer`."""
         if self._config.checkpoint_steps and trainer.step % self._config.checkpoint_steps == 0:
             self.save(trainer)
 
     def epoch_end(self, trainer: Trainer) -> None:
-        """Save with the accuracy as score: a callback for a `Trainer`."""
+        """Save with the accuracy as score."""
         self.save(trainer, score=trainer.history[-1].accuracy)
 
     def save(self, trainer: Trainer, score: float | None = None) -> None:
-        """Save a checkpoint in the background, unless this moment is saved. Every rank calls it.
-
-        Rank 0 logs a failure; `finish` raises that of the last checkpoint.
-        """
+        """Save in the background, unless this moment is saved; rank 0 logs failures, `finish` raises the last."""
         if self._saved == (trainer.epoch, trainer.step):
             return
         self._saved = (trainer.epoch, trainer.step)
@@ -95,14 +78,14 @@ class Checkpointer:
             self._store.save(Checkpoint(trainer.arrays(), state), shards)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is on the disk; OSError on rank 0 if it could not be written."""
+        """Wait for the disk; OSError on rank 0 if the last checkpoint could not be written."""
         if self._store is not None:
             self._store.finish()
             if self._shard_fault is not None:
                 raise OSError(self._shard_fault)
 
     def regroup(self, trainer: Trainer) -> None:
-        """Continue with the surviving ranks, from a checkpoint of this moment. They all call it."""
+        """Continue with the surviving ranks, from a checkpoint of this moment."""
         self._saved = None
         self._finish_previous()
         raise_on_all_ranks(self._reclaim)
@@ -149,12 +132,9 @@ class Checkpointer:
         return {name: entry for entries, _ in told for name, entry in entries.items()}
 
     def resume(self, trainer: Trainer) -> None:
-        """Continue from the newest whole checkpoint, if asked for and there. Every rank calls it; rank 0 reads.
+        """Continue from the newest whole checkpoint, if asked for and there; rank 0 reads.
 
-        Raises
-        ------
-        UsageError
-            On every rank, for another model, data or seed, or if all are damaged.
+        UsageError, on every rank, for another model, data or seed, or if all are damaged.
         """
         if self._config.resume == "no":
             return

@@ -39,8 +39,6 @@ class Config:
     64
     """
 
-    # -- network
-    # --------------------------------------------------------------------------------------------------------
     model: str = option(
         "net",
         "network",
@@ -61,8 +59,6 @@ class Config:
         False, "network", "batch norms take mean and variance over the batches of all ranks", also=("sync_bn",)
     )
 
-    # -- input
-    # ----------------------------------------------------------------------------------------------------------
     data: str = option(
         "digits",
         "input",
@@ -82,8 +78,6 @@ class Config:
         0, "input", "threads of each rank that fetch batches ahead; 0: none", within=AT_LEAST_0, also=("num_workers",)
     )
 
-    # -- optimization
-    # ---------------------------------------------------------------------------------------------------
     optimizer: str = option(
         "sgd", "optimization", "what makes a step of gradients", "sgd", "adam", "adamw", also=("optim",)
     )
@@ -145,7 +139,6 @@ class Config:
         10, "optimization", "epochs between two changes of --schedule step", within=AT_LEAST_1, also=("step_size",)
     )
 
-    # -- precision -------------------------------------------------------------------------------------------------
     dtype: str = option(
         "float32",
         "precision",
@@ -165,8 +158,6 @@ class Config:
         also=("growth_interval",),
     )
 
-    # -- ddp
-    # ------------------------------------------------------------------------------------------------------------
     average: str = option(
         "ddp",
         "ddp",
@@ -208,7 +199,6 @@ class Config:
     forward_sync_buffers: bool = option(True, "ddp", "copy them in steps, too")
     init_sync: bool = option(True, "ddp", "check at the start that all ranks hold the first one's model")
 
-    # -- run -------------------------------------------------------------------------------------------------------
     epochs: int = option(20, "run", "passes over the training data", within=AT_LEAST_1, also=("num_epochs", "n_epochs"))
     seed: int = option(
         0,
@@ -252,7 +242,6 @@ class Config:
         metavar="SECONDS",
     )
 
-    # -- files -----------------------------------------------------------------------------------------------------
     metrics: Path | None = option(None, "files", "write one JSON line per epoch to this file", metavar="FILE")
     timeline: Path | None = option(
         None, "files", "write what every rank did when to this file, for ui.perfetto.dev", metavar="FILE"
@@ -290,7 +279,6 @@ class Config:
                 raise UsageError(said)
 
     def _contradictions(self) -> Iterable[tuple[bool, str]]:
-        """Yield (true if it is so, error)."""
         files = self.output is None
         yield files and self.resume != "no", f"--resume {self.resume} needs --output DIR, the folder of the run"
         yield files and self.log_ranks, "--log-ranks needs --output DIR, the folder to write the files in"
@@ -407,17 +395,17 @@ OTHER_WORDS = options.other_words(Config)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and an option for every field; options that are not given stay out of the namespace."""
+    """Add ``--config`` and every field; options that are not given stay out of the namespace."""
     options.add_options(parser, Config)
 
 
 def read_options(arguments: argparse.Namespace) -> Config:
-    """Return the configuration of a parsed command line; UsageError for an unreadable file, a wrong key or value."""
+    """Return the configuration of a parsed command line; UsageError."""
     return Config(**options.read_options(arguments, Config))
 
 
 def resumed_threads(output: Path, ranks: int) -> int | None:
-    """Return the BLAS threads of a run's newest checkpoint, which decide the order of sums, or None.
+    """Return the BLAS threads of a run's newest checkpoint, which decide the order of sums.
 
     None without a checkpoint of as many ranks, whose bits would differ anyway, or with threads.
     """

@@ -14,17 +14,10 @@ from .ranks import raise_on_all_ranks
 from .user_code import call
 
 Split = tuple[Dataset, Dataset]
-"""Training and test data."""
 
 
 def load_data(config: Config) -> Split:
-    """Return the training and test data of a configuration; every rank calls it.
-
-    Raises
-    ------
-    UsageError
-        On every rank, with file and cure, if there are none, or another number on another rank.
-    """
+    """Return training and test data; UsageError on every rank, with file and cure, if absent or of unequal numbers."""
     train, test = raise_on_all_ranks(lambda: _load(config))
     lengths: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
     dist.all_gather_object(lengths, (len(train), len(test)))
@@ -95,6 +88,5 @@ def _called(name: str) -> Split:
 
 
 def _shared(make: Callable[[bool], ArrayDataset]) -> Split:
-    """Let one rank of each node make both parts."""
     arrays = shared_on_node(lambda: [*make(True).arrays, *make(False).arrays])
     return ArrayDataset(*arrays[:2]), ArrayDataset(*arrays[2:])

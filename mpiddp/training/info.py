@@ -1,7 +1,4 @@
-"""Description of a job: versions, libraries, ranks and their places, and all that decides the last bits of results.
-
-``python -m mpiddp info`` prints it; a training run saves it beside its results.
-"""
+"""Description of a job, for ``mpiddp info`` and beside a run's results: versions, ranks, all that decides last bits."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
 
 
 def collect(version: str) -> dict[str, Any]:
-    """Return a description of this job by mpiddp's ``version``, as JSON values, the same on every rank. Collective."""
+    """Return a description, as JSON values, the same on every rank; ``version``: mpiddp's. Collective."""
     job = monitor.current()
     assert job is not None, "there is a default group"
     world = job.world
@@ -88,7 +85,6 @@ def complaints(found: dict[str, Any]) -> list[str]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """Return a description as lines for a person."""
     mpi, blas = found["mpi"], found["blas"]
     rows = [
         ("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
@@ -112,16 +108,9 @@ def text(found: dict[str, Any]) -> str:
 
 
 def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
-    """Print the description on rank 0, and return the exit code. Starts MPI.
+    """Print the description on rank 0, and return the exit code; starts MPI.
 
-    Parameters
-    ----------
-    version : str
-        Of mpiddp.
-    as_json : bool
-        Print one JSON object.
-    probe_gpu : bool, default False
-        First test in a job of its own if MPI takes device pointers; UsageError if that is impossible.
+    ``probe_gpu``: first test in a job of its own if MPI takes device pointers; UsageError if that is impossible.
     """
     if probe_gpu:
         _probe()
@@ -213,7 +202,7 @@ def _why_no_watchdog(job: Job) -> str:
 
 
 def _shared_memory() -> str:
-    """Return the kind of shared memory of a node's ranks; every rank calls it."""
+    """Return the kind of shared memory of a node's ranks; collective."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         array = dist.symmetric_empty(1, np.uint8)
@@ -273,17 +262,11 @@ def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
 
 
 _LIMIT_S = 5.0
-"""Limit of a git command, which may be slow on a network file system."""
+"""git may be slow on a network file system."""
 
 
 def git_commit(path: Path) -> str | None:
-    """Return the commit of the repository of a file, or of any file in a folder.
-
-    Returns
-    -------
-    str or None
-        40 hexadecimal digits, ``-dirty`` if files differ; None without git, or if it does not know the file.
-    """
+    """Return the commit of a file's repository, ``-dirty`` if files differ; None without git or an unknown file."""
     folder, name = (path, ".") if path.is_dir() else (path.parent, path.name)
     if not _git(folder, "ls-files", "--", name):
         return None
@@ -291,7 +274,6 @@ def git_commit(path: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of a git command, or None if it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=True

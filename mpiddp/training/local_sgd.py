@@ -16,17 +16,8 @@ from .trainer import Trainer
 class LocalSGD:
     """Callback for the ends of steps, and state of this rank for checkpoints.
 
-    Parameters are equal on all ranks at the end of an epoch, for its evaluation.
-
-    Parameters
-    ----------
-    config : Config
-        With ``average="local"``.
-    model : DistributedDataParallel
-        Averages gradients in the first ``local_start`` steps only.
-    optimizer : Optimizer
-        This rank's.
-    steps_an_epoch : int
+    The model averages gradients in the first ``local_start`` steps only. Parameters are equal on all ranks at the end
+    of an epoch, for its evaluation.
     """
 
     def __init__(

@@ -28,15 +28,8 @@ def count_correct(output: Tensor | Array, target: Array) -> Any:
 
 
 class MetricSum:
-    """Sums over samples, added up over all ranks by one short message.
+    """Sums over samples, and over all ranks by one short message; ``names`` are added as sums, not means.
 
-    Parameters
-    ----------
-    *names : str
-        Quantities, added as sums, not means.
-
-    Examples
-    --------
     >>> tally = MetricSum("loss", "correct")
     >>> tally.add(samples=3, loss=1.5, correct=2)
     >>> tally.mean("loss")
@@ -49,7 +42,7 @@ class MetricSum:
         self._unread: list[tuple[int, Array]] = []
 
     def add(self, **amounts: float | Array) -> None:
-        """Add to the sums named; `read` adds numbers of a GPU, arrays without axes."""
+        """Add to the sums named; numbers of a GPU, arrays without axes, are left to `read`."""
         for name, amount in amounts.items():
             if is_device_array(amount):
                 self._unread.append((self._places[name], amount))  # type: ignore[arg-type]
@@ -69,7 +62,6 @@ class MetricSum:
         return numbers
 
     def merge(self, other: MetricSum) -> None:
-        """Add another sum of the same names."""
         self.sums += other.sums
 
     def all_reduce(self) -> Work:
@@ -98,15 +90,15 @@ class EpochMetrics:
     accuracy: float | None
     """Share of correctly classified test samples; None without test data."""
     samples_per_s: float
-    """Training samples of all ranks per second."""
+    """Training samples of all ranks."""
     comm_exposed: float
-    """Share of the time spent waiting for communication; mean over ranks."""
+    """Share of time in waits for communication; mean over ranks."""
     epoch_s: float
-    """Seconds of the pass over the training data."""
+    """The pass over the training data."""
     test_loss: float | None
     """Mean over all test samples."""
     test_s: float
-    """Seconds of the pass over the test data."""
+    """The pass over the test data."""
     lr: float
     """Learning rate of the epoch's last step."""
 

@@ -15,7 +15,7 @@ class Net(nn.Module):
 
     Parameters
     ----------
-    dropout : float, default 0.5
+    dropout : float
         Of channels, and later of units.
     """
 
@@ -43,8 +43,8 @@ class MLP(nn.Module):
 
     Parameters
     ----------
-    dropout : float, default 0.5
-    hidden : int, default 256
+    dropout : float
+    hidden : int
         Units of each hidden layer.
     """
 
@@ -71,18 +71,14 @@ class MLP(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A small residual network with batch normalisation for images in 10 classes; returns scores.
+    """A small residual network (K. He et al., CVPR 2016) with batch normalisation; returns scores of 10 classes.
 
     Parameters
     ----------
-    dropout : float, default 0
+    dropout : float
         Of channels before the last layer.
-    width : int, default 16
+    width : int
         Channels of the first stage; the second has twice as many at half the resolution.
-
-    References
-    ----------
-    K. He et al., Deep residual learning for image recognition, CVPR 2016.
     """
 
     def __init__(self, dropout: float = 0.0, width: int = 16) -> None:
@@ -102,13 +98,7 @@ class ResNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions with batch normalization, added to the input, by a convolution if shapes differ.
-
-    Parameters
-    ----------
-    channels, out_channels : int
-    stride : int, default 1
-    """
+    """Two convolutions with batch normalization, added to the input, by a convolution if shapes differ."""
 
     def __init__(self, channels: int, out_channels: int, stride: int = 1) -> None:
         super().__init__()
@@ -130,20 +120,20 @@ class ResidualBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A small language model of bytes: each position predicts the next one.
+    """A small language model of bytes, as GPT-2: each position predicts the next one.
 
     Parameters
     ----------
-    dropout : float, default 0.1
+    dropout : float
         Of attention weights, and of features that a layer adds.
-    context : int, default 64
+    context : int
         Most positions it can see.
-    width, heads, layers : int, default 64, 4 and 2
+    width, heads, layers : int
         Features of a position, subspaces of attention, blocks.
 
     References
     ----------
-    A. Radford et al., Language models are unsupervised multitask learners, 2019 (GPT-2).
+    A. Radford et al., Language models are unsupervised multitask learners, 2019.
     """
 
     def __init__(
@@ -178,7 +168,6 @@ class TransformerBlock(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Any) -> Tensor:
-        """Return (N, T, width)."""
         y = self.norm1(x)
         x = x + self.drop(self.attention(y, y, y, need_weights=False, is_causal=True)[0])
         output: Tensor = x + self.drop(self.mlp(self.norm2(x)))
@@ -186,7 +175,7 @@ class TransformerBlock(nn.Module):
 
 
 MODELS: dict[str, type[nn.Module]] = {"net": Net, "mlp": MLP, "resnet": ResNet, "transformer": Transformer}
-"""Models by their name in ``--model``."""
+"""By their name in ``--model``."""
 TAKES = {
     "net": "images (1, 28, 28)",
     "mlp": "images (1, 28, 28), or other samples of 784 numbers",

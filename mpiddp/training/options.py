@@ -27,10 +27,8 @@ class RunError(UsageError):
 
 
 class Range(NamedTuple):
-    """Values that an option may have."""
-
     expected: str
-    """In words, after "has to be"."""
+    """Follows "has to be"."""
     holds: Callable[[Any], bool]
 
 
@@ -50,8 +48,6 @@ _KINDS = {
 
 
 class Kind(NamedTuple):
-    """The type of an option."""
-
     wanted: type
     optional: bool
 
@@ -67,20 +63,8 @@ def option(
 ) -> Any:
     """Return a dataclass field that is an option.
 
-    Parameters
-    ----------
-    default : Any
-    table : str
-        Its table in a TOML file, besides the top, and its group in ``--help``.
-    text : str
-        The help.
-    *choices : str
-        Its values; none: any.
-    metavar : str, optional
-        Placeholder in ``--help``.
-    within : Range, optional
-    also : iterable of str
-        Other names, for suggestions.
+    ``table``: in a TOML file, besides the top, and the group in ``--help``; ``text``: the help; no ``choices``: any
+    value; ``also``: other names, for suggestions.
     """
     metadata = {"table": table, "help": text, "choices": choices, "metavar": metavar, "within": within}
     return dataclasses.field(default=default, metadata={**metadata, "also": tuple(also)})
@@ -89,8 +73,6 @@ def option(
 def nearest(name: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
     """Return ``"; did you mean X?"`` if a known name, or another word for one, is near; else "".
 
-    Examples
-    --------
     >>> nearest("lerning_rate", ["lr", "epochs"], {"learning_rate": "lr"})
     '; did you mean lr?'
     """
@@ -101,12 +83,10 @@ def nearest(name: str, known: Iterable[str], also: Mapping[str, str] | None = No
 
 
 def flag(name: str) -> str:
-    """Return the command-line option of a field."""
     return "--" + name.replace("_", "-")
 
 
 def kinds(cls: type) -> dict[str, Kind]:
-    """Return the types of a dataclass's fields."""
     found = {}
     for name, hint in typing.get_type_hints(cls).items():
         parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -115,12 +95,11 @@ def kinds(cls: type) -> dict[str, Kind]:
 
 
 def other_words(cls: Any) -> dict[str, str]:
-    """Return other names of the fields, with their names here."""
     return {word: each.name for each in dataclasses.fields(cls) for word in each.metadata["also"]}
 
 
 def check(values: Any) -> None:
-    """Check an instance's choices and ranges; UsageError names the option."""
+    """Check choices and ranges; UsageError names the option."""
     for each in dataclasses.fields(values):
         value, within, choices = getattr(values, each.name), each.metadata["within"], each.metadata["choices"]
         if choices and value not in choices:
@@ -135,11 +114,7 @@ def check(values: Any) -> None:
 def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a dataclass from plain values, as from TOML or JSON; a mapping is a table.
 
-    Raises
-    ------
-    UsageError
-        A key is unknown (the text names the nearest one), in the wrong table or given twice; a value has the wrong
-        type.
+    UsageError: a key is unknown (the text names the nearest one), in the wrong table or given twice, or of wrong type.
     """
     tables = {each.name: each.metadata["table"] for each in dataclasses.fields(cls)}
     found: dict[str, Any] = {}
@@ -157,7 +132,7 @@ def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flattened(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
-    """Yield (table, key, value) for everything; the table of the top is empty."""
+    """Yield (table, key, value); the table of the top is empty."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from ((key, inner, content) for inner, content in value.items())
@@ -181,7 +156,7 @@ def _converted(key: str, value: Any, kind: Kind) -> Any:
 
 
 def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
-    """Add ``--config`` and an option for every field; options that are not given stay out of the namespace."""
+    """Add ``--config`` and every field; options that are not given stay out of the namespace."""
     parser.add_argument(
         "--config",
         type=Path,
@@ -220,8 +195,6 @@ def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
 
 
 def _reader(wanted: type) -> Callable[[str], Any]:
-    """Return a converter of a word, with an error in words."""
-
     def read(word: str) -> Any:
         try:
             return wanted(word)

@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Lines:
-    """A text file, begun anew, complete after every line."""
+    """A text file, begun anew, flushed after every line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,21 +36,17 @@ class _Lines:
         self._file = path.open("w", newline="")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 class JsonLines(_Lines):
-    """A file of one JSON object per line."""
-
     def write(self, metrics: EpochMetrics) -> None:
-        """Write one line and flush."""
         self._file.write(metrics.as_json() + "\n")
         self._file.flush()
 
 
 class CsvLines(_Lines):
-    """A table for spreadsheets: names, then values of each epoch; missing values are empty."""
+    """Names, then values of each epoch; missing values are empty."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -59,7 +55,6 @@ class CsvLines(_Lines):
         self._file.flush()
 
     def write(self, metrics: EpochMetrics) -> None:
-        """Write one line and flush."""
         self._writer.writerow(dataclasses.asdict(metrics))
         self._file.flush()
 
@@ -67,13 +62,8 @@ class CsvLines(_Lines):
 class TensorBoardEvents:
     """Event files of TensorBoard, by its package alone; ImportError without it.
 
-    Parameters
-    ----------
-    folder : Path
-        Every start of a run adds a file; TensorBoard shows them as one curve.
-    history : sequence of EpochMetrics
-        Epochs before a checkpoint, written if the folder has no events. TensorBoard hides an earlier start's later
-        epochs.
+    Every start of a run adds a file, shown as one curve. ``history``, the epochs before a checkpoint, is written if
+    the folder has no events; TensorBoard hides an earlier start's later epochs.
     """
 
     def __init__(self, folder: Path, history: Sequence[EpochMetrics] = ()) -> None:
@@ -99,7 +89,6 @@ class TensorBoardEvents:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
     def _add(self, step: int, **what: Any) -> None:
@@ -109,8 +98,6 @@ class TensorBoardEvents:
 def tag(name: str) -> str:
     """Return TensorBoard's name of a number, with the pass over the data after the slash.
 
-    Examples
-    --------
     >>> tag("loss"), tag("test_loss"), tag("accuracy")
     ('loss/train', 'loss/test', 'accuracy/test')
     """
@@ -120,16 +107,10 @@ def tag(name: str) -> str:
 
 
 class Outputs:
-    """All files of metrics of a run; `epoch_end` is a callback for a `Trainer` on rank 0. OSError for unwritable files.
+    """All files of metrics of a run, written on rank 0 from ``history`` on; OSError for unwritable files.
 
-    Parameters
-    ----------
-    metrics : Path, optional
-        A file of JSON lines.
-    output : Path, optional
-        The run's folder: gets ``metrics.jsonl``, ``metrics.csv`` and, with tensorboard installed, ``tensorboard/``.
-    history : sequence of EpochMetrics
-        Epochs before a checkpoint, with which the files begin.
+    ``metrics`` is a file of JSON lines; ``output``, the run's folder, gets ``metrics.jsonl``, ``metrics.csv`` and, with
+    tensorboard installed, ``tensorboard/``.
     """
 
     def __init__(self, metrics: Path | None, output: Path | None, history: Sequence[EpochMetrics] = ()) -> None:
@@ -156,7 +137,6 @@ class Outputs:
         self._written = len(trainer.history)
 
     def close(self) -> None:
-        """Close the files; `epoch_end` has reported failures."""
         for file in self._files:
             with contextlib.suppress(OSError):
                 file.close()
@@ -178,7 +158,6 @@ def configuration_lines(config: Config, ranks: int, nodes: int) -> str:
 
 
 def epoch_line(metrics: EpochMetrics, epochs: int) -> str:
-    """Return an epoch in one line."""
     width = len(str(epochs))
     accuracy = "" if metrics.accuracy is None else f"  accuracy {metrics.accuracy:.4f}"
     return (
@@ -197,7 +176,6 @@ class Console:
         self._skipped = 0
 
     def epoch_begin(self, trainer: Trainer) -> None:
-        """Show a bar on a terminal."""
         self._skipped = trainer.skipped
         # Open MPI gives every rank a terminal as stdout, even if its own output goes to a file.
         if sys.stderr.isatty():
@@ -205,7 +183,6 @@ class Console:
             self._bar = tqdm(total=steps, desc=f"epoch {trainer.epoch + 1}", leave=False)
 
     def step_end(self, trainer: Trainer) -> None:
-        """Move the bar."""
         if self._bar is not None:
             self._bar.update()
 
@@ -223,12 +200,7 @@ class Console:
 class RankLog:
     """Context in which warnings and logged errors go to stderr with the rank in front.
 
-    Parameters
-    ----------
-    rank, size : int
-    folder : Path, optional
-        Of ``rank-3.log``, appended to: everything from INFO on, epochs, and the traceback at the end. OSError if it
-        cannot be opened.
+    ``rank-3.log`` in ``folder`` is appended to: everything from INFO on, epochs, the traceback at the end; OSError.
     """
 
     def __init__(self, rank: int, size: int, folder: Path | None = None) -> None:
@@ -271,11 +243,10 @@ class RankLog:
                 handler.close()
 
     def epoch_begin(self, trainer: Trainer) -> None:
-        """Remember the trainer's waiting time: a callback for a `Trainer`."""
         self._waited_s = trainer.comm_exposed_s
 
     def epoch_end(self, trainer: Trainer) -> None:
-        """Log this rank's times of the epoch: a callback for a `Trainer`."""
+        """Log this rank's times of the epoch."""
         waited_s, metrics = trainer.comm_exposed_s - self._waited_s, trainer.history[-1]
         _logger.info(
             "epoch %d ended after step %d: %.2f s, of which this rank waited %.2f s for others; loss %.4f",
@@ -287,16 +258,12 @@ class _LogFile(logging.FileHandler):
     """Drops lines that the disk has no space for, without `logging`'s traceback for each."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (its name in logging)
-        """Ignore errors of the system."""
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
 
 
 class _RankFormatter(logging.Formatter):
-    """Formats levels in lower case, too, as ``lowered``."""
-
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as text."""
         record.lowered = record.levelname.lower()
         return super().format(record)
 
@@ -311,19 +278,7 @@ class RunLock:
     """Exclusive right to write in a run's folder, by ``flock``, until `release` or the process's end.
 
     Two runs would remove each other's unfinished checkpoints and mix their metrics. A file system without locks has
-    none, silently.
-
-    Parameters
-    ----------
-    folder : Path
-        Made if missing; gets a file ``lock`` that names the owner.
-
-    Raises
-    ------
-    BlockingIOError
-        Another process holds it; the text names it.
-    OSError
-        The file cannot be made.
+    none, silently. The file ``lock`` names its owner, and so does BlockingIOError.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -342,7 +297,6 @@ class RunLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Release the lock."""
         self._file.close()
 
     def _taken(self) -> bool:

@@ -17,13 +17,7 @@ _Result = TypeVar("_Result")
 
 
 def raise_on_all_ranks(action: Callable[[], _Result], error_class: type[UsageError] = UsageError) -> _Result:
-    """Run an action that may fail on some ranks only, such as reading a file, and raise its error on all.
-
-    Raises
-    ------
-    UsageError
-        With the text of the first OSError, ValueError, ImportError or UsageError.
-    """
+    """Run an action that may fail on some ranks, such as reading a file; UsageError of the first failure on all."""
     fault, result = None, None
     try:
         result = action()

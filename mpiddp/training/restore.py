@@ -22,16 +22,11 @@ class Snapshot:
 
 
 class RestorePoint:
-    """The last consistent moment of the run on this rank, and the way back to it.
+    """The last consistent moment (steps and epochs made) of the run on this rank, and the way back to it.
 
     Only an optimizer's step changes parameters and its state, and it waits for no one: these are always consistent.
     Changes of forward and loader since are copied here; dropout follows from the step. A communication hook's memory is
     that of the most advanced rank.
-
-    Attributes
-    ----------
-    moment : tuple of int, or None
-        Steps and epochs made; None before the first.
     """
 
     def __init__(self) -> None:
@@ -51,7 +46,7 @@ class RestorePoint:
         self._buffers = [x.copy() for x in trainer.model.module.buffers()]
 
     def snapshot(self, source: int) -> Snapshot:
-        """Return the state of rank ``source``, from now on this rank's too; all ranks call it."""
+        """Return the state of rank ``source``, from now on this rank's too; collective."""
         mine = self._snapshot() if dist.get_rank() == source else Snapshot({}, {})
         told = [mine.state]
         dist.broadcast_object_list(told, src=source)

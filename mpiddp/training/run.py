@@ -71,18 +71,9 @@ def _check_folder(option: str, folder: Path) -> None:
 
 
 def run(config: Config, version: str) -> int:
-    """Train as configured, and return the exit code. Starts MPI.
+    """Train as configured, and return the exit code; starts MPI. ``version``: mpiddp's.
 
-    Parameters
-    ----------
-    config : Config
-    version : str
-        Of mpiddp, for the description of the run.
-
-    Raises
-    ------
-    UsageError
-        On every rank, if the configuration cannot be run; RunError, if the run failed.
+    UsageError, on every rank, if the configuration cannot be run; RunError, if the run failed.
     """
     began_s = time.monotonic()
     tune_allocator()
@@ -104,13 +95,7 @@ def run(config: Config, version: str) -> int:
 
 
 class _Run:
-    """A run, with what outlives the death of a rank.
-
-    Attributes
-    ----------
-    outputs : Outputs or None
-        Files that rank 0 writes after every epoch.
-    """
+    """A run, with what outlives the death of a rank."""
 
     def __init__(
         self, config: Config, version: str, began_s: float, no_gpu: str | None, stack: contextlib.ExitStack
@@ -160,7 +145,7 @@ class _Run:
         elif (source := elastic.farthest(self._point.moment)) is None:
             if dist.get_rank() == 0:
                 _logger.warning("%s before the first step; beginning anew with %d ranks", change, change.size)
-            # Where all have died, the spares have the checkpoints only.
+            # Without survivors the spares have the checkpoints only.
             alone = len(change.died) == change.before and self._config.output is not None
             trainer = self._started(dataclasses.replace(self._config, resume="auto") if alone else self._config)
         else:
@@ -201,7 +186,6 @@ class _Run:
         return self._checkpointer
 
     def _train(self, trainer: Trainer, point: RestorePoint) -> int:
-        """Train, write the outputs, and return the exit code."""
         point.note(trainer)
         timeline = _watched(trainer, self._config.timeline) if self._config.timeline else None
         raise_on_all_ranks(lambda: self._open_outputs(trainer))

@@ -16,8 +16,6 @@ from .options import UsageError
 def parse_duration(text: str) -> float | None:
     """Return seconds, of a number of them, of ``M:SS`` or of ``H:MM:SS``; None for ``slurm``; else UsageError.
 
-    Examples
-    --------
     >>> parse_duration("1:30:00")
     5400.0
     """
@@ -34,21 +32,10 @@ def parse_duration(text: str) -> float | None:
 
 
 class Deadline:
-    """The end of a run, with time for a checkpoint; asked once a step.
+    """The end of a run, by ``time.monotonic()``, with ``margin_s`` for a checkpoint.
 
-    Parameters
-    ----------
-    end_s : float
-        By ``time.monotonic()``.
-    margin_s : float
-        Time before it for a checkpoint.
-
-    Notes
-    -----
     The next step is assumed to take as long as the longest so far, tests and checkpoints included.
 
-    Examples
-    --------
     >>> Deadline(time.monotonic() + 60, margin_s=30).due()
     False
     """
@@ -60,7 +47,7 @@ class Deadline:
         self._longest_s = 0.0
 
     def due(self) -> bool:
-        """Return True if the current step has to be the last one."""
+        """Return True if the current step has to be the last one; asked once a step."""
         now_s = time.monotonic()
         if self._asked_s is not None:
             self._longest_s = max(self._longest_s, now_s - self._asked_s)
@@ -70,17 +57,7 @@ class Deadline:
 
 
 def deadline_of(max_time: str, margin_s: float, began_s: float) -> Deadline:
-    """Return the deadline of a run.
-
-    Parameters
-    ----------
-    max_time : str
-        See `parse_duration`; UsageError for ``slurm``, if Slurm has not announced the end of the job.
-    margin_s : float
-        See `Deadline`.
-    began_s : float
-        Start of the run by ``time.monotonic()``.
-    """
+    """Return the deadline of a run that began at ``began_s``; UsageError for ``slurm`` without an announced end."""
     seconds = parse_duration(max_time)
     if seconds is not None:
         return Deadline(began_s + seconds, margin_s)
@@ -100,17 +77,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class StopRequest:
     """Context in which the first signal is recorded; a second Ctrl-C interrupts at once. For the main thread.
 
-    Parameters
-    ----------
-    deadline : Deadline, optional
-        Another reason to stop.
-
-    Attributes
-    ----------
-    number : int
-        The signal received, or 0.
-    late : bool
-        True once the deadline was due.
+    ``number``: the signal received, or 0; ``late``: the deadline was due.
     """
 
     def __init__(self, deadline: Deadline | None = None) -> None:
@@ -138,7 +105,6 @@ class StopRequest:
 
     @property
     def reason(self) -> str | None:
-        """The reason to stop, in a word."""
         if self.number:
             return signal.Signals(self.number).name
         return "--max-time" if self.late else None

@@ -29,12 +29,11 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _FINAL = (UsageError.exit_code, EXIT_CHECKPOINTED, EXIT_INTERRUPTED)
 """Exit codes after which the same command would do the same, or the batch system starts it again."""
 _FRUITLESS = 2
-"""Restarts in a row without progress, after which another one is of no use."""
+"""Restarts in a row without progress that end the attempts."""
 _LOOK_S, _PAUSE_S, _GRACE_S = 0.1, 1.0, 10.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.add_argument("--restarts", type=int, default=3, metavar="N", help="start again at most N times (3)")
     parser.add_argument(
         "--watch",
@@ -54,13 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command until it ends well or is given up, and return its exit code.
-
-    Raises
-    ------
-    UsageError
-        If an option is out of range, the command cannot be started, or it trains without ``--output``.
-    """
+    """Run the command until it ends well or is given up; return its exit code. UsageError before the first start."""
     if options.restarts < 0:
         raise UsageError(f"--restarts has to be at least 0, got {options.restarts}")
     if not options.lost_after > 0:
@@ -74,15 +67,7 @@ def run(options: argparse.Namespace) -> int:
 class Command:
     """A command line, and its form for a restart.
 
-    Parameters
-    ----------
-    words : sequence of str
-        Launcher, program and arguments.
-
-    Raises
-    ------
-    UsageError
-        If it is ``mpiddp train`` without ``--output``, which could only begin anew.
+    UsageError for ``mpiddp train`` without ``--output``, which could only begin anew.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -113,14 +98,12 @@ class Command:
 
 @dataclass(frozen=True)
 class _End:
-    """The end of a job."""
-
     code: int
     """Of the launcher; 128 and the number of the signal that ended it."""
     marked: str
     """Content of the marker; empty if no rank has written it."""
     lost: bool
-    """True if the supervisor ended it, because rank 0 showed no life."""
+    """Ended by the supervisor, because rank 0 showed no life."""
 
     @property
     def well(self) -> bool:
@@ -131,18 +114,8 @@ class _End:
 class Supervisor:
     """Starts a job and, when it ends badly, starts it again.
 
-    Parameters
-    ----------
-    command : Command
-        The job.
-    watched : Path, optional
-        Folder in which new files are progress; without it every restart may have made some.
-    path : Path
-        The marker.
-    lost_after_s : float
-        Time without a sign of life after which a job is ended.
-    forwarding : _Forwarding
-        Signals of this process.
+    New files in ``watched`` are progress; without it every restart may have made some. ``path`` is the marker's;
+    ``lost_after_s``: time without a sign of life after which a job is ended.
     """
 
     def __init__(
@@ -152,7 +125,6 @@ class Supervisor:
         self._lost_after_s, self._forwarding = lost_after_s, forwarding
 
     def run(self, restarts: int) -> int:
-        """Run the job, at most ``restarts`` times again, and return the exit code."""
         fruitless = 0
         for start in range(restarts + 1):
             words = self._command.again() if start else self._command.words
@@ -231,7 +203,7 @@ class Supervisor:
         return found
 
     def _newest(self) -> int:
-        """Return the time in ns of the newest file in the watched folder, or 0."""
+        """Return the time in ns of the newest watched file, or 0."""
         newest = 0
         if self._watched is not None:
             for path in self._watched.rglob("[!.]*"):
@@ -242,13 +214,7 @@ class Supervisor:
 
 
 class _Forwarding:
-    """Context in which signals of this process go to the job's launcher.
-
-    Attributes
-    ----------
-    stopped : bool
-        True if one of them asked for the end.
-    """
+    """Context in which signals of this process go to the job's launcher; ``stopped``: one asked for the end."""
 
     def __init__(self) -> None:
         self.stopped = False
@@ -264,7 +230,6 @@ class _Forwarding:
 
     @contextlib.contextmanager
     def to(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
-        """Forward to this process."""
         self._process = process
         try:
             if self.stopped:

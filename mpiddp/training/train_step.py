@@ -26,35 +26,28 @@ from .metrics import MetricSum
 
 
 class AveragedModel(Protocol):
-    """A model whose gradients are averaged over all ranks, as `DistributedDataParallel`."""
+    """A model whose gradients are averaged over all ranks, as `DistributedDataParallel`, whose methods these are."""
 
     module: Module
 
-    def __call__(self, *inputs: Any) -> Any:
-        """Run the model."""
+    def __call__(self, *inputs: Any) -> Any: ...
 
-    def weighted(self, n_samples: float, total: float | None = None) -> AbstractContextManager[None]:
-        """Wrap forward and backward on ``n_samples`` samples of ``total``; gradients are averages afterwards."""
+    def weighted(self, n_samples: float, total: float | None = None) -> AbstractContextManager[None]: ...
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Wrap forward and backward whose gradients are added up locally."""
+    def no_sync(self) -> AbstractContextManager[None]: ...
 
-    def skip_forward(self) -> None:
-        """Take part in the communication of other ranks' forward, on a rank without inputs."""
+    def skip_forward(self) -> None: ...
 
-    def bucket_order(self) -> list[int] | None:
-        """Return the order in which gradients share messages, or None."""
+    def bucket_order(self) -> list[int] | None: ...
 
-    def install_bucket_order(self, order: Sequence[int]) -> None:
-        """Restore the order of `bucket_order`."""
+    def install_bucket_order(self, order: Sequence[int]) -> None: ...
 
     @property
-    def exposed_s(self) -> float:
-        """Seconds this rank has waited for gradients."""
+    def exposed_s(self) -> float: ...
 
 
 class NaiveAveraging:
-    """An `AveragedModel` of one all-reduce for each parameter, after backward."""
+    """A model with one all-reduce for each parameter, after backward; else as `DistributedDataParallel`."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -99,7 +92,7 @@ class NaiveAveraging:
 
 
 _MOST_NAMES = 5
-"""Most parameters that an error names."""
+"""In an error."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,9 +102,9 @@ class Batch:
     inputs: Any
     targets: Array
     samples: int
-    """Samples that count; 0: inputs and targets are a stand-in."""
+    """0: inputs and targets are a stand-in."""
     total: int | None
-    """Samples of all ranks, or None if unknown."""
+    """Of all ranks; None: unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,17 +112,17 @@ class Outcome:
     """Result of a step; the same on all ranks except for ``finite`` and ``waited_s``."""
 
     tally: MetricSum
-    """Sums over the samples of all ranks."""
+    """Over the samples of all ranks."""
     updated: bool
     overflowed: bool
-    """True if it was skipped because scaled gradients overflowed."""
+    """Skipped because scaled gradients overflowed."""
     broken: list[str]
     """Parameters whose averaged gradient is not finite."""
     finite: bool
-    """True if this rank's losses are finite."""
+    """This rank's losses are."""
     last: Batch
     waited_s: float
-    """Seconds this rank has waited for the sums."""
+    """This rank's wait for the sums."""
 
 
 def new_sums() -> MetricSum:
@@ -139,7 +132,7 @@ def new_sums() -> MetricSum:
 
 @dataclasses.dataclass
 class TrainStep:
-    """One step: forward, backward, average, clip, update. See `Trainer` for the attributes.
+    """One step: forward, backward, average, clip, update; attributes as of `Trainer`.
 
     The gradient is that of the mean loss over all samples of all ranks: of ``n`` samples in a batch, ``n0`` in the
     window's first and ``T`` in all, a batch's loss is multiplied by ``n / n0``, and the sum of the gradients by ``n0 /
@@ -160,16 +153,7 @@ class TrainStep:
         self._mixes_samples = any(isinstance(module, SyncBatchNorm) for module in self.model.module.modules())
 
     def step(self, first: Batch, following: Iterator[Batch], stop: Callable[[], bool]) -> Outcome:
-        """Make a step of ``first`` and up to `accumulate` - 1 batches that follow.
-
-        Parameters
-        ----------
-        first : Batch
-        following : iterator of Batch
-            Only those of the window are taken.
-        stop : callable
-            True if this rank is to stop; asked at the last batch.
-        """
+        """Make a step of ``first`` and up to `accumulate` - 1 that follow; ``stop`` is asked at the last one."""
         tally = new_sums()
         reference = max(1, first.samples)
         batch, samples, total = first, first.samples, first.total
@@ -205,7 +189,6 @@ class TrainStep:
         return self._call(self.model.module, inputs)
 
     def placed(self, batch: Any) -> Any:
-        """Return a batch on the model's device."""
         return map_nested(upload, batch, np.ndarray) if self._on_device else batch
 
     @staticmethod
@@ -227,7 +210,7 @@ class TrainStep:
     def faults(self, outcome: Outcome) -> tuple[str, str]:
         """Return the values that are not finite in a skipped step, with their ranks, and the likely cause.
 
-        Every rank calls it; it discards the gradients.
+        Collective; it discards the gradients.
         """
         spoilt = [name for name, p in self.model.module.named_parameters() if not is_finite(p.data)]
         if ranks := _ranks_where(not outcome.finite):
@@ -340,7 +323,7 @@ def _sum_over_ranks(number: int) -> int:
 
 
 def _ranks_where(here: bool) -> str:
-    """Return the ranks of a true condition, as text; every rank calls it."""
+    """Return the ranks of a true condition, as text; collective."""
     found = [False] * get_world_size()
     all_gather_object(found, here)
     return ", ".join(str(rank) for rank, yes in enumerate(found) if yes)

@@ -31,13 +31,11 @@ EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
 
 
 class Stateful(Protocol):
-    """An object whose state a checkpoint carries: a schedule, a loss scale, a communication hook's memory."""
+    """State for checkpoints: numbers, strings, None and arrays, in dicts, lists and tuples."""
 
-    def state_dict(self) -> Any:
-        """Return the state: numbers, strings, None and arrays, in dicts, lists and tuples."""
+    def state_dict(self) -> Any: ...
 
-    def load_state_dict(self, state: Any) -> None:
-        """Continue from such a state."""
+    def load_state_dict(self, state: Any) -> None: ...
 
 
 class Trainer:
@@ -55,11 +53,11 @@ class Trainer:
         number of ranks.
     test_loader : DataLoader, optional
         Each test sample on one rank: ``DistributedSampler(..., mode="exact")``.
-    correct_fn : callable, default count_correct
+    correct_fn : callable
         Number of correct samples, of output and targets.
     stop : callable, optional
         Asked once a step; all ranks stop after the same step.
-    on_nan : {"stop", "skip"}, default "stop"
+    on_nan : {"stop", "skip"}
         Raise in a step whose loss or gradients are not finite, or skip it: at most `MAX_SKIPPED` in a row, fewer than
         an epoch's.
     callbacks : mapping of str to sequence of callable, optional
@@ -67,7 +65,7 @@ class Trainer:
         step. They may communicate if all ranks do.
     stateful : mapping of str to Stateful, optional
         Further state for checkpoints, of each rank.
-    accumulate : int, default 1
+    accumulate : int
         Batches of a step; the last step of an epoch takes the rest.
     clip_norm : float, optional
         Limit of the norm of all averaged gradients together.
@@ -80,16 +78,11 @@ class Trainer:
 
     Attributes
     ----------
-    epoch : int
-        Epochs completed.
-    step : int
-        Steps made, skipped ones included.
+    epoch, step, skipped : int
+        Completed; steps include skipped ones.
     running : MetricSum
-        Sums over the samples of all ranks in the current epoch.
+        Over the samples of all ranks in the current epoch.
     history : list of EpochMetrics
-        Of all completed epochs.
-    skipped : int
-        Steps skipped.
     stopped : bool
         True, on all ranks, if one was told to stop.
 
@@ -200,7 +193,7 @@ class Trainer:
         return get_rank() % ranks == rank
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all other state, as JSON values. Every rank calls it."""
+        """Return all other state, as JSON values; collective."""
         own: list[Any] = [None] * get_world_size()
         all_gather_object(own, (nn.random.get_state(), flatten(self._states(), "stateful")[0]))
         random_states, states = (list(each) for each in zip(*own, strict=True))
@@ -231,12 +224,7 @@ class Trainer:
 
         As many ranks continue to the same bits. With another number no sample of the epoch is lost or repeated; a new
         rank begins its own stream of dropout, and takes the `stateful` of another rank. Of `own_arrays` each rank needs
-        those that it `wants`.
-
-        Raises
-        ------
-        RuntimeError, ValueError
-            Model, optimizer or data do not fit the state.
+        those that it `wants`. RuntimeError or ValueError if model, optimizer or data do not fit the state.
         """
         self.model.module.load_state_dict(
             {name.removeprefix("model."): x for name, x in arrays.items() if name.startswith("model.")}

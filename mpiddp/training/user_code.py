@@ -30,22 +30,10 @@ _Result = TypeVar("_Result")
 
 
 def import_string(option: str, name: str) -> Callable[..., Any]:
-    """Import a module and return a callable of it.
+    """Return the callable ``package.module:callable`` of ``option``; the working directory is searched too.
 
-    Parameters
-    ----------
-    option : str
-        The option that names it, for errors: ``--model``.
-    name : str
-        ``package.module:callable``; the working directory is searched too.
+    UsageError if there is none; other errors of the import propagate.
 
-    Raises
-    ------
-    UsageError
-        There is none such. Other errors of the import propagate.
-
-    Examples
-    --------
     >>> import_string("--model", "math:sqrt")(4)
     2.0
     """
@@ -72,8 +60,6 @@ def import_string(option: str, name: str) -> Callable[..., Any]:
 def call(option: str, name: str, **arguments: Any) -> Any:
     """Return the result of a callable named as in `import_string`; UsageError if it takes other arguments, or raises.
 
-    Examples
-    --------
     >>> call("--data", "random:Random", x=3).randrange(1)
     0
     """
@@ -108,7 +94,7 @@ def attempt(action: Callable[[], _Result], said: str) -> _Result:
 
 
 _SAMPLES = 2
-"""Samples checked: two, to find unequal shapes."""
+"""Two, to find unequal shapes."""
 _IGNORED = -100
 """Target that the losses ignore."""
 
@@ -116,20 +102,7 @@ _IGNORED = -100
 def sanity_check(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]) -> None:
     """Compute the loss of the first samples of training and test, and check all labels in memory.
 
-    Changes, draws and sends nothing: the model is in evaluation mode.
-
-    Parameters
-    ----------
-    trainer : Trainer
-    config : Config
-        For the names of model and data.
-    data : tuple of Dataset
-        For training and test.
-
-    Raises
-    ------
-    UsageError
-        Samples, model, loss and labels do not fit; the text names what was expected and found.
+    Changes, draws and sends nothing: the model is in evaluation mode. UsageError names what was expected and found.
     """
     train_step, module = trainer.train_step(), trainer.model.module
     module.eval()
@@ -206,7 +179,7 @@ class _SanityCheck:
 
 
 def _shape(x: Any) -> str:
-    """Return dtype and shape of a batch's array, without the samples, as text."""
+    """Return dtype and shape, without the samples, as text."""
     shape = getattr(x, "shape", None)
     return f"{x.dtype} {tuple(shape[1:])}" if shape else f"of type {type(x).__name__}"
 
