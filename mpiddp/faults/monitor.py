@@ -32,8 +32,8 @@ from .job import Job
 from .watchdog import Watchdog
 
 _MAX_MESSAGES = 4
-_TOLD_S = 5.0
-"""For other nodes to tell of a mismatch."""
+_TOLD_S, _PUBLISHED_S = 5.0, 1.0
+"""For other nodes to tell of a mismatch; for a rank of this node to publish the call that has caused an MPI error."""
 
 
 class GroupMonitor(Resource):
@@ -101,17 +101,21 @@ class GroupMonitor(Resource):
 
     def verify_failed(self, sequence: int, error: Exception) -> None:
         """Raise the mismatch behind an error, if any: it is the better reason."""
+        if not isinstance(error, MismatchError) or isinstance(error, calls.UnknownCallError):
+            self._await_told(error)
         self.verify(sequence)
-        if isinstance(error, MismatchError) and not isinstance(error, calls.UnknownCallError):
-            return
-        self._await_told()
 
-    def _await_told(self) -> None:
-        """Give other nodes time to tell of a mismatch."""
-        deadline = time.monotonic() + _TOLD_S
-        while self._comparison is not None and time.monotonic() < deadline:
+    def _await_told(self, error: BaseException) -> None:
+        """Give other ranks time to publish or tell of a mismatch; raises it."""
+        limit_s = 0.0
+        if self._comparison is not None:
+            limit_s = _TOLD_S
+        elif self._calls is not None and isinstance(error, (MPI.Exception, calls.UnknownCallError)):
+            limit_s = _PUBLISHED_S
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
             self.check()
-            time.sleep(_TOLD_S / 100)
+            time.sleep(_PUBLISHED_S / 20)
 
     def verifying(self, sequence: int, steps: Steps) -> Steps:
         """Run steps, and verify their call."""
@@ -168,7 +172,7 @@ class GroupMonitor(Resource):
     def translate(self, error: BaseException) -> None:
         self._job.failures.translate(error)
         if isinstance(error, MPI.Exception):
-            self._await_told()
+            self._await_told(error)
 
     def _abort(self, error: DistError) -> None:
         if self._link is not None:

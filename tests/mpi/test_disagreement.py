@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import mpiddp as dist
+from mpiddp.algorithms import native
 from mpiddp.faults.calls import Calls
 from mpiddp.mpi import requests
 from mpiddp.shm import segment
@@ -135,6 +138,29 @@ def test_all_ranks_hear_of_it(world, name, late):
     x = ones()
     dist.all_reduce(x)
     assert (x == world.size).all()
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_error_of_mpi_waits_for_the_call_that_has_caused_it(world, monkeypatch, async_op):
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    group = dist.new_group()
+
+    def truncated(*_):
+        raise MPI.Exception(MPI.ERR_TRUNCATE)
+        yield
+
+    if world.rank == 0:
+        monkeypatch.setattr(native, "gather", truncated)
+        with pytest.raises(dist.MismatchError, match=r"rank 0 calls gather #1 of .*, rank . calls barrier #1"):
+            work = dist.gather(ones(), blocks(world.size), 0, group, async_op)
+            work.wait()
+    else:
+        time.sleep(0.3)
+        with pytest.raises(dist.MismatchError, match=r"rank 0 calls gather #1 of .*, rank . calls barrier #1"):
+            dist.barrier(group, async_op=True).wait()
+    dist.barrier()
+    dist.destroy_process_group(group)
 
 
 OTHER_DTYPES = {
