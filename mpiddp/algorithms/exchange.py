@@ -1,11 +1,7 @@
 """Reduction by exchange: each rank gathers one slice from all, reduces it, and distributes it.
 
-Two rounds and 2 (p - 1) / p of the array's bytes from each rank, the least possible [1]_: for reductions that MPI does
-not define, and for all under ``MPIDDP_DETERMINISTIC=1``.
-
-References
-----------
-.. [1] P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009.
+Two rounds and as few bytes as `ring`'s: for reductions that MPI does not define, and for all under
+``MPIDDP_DETERMINISTIC=1``.
 """
 
 from __future__ import annotations
@@ -27,7 +23,6 @@ from .local_reduce import accumulated_in, bounds, reduce_rows, widened
 
 
 def slice_sizes(x: Array, parts: int) -> list[int]:
-    """Return the bytes of nearly equal slices."""
     edges = bounds(x.size, parts, x.itemsize)
     return [x.itemsize * (end - start) for start, end in itertools.pairwise(edges)]
 
@@ -49,7 +44,7 @@ def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], d
 
 
 def in_turn(steps: Callable[[Channel, Array], Steps], link: Channel, x: Array) -> Steps:
-    """Run steps on consecutive pieces of ``x``, whose bytes, widened, fit MPI's counts."""
+    """Run steps on pieces whose bytes, widened, fit MPI's counts."""
     flat, step = x.reshape(-1), max(message.MAX_COUNT // accumulated_in(x.dtype).itemsize, 1)
     for start in range(0, x.size, step):
         yield from steps(link, flat[start : start + step])
@@ -61,7 +56,6 @@ def _is_long(x: Array) -> bool:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
     if _is_long(x) and x.size > 1:
         yield from in_turn(lambda link, piece: all_reduce(link, piece, op), link, x)
         return
@@ -71,7 +65,6 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
 
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce into root's ``x``."""
     if _is_long(x) and x.size > 1:
         yield from in_turn(lambda link, piece: reduce(link, piece, root, op), link, x)
         return
@@ -82,7 +75,6 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce block r of ``x`` into rank r's ``output``."""
     if _is_long(x) and output.size > 1:
         blocks, results = x.reshape(link.size, -1), output.reshape(-1)
         step = max(message.MAX_COUNT // (link.size * accumulated_in(x.dtype).itemsize), 1)

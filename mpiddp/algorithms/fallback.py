@@ -1,4 +1,4 @@
-"""Reductions without shared memory: MPI's own where its result is defined, else tree and exchange."""
+"""Reductions without shared memory: MPI's own where it is defined, else tree and exchange."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ from . import exchange, native, tree
 
 SHORT_BYTES = 1 << 14
 FEW_RANKS = 8
-"""The exchange sends a message to every rank; on more ranks the tree sends fewer."""
+"""On more ranks the tree sends fewer messages."""
 
 
 @functools.lru_cache(1024)
 def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:
-    """Return the module for a reduction."""
     if mpi_op(dtype, op) is None or settings.deterministic():
         return exchange
     return native
 
 
 def choose(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp, size_bytes: int) -> Callable[..., Steps]:
-    """Return the steps of a reduction of ``size_bytes``."""
     module = reduction(dtype, op)
     short = size_bytes <= SHORT_BYTES and link.size > FEW_RANKS and not link.one_node
     if module is exchange and short and hasattr(tree, operation):
@@ -40,5 +38,4 @@ def choose(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp, size_
 
 
 def forget() -> None:
-    """Forget all choices: settings may have changed."""
     reduction.cache_clear()

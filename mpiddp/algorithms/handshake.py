@@ -1,7 +1,7 @@
 """The handshake: an all-gather of calls and arrays' places, before ranks touch each other's memory.
 
 It is the barrier needed anyway; all ranks then choose alike, or raise the same error. Between nodes it also compares
-the hashes of all calls so far (see `faults.calls`).
+hashes of all calls so far.
 """
 
 from __future__ import annotations
@@ -20,26 +20,22 @@ from mpiddp.shm import segment
 from mpiddp.shm.segment import Location
 from mpiddp.typing import Array
 
-# The record of a call; segment and offset; factor; history: 8 bytes each.
+# Call; segment and offset; factor; history.
 _ENTRY = struct.Struct("<qQqqqqdq")
 
 
 class Entries(NamedTuple):
-    """The places and factors of the ranks' arrays."""
-
     segments: Array
     """0 for an ordinary array."""
     offsets: Array
-    """In the segment's region, or the address of an ordinary array; bytes."""
+    """Bytes in the segment's region, or an ordinary array's address."""
     factors: Array
-    """Of PREMUL_SUM; 1 in other reductions."""
+    """Of PREMUL_SUM; else 1."""
 
     def of(self, ranks: Array) -> Entries:
-        """Return the entries of some ranks."""
         return Entries(*(column[ranks] for column in self))
 
     def common_segment(self) -> int:
-        """Return the number of the segment of all arrays, or 0."""
         first = int(self.segments[0])
         return first if first > 0 and (self.segments == first).all() else 0
 
@@ -52,7 +48,7 @@ def exchange(
     root: int = NO_ROOT,
     place: Location | None = None,
 ) -> Steps:
-    """Wait for every rank, and return the `Entries`; one yield, on ``now``; MismatchError on all, if calls differ."""
+    """Wait for every rank; one yield, on ``now``; MismatchError on all, if calls differ."""
     call = make_call(operation, x.dtype, op, x.size, root)
     return _exchange(link, call, place or segment.find(x), 1.0 if op is None or op.factor is None else op.factor)
 
@@ -74,7 +70,7 @@ def _exchange(link: Link, call: Call, place: Location, factor: float) -> Steps:
 
 
 def _history(link: Link) -> int:
-    """Return the hash of all calls; 0 where ranks see each other's."""
+    """Return 0 where ranks see each other's calls."""
     calls = link.find(Calls)
     # in a later step this rank may have made other calls
     return 0 if link.one_node or calls is None or link.now is link.later else calls.history
@@ -90,7 +86,7 @@ def barrier(link: Link) -> Steps:
 
 
 def _find_difference(link: Link) -> Steps:
-    """Exchange the last calls, and raise the first difference on all ranks."""
+    """Raise the first difference, on all ranks."""
     calls = link.find(Calls)
     assert calls is not None, "histories are its"
     calls.history = 0
@@ -101,7 +97,7 @@ def _find_difference(link: Link) -> Steps:
 
 
 def views(node_ranks: tuple[int, ...], entries: Entries, count: int, dtype: np.dtype[Any]) -> list[Array]:
-    """Return the arrays of a node's ranks in one segment, flat."""
+    """Return a node's arrays, flat."""
     found = segment.segment(entries.common_segment())
     return [
         found.view(rank, offset, count, dtype)

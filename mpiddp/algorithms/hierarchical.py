@@ -1,8 +1,7 @@
 """All-reduce over several nodes: reduce in the node, across nodes slice by slice, gather in the node.
 
-Each of n nodes sends 2 (n - 1) / n of the array's bytes; a ring over all ranks up to p times as much, by placement.
-Slices, as many as the smallest node has ranks, cross in parallel, in pieces: one travels to be summed while the one
-before it returns.
+Each of n nodes sends 2 (n - 1) / n of the array's bytes; a ring over all ranks up to p times as much. Slices, as many
+as the smallest node has ranks, cross in parallel, in pieces: one is sent while the one before it returns.
 
 References
 ----------
@@ -33,14 +32,13 @@ from .peer_access import PeerAccess, Views, copied, in_place, place_of
 from .tags import Tag
 
 PIECE_BYTES = 1 << 20
-"""Bytes of a slice that cross at once; more for many nodes, each of which gets a part."""
+"""Of a slice, at once; more for many nodes, each of which gets a part."""
 _PART_BYTES = 1 << 14
-"""Shorter messages cost their latency, not their length."""
+"""Shorter messages cost their latency."""
 
 
 @compares_calls
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
     entries: Entries = yield from handshake.exchange(link, "all_reduce", x, op, place=place_of(x))
     mine = entries.of(link.node_ranks)
     flat = x.reshape(-1)
@@ -59,7 +57,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 def in_place_everywhere(link: Link, segments: Array) -> bool:
-    """Return True if every node's arrays lie in one segment, or it has one."""
+    """Return True if each node's arrays lie in one segment, or it has one rank."""
     by_node = segments[link.by_node]
     lowest = np.minimum.reduceat(by_node, link.node_starts)
     highest = np.maximum.reduceat(by_node, link.node_starts)
@@ -68,7 +66,7 @@ def in_place_everywhere(link: Link, segments: Array) -> bool:
 
 
 def _across(link: Link) -> Channel | None:
-    """Return the ranks with the same slice: alone on one node, None without a slice."""
+    """Return this rank alone on one node, None without a slice."""
     if link.one_node:
         return Channel(link.ranks[link.rank : link.rank + 1], 0, link.now, link.later)
     return link.across
@@ -139,7 +137,6 @@ class _Crossing:
         return received + [comm.Isend(movable(outgoing[rank]), rank, Tag.NODES) for rank in others]
 
     def reduce(self) -> Steps:
-        """Sum this node's part, and send it to the others."""
         yield All(self._requests)
         mine = self._part(self._across.rank)
         reduce_rows(self._op, self._rows, (mine,), 1)
@@ -148,7 +145,6 @@ class _Crossing:
         self._requests = self._post(parts, [mine] * self._across.size)
 
     def gather(self) -> Steps:
-        """Wait for the others' parts, and return the piece."""
         yield All(self._requests)
         return self._out
 
@@ -162,13 +158,12 @@ def _cross(
 ) -> Steps:
     """Reduce a slice over the nodes into ``out``.
 
-    ``summed`` returns this node's sums of some elements, in the accumulation dtype; ``write`` takes a piece's start and
-    result.
+    ``summed`` returns this node's sums, in the accumulation dtype; ``write`` takes a piece's start and result.
     """
     remaining = ReduceOp.SUM if op.name in ("AVG", "PREMUL_SUM") else op
     step = max(max(PIECE_BYTES, across.size * _PART_BYTES) // out.itemsize, 1)
     on_its_way = on_its_way_back = None
-    # the order of all ranks, so that messages match
+    # messages match in this order
     for start in (*range(0, out.size, step), None, None):
         posted = None
         if start is not None:

@@ -13,14 +13,14 @@ from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half, premultiply
 from mpiddp.typing import Array
 
 CHUNK_BYTES = 1 << 17
-"""Largest chunk of a row: shorter ones cost more calls (two rows of 16 MiB: 3.2 ms by 64 KiB, 2.2 ms by 128 KiB)."""
+"""Of a row: shorter ones cost more calls (two rows of 16 MiB: 3.2 ms by 64 KiB, 2.2 ms by this)."""
 CACHE_BYTES = 1 << 19
 """Of all rows: half of a core's second-level cache of 1 to 2 MiB."""
 _LINE_BYTES = 64
 
 
 def bounds(count: int, parts: int, itemsize: int) -> list[int]:
-    """Return the bounds of nearly equal slices on cache lines: no two ranks write to one."""
+    """Bound slices on cache lines: no two ranks write to one."""
     line = max(_LINE_BYTES // itemsize, 1)
     lines = -(-count // line)
     return [min(lines * part // parts * line, count) for part in range(parts)] + [count]
@@ -29,19 +29,10 @@ def bounds(count: int, parts: int, itemsize: int) -> list[int]:
 def reduce_rows(
     op: ReduceOp, rows: Sequence[Array], outs: Sequence[Array], size: int, factors: Sequence[float] | None = None
 ) -> None:
-    """Combine ``rows`` in order, and write the result to all ``outs``.
+    """Combine ``rows``, flat and alike, in order, and write the result to all ``outs``.
 
-    Parameters
-    ----------
-    rows : sequence of arrays
-        Flat, of equal length and dtype.
-    outs : sequence of arrays
-        Each is one of the rows, or shares no memory with any, and then may have another dtype, to which results are
-        rounded once.
-    size : int
-        The divisor of ``AVG``; 1 as a part of a larger reduction.
-    factors : sequence of float, optional
-        The factor of each row (``PREMUL_SUM``).
+    An output is one of the rows, or shares no memory with any and may have another dtype, to which results are rounded
+    once. ``size`` divides for ``AVG``, 1 as a part of a larger reduction; ``factors`` are the rows' (``PREMUL_SUM``).
     """
     dtype, count = rows[0].dtype, rows[0].size
     common = _common_scale(factors)
@@ -50,11 +41,11 @@ def reduce_rows(
     wide = accumulated_in(dtype)
     step = max(min(CHUNK_BYTES, CACHE_BYTES // len(rows)) // dtype.itemsize, 1)
     changing = wide != dtype or factors is not None
-    # In place saves a pass over the cache: the row that it overwrites has been read.
+    # In place saves a pass: the overwritten row has been read.
     in_place = wide == dtype and (outs[0] is rows[0] or (not changing and len(rows) > 1 and outs[0] is rows[1]))
     spare = None if in_place and not changing else np.empty((2, min(step, count)), wide)
     for start in range(0, count, step):
-        if count <= step:  # not cut: for short arrays that is half of the work
+        if count <= step:  # half of the work for short arrays
             parts, targets = rows, outs
         else:
             chunk = slice(start, min(start + step, count))
@@ -86,7 +77,7 @@ def _common_scale(factors: Sequence[float] | None) -> float | None:
 def _combine_converted(
     op: ReduceOp, parts: Sequence[Array], accumulator: Array, spare: Array, factors: Sequence[float] | None
 ) -> None:
-    """Combine parts that are first widened to float32, or multiplied by factors."""
+    """Combine parts widened to float32, or multiplied by factors."""
     for index, part in enumerate(parts):
         target = spare if index else accumulator
         if factors is None:
@@ -101,7 +92,6 @@ def _combine_converted(
 
 
 def accumulated_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return float32 for half types, others as they are."""
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 

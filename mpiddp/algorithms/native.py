@@ -22,7 +22,6 @@ from .tags import Tag
 
 
 def barrier(link: Channel) -> Steps:
-    """Wait for every rank."""
     yield link.now.Ibarrier()
 
 
@@ -31,7 +30,6 @@ def _all(requests: list[MPI.Request]) -> MPI.Request | All:
 
 
 def broadcast(link: Channel, x: Array, root: int) -> Steps:
-    """Copy root's ``x``."""
     sent = movable(x)
     if countable(sent):
         yield link.now.Ibcast(counted(sent), root)
@@ -40,7 +38,6 @@ def broadcast(link: Channel, x: Array, root: int) -> Steps:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
     premultiply(op, x)
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
@@ -52,7 +49,6 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
 
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce into root's ``x``."""
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
     if link.rank == root:
@@ -68,8 +64,7 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce block r of ``x`` into rank r's ``output``."""
-    if np.may_share_memory(output, x):  # in torch the output may be this rank's block; MPI forbids it
+    if np.may_share_memory(output, x):  # MPI forbids an output that is this rank's block
         result = np.empty_like(output)
         yield from reduce_scatter(link, result, x, op)
         output[...] = result
@@ -94,8 +89,7 @@ def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Step
 
 
 def all_gather(link: Channel, output: Array, x: Array) -> Steps:
-    """Gather ``x`` into ``output``."""
-    if np.may_share_memory(output, x):  # as above
+    if np.may_share_memory(output, x):
         x = x.copy()
     if countable(movable(output)):
         yield link.now.Iallgather(movable(x), movable(output))
@@ -104,7 +98,7 @@ def all_gather(link: Channel, output: Array, x: Array) -> Steps:
 
 
 def all_gather_list(link: Channel, outputs: Sequence[Array], x: Array) -> Steps:
-    """Gather ``x``, of any size, into ``outputs``."""
+    """Gather ``x``, of any size."""
     sizes = [output.nbytes for output in outputs]
     if sum(sizes) > message.MAX_COUNT:
         outputs[link.rank][...] = x
@@ -121,13 +115,12 @@ def all_gather_list(link: Channel, outputs: Sequence[Array], x: Array) -> Steps:
 
 
 Blocks = Mapping[int, Array] | Sequence[Array]
-"""Arrays by rank."""
 
 
 def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
     """Send ``inputs[r]`` to each rank r and receive ``outputs[r]``, without packing.
 
-    Messages of several operations keep their order, as all ranks submit these in one order.
+    All ranks submit operations in one order, so that messages keep it.
     """
     requests = []
     for rank, x in _items(inputs):
@@ -141,7 +134,7 @@ def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
 
 
 def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequence[Array]:
-    """Return ``inputs``, copied if messages share host memory with ``outputs``."""
+    """Copy ``inputs`` that share memory with ``outputs``."""
     sent = [*inputs[:rank], *inputs[rank + 1 :]]
     if all(x.base is None for x in (*outputs, *sent)):  # each has memory of its own
         overlap = not {*map(id, outputs)}.isdisjoint(map(id, sent))
@@ -172,9 +165,8 @@ class _Blocks:
         self._status = MPI.Status()
 
     def Test(self) -> bool:  # noqa: N802
-        """Return whether all of them are complete."""
         self._take_early()
-        # one for any sender: one for each would search all unexpected messages as often as there are ranks
+        # from any sender: a probe for each would search all unexpected messages each time
         while self._left:
             message = self._comm.Improbe(MPI.ANY_SOURCE, Tag.BLOCK, self._status)
             if message is None:
@@ -183,7 +175,6 @@ class _Blocks:
         return MPI.Request.Testall(self._requests)
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until all of them are complete."""
         self._take_early()
         while self._left:
             self._sort(self._comm.Mprobe(MPI.ANY_SOURCE, Tag.BLOCK, self._status))
@@ -216,7 +207,6 @@ class _Blocks:
         self._requests.append(message.Irecv(as_message(x, sent_bytes)))
 
     def check(self) -> None:
-        """Raise `MismatchError` if a block had another size."""
         if self._fault:
             raise MismatchError(self._fault)
 
@@ -226,24 +216,20 @@ def _items(blocks: Blocks) -> Iterable[tuple[int, Array]]:
 
 
 def gather(link: Channel, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    """Gather ``x`` into root's ``outputs``."""
     return _exchange(link, outputs or {}, {root: x})
 
 
 def scatter(link: Channel, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    """Scatter root's ``inputs``."""
     return _exchange(link, {root: x}, _apart(inputs, [x], root) if inputs is not None else {})
 
 
 def all_to_all(link: Channel, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    """Send input s to rank s."""
     return _exchange(link, outputs, _apart(inputs, outputs, link.rank))
 
 
 def all_to_all_single(
     link: Channel, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
 ) -> Steps:
-    """Send block s to rank s."""
     if np.may_share_memory(output, x):
         x = x.copy()
     return _exchange(link, _blocks(output, output_counts), _blocks(x, input_counts))

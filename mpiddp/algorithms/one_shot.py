@@ -1,7 +1,7 @@
-"""One shot: every rank writes its short array to eager buffers, and reduces those of all ranks by itself.
+"""One shot: every rank writes its short array to eager buffers, and reduces all ranks' by itself.
 
-Arrays longer than a buffer go in pieces, a shot each. `run` makes a call at once, while nothing is pending; `steps` at
-the head of the group's queue. Reference: the one shot of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
+Arrays longer than a buffer go in pieces, a shot each. `run` makes a call at once, `steps` at the head of the queue.
+Reference: the one shot of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -30,30 +30,26 @@ from mpiddp.typing import Array
 from .local_reduce import accumulated_in, reduce_rows
 
 Cut = Callable[[Array], Array]
-"""Takes a piece out of an array."""
 
 
 class Shot(NamedTuple):
-    """A rank's work in one round, for arrays of one shape and dtype."""
+    """One round, for arrays of one shape and dtype."""
 
     rounds: list[Round]
     shown: Cut | None
-    """Cuts the piece to write out of the input; None without."""
+    """Piece of the input to write."""
     result: Cut
-    """Cuts the piece for the result out of the output."""
+    """Piece of the output for the result."""
     change: Callable[[Array], None] | None
-    """Applied to the piece as written."""
+    """Applied to the written piece."""
     awaited: Callable[[], bool] | None
-    """Returns whether the awaited ranks have arrived."""
+    """True once the awaited ranks have arrived."""
     end: Callable[[Round, Array], None] | None
-    """Makes the result in the array given."""
+    """Makes the result."""
 
 
 class OneShot:
-    """A collective on arrays like ``output`` and ``x`` through a group's eager buffers.
-
-    ``places`` are the positions of output and input among a call's arguments.
-    """
+    """A collective on arrays like ``output`` and ``x``, arguments number ``places``."""
 
     def __init__(
         self,
@@ -69,16 +65,15 @@ class OneShot:
         eager, monitor = link.find(EagerBuffers), link.find(GroupMonitor)
         assert eager is not None and monitor is not None, "chosen where there are some"
         self._link, self._eager, self._monitor, self._call = link, eager, monitor, call
-        self._record = call.pack(0)[8:]  # all after the sequence number
+        self._record = call.pack(0)[8:]  # without the sequence number
         self._output, self._input = places
         self._distinct = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES
         self._shots = list(_SHOTS[operation](link, eager, output, x, op, root))
         self.signature = Signature(link.id, call.name, call, x.dtype, x.shape, output.shape)
-        """Its entries in the flight recorder."""
         self._caller: CodeType | None = None
 
     def run(self, label: str, args: Sequence[Any]) -> None:
-        """Make a call at once; nothing may be pending in this process. A timeout aborts the group."""
+        """Make a call with nothing pending in this process; a timeout aborts the group."""
         link, eager = self._link, self._eager
         link.sequence = sequence = link.sequence + 1
         start = monotonic()
@@ -86,7 +81,7 @@ class OneShot:
         if self._distinct and np.may_share_memory(x, output):
             x = x.copy()
         record = sequence.to_bytes(8, "little") + self._record
-        entry = None  # of the flight recorder; made now for a call that waits, at its end for any other
+        entry = None  # made now for a call that waits, else at its end
         for rounds, shown, result, change, awaited, end in self._shots:
             if not eager.writable() and not eager.spin(eager.writable):
                 entry = self._wait(label, output, eager.writable, start, entry)
@@ -121,9 +116,9 @@ class OneShot:
     def _wait(
         self, label: str, output: Array | None, happened: Callable[[], bool], start: float, entry: Entry | None
     ) -> Entry:
-        """Publish the call for the other ranks and the watchdog, and compare calls during a long wait.
+        """Publish the call to other ranks and the watchdog, and compare calls during a long wait.
 
-        Returns the call's entry in the flight recorder, made here if ``entry`` is None.
+        Returns its entry in the flight recorder, made here if None.
         """
         link, monitor = self._link, self._monitor
         operation = Operation(label, link.members, output, None, True, link.sequence)
@@ -150,9 +145,8 @@ class OneShot:
             requests.poll()
 
     def steps(self, link: Link, *args: Any) -> Steps:
-        """Return the steps of a call, which run at the head of the queue."""
         eager = self._eager
-        # in a later step this rank may have begun other operations
+        # in a later step this rank may have begun others
         record = self._call.pack(0 if link.now is link.later else link.sequence)
         output, x = args[self._output], args[self._input]
         if len(link.queue):
@@ -180,7 +174,7 @@ def _pieces(count: int, itemsize: int) -> Iterator[slice]:
 
 
 def _flat(x: Array) -> Array:
-    """Return ``x`` flat; as bytes if one element exceeds a buffer."""
+    """Flatten; as bytes if one element exceeds a buffer."""
     return x.reshape(-1) if x.itemsize <= BUFFER_BYTES else as_bytes(x)
 
 
@@ -274,7 +268,6 @@ _SHOTS: dict[str, Callable[[Link, EagerBuffers, Array, Array, ReduceOp | None, i
 
 
 def _shown_in(dtype: np.dtype[Any], op: ReduceOp | None) -> np.dtype[Any]:
-    """Return the dtype in the buffers: the accumulation dtype before a factor."""
     return dtype if op is None or op.factor is None else accumulated_in(dtype)
 
 
@@ -283,7 +276,7 @@ def _factor(op: ReduceOp) -> Callable[[Array], None] | None:
 
 
 def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], None]:
-    """Return the function that combines a round's rows, multiplied already."""
+    """Combine a round's rows, multiplied already."""
     combine, averages = getattr(np, combining(op)), op is ReduceOp.AVG
 
     def combined(current: Round, out: Array) -> None:

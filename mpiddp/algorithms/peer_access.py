@@ -1,4 +1,4 @@
-"""Peer access: a rank reads and writes the arrays of its node's ranks in place, between two synchronisations.
+"""Peer access: a rank reads and writes its node's arrays in place, between two synchronisations.
 
 Symmetric arrays are views; ordinary ones the kernel copies (see `shm.cma`), through a buffer in the cache.
 """
@@ -20,11 +20,11 @@ from .handshake import Entries, views
 from .local_reduce import reduce_rows
 
 PIECE_BYTES = 1 << 20
-"""Bytes copied from a rank at once: 16 MiB on 2 ranks took 3.5 ms by 256 KiB, 2.8 by this; longer leave the cache."""
+"""Of a copy: 16 MiB on 2 ranks took 3.5 ms by 256 KiB, 2.8 by this; longer leave the cache."""
 
 
 class PeerAccess(Protocol):
-    """The arrays of all ranks of a node."""
+    """The arrays of a node's ranks."""
 
     def reduce(
         self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
@@ -37,10 +37,9 @@ class PeerAccess(Protocol):
         """Reduce elements of all arrays into one of this rank."""
 
     def write(self, first: int, values: Array) -> None:
-        """Write values to all arrays, from element ``first`` on."""
+        """Write to all arrays, from element ``first`` on."""
 
-    def copy(self, rank: int, into: Array) -> None:
-        """Copy a rank's array into one of this rank."""
+    def copy(self, rank: int, into: Array) -> None: ...
 
 
 class Views:
@@ -52,28 +51,24 @@ class Views:
     def reduce(
         self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
     ) -> None:
-        """See `PeerAccess`; only the rows are read and written."""
         rows = [row[first:last] for row in self._rows]
         reduce_rows(op, rows, [rows[rank] for rank in ranks], size, factors)
 
     def reduce_into(
         self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
     ) -> None:
-        """See `PeerAccess`."""
         reduce_rows(op, [row[first:last] for row in self._rows], (out,), size, factors)
 
     def write(self, first: int, values: Array) -> None:
-        """See `PeerAccess`."""
         for row in self._rows:
             row[first : first + values.size] = values
 
     def copy(self, rank: int, into: Array) -> None:
-        """See `PeerAccess`."""
         as_bytes(into)[...] = as_bytes(self._rows[rank])
 
 
 class Copies:
-    """Ordinary arrays: this rank's, flat, and every rank's address of its own."""
+    """A flat array of this rank, and the addresses of all ranks'."""
 
     def __init__(self, memory: CrossMemory, rank: int, x: Array, addresses: list[int]) -> None:
         self._memory, self._rank, self._own, self._addresses = memory, rank, x, addresses
@@ -96,7 +91,6 @@ class Copies:
     def reduce(
         self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
     ) -> None:
-        """See `PeerAccess`; each reduced piece is copied to its receivers."""
         spare = self._spare(last - first)
         kept = self._rank if self._rank in ranks else ranks[0]
         for start in range(first, last, spare.shape[1]):
@@ -110,14 +104,12 @@ class Copies:
     def reduce_into(
         self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
     ) -> None:
-        """See `PeerAccess`."""
         spare = self._spare(last - first)
         for start in range(first, last, spare.shape[1]):
             stop = min(start + spare.shape[1], last)
             reduce_rows(op, self._rows(start, stop, spare), (out[start - first : stop - first],), size, factors)
 
     def write(self, first: int, values: Array) -> None:
-        """See `PeerAccess`."""
         for rank, address in enumerate(self._addresses):
             if rank == self._rank:
                 self._own[first : first + values.size] = values
@@ -125,7 +117,6 @@ class Copies:
                 self._memory.write(rank, address + first * values.itemsize, values)
 
     def copy(self, rank: int, into: Array) -> None:
-        """See `PeerAccess`."""
         if rank == self._rank:
             as_bytes(into)[...] = as_bytes(self._own)
         else:
@@ -133,12 +124,12 @@ class Copies:
 
 
 def in_place(node: Channel, x: Array, entries: Entries) -> Views | None:
-    """Return the ranks' arrays, if all are symmetric in one segment."""
+    """Return None unless all are symmetric in one segment."""
     return Views(views(node.ranks, entries, x.size, x.dtype)) if entries.common_segment() else None
 
 
 def copied(link: Link, x: Array, entries: Entries) -> Steps:
-    """Return the arrays of this rank's node, or None where the kernel does not copy; collective."""
+    """Return None where the kernel does not copy; collective."""
     memory = link.resource(CrossMemory)
     if not (yield from memory.prepare()):
         return None
@@ -146,6 +137,6 @@ def copied(link: Link, x: Array, entries: Entries) -> Steps:
 
 
 def place_of(x: Array) -> Location:
-    """Return the place of ``x`` in symmetric memory, or its address."""
+    """Return the place in symmetric memory, or the address."""
     place = find(x)
     return place if place.segment else Location(0, address_of(x))

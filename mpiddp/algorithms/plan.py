@@ -1,7 +1,7 @@
 """Plans: all of a call that does not depend on the values in its arrays, and the table that selects its steps.
 
-All ranks select alike, from facts that are alike; symmetry of arrays is not, so algorithms in shared memory decide on
-it after their handshake. "native" is MPI's own algorithm or `fallback`'s. The argument ``algorithm="ring"`` goes before
+Ranks select alike, from facts that are alike; symmetry of arrays is not, so algorithms in shared memory decide on it
+after their handshake. "native" is MPI's own algorithm or `fallback`'s. The argument ``algorithm="ring"`` goes before
 ``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before the table.
 """
 
@@ -30,7 +30,7 @@ from .gpu import table as device_table
 from .one_shot import OneShot
 
 Rows: TypeAlias = tuple[tuple[float, str], ...]
-"""Algorithms, each with the largest number of bytes for which it is the best."""
+"""With the largest number of bytes for which each is best."""
 
 MODULES: dict[str, ModuleType] = {
     "native": native,
@@ -40,15 +40,15 @@ MODULES: dict[str, ModuleType] = {
     "ring": ring,
     "tree": tree,
 }
-"""Each has a function for every operation that it is good for."""
+"""With a function for each operation that they are good for."""
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _IN_MEMORY = ("one_shot", "two_shot")
 ANY_SIZE = float("inf")
 _KIB = 1 << 10
 
-# Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are those of
-# the call's largest array: the output of an all-gather, the input of a reduce-scatter.
+# Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are of the
+# largest array.
 ONE_NODE: dict[str, Rows] = {
     "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
@@ -70,24 +70,22 @@ SEVERAL_NODES: dict[str, Rows] = {
 
 
 class Plan(NamedTuple):
-    """A call, but for the values in its arrays."""
-
     label: str
-    """The operation, with a requested algorithm: "all_reduce by ring"."""
+    """As in "all_reduce by ring"."""
     steps: Callable[..., Steps]
-    """The algorithm, called with the link and the arguments."""
+    """Takes the link and the arguments."""
     call: Call
-    """The record that the ranks compare."""
+    """What the ranks compare."""
     run: Callable[[str, Sequence[Any]], None] | None = None
-    """The same without a generator, for short arrays; None: drive the steps."""
+    """For short arrays; None: drive the steps."""
     trace: Callable[..., Any] | None = None
     """Replaces the steps under ``MPIDDP_DEBUG``."""
     signature: Signature | None = None
-    """Its entries in the flight recorder; None: they depend on the arrays."""
+    """None: depends on the arrays."""
 
 
 class Plans(Resource):
-    """The plans of a group, by all that they depend on."""
+    """By all that they depend on."""
 
     _MAX = 256
 
@@ -97,22 +95,20 @@ class Plans(Resource):
         _all.add(self)
 
     def remember(self, key: Any, plan: Plan) -> Plan:
-        """Keep a plan; forget the others if they are many."""
+        """Forget the others if they are many."""
         if len(self._plans) >= self._MAX:
             self._plans.clear()
         self._plans[key] = plan
         return plan
 
     def forget(self) -> None:
-        """Forget all plans."""
         self._plans.clear()
 
     def close(self) -> None:
-        """Forget all plans, which hold memory of the group."""
         self.forget()
 
     def drop(self, error: DistError) -> None:
-        """Forget all plans: the next call finds the group aborted."""
+        """Let the next call find the group aborted."""
         self.forget()
 
 
@@ -120,7 +116,7 @@ _all: weakref.WeakSet[Plans] = weakref.WeakSet()
 
 
 def forget() -> None:
-    """Forget all groups' plans, as settings may have changed."""
+    """Forget all: settings may have changed."""
     for plans in tuple(_all):
         plans.forget()
     _overrides.cache_clear()
@@ -131,26 +127,25 @@ def forget() -> None:
 _OPERATIONS = {
     "all_gather_single": "all_gather",
     "reduce_scatter_single": "reduce_scatter",
-    # Distinct names: a short call may publish its record in the eager buffers alone, where parts of others must differ.
+    # A short call may publish its record in the eager buffers alone: parts of different calls need different names.
     "inner all_reduce": "all_reduce",
     "inner reduce_scatter": "reduce_scatter",
 }
-"""The table's word for an operation of another name."""
+"""In the table."""
 
 
 def label(name: str, algorithm: str | None) -> str:
-    """Return the label of a call; ranks must ask for the same algorithm."""
+    """Return the name that ranks compare."""
     return name if algorithm is None else f"{name} by {algorithm}"
 
 
 _NAMED_BUCKETS = 256
 BUCKETS = (*(f"DDP bucket {index}" for index in range(_NAMED_BUCKETS)), "a later DDP bucket")
-"""The all-reduces of `DistributedDataParallel`'s gradients."""
+"""Of `DistributedDataParallel`'s gradients."""
 _OPERATIONS |= dict.fromkeys(BUCKETS, "all_reduce")
 
 
 def bucket_name(index: int) -> str:
-    """Return the name of a bucket's all-reduce."""
     return BUCKETS[min(index, _NAMED_BUCKETS)]
 
 
@@ -158,7 +153,7 @@ for _name in BUCKETS:
     register_name(_name)
 for _name in (*ONE_NODE, *(set(_OPERATIONS) - set(BUCKETS))):
     for _algorithm in (*MODULES, "one_shot", *device_table.ALGORITHMS):
-        register_name(label(_name, _algorithm))  # ranks can name the algorithm that others asked for
+        register_name(label(_name, _algorithm))  # ranks can name what others asked for
 
 
 def make(
@@ -173,18 +168,14 @@ def make(
     places: tuple[int, int] = (0, 0),
     count: int | None = None,
 ) -> Plan:
-    """Return the plan of a collective; ValueError if the requested algorithm does not do it in this group.
+    """Return the plan; ValueError if the requested algorithm does not do it in this group.
 
-    Parameters
-    ----------
-    places : tuple of int
-        The positions of output and input among the arguments of the steps.
-    count : int, optional
-        The number of elements to be equal on all ranks; that of ``x`` by default.
+    ``places`` are the positions of output and input among the steps' arguments; ``count`` elements, by default those of
+    ``x``, are to be equal on all ranks.
     """
     operation = _OPERATIONS.get(name, name)
     if operation in _REDUCING:
-        check(x.dtype, op)  # also refuses None, as all that is no ReduceOp
+        check(x.dtype, op)  # refuses all that is no ReduceOp
     largest = output if operation == "all_gather" else x
     count = x.size if count is None else count
     compared = None if name in BUCKETS else op  # nobody wrote a bucket's reduction
@@ -206,7 +197,6 @@ NOTHING: Array = np.empty(0, np.uint8)
 
 
 def barrier(link: Link) -> Plan:
-    """Return the plan of a barrier, whose argument is None."""
     if link.find(EagerBuffers) is not None:
         call = make_call("barrier")
         shots = OneShot(link, "barrier", call, NOTHING, NOTHING)
@@ -216,7 +206,7 @@ def barrier(link: Link) -> Plan:
 
 
 def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Return the steps of an all-reduce or a reduce-scatter inside of another operation."""
+    """Return the steps for a part of another operation."""
     plans = link.resource(Plans)
     key = (name, None, op, x.dtype, x.shape, output.shape, type(x))
     plan = plans.get(key) or plans.remember(key, make(link, f"inner {name}", None, output, x, op, places=_PLACES[name]))
@@ -227,7 +217,6 @@ _PLACES = {"all_reduce": (0, 0), "reduce_scatter": (0, 1)}
 
 
 def plain(steps: Callable[..., Steps], call: Call) -> Plan:
-    """Return the plan of a call whose steps are known."""
     return Plan(call.name, steps, call.marked() if is_self_comparing(steps) else call)
 
 
@@ -262,7 +251,6 @@ def moving(operation: str, link: Link, *arrays: Array) -> tuple[Callable[..., St
 
 
 def offering(operation: str) -> list[str]:
-    """Return the names of the algorithms that can do ``operation``."""
     return ["one_shot", *(name for name, module in MODULES.items() if hasattr(module, operation))]
 
 
@@ -283,7 +271,7 @@ def _overrides() -> dict[str, str]:
 
 
 def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
-    """Return a group's rows of the table, or the one before it."""
+    """Return the table's rows, or the one algorithm that was asked for."""
     chosen = _overrides().get(operation) if algorithm is None else _checked(operation, algorithm)
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
@@ -298,10 +286,8 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
 
 
 def _available(name: str, link: Link) -> str:
-    """Return the algorithm's name, or its substitute without eager buffers."""
     return "native" if name == "one_shot" and link.find(EagerBuffers) is None else name
 
 
 def algorithm_of(operation: str, link: Link, size_bytes: int, algorithm: str | None = None) -> str:
-    """Return the name of the algorithm that runs."""
     return next(name for limit, name in rows(operation, link, algorithm) if size_bytes <= limit)

@@ -1,7 +1,7 @@
 """Ring collectives: each rank sends to the next one only, 2 (p - 1) / p of the array's bytes in all.
 
 No rank and no link carries more than any other [1]_. Slice r is summed from rank r + 1 around to rank r. A `Transport`
-sends the parts and says where sums are formed: here on the host.
+sends the parts and says where sums are formed.
 
 References
 ----------
@@ -30,23 +30,21 @@ from .tags import Tag
 
 
 class Transport(Protocol):
-    """A way for parts of an array to the next rank of a ring."""
-
     rank: int
     size: int
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of computations on parts: a device's stream."""
+        """Return the context of sums: a device's stream."""
 
     def load(self, x: Array) -> None:
-        """Load ``x`` for the next `shift`; it stays unchanged until then."""
+        """Load ``x``, unchanged until the next `shift`."""
 
     def shift(self, target: Array) -> Steps:
         """Send the loaded part to the next rank; receive and load ``target`` from the one before."""
 
 
 class HostTransport:
-    """Parts in host memory; the first message is sent on ``now``, all others on ``later``."""
+    """The first message is sent on ``now``, all others on ``later``."""
 
     def __init__(self, link: Channel) -> None:
         self.rank, self.size = link.rank, link.size
@@ -54,27 +52,24 @@ class HostTransport:
         self._loaded: Array = np.empty(0)
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that does nothing."""
         return contextlib.nullcontext()
 
     def load(self, x: Array) -> None:
-        """See `Transport`."""
         self._loaded = x
 
     def shift(self, target: Array) -> Steps:
-        """See `Transport`."""
         yield exchange(self._comm, self.rank, self.size, Tag.RING, movable(self._loaded), movable(target))
         self._comm, self._loaded = self._later, target
 
 
 def exchange(comm: MPI.Intracomm, rank: int, size: int, tag: int, outgoing: object, incoming: object) -> All:
-    """Send a message to the next rank and receive one from the rank before."""
+    """Send to the next rank and receive from the one before."""
     before, after = (rank - 1) % size, (rank + 1) % size
     return All([comm.Irecv(incoming, before, tag), comm.Isend(outgoing, after, tag)])
 
 
 def reduce_around(transport: Transport, parts: Sequence[Array], op: ReduceOp) -> Steps:
-    """Reduce part r over all ranks, for all r; return this rank's in the accumulation dtype."""
+    """Reduce part r to rank r; return this rank's in the accumulation dtype."""
     rank, size = transport.rank, transport.size
     with transport.computing():
         carried = widened(op, parts[(rank - 1) % size])
@@ -93,19 +88,18 @@ def reduce_around(transport: Transport, parts: Sequence[Array], op: ReduceOp) ->
 
 
 def _summand(op: ReduceOp, x: Array) -> Array:
-    """Return a flat summand, copied only if widened or multiplied."""
+    """Copy only to widen or multiply."""
     return x if op.factor is None and accumulated_in(x.dtype) == x.dtype else widened(op, x)
 
 
 def gather_around(transport: Transport, parts: Sequence[Array]) -> Steps:
-    """Copy rank r's part r to all ranks, for all r."""
+    """Copy rank r's part r to all ranks."""
     transport.load(parts[transport.rank])
     for step in range(1, transport.size):
         yield from transport.shift(parts[(transport.rank - step) % transport.size])
 
 
 def all_reduce_around(transport: Transport, flat: Array, op: ReduceOp) -> Steps:
-    """Reduce ``flat`` in place."""
     edges = bounds(flat.size, transport.size, flat.itemsize)
     parts = [flat[edges[rank] : edges[rank + 1]] for rank in range(transport.size)]
     reduced = yield from reduce_around(transport, parts, op)
@@ -115,18 +109,15 @@ def all_reduce_around(transport: Transport, flat: Array, op: ReduceOp) -> Steps:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
     return all_reduce_around(HostTransport(link), x.reshape(-1), op)
 
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce block r of ``x`` into rank r's ``output``."""
     reduced = yield from reduce_around(HostTransport(link), list(x.reshape(link.size, -1)), op)
     assign(output.reshape(-1), reduced)
 
 
 def all_gather(link: Channel, output: Array, x: Array) -> Steps:
-    """Gather ``x`` into ``output``."""
     blocks = list(output.reshape(link.size, -1))
     blocks[link.rank][...] = x.reshape(-1)
     yield from gather_around(HostTransport(link), blocks)

@@ -1,6 +1,6 @@
 """Reduction along a binomial tree, and all-reduce by recursive doubling: about log2 p rounds, for short arrays.
 
-A rank's first message meets another rank's last, so all are sent at the head of the queue.
+A rank's first message meets another's last: all are sent at the head of the queue.
 
 References
 ----------
@@ -32,7 +32,6 @@ def _receive(link: Channel, x: Array, rank: int) -> MPI.Request:
 
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce into root's ``x``."""
     yield READY
     carried = widened(op, x)
     incoming = np.empty_like(carried)
@@ -51,7 +50,6 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
     yield READY
     carried = widened(op, x)
     incoming = np.empty_like(carried)

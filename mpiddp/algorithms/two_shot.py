@@ -2,10 +2,9 @@
 
 After the handshake the arrays' places decide:
 
-- Symmetric arrays, unless short, are reduced in place, at about the cost of one copy of the array.
+- Symmetric arrays, unless short, are reduced in place, at about the cost of one copy.
 - Long ordinary arrays are, too, by the kernel's copies (see `peer_access`).
-- Others pass through a scratch, chunk by chunk; in one shot, in which every rank reduces all, for two ranks and for
-  short arrays.
+- Others pass through a scratch in chunks; for two ranks and for short arrays in one shot: every rank reduces all.
 
 The barriers are MPI's: a flag to spin on does not see a failure. Reference: the two shots of PyTorch's symmetric memory
 and NVIDIA's TensorRT-LLM.
@@ -34,11 +33,9 @@ from .local_reduce import bounds, reduce_rows
 from .peer_access import PeerAccess, copied, in_place, place_of
 
 COPY_BYTES = 1 << 22
-"""Longer ordinary arrays are copied by the kernel, whose costs exceed the saved copies below."""
+"""Below, the kernel's copies cost more."""
 ONE_SHOT_BYTES = 1 << 17
-"""Shorter arrays go through the scratch in one shot, which takes a barrier less; longer ones of more than two ranks in
-two, in which every rank reads less.
-"""
+"""One shot saves a barrier; in two, more than two ranks read less."""
 _ONE_SHOT_CHUNK_BYTES = 1 << 20
 _BEGUN = Location(-1, 0)
 """The first chunk is in the scratch."""
@@ -47,15 +44,15 @@ _BEGUN = Location(-1, 0)
 class _Access(NamedTuple):
     entries: Entries
     peers: PeerAccess | None
-    """All ranks' arrays; None: through the scratch."""
+    """None: through the scratch."""
     begun: bool = False
-    """True if all ranks' first chunks are in the scratch."""
+    """All first chunks are in the scratch."""
 
 
 def _meet(
     link: Link, pipeline: Pipeline, operation: str, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT
 ) -> Steps:
-    """Wait for every rank; return the `_Access`, None for messages only."""
+    """Wait for every rank; return None for messages only."""
     long = x.nbytes > COPY_BYTES
     place = place_of(x) if long else NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment and (not long or link.resource(CrossMemory).fault) and pipeline.begin():
@@ -77,20 +74,18 @@ def _factors(op: ReduceOp, entries: Entries) -> list[float] | None:
 
 @compares_calls
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
     if not (yield from _reduce(link, "all_reduce", x, op, NO_ROOT)):
         yield from fallback.reduction(x.dtype, op).all_reduce(link.after(), x, op)
 
 
 @compares_calls
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce into root's ``x``."""
     if not (yield from _reduce(link, "reduce", x, op, root)):
         yield from fallback.reduction(x.dtype, op).reduce(link.after(), x, root, op)
 
 
 def _reduce(link: Link, operation: str, x: Array, op: ReduceOp, root: int) -> Steps:
-    """Reduce into root's ``x``, or all ranks'; return False without shared memory."""
+    """Reduce into root's or, without a root, all ranks' ``x``; return False without shared memory."""
     factors: list[float] | None = None
     gets_result = root in (NO_ROOT, link.rank)
     flat = x.reshape(-1)
@@ -149,13 +144,12 @@ def _own_slice(link: Link, start: int, stop: int, x: Array) -> tuple[int, int]:
 
 
 def _lies_in_others(part: Array, whole: Array, rank: int) -> bool:
-    """Return True if ``part`` shares memory with other ranks' blocks of ``whole``."""
+    """Return True if ``part`` shares memory with others' blocks of ``whole``."""
     return np.may_share_memory(part, whole) and address_of(part) != address_of(whole) + rank * part.nbytes
 
 
 @compares_calls
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce block r of ``x`` into rank r's ``output``."""
     if _lies_in_others(output, x, link.rank):
         apart = np.empty_like(output)
         yield from reduce_scatter(link, apart, x, op)
@@ -191,7 +185,6 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
 
 @compares_calls
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    """Gather ``x`` into ``output``."""
     if _lies_in_others(x, output, link.rank):
         x = x.copy()
     source = as_bytes(x)
@@ -215,7 +208,6 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
 
 @compares_calls
 def broadcast(link: Link, x: Array, root: int) -> Steps:
-    """Copy root's ``x``."""
     target = as_bytes(x)
 
     def put(start: int, stop: int, buffers: list[Array]) -> None:

@@ -1,4 +1,4 @@
-"""Collectives of one rank on devices: kernels on the program's own stream, without a wait of the host."""
+"""Collectives of one rank: kernels on the program's own stream, without a wait of the host."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ from mpiddp.typing import Array
 
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
-    """Do nothing."""
     yield READY
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Multiply ``x`` by the factor of ``op``."""
     with at(place_of(x)):
         premultiply(op, x)
     yield READY
 
 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Multiply ``x`` by the factor of ``op``."""
     return all_reduce(link, x, op)
 
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Copy ``x``, times the factor of ``op``."""
     _copy(output, x)
     return all_reduce(link, output, op)
 
@@ -42,27 +38,22 @@ def _copy(output: Array, x: Array) -> None:
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    """Copy ``x``."""
     return all_to_all(link, [output], [x])
 
 
 def all_gather_list(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
-    """Copy ``x``."""
     return all_to_all(link, outputs, [x])
 
 
 def gather(link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    """Copy ``x``."""
     return all_to_all(link, outputs or (), [x])
 
 
 def scatter(link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    """Copy the input."""
     return all_to_all(link, [x], inputs or ())
 
 
 def all_to_all(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    """Copy the input."""
     for output, x in zip(outputs, inputs, strict=True):
         _copy(output, x)
     yield READY
@@ -71,5 +62,4 @@ def all_to_all(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) ->
 def all_to_all_single(
     link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
 ) -> Steps:
-    """Copy ``x``."""
     return all_to_all(link, [output], [x])

@@ -17,19 +17,17 @@ class AnyOf:
         self._awaited = awaited
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Test each; return whether one has happened."""
         return bool(sum([each.Test() for each in self._awaited]))
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until one has happened."""
         while not self.Test():
             os.sched_yield()
 
 
 def run_concurrently(generators: Sequence[Steps]) -> Steps:
-    """Run all ``generators`` to their ends, as one operation.
+    """Run all to their ends, as one operation.
 
-    They overtake each other, differently on each rank: their messages need tags of their own.
+    They overtake each other: their messages need tags of their own.
     """
     waiting: dict[int, Awaited] = {}
     ready = list(range(len(generators)))

@@ -1,7 +1,7 @@
 """CUDA IPC: GPU memory mapped by all ranks of a node, in segments as in `mpiddp.shm.segment`.
 
 Mapped memory is tried: every rank writes to every peer, which reads it, and all agree on the outcome. A region without
-arrays serves the group's next array. It is freed with the group, because others map it: barrier, unmap, barrier, free.
+arrays serves the group's next one. It is freed with the group: barrier, unmap, barrier, free.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from mpiddp.typing import Array
 
 
 class Lease:
-    """Held by the arrays in this rank's region, which is in use meanwhile."""
+    """Held by the arrays in this rank's region."""
 
 
 class DeviceSegment:
-    """Memory of some ranks of a node, mapped by this process; ``starts`` are the world ranks' regions here."""
+    """Memory of a node's ranks; ``starts``: the world ranks' regions here."""
 
     def __init__(self, number: int, memory: ipc.Memory, starts: dict[int, int], mine: int) -> None:
         self.number, self.memory = number, memory
@@ -39,11 +39,10 @@ class DeviceSegment:
         self._lease: weakref.ref[Lease] | None = None
 
     def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return elements of a world rank's region, flat."""
         return ipc.array(self._starts[rank] + offset, count * dtype.itemsize, self, self.memory.device).view(dtype)
 
     def free(self) -> bool:
-        """Return whether no array of the program lies in it."""
+        """Return True without arrays of the program."""
         return self._lease is None or self._lease() is None
 
     def lease(self, nbytes: int) -> Array:
@@ -54,7 +53,6 @@ class DeviceSegment:
         return ipc.array(self.start, nbytes, lease, self.memory.device)
 
     def unmap(self) -> None:
-        """Unmap the peers' regions."""
         for rank, start in self._starts.items():
             if rank != self._mine:
                 ipc.close_handle(start, self.memory.device)
@@ -66,14 +64,11 @@ _starts: list[int] = []
 
 
 class Segments(Resource):
-    """The segments of a group."""
-
     def __init__(self, link: Link) -> None:
         self._link = link
         self._segments: list[DeviceSegment] = []
 
     def free(self, device: int) -> list[DeviceSegment]:
-        """Return a device's segments without arrays of the program."""
         return [each for each in self._segments if each.memory.device == device and each.free()]
 
     def add(self, made: DeviceSegment) -> None:
@@ -83,7 +78,6 @@ class Segments(Resource):
         insort(_starts, made.start)
 
     def close(self) -> None:
-        """Free all segments."""
         if self._segments:
             self._forget()
             unmap_together(self._link, self._segments)
@@ -102,7 +96,7 @@ class Segments(Resource):
 
 
 def unmap_together(link: Link, segments: Sequence[DeviceSegment]) -> None:
-    """Unmap the peers' regions before any rank frees its own; collective."""
+    """Unmap before any rank frees; collective."""
     link.later.Ibarrier().Wait()
     for each in segments:
         each.unmap()
@@ -110,13 +104,12 @@ def unmap_together(link: Link, segments: Sequence[DeviceSegment]) -> None:
 
 
 def unmap_when_idle(segment: DeviceSegment) -> None:
-    """Unmap the peers' regions, unless kernels may still use them."""
+    """Unmap, unless kernels may still use it."""
     if stream.idle(segment.memory.device):
         segment.unmap()
 
 
 def find(x: Array) -> Location:
-    """Return the place of a device array, or `NOWHERE`."""
     address = ipc.address(x)
     index = bisect_right(_starts, address) - 1
     if index < 0 or not x.nbytes:
@@ -128,19 +121,15 @@ def find(x: Array) -> Location:
 
 
 def segment(number: int) -> DeviceSegment | None:
-    """Return a segment that this process maps."""
     return _segments.get(number)
 
 
 _MOST_FREE = 16
-_FIT = 2  # of a region to its array
+_FIT = 2
 
 
 def empty(link: Link, nbytes: int) -> Steps:
-    """Find or make memory of ``nbytes`` for each rank, on the current device.
-
-    The steps' value is this rank's region, or None and the fault, alike on all ranks.
-    """
+    """Find or make ``nbytes`` for each rank, on the current device; return one's region, or None and the fault."""
     kept, device = link.resource(Segments), place.here()
     fits = [each.number for each in kept.free(device) if nbytes <= each.memory.nbytes <= _room(nbytes)]
     told = np.zeros((link.size, 1 + _MOST_FREE), np.int64)
@@ -172,7 +161,7 @@ def _room(nbytes: int) -> int:
 
 
 def _in_common(told: Array, nodes: tuple[int, ...]) -> dict[int, int] | None:
-    """Return a segment of each node that is free on all its ranks."""
+    """Return a segment of each node, free on all its ranks."""
     common: dict[int, set[int]] = {}
     for row, node in zip(told.tolist(), nodes, strict=True):
         free = set(row) - {0}
@@ -218,7 +207,7 @@ def make(node: Channel, everybody: Channel, nbytes: int, device: int) -> Steps:
 
 
 def agreed(everybody: Channel, fault: str) -> Steps:
-    """Return this rank's fault, or that another rank has one."""
+    """Return this rank's fault, or that another has one."""
     worst = np.array([bool(fault)], np.int64)
     yield everybody.later.Iallreduce(MPI.IN_PLACE, worst, MPI.MAX)
     return fault or ("another rank cannot" if worst[0] else "")
@@ -227,7 +216,7 @@ def agreed(everybody: Channel, fault: str) -> Steps:
 def _try(node: Channel, tried: DeviceSegment) -> Steps:
     """Write to every peer's memory and read one's own; return the fault.
 
-    Each rank waits for its device before a barrier: a kernel's fault then is an error of its rank alone.
+    Each rank waits for its device before a barrier: a kernel's fault then is its own.
     """
     kind = np.dtype(np.int64)
     views = [tried.view(rank, 0, node.size, kind) for rank in node.ranks]

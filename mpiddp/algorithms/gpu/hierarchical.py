@@ -1,8 +1,6 @@
-"""All-reduce of device arrays over several nodes: shared memory of a node's GPUs, and rings across nodes.
+"""All-reduce of device arrays over several nodes: by shared memory in a node, and by rings across nodes.
 
-As in `hierarchical` on the host, slices cross in parallel, each by a ring. With n nodes of p ranks a rank sends
-2 (n - 1) / n of its slice of S / p bytes; in a ring over all ranks 2 (n p - 1) / (n p) S. Symmetric arrays (see
-`cuda_ipc`) are reduced in place, others piece by piece in the node's scratch.
+Symmetric arrays (see `cuda_ipc`) are reduced in place, others piece by piece in the node's scratch.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from .scratch import DeviceScratch
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
     ready = stream.ready(x)
     entries: Entries = yield from handshake.exchange(link, "all_reduce", x, op, place=cuda_ipc.find(x))
     mine, flat = entries.of(link.node_ranks), x.reshape(-1)

@@ -1,7 +1,7 @@
 """Collectives by NCCL, for groups of ``backend="nccl"`` with a GPU for each rank.
 
-An operation is one kernel on the group's stream behind the program's, complete by an event. Operations that NCCL lacks,
-or defines differently, run as without it.
+One kernel on the group's stream behind the program's, complete by an event. What NCCL lacks, or defines differently,
+runs as without it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from mpiddp.typing import Array
 
 
 class Connection(Resource):
-    """The NCCL communicator of a group, ``number``, and its stream.
-
-    A stream for each group: on a common one, ranks that call in different orders would deadlock.
-    """
+    """A communicator and its own stream: on a common one, ranks that call in different orders would deadlock."""
 
     def __init__(self, link: Link, number: Any) -> None:
         self.communicator = nccl.Communicator(link.size, number, link.rank)
@@ -43,19 +40,18 @@ class Connection(Resource):
         return stream.after(self._role, arrays[0])
 
     def close(self) -> None:
-        """Destroy the communicator."""
         ipc.settle(self.communicator.device)
         self.communicator.destroy()
         stream.drop(self._role)
 
     def drop(self, error: DistError) -> None:
-        """Abort the communicator, whose kernels would wait for ever."""
+        """Abort: kernels would wait for ever."""
         self.communicator.abort()
         stream.drop(self._role)
 
 
 def connect(link: Link, wanted: bool) -> str | None:
-    """Connect a new group by NCCL, if all its ranks want and can; return the reason why not; collective."""
+    """Connect if all ranks want and can; return the reason why not; collective."""
     anybody = np.array([wanted], np.int8)
     link.now.Allreduce(MPI.IN_PLACE, anybody, MPI.MAX)
     if not anybody[0]:
@@ -74,7 +70,6 @@ def connect(link: Link, wanted: bool) -> str | None:
 
 
 def connected(link: Link) -> bool:
-    """Return whether a group has a communicator."""
     return link.find(Connection) is not None
 
 
@@ -85,7 +80,6 @@ def _of(link: Link) -> Connection:
 
 
 def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
-    """Return whether a group's ``operation`` on device arrays goes by NCCL."""
     if not connected(link):
         return False
     if operation in ("broadcast", "all_gather"):
@@ -95,13 +89,12 @@ def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) 
 
 
 def _apart(x: Array, output: Array) -> Array:
-    """Return ``x``, copied if it shares memory with ``output``."""
+    """Copy ``x`` if it shares memory with ``output``."""
     shared = array_namespace(x).may_share_memory(x, output)
     return x.copy() if shared else x
 
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
-    """Copy root's ``x``."""
     group = _of(link)
     side = group.after(x)
     group.communicator.broadcast(x, root, side)
@@ -109,7 +102,6 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    """Gather ``x`` into ``output``."""
     group = _of(link)
     side = group.after(x, output)
     with stream.on(side):
@@ -118,7 +110,6 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
     group = _of(link)
     side = group.after(x)
     with stream.on(side):
@@ -129,7 +120,6 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce into root's ``x``."""
     group = _of(link)
     side = group.after(x)
     with stream.on(side):
@@ -144,7 +134,6 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce block r of ``x`` into rank r's ``output``."""
     group = _of(link)
     side = group.after(x, output)
     with stream.on(side):

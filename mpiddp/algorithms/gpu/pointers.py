@@ -1,6 +1,6 @@
 """Collectives by device pointers, where MPI is known to take them.
 
-MPI knows no streams: a collective begins with an event of the kernels queued before, and ends with that of its own.
+MPI knows no streams: a collective begins with an event of the kernels queued before, and ends with its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from .staged import through_host
 
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
-    """Copy root's ``x``."""
     yield stream.ready(x)
     yield from native.broadcast(link.after(), x, root)
 
@@ -30,9 +29,9 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
 def _moved(
     algorithm: Callable[..., Steps], link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
 ) -> Steps:
-    """Run an algorithm of messages between arrays, which copies this rank's own block itself.
+    """Run an algorithm of messages, which copies this rank's own block itself.
 
-    Arrays on several devices go through the host, as kernels do not reach another device's memory.
+    Arrays on several devices go through the host: kernels do not reach another device's memory.
     """
     arrays = [*reads, *writes]
     if len({place_of(x) for x in arrays}) > 1:
@@ -41,46 +40,37 @@ def _moved(
     yield stream.ready(arrays[0])
     side = stream.side("add", arrays[0])
     yield from stream.under(side, algorithm(link.after(), *args))
-    yield stream.mark(side)  # holds arrays until then: the algorithm has dropped its own references
+    yield stream.mark(side)  # holds arrays until then
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    """Gather ``x`` into ``output``."""
     return all_gather_list(link, list(output.reshape(link.size, *x.shape)), x)
 
 
 def all_gather_list(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
-    """Gather ``x`` into ``outputs``."""
     return _moved(native.all_to_all, link, [x], outputs, outputs, [x] * link.size)
 
 
 def gather(link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    """Gather ``x`` into root's ``outputs``."""
     return _moved(native.gather, link, [x], outputs or (), outputs, x, root)
 
 
 def scatter(link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    """Scatter root's ``inputs``."""
     return _moved(native.scatter, link, inputs or (), [x], x, inputs, root)
 
 
 def all_to_all(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    """Send input s to rank s."""
     return _moved(native.all_to_all, link, inputs, outputs, outputs, inputs)
 
 
 def all_to_all_single(
     link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
 ) -> Steps:
-    """Send block s to rank s."""
     return _moved(native.all_to_all_single, link, [x], [output], output, x, output_counts, input_counts)
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place, by MPI's own reduction.
-
-    Not for Open MPI, whose non-blocking reductions read device memory on the host and crash (ompi#9845, #12045).
-    """
+    """Reduce by MPI; Open MPI's non-blocking reductions read on the host and crash (ompi#9845, #12045)."""
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
     side = stream.after("add", x)
@@ -94,7 +84,6 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce into root's ``x``."""
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
     side = stream.after("add", x)
@@ -117,13 +106,12 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
 
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce block r of ``x`` into rank r's ``output``."""
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
     side = stream.after("add", x)
-    stream.follow(side, stream.ready(output))  # which may lie on another device
+    stream.follow(side, stream.ready(output))  # perhaps on another device
     with stream.on(side):
-        # MPI forbids an output that is this rank's block; and a factor must not change x.
+        # MPI forbids an output that is this rank's block, and a factor must not change x.
         sent, result = x.copy(), array_namespace(x).empty_like(output)
         premultiply(op, sent)
     yield stream.mark(side)

@@ -1,4 +1,4 @@
-"""The probe's job, started by `mpi.probe`: it gives device pointers to MPI, checks the values, and may crash.
+"""The probe's job (see `mpi.probe`): it gives device pointers to MPI, checks the values, and may crash.
 
 Rank 0 writes JSON lines: the library, the begin of the trial, its outcome.
 """
@@ -28,21 +28,20 @@ from . import pointers, ring
 
 _SHORT = (1, 3_001)
 _LONG = (200_003, 3_000_017)
-"""Elements: eager messages, and those that MPI announces, cuts, or lets the network fetch."""
+"""Elements: eager messages, and those that MPI announces or cuts."""
 _DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64", "complex64")
 _OPS = (*(op for op in REDUCTIONS if op.name != "PREMUL_SUM"), ReduceOp.PREMUL_SUM(0.5))
 
 Check = Iterator[tuple[str, Array, Any]]
-"""A call's name, its result, and the elements expected."""
+"""Name, result, expected elements."""
 
 
 def _rows(link: Link, length: int, dtype: str = "float32") -> list[np.ndarray[Any, Any]]:
-    """Return every rank's array, of small numbers with exact sums and products."""
+    """Of small numbers, with exact sums and products."""
     return [((np.arange(length) + rank) % 3).astype(dtype) for rank in range(link.size)]
 
 
 def point_to_point(link: Link) -> Check:
-    """Send and receive as programs and algorithms do."""
     p2p_device.by_address = True
     rank, onward, back = link.rank, (link.rank + 1) % link.size, (link.rank - 1) % link.size
     for length in (*_SHORT, *_LONG):
@@ -95,7 +94,6 @@ def _blocks(link: Link, xs: list[np.ndarray[Any, Any]]) -> Check:
 
 
 def collectives(link: Link) -> Check:
-    """Broadcast, and reduce by MPI's own reductions."""
     for dtype in _DTYPES:
         for length in (*_SHORT, *(_LONG if dtype == "float32" else ())):
             xs = _rows(link, length, dtype)
@@ -133,7 +131,6 @@ def _reductions(link: Link, xs: list[np.ndarray[Any, Any]], op: ReduceOp) -> Che
 
 
 def main(kind: str) -> int:
-    """Try one kind, and return the exit code."""
     announced = settings.launch()
     fault, count = device.cuda_fault(), device.device_count()
     if count:  # before MPI, which may use the device when it starts

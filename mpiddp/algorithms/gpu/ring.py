@@ -21,11 +21,10 @@ from .concurrently import run_concurrently
 
 RINGS = 2
 PART_BYTES = 1 << 23
-"""Longest message."""
 
 
 class PointerTransport:
-    """Parts in device memory, whose addresses MPI takes, on ``later`` with a tag of their own."""
+    """On ``later``, with a tag of its own."""
 
     def __init__(self, link: Channel, like: Array, tag: int) -> None:
         self.rank, self.size = link.rank, link.size
@@ -36,25 +35,20 @@ class PointerTransport:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Make the stream of the sums current."""
         with stream.on(self._side):
             yield
         self._computed = stream.mark(self._side)
 
     def load(self, x: Array) -> None:
-        """Let the next `shift` send ``x``."""
         self._loaded = x
 
     def shift(self, target: Array) -> Steps:
-        """Send the loaded part and receive ``target``, which is loaded then."""
         yield self._computed  # also the former use of target's memory
         yield ring.exchange(self._comm, self.rank, self.size, self._tag, movable(self._loaded), movable(target))
         self._computed, self._loaded = READY, target
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
-
     def steps(pieces: list[Array], tag: int) -> Steps:
         transport = PointerTransport(link, x, tag)
         for piece in pieces:
@@ -64,7 +58,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
 
 
 def by_rings(x: Array, ranks: int, part_bytes: int, rings: int, steps: Callable[[list[Array], int], Steps]) -> Steps:
-    """Deal pieces of ``x`` out to ``rings`` rings at most, alike on all ranks; ``steps`` returns those of one."""
+    """Deal pieces to at most ``rings`` rings, alike on all ranks; ``steps`` returns those of one."""
     yield stream.ready(x)
     flat = x.reshape(-1)
     longest = max(part_bytes // x.itemsize, 1) * ranks

@@ -1,4 +1,4 @@
-"""Staging memory of a node for device arrays, mapped by CUDA IPC, else pinned memory of the host for every GPU."""
+"""Staging memory of a node for device arrays, by CUDA IPC, else pinned memory of the host for every GPU."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from mpiddp.typing import Array
 from . import cuda_ipc
 
 PIECE_BYTES = 1 << 24
-"""Longest piece of a rank."""
+"""Of a rank."""
 
 
 class DeviceScratch(Resource):
-    """Staging memory of a group: three buffers a rank, used in rounds with a barrier between any two."""
+    """Three buffers a rank, used in rounds with a barrier between any two."""
 
     _BUFFERS = 3
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self.device = 0
-        """That of the array for which it was made."""
+        """Of its first array."""
         self.fault = ""
         """Why there is no memory; empty before a try."""
         self._regions: list[Array] = []
@@ -40,7 +40,7 @@ class DeviceScratch(Resource):
         self._round = 0
 
     def prepare(self, x: Array) -> Steps:
-        """Allocate memory on the device of ``x`` unless it exists; return whether it does, alike on all ranks."""
+        """Allocate on the device of ``x`` unless done; return True if there is memory, alike on all ranks."""
         if not self._regions and not self.fault:
             link, size = self._link, self._BUFFERS * PIECE_BYTES
             self.device = int(x.device.id)  # type: ignore[attr-defined]
@@ -53,7 +53,6 @@ class DeviceScratch(Resource):
         return bool(self._regions)
 
     def _pin(self, size: int, fault: str) -> Steps:
-        """Share host memory instead, because of ``fault``."""
         found: host_segment.Allocation = yield from host_segment.allocate(self._link.node, self._link, size)
         wrong, memory = found.fault, found.memory
         if memory is not None:
@@ -73,7 +72,7 @@ class DeviceScratch(Resource):
         ]
 
     def begin_round(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Begin the next round, and return every rank's buffer."""
+        """Return every rank's buffer."""
         start = self._round % self._BUFFERS * PIECE_BYTES
         self._round += 1
         return [region[start : start + count * dtype.itemsize].view(dtype) for region in self._regions]
@@ -96,7 +95,6 @@ class DeviceScratch(Resource):
             self._pinned = None
 
     def close(self) -> None:
-        """Free the memory."""
         self._regions = []
         self._unpin()
         if self._segment is not None:
@@ -104,7 +102,7 @@ class DeviceScratch(Resource):
             self._segment = None
 
     def drop(self, error: DistError) -> None:
-        """Unmap or unpin when no kernel here uses the memory; a region that peers may still map stays."""
+        """Unmap or unpin when no kernel here uses the memory; keep a region that peers may map."""
         if self._segment is not None:
             cuda_ipc.unmap_when_idle(self._segment)
         elif self._pinned is not None and stream.idle(self.device):

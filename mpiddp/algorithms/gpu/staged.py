@@ -1,7 +1,4 @@
-"""Collectives on device arrays through pinned host memory: copy down, an algorithm of the host, copy up.
-
-An event puts the copy down after the kernels queued at submission; the copy up ends the operation.
-"""
+"""Collectives on device arrays through pinned host memory: copy down, an algorithm of the host, copy up."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class HostCopies:
         self._begin = {place: (x, stream.ready(x)) for place, x in one_of_each.items()}
 
     def of(self, given: Any) -> Any:
-        """Return copies of arrays, also in lists, and anything else as it is."""
+        """Return copies of arrays, also in lists, and all else as it is."""
         if isinstance(given, (list, tuple)):
             return [self.of(each) for each in given]
         return self._copies.get(id(given), given)
@@ -45,7 +42,6 @@ class HostCopies:
         return sides
 
     def down(self) -> Steps:
-        """Copy the arrays that are read to the host."""
         sides = self._sides("down")
         for x in self._reads:
             copies.down(self._memory[id(x)], x, sides[place_of(x)])
@@ -53,7 +49,6 @@ class HostCopies:
             yield stream.mark(side)
 
     def up(self) -> Steps:
-        """Copy the results back, and release the pinned memory."""
         sides = self._sides("up")
         for x in self._writes:
             copies.up(x, self._memory[id(x)], sides[place_of(x)])
@@ -66,7 +61,6 @@ class HostCopies:
 def through_host(
     algorithm: Algorithm, link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
 ) -> Steps:
-    """Run an algorithm of the host on copies of the device arrays in ``args``."""
     host = HostCopies(reads, writes)
     yield from host.down()
     yield from algorithm(link.after(), *(host.of(each) for each in args))
@@ -74,53 +68,43 @@ def through_host(
 
 
 def broadcast(host: Algorithm, link: Link, x: Array, root: int) -> Steps:
-    """Copy root's ``x``."""
     mine = link.rank == root
     return through_host(host, link, [x] if mine else [], [] if mine else [x], x, root)
 
 
 def all_reduce(host: Algorithm, link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
     return through_host(host, link, [x], [x], x, op)
 
 
 def reduce(host: Algorithm, link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce into root's ``x``."""
     return through_host(host, link, [x], [x] if link.rank == root else [], x, root, op)
 
 
 def reduce_scatter(host: Algorithm, link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Reduce block r of ``x`` into rank r's ``output``."""
     return through_host(host, link, [x], [output], output, x, op)
 
 
 def all_gather(host: Algorithm, link: Link, output: Array, x: Array) -> Steps:
-    """Gather ``x`` into ``output``."""
     return through_host(host, link, [x], [output], output, x)
 
 
 def all_gather_list(host: Algorithm, link: Link, outputs: Sequence[Array], x: Array) -> Steps:
-    """Gather ``x`` into ``outputs``."""
     return through_host(host, link, [x], outputs, outputs, x)
 
 
 def gather(host: Algorithm, link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    """Gather ``x`` into root's ``outputs``."""
     return through_host(host, link, [x], outputs or (), outputs, x, root)
 
 
 def scatter(host: Algorithm, link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    """Scatter root's ``inputs``."""
     return through_host(host, link, inputs or (), [x], x, inputs, root)
 
 
 def all_to_all(host: Algorithm, link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    """Send input s to rank s."""
     return through_host(host, link, inputs, outputs, outputs, inputs)
 
 
 def all_to_all_single(
     host: Algorithm, link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
 ) -> Steps:
-    """Send block s to rank s."""
     return through_host(host, link, [x], [output], output, x, output_counts, input_counts)

@@ -23,11 +23,11 @@ from .ring import by_rings
 
 RINGS = 4
 PART_BYTES = 1 << 20
-"""Longest message: long for the wire and the copies, short to have several at once."""
+"""Long for the wire and the copies, short to have several at once."""
 
 
 class StagedTransport:
-    """Parts in device memory, sent from and received into two buffers of pinned memory."""
+    """Sends from and receives into two buffers of pinned memory."""
 
     def __init__(self, link: Channel, longest: Array, tag: int) -> None:
         self.rank, self.size = link.rank, link.size
@@ -40,20 +40,18 @@ class StagedTransport:
         self._loaded: Awaited = READY
         self._loaded_bytes = 0
         self._copied: deque[Awaited] = deque([READY, READY])
-        """The copies up of the last two shifts."""
+        """Of the last two shifts."""
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Make the stream of the sums current."""
         return stream.on(self._add)
 
     def load(self, x: Array) -> None:
-        """Copy ``x`` down, for the next `shift` to send."""
         stream.follow(self._down, stream.mark(self._add))
         copies.down(self._going, x, self._down)
         self._loaded, self._loaded_bytes = stream.mark(self._down), x.nbytes
 
     def shift(self, target: Array) -> Steps:
-        """Send the loaded part and receive ``target``; its host copy is loaded then."""
+        """Load the host copy of ``target``, too."""
         reusable = stream.mark(self._add)  # queued kernels may use the memory of target
         yield self._loaded
         yield self._copied.popleft()  # from the buffer that receives next
@@ -69,7 +67,6 @@ class StagedTransport:
         self._loaded, self._loaded_bytes = READY, target.nbytes
 
     def close(self) -> Steps:
-        """Wait for the last copies, and release the buffers."""
         yield self._loaded
         yield self._copied[-1]
         pinned.give(self._coming)
@@ -77,8 +74,6 @@ class StagedTransport:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
-
     def steps(pieces: list[Array], tag: int) -> Steps:
         transport = StagedTransport(link, pieces[0], tag)
         for piece in pieces:

@@ -1,13 +1,10 @@
-"""The table of algorithms for device arrays, which `plan` asks; all ranks choose alike, as there.
+"""The table of algorithms for device arrays, which `plan` asks.
 
-=============  =======================================================================================================
-all-reduce     short: MPI's own where it takes the address, else through the host; long, on one node: `device_two_shot`;
-               on several: MPI's own, or `device_hierarchical` if a node has several ranks, or a ring, by addresses
-               (`device_ring`) or through the host (`staged_ring`)
-all others     MPI's own or by messages where it takes addresses, else through the host (`staged`)
-one rank       kernels on the program's own stream (`device_alone`)
-NCCL           operations that it defines as mpiddp does, in groups of ``backend="nccl"`` with a GPU a rank (`nccl`)
-=============  =======================================================================================================
+- Short all-reduces go by MPI's own where it takes the address, else through the host; long ones on one node by
+  `device_two_shot`; on several by MPI's own, `device_hierarchical` if a node has several ranks, or a ring
+  (`device_ring` by addresses, `staged_ring` through the host).
+- All others go by MPI's own or messages where it takes addresses, else through the host (`staged`).
+- NCCL does what it defines as mpiddp does, in groups of ``backend="nccl"`` with a GPU a rank.
 """
 
 from __future__ import annotations
@@ -41,10 +38,9 @@ ALGORITHMS: dict[str, ModuleType] = {
     "device_ring": device_ring,
     "staged_ring": staged_ring,
 }
-"""Choices of ``MPIDDP_ALGORITHM`` for an all-reduce of device arrays."""
+"""By ``MPIDDP_ALGORITHM``."""
 
 MODULES = frozenset(each.__name__ for each in (device_alone, nccl, staged, *ALGORITHMS.values()))
-"""Modules of the steps for device arrays."""
 
 SHORT_BYTES = 1 << 16
 """Up to this size latency dominates: a guess, not measured."""
@@ -57,11 +53,11 @@ _UNKNOWN = Support(False, "not asked")
 Plan = list[tuple[float, Callable[..., Steps]]]
 
 addresses = DevicePointers(_UNKNOWN, _UNKNOWN)
-"""MPI's support for device pointers, on all ranks of the world."""
+"""On all ranks of the world."""
 
 
 def learn(link: Link) -> None:
-    """Agree on MPI's support for device pointers; warn where ranks of a node share a GPU; collective."""
+    """Agree on MPI's support for device pointers; warn where ranks share a GPU; collective."""
     global addresses
     addresses = cuda_aware.device_pointers(link.now)
     p2p_device.by_address = addresses.point_to_point.yes
@@ -77,7 +73,7 @@ def learn(link: Link) -> None:
 
 
 def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, host: Plan, chosen: str | None) -> Plan:
-    """Return the steps on device arrays, with the largest size in bytes of each."""
+    """Return the steps, each with its largest size in bytes."""
     if chosen is None and nccl.does(operation, link, dtype, op):
         return [(ANY_SIZE, getattr(nccl, operation))]
     if link.size == 1:

@@ -1,9 +1,8 @@
 """All-reduce in shared memory of a node's GPUs: each folds its slice of all ranks' arrays and writes it to all.
 
-Order between processes: an event of the own device, awaited by the host, a barrier of MPI, kernels. No kernel waits for
-another process, which would not run on a shared GPU. Symmetric arrays (see `cuda_ipc`) are reduced in place by one
-kernel: each of p ranks reads and writes S bytes. Others pass through a scratch in pieces: one is folded while the next
-is put there.
+Between processes the host waits for its device's event, then for MPI's barrier: no kernel waits for another process,
+which would not run on a shared GPU. Symmetric arrays (see `cuda_ipc`) are reduced in place by one kernel, others piece
+by piece in a scratch.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from .scratch import DeviceScratch
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x`` in place."""
     ready = stream.ready(x)
     entries: Entries = yield from handshake.exchange(link, "all_reduce", x, op, place=cuda_ipc.find(x))
     factors = None if op.factor is None else entries.factors.tolist()
@@ -65,17 +63,14 @@ def _divisor(op: ReduceOp, link: Link) -> int:
 
 
 def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
-    """Reduce ``x`` piece by piece in the scratch.
-
-    Work queued after one barrier ends before the next: three rounds are apart, as the scratch requires.
-    """
+    """Work queued after one barrier ends before the next: three rounds are apart, as the scratch requires."""
     scratch = link.resource(DeviceScratch)
     down, add = stream.side("down", x), stream.side("add", x)
     step = max(staging.PIECE_BYTES // x.itemsize, 1)
     folded: tuple[int, int, list[Array]] | None = None
 
     def others(start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Return the slices of the other ranks: rank, first and last element in the piece."""
+        """Return rank, first and last element in the piece."""
         edges = bounds(stop - start, link.size, x.itemsize)
         return [(rank, edges[rank], edges[rank + 1]) for rank in range(link.size) if rank != link.rank]
 
