@@ -1,9 +1,9 @@
 """``torch.distributed`` and ``DistributedDataParallel`` on MPI, for NumPy and CuPy arrays, without PyTorch.
 
-``import mpiddp as dist`` gives torch's names. They are loaded when first used: importing the package starts no MPI and
-imports neither NumPy nor CuPy. It does fill RANK, WORLD_SIZE and LOCAL_RANK, where they are unset, from the launcher's
-variables, because scripts read them on their first line; and from then on an uncaught exception on one rank of several
-ends the job, and printed lines appear at once.
+``import mpiddp as dist`` gives torch's names, loaded on first use: the import starts no MPI and imports neither NumPy
+nor CuPy. It fills RANK, WORLD_SIZE and LOCAL_RANK, where unset, from the launcher's variables, because scripts read
+them on their first line; an uncaught exception on one rank of several then ends the job, and printed lines appear at
+once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PACKAGES = ("autograd", "data", "device", "distributed", "elastic", "nn", "optim", "parallel", "training")
-# Names of other packages that stand at the top level; those of `distributed` all do.
+# Names of other packages at the top level; those of `distributed` all are.
 _NAMES = {
     "BufferCommHookLocation": "parallel",
     "DataParallel": "parallel",
@@ -65,7 +65,6 @@ _NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for."""
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name.startswith("__"):
@@ -80,7 +79,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return every public name."""
     names = importlib.import_module(f"{__name__}.distributed").__all__
     return sorted([*names, *_NAMES, *_PACKAGES])
 

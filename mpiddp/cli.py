@@ -20,7 +20,7 @@ from mpiddp.training.options import flag
 from .faults import doorbell, lineup
 from .mpi.lazy import running
 
-# Before MPI runs, a rank that ends with an error may end the others: rank 0 gets so long to come and say it.
+# An error on one rank may end the others before MPI runs: rank 0 gets this long to report it.
 _HEAD_START_S = 5.0
 
 
@@ -41,12 +41,10 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise a `UsageError` with the cure."""
         raise UsageError(f"{message} (`{self.prog} --help` lists what there is)")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
     parser = Parser(prog="python -m mpiddp", description=mpiddp.__doc__.splitlines()[0].replace("`", ""))
     parser.add_argument("--version", action="version", version=mpiddp.__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -101,7 +99,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    """Train."""
     options = config.read_options(arguments)
     announced = settings.launch()
     before = None
@@ -113,7 +110,6 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 
 def run_info(arguments: argparse.Namespace) -> int:
-    """Describe the environment."""
     _limit_threads()
     environment = mpiddp.training.info
     code: int = environment.run(mpiddp.__version__, as_json=arguments.json, probe_gpu=arguments.probe_gpu)
@@ -121,7 +117,6 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 
 def run_where(arguments: argparse.Namespace) -> int:
-    """Print what the ranks of a running job do."""
     found = doorbell.addresses()
     jobs = sorted({each.job for each in found})
     if arguments.job is not None and arguments.job not in jobs:
@@ -142,7 +137,6 @@ def run_where(arguments: argparse.Namespace) -> int:
 
 
 def run_flight(arguments: argparse.Namespace) -> int:
-    """Print where the ranks of a job part."""
     try:
         dumps = [lineup.read(path) for path in arguments.files]
         if arguments.json:
@@ -155,10 +149,7 @@ def run_flight(arguments: argparse.Namespace) -> int:
 
 
 def _limit_threads(before: int | None = None) -> None:
-    """Share the node's cores among its ranks before NumPy is imported, and print the number once.
-
-    A resumed run keeps the threads of ``before``, and with them its bits.
-    """
+    """Share the cores among the ranks of a node before NumPy is imported; a resumed run keeps ``before``."""
     threads = settings.limit_blas_threads(before)
     if threads is not None and _is_first():
         why = "as before" if before else "its share of the node's cores"
@@ -182,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         launch = settings.launch()
         if launch is None or launch.rank == 0:
             print(f"mpiddp: error: {error}", file=sys.stderr, flush=True)
-        elif not running() and "Hydra" not in launch.launcher:  # which waits for all of them
+        elif not running() and "Hydra" not in launch.launcher:  # Hydra waits for all of them
             time.sleep(_HEAD_START_S)
         return error.exit_code
     return code

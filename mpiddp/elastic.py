@@ -1,13 +1,12 @@
-"""Training that goes on when ranks die, with spare ranks that take their places.
+"""Training that goes on when ranks fail, with spare ranks that take their places.
 
-Open MPI's ``mpirun --with-ft ulfm`` lets ranks live on when one is killed. `run` repeats the step that the death cut,
-from a copy of the state before it. The last ``spares`` ranks wait, asleep, for a place that becomes free: the world
-keeps its size, and with it batches, sums and bits. Without a spare the survivors go on with fewer ranks.
+Open MPI's ``mpirun --with-ft ulfm`` lets ranks live on when one is killed. `run` repeats the step that the failure cut,
+from a copy of the state before it. The last ``spares`` ranks sleep until a place becomes free: the world keeps its
+size, and with it batches, sums and bits. Without a spare the survivors go on with fewer ranks.
 
 References
 ----------
-W. Bland et al., "Post-failure recovery of MPI communication capability: Design and rationale", International Journal of
-High Performance Computing Applications 27 (3), 2013.
+W. Bland et al., "Post-failure recovery of MPI communication capability", Int. J. HPC Applications 27 (3), 2013.
 """
 
 from __future__ import annotations
@@ -48,19 +47,15 @@ _SPARE = -1
 
 
 class Change(NamedTuple):
-    """The ranks of a run after a death."""
+    """The ranks of a run after a failure."""
 
     died: tuple[int, ...]
-    """Ranks whose places have become free; none if only spares died."""
+    """Ranks whose places became free; none if only spares failed."""
     before: int
-    """Number of ranks before."""
     size: int
-    """Number of ranks now."""
     spares: int
-    """Spares left."""
 
     def __str__(self) -> str:
-        """Return the change as the beginning of a sentence."""
         if not self.died:
             return f"a spare died ({self.spares} left)"
         several = len(self.died) > 1
@@ -85,24 +80,25 @@ class Stateful(Protocol):
 def run(
     step: Callable[[Any, int], object], state: Callable[[], Stateful], steps: int, *, spares: int = 0, every: int = 1
 ) -> Any:
-    """Make steps on all ranks but the spares; a death costs the step that it cuts.
+    """Make steps on all ranks but the spares; a failed rank costs the step that it cuts.
 
-    All ranks call it after `init_process_group`, with nothing pending.
+    All ranks call it after `init_process_group`, with nothing pending. It is for ranks ended by a signal, on nodes that
+    live on; see `shrink_group`. A copy of the state takes the memory and the time of one ``state_dict``.
 
     Parameters
     ----------
     step : callable
-        ``step(state, number)`` makes the step ``number``, from 0. Whatever it draws at random has to follow from number
-        and rank: the generators of a dead rank are lost.
+        ``step(state, number)`` makes the step ``number``, from 0. Its random numbers have to follow from number and
+        rank: the generators of a failed rank are lost.
     state : callable
-        Makes the state, with ``state_dict`` and ``load_state_dict``; called anew on every rank after a death, because
-        groups, DDP and samplers belong to their world. The state is equal on all ranks between steps.
+        Makes the state, with ``state_dict`` and ``load_state_dict``, equal on all ranks between steps; called anew on
+        every rank after a failure, because groups, DDP and samplers belong to their world.
     steps : int
         Number of steps.
     spares : int, default 0
-        Ranks, the last ones, that wait to take the places of dead ones.
+        The last ranks, which wait to take places.
     every : int, default 1
-        Steps between copies of the state, and the most that a death costs.
+        Steps between copies of the state, and the most that a failure costs.
 
     Returns
     -------
@@ -112,16 +108,11 @@ def run(
     Raises
     ------
     RankFailedError
-        If a rank has died where MPI does not let the others live on.
+        A rank failed where MPI does not let the others live on.
     DistError
-        If there are spares there.
+        There are spares there.
     ValueError
-        If spares leave no rank, ``every`` is below 1, or the default group is not that of all ranks.
-
-    Notes
-    -----
-    For ranks that a signal ends, on nodes that live on; see `shrink_group`. A copy takes the memory and the time of one
-    ``state_dict``.
+        Spares leave no rank, ``every`` is below 1, or the default group is not that of all ranks.
 
     Examples
     --------
@@ -162,13 +153,7 @@ def run(
 
 
 def farthest(moment: tuple[int, ...] | int | None) -> int | None:
-    """Return the rank whose state is the most advanced one, or None if no rank has any; all ranks call it.
-
-    Parameters
-    ----------
-    moment : tuple of int, or int, optional
-        This rank's progress; None on a rank without a state.
-    """
+    """Return the rank of the greatest ``moment`` (None: no state), or None if no rank has a state; all ranks call."""
     moments: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(moments, moment)
     known = [each for each in moments if each is not None]
@@ -182,20 +167,17 @@ def go_on(
     spares: int = 0,
     survivable: Callable[[], bool] = lambda: True,
 ) -> T:
-    """Return ``attempt(change)``, made again in a new world whenever a rank dies meanwhile.
+    """Return ``attempt(change)``, made again in a new world whenever a rank fails meanwhile.
 
     Parameters
     ----------
     attempt : callable
-        Called on all ranks but the spares, in a default group of theirs; first with None, then with what has changed.
-        Rank 0's result is that of spares, too, and has to be something that pickle takes.
+        Called on all ranks but the spares, in their default group; first with None, then with the change. Rank 0's
+        result is also that of spares, and must be something that pickle takes.
     prepare : callable
-        Called before with the number of ranks without spares, on all ranks, in a group of all; again if a rank dies
-        meanwhile.
-    spares : int, default 0
-        Ranks that wait.
+        Called before, with the number of ranks without spares, on all ranks in a group of all; again after a failure.
     survivable : callable
-        Asked after a death: False raises the error, on all ranks.
+        Asked after a failure: False raises the error, on all ranks.
     """
     places = _Places(spares)
     change: Change | None = None
@@ -227,20 +209,14 @@ def go_on(
 class _Places:
     """The places of a run, and the ranks that hold them.
 
-    Attributes
-    ----------
-    slot : int or None
-        This process's rank in the run; None: it is a spare.
-    size : int
-        Number of places.
-    prepared : bool
-        True if this process, and after `reassign` every other, has prepared.
+    ``slot``: this process's rank in the run, None for a spare; ``size``: number of places; ``prepared``: True if this
+    process, and after `reassign` every other, has prepared.
     """
 
     def __init__(self, spares: int) -> None:
         link = groups.default_group().link
         self._timeout_s, self._backend = link.timeout_s, backend_of(link)
-        # By the ranks of the start: some may have died since.
+        # Ranks of the start: some may have failed since.
         me, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - spares
         self.slot = me if me < self.size else None
         self.prepared = False
@@ -248,13 +224,12 @@ class _Places:
 
     @property
     def job(self) -> Job:
-        """The running job."""
         job = monitor.current()
         assert job is not None, "there is a default group"
         return job
 
     def changed(self) -> bool:
-        """Return True if ranks died before the run began."""
+        """Return True if ranks failed before the run began."""
         return self.job.world.size < MPI.COMM_WORLD.size
 
     def regroup(self) -> None:
@@ -264,14 +239,14 @@ class _Places:
             monitor.regroup()
 
     def reassign(self) -> Change:
-        """Give the places of the dead to spares; all survivors call it."""
+        """Give the places of failed ranks to spares; all survivors call it."""
         job = self.job
         with time_limit(self._timeout_s, "recovery from a death"):
             told = np.empty((job.world.size, 2), np.int64)
             job.world.comm.Allgather(
                 np.array([_SPARE if self.slot is None else self.slot, self.prepared], np.int64), told
             )
-            # Before anything changes here: every survivor has heard the same, or none changes anything.
+            # Nothing changes before every survivor has heard the same.
             job.failures.agree()
             holders = [None if slot == _SPARE else slot for slot in told[:, 0].tolist()]
             free = [slot for slot in range(self.size) if slot not in holders]
@@ -303,7 +278,7 @@ class _Places:
                 init.begin(job, comm, self._timeout_s, self._backend)
 
     def wait(self) -> Any:
-        """Sleep until the run is over, and return or raise its outcome; `RankFailedError` if a rank dies."""
+        """Sleep until the run is over, and return or raise its outcome; `RankFailedError` if a rank fails."""
         job = self.job
         while not self._heard:
             try:

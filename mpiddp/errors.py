@@ -1,8 +1,7 @@
-"""The errors that mpiddp raises of its own, and the exit codes of jobs that it ends.
+"""mpiddp's own errors, and the exit codes of jobs that it ends.
 
-Where torch raises a ``ValueError``, ``TypeError`` or ``RuntimeError`` with a text of its own, mpiddp raises that class
-with that text; the classes here are for what torch has no word for, and each is also the built-in class that a caller
-would catch.
+Where torch raises a ``ValueError``, ``TypeError`` or ``RuntimeError``, mpiddp raises that class with torch's text; the
+classes here are for what torch has no word for, and each is also the built-in class that a caller would catch.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 EXIT_TIMEOUT = 110
-"""Exit code of a job that was ended because an operation did not finish in time."""
+"""Exit code of a job ended because an operation did not finish in time."""
 EXIT_MISMATCH = 111
-"""Exit code of a job that was ended because ranks disagree about the operation they are in."""
+"""Exit code of a job ended because ranks disagree about their operation."""
 EXIT_INTERRUPTED = 130
 """Exit code of a job that a Ctrl-C ended."""
 EXIT_CHECKPOINTED = 75
@@ -32,14 +31,9 @@ class ArrayError(DistError, ValueError):
 
 
 class MismatchError(DistError):
-    """Ranks disagree about the operation they are in; the text names both sides.
+    """Ranks disagree about their operation; the text names both sides.
 
-    Parameters
-    ----------
-    text : str
-        Both calls.
-    ranks : sequence of int
-        The ranks that disagree, by their numbers in the world, as far as this rank knows.
+    ``ranks`` disagree, by their numbers in the world, as far as this rank knows.
     """
 
     def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
@@ -52,14 +46,9 @@ class DistTimeoutError(DistError, TimeoutError):
 
 
 class RankFailedError(DistError):
-    """Ranks have died, and this one may go on without them: see ``shrink_group``.
+    """Ranks failed, and this one may go on without them: see ``shrink_group``.
 
-    Parameters
-    ----------
-    text : str
-        The failure.
-    ranks : list or tuple of int
-        The dead ranks, by their numbers in the world that they were in, as far as this rank knows.
+    ``ranks`` are their numbers in the world that they were in, as far as this rank knows.
     """
 
     def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 def children(value: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
     """Return the values in a container, and a function that makes such a container of others; None for a leaf.
 
-    A dict's values come in the order of its sorted keys, on all ranks the same whatever was inserted first.
+    A dict's values come in the order of its sorted keys: the same on all ranks, whatever was inserted first.
     """
     if isinstance(value, dict):
         keys = sorted(value, key=lambda key: (type(key).__name__, repr(key)))
@@ -28,7 +28,6 @@ def children(value: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield everything in nested containers that is no container."""
     found = children(value)
     if found is None:
         yield value

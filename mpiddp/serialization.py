@@ -1,7 +1,6 @@
-"""``save`` and ``load``: the nested state of a training run in one file, arrays as safetensors and the rest as JSON.
+"""``save`` and ``load``: nested state in one file, arrays as safetensors and the rest as JSON.
 
-Never a pickle: a file from elsewhere is read without running code. `flatten`, `encode_arrays` and the atomic writes are
-the ones of a training run's checkpoints, too.
+Never a pickle: a file from elsewhere is read without running code. Checkpoints use the same functions.
 """
 
 from __future__ import annotations
@@ -28,35 +27,28 @@ _DTYPES = frozenset(
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64".split()  # noqa: SIM905
 )
 WRITER = f"{os.getpid()}-{secrets.token_hex(4)}"
-"""This process in names of temporary files: a process number alone would come again, since containers count from 1."""
+"""This process in names of temporary files: process numbers alone repeat, since containers count from 1."""
 
 
 def save(obj: Any, f: str | Path) -> None:
     """Save a nested state to one file, which is replaced as a whole or not at all.
 
+    Not a collective: states are the same on all ranks, so rank 0 saves for all. Arrays are stored in safetensors format
+    under their dotted paths (``optimizer.state.0.momentum_buffer``), readable by ``safetensors.numpy.load_file``.
+
     Parameters
     ----------
     obj : Any
-        Arrays (NumPy, CuPy, leaf tensors), numbers, strings and None in dicts, lists and tuples, nested at will:
-        ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}``.
+        Arrays (NumPy, CuPy, leaf tensors), numbers, strings and None in dicts, lists and tuples, nested at will.
     f : path
-        The file. It is written beside that name and renamed; its folder is made if missing.
+        Written beside that name and renamed; its folder is made if missing.
 
     Raises
     ------
     TypeError
-        If the state holds anything else; the text names the path inside it.
+        The state holds anything else; the text names the path inside it.
     OSError
-        If the file cannot be written, as on a full disk; the old one is still there.
-
-    See Also
-    --------
-    load : Read it.
-
-    Notes
-    -----
-    Not a collective: states are the same on all ranks, so rank 0 saves for all. Arrays are stored in safetensors format
-    under their dotted paths (``optimizer.state.0.momentum_buffer``), readable by ``safetensors.numpy.load_file``.
+        The file cannot be written, as on a full disk; the old one is still there.
 
     Examples
     --------
@@ -72,23 +64,8 @@ def save(obj: Any, f: str | Path) -> None:
 def load(f: str | Path) -> Any:
     """Return the state that `save` has written; a safetensors file of other origin gives a dict of its arrays.
 
-    Parameters
-    ----------
-    f : path
-        The file.
-
-    Returns
-    -------
-    Any
-        Arrays are NumPy arrays that may be written to. Other mappings than dict have become dicts, named tuples tuples,
-        NumPy scalars Python numbers.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If it is no safetensors file, or is truncated.
+    Arrays are NumPy arrays that may be written to. Mappings have become dicts, named tuples tuples, NumPy scalars
+    Python numbers. Raises FileNotFoundError, and ValueError if the file is truncated or no safetensors file.
 
     Examples
     --------
@@ -111,26 +88,7 @@ def load(f: str | Path) -> Any:
 
 
 def flatten(state: Any, name: str = "") -> tuple[Any, dict[str, Array]]:
-    """Separate a nested state into JSON and arrays.
-
-    Parameters
-    ----------
-    state : Any
-        See `save`.
-    name : str, optional
-        Prefix of the arrays' names.
-
-    Returns
-    -------
-    tree : Any
-        The state, with names in place of arrays.
-    arrays : dict of str to ndarray
-        The arrays themselves, not copied, by their dotted paths.
-
-    Raises
-    ------
-    TypeError
-        If the state holds anything else; the text names its path.
+    """Separate a nested state into JSON and arrays, not copied, by their dotted paths; for errors see `save`.
 
     Examples
     --------
@@ -215,17 +173,14 @@ def encode_arrays(arrays: Mapping[str, Array], metadata: dict[str, str] | None =
 def on_host(x: Any, copy: bool | None = None) -> np.ndarray[Any, Any]:
     """Return an array on the host, in C order and native byte order; copied where needed, or always."""
     host = x.get() if is_device_array(x) else x
-    # safetensors writes memory as it lies, also that of an array that is not in C order.
+    # safetensors writes memory as it lies, also of an array that is not in C order.
     return np.array(host, host.dtype.newbyteorder("="), order="C", copy=copy)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that its name shows the old content or the new, never a part, whatever happens meanwhile.
+    """Write a file so that its name shows the old content or the new, never a part.
 
-    Raises
-    ------
-    OSError
-        If it cannot be written, as on a full disk; nothing of it is left then.
+    Raises OSError if it cannot be written, as on a full disk; nothing of it is left then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
@@ -255,7 +210,7 @@ def temporary_name(path: Path, kind: str = "tmp", writer: str = WRITER) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names that were created or changed in a folder survive a loss of power."""
+    """Make names created or changed in a folder survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""The variables that bound the threads of the BLAS libraries; read by them when NumPy is imported, never later."""
+"""They bound the threads of the BLAS libraries, which read them when NumPy is imported, never later."""
 
 
 class Launch(NamedTuple):
@@ -26,7 +26,7 @@ class Launch(NamedTuple):
 
 
 # Launcher, rank, size, local rank. The order matters: an mpirun inside a batch job inherits Slurm's variables, which
-# then describe the node's daemon and not the rank.
+# then describe the node's daemon.
 _LAUNCHERS = (
     ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("mpirun (MVAPICH)", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
@@ -38,7 +38,6 @@ _LAUNCHERS = (
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:
-    """Return a variable as an integer, or None."""
     try:
         return int(environ[name])
     except (KeyError, ValueError):
@@ -54,15 +53,7 @@ def _switch(name: str) -> bool | None:
 
 
 def launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return the launcher's announcement, or None for a process without a launcher.
-
-    Examples
-    --------
-    >>> launch({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"})
-    Launch(launcher='mpirun (MPICH, Hydra)', rank=1, size=4, local_rank=1)
-    >>> launch({}) is None
-    True
-    """
+    """Return the launcher's announcement, or None for a process without a launcher."""
     for name, rank_variable, size_variable, local_variable in _LAUNCHERS:
         rank, size = _integer(environ, rank_variable), _integer(environ, size_variable)
         if rank is None or size is None:
@@ -76,7 +67,6 @@ def launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
     return None
 
 
-# How many ranks a launcher announces to run on this node.
 _LOCAL_SIZES = (
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MV2_COMM_WORLD_LOCAL_SIZE",
@@ -87,15 +77,7 @@ _LOCAL_SIZES = (
 
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the announced number of ranks on this node, or None.
-
-    Examples
-    --------
-    >>> local_ranks({"MPI_LOCALNRANKS": "4"})
-    4
-    >>> local_ranks({"SLURM_STEP_TASKS_PER_NODE": "8(x2),3", "SLURM_NODEID": "2"})
-    3
-    """
+    """Return the announced number of ranks on this node, or None."""
     for name in _LOCAL_SIZES:
         found = _integer(environ, name)
         if found is not None:
@@ -128,12 +110,11 @@ def rank_variables() -> dict[str, int]:
 
 
 def correct_ranks(rank: int, world_size: int, local_rank: int) -> None:
-    """Set RANK, WORLD_SIZE and LOCAL_RANK to MPI's values."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
 
 
-# Beginnings of the variables by which launchers tell a process which rank of which job it is. Those that describe an
-# allocation of Slurm's rather than a step in it stay: they say where a new job may run.
+# Prefixes of the variables that say which rank of which job a process is. Those of a Slurm allocation, rather than
+# of a step in it, stay: they say where a new job may run.
 _OF_A_JOB = (
     *("PMI_", "PMI2_", "HYDI_", "MPI_LOCAL", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_", "OMPI_COMM_WORLD_"),
     *("MV2_COMM_WORLD_", "PALS_", "FLUX_TASK_", "SLURM_STEP_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS"),
@@ -153,9 +134,9 @@ def outside_of_jobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 _RANK_PROCESS = "MPIDDP_RANK_PROCESS"
-"""Left by a rank for the programs that it starts: its process id, and what names its job."""
+"""Left by a rank for the programs that it starts: its process id and its job's name."""
 
-# What names a job among all others, one launcher each; a job within a step of Slurm's has the step's besides its own.
+# Names of a job among all others, one launcher each; a job within a Slurm step has the step's too.
 _JOB_NAMES = ("PMIX_NAMESPACE", "PMI_PORT", "PALS_APID", "FLUX_JOB_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
@@ -182,7 +163,7 @@ def claim_rank() -> None:
 def started_by_rank() -> int | None:
     """Return the process of the rank whose launcher's variables this process has inherited; None if they are its own.
 
-    A rank that has not used MPI through mpiddp may leave its part to a program that it starts: it is not found.
+    Not found: a program started by a rank that has not used MPI through mpiddp.
     """
     if launch() is None or _RANK_PROCESS not in os.environ:
         return None
@@ -193,7 +174,7 @@ def started_by_rank() -> int | None:
 
 
 def launcher_survives() -> bool:
-    """Return True if the launcher lets the other ranks live when one dies (``mpirun --with-ft ulfm``)."""
+    """Return True if the launcher lets the other ranks live when one fails (``mpirun --with-ft ulfm``)."""
     return _switch("OMPI_MCA_mpi_ft_enable") is True
 
 
@@ -202,14 +183,14 @@ _WRONG_AFTER_DEATHS = ("han", "adapt")
 
 
 def survives() -> bool:
-    """Return True if ranks can go on when one dies: the launcher lets them, and no sum comes out wrong."""
+    """Return True if ranks can go on when one fails: the launcher lets them, and no sum comes out wrong."""
     components = os.environ.get(_COMPONENTS, "")
     excluded = components.removeprefix("^").split(",") if components.startswith("^") else []
     return launcher_survives() and all(each in excluded for each in _WRONG_AFTER_DEATHS)
 
 
 def prepare_survival() -> None:
-    """Keep out Open MPI's component "han", whose sums between nodes are wrong after a death (5.0.11)."""
+    """Keep out Open MPI's component "han", whose sums between nodes are wrong after a failure (5.0.11)."""
     if launcher_survives():
         os.environ.setdefault(_COMPONENTS, "^" + ",".join(_WRONG_AFTER_DEATHS))
 
@@ -226,7 +207,7 @@ def pretended_nodes() -> tuple[int, ...] | None:
 
 
 def default_timeout_s() -> float:
-    """Return ``MPIDDP_TIMEOUT``, the default time limit of an operation in seconds (30 minutes)."""
+    """Return the default time limit of an operation (30 minutes)."""
     text = os.environ.get("MPIDDP_TIMEOUT", "1800")
     try:
         seconds = float(text)
@@ -238,7 +219,7 @@ def default_timeout_s() -> float:
 
 
 def warn_after_s() -> float:
-    """Return ``MPIDDP_WARN_AFTER``, the seconds of waiting before the first warning; 0: no warnings."""
+    """Return the seconds of waiting before the first warning; 0: no warnings."""
     text = os.environ.get("MPIDDP_WARN_AFTER", "60")
     try:
         seconds = float(text)
@@ -250,17 +231,17 @@ def warn_after_s() -> float:
 
 
 def set_warn_after(seconds: float) -> None:
-    """Set ``MPIDDP_WARN_AFTER`` for this process, before `init_process_group`."""
+    """Set it for this process, before `init_process_group`."""
     os.environ["MPIDDP_WARN_AFTER"] = str(seconds)
 
 
 def flight_recorder() -> str | None:
-    """Return ``MPIDDP_FLIGHT_RECORDER``, the beginning of the names of dumps; "0": none; or None."""
+    """Return the beginning of the names of dumps; "0": none; or None."""
     return os.environ.get("MPIDDP_FLIGHT_RECORDER") or None
 
 
 def debug_level() -> str:
-    """Return ``MPIDDP_DEBUG``: OFF, INFO (log every operation) or DETAIL (compare every operation over the group)."""
+    """Return OFF, INFO (log every operation) or DETAIL (compare every operation over the group)."""
     level = os.environ.get("MPIDDP_DEBUG", "OFF").upper()
     if level not in ("OFF", "INFO", "DETAIL"):
         raise ValueError(f"MPIDDP_DEBUG must be OFF, INFO or DETAIL; got {level!r}")
@@ -268,13 +249,13 @@ def debug_level() -> str:
 
 
 def marker() -> Path | None:
-    """Return ``MPIDDP_MARKER``, the file by which `python -m mpiddp run` follows its job, or None."""
+    """Return the file by which `python -m mpiddp run` follows its job, or None."""
     text = os.environ.get("MPIDDP_MARKER")
     return Path(text) if text else None
 
 
 def timeline() -> str | None:
-    """Return ``MPIDDP_TIMELINE``, the file of a trace of all ranks, or None."""
+    """Return the file of a trace of all ranks, or None."""
     return os.environ.get("MPIDDP_TIMELINE") or None
 
 
@@ -284,12 +265,12 @@ def job_end_s() -> int | None:
 
 
 def deterministic() -> bool:
-    """Return True if ``MPIDDP_DETERMINISTIC=1`` keeps MPI's own reductions out."""
+    """Return True if MPI's own reductions are kept out."""
     return _switch("MPIDDP_DETERMINISTIC") is True
 
 
 def algorithms() -> dict[str, str]:
-    """Return the choices of ``MPIDDP_ALGORITHM`` by operation (e.g. ``all_reduce:ring,broadcast:native``)."""
+    """Return the choices by operation (e.g. ``all_reduce:ring,broadcast:native``)."""
     text = os.environ.get("MPIDDP_ALGORITHM", "")
     chosen = {}
     for part in filter(None, text.split(",")):
@@ -303,12 +284,12 @@ def algorithms() -> dict[str, str]:
 
 
 def takes_device_pointers() -> bool | None:
-    """Return ``MPIDDP_CUDA_AWARE``, the user's word on the MPI library, or None."""
+    """Return the user's word on the MPI library, or None."""
     return _switch("MPIDDP_CUDA_AWARE")
 
 
 def cray_gpu_support() -> bool:
-    """Return True if Cray MPICH is set to take device pointers (``MPICH_GPU_SUPPORT_ENABLED=1``)."""
+    """Return True if Cray MPICH is set to take device pointers."""
     return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
 
 
@@ -325,12 +306,11 @@ def transports() -> list[str]:
 
 
 def eager() -> bool:
-    """Return True if short arrays may use eager buffers: not with ``MPIDDP_EAGER=0``."""
+    """Return True if short arrays may use eager buffers."""
     return _switch("MPIDDP_EAGER") is not False
 
 
 def cache_folder() -> Path:
-    """Return the cache folder: ``MPIDDP_CACHE``, else mpiddp in the user's."""
     given = os.environ.get("MPIDDP_CACHE")
     if given:
         return Path(given)
@@ -345,7 +325,6 @@ def core_mask() -> int:
 
 
 def available_cores() -> int:
-    """Return the number of cores in this process's affinity mask."""
     return core_mask().bit_count()
 
 
@@ -362,29 +341,16 @@ def _launcher_cores() -> int:
 
 
 def _share_of_cores() -> int:
-    """Return this rank's share of the node's cores."""
     found = launch()
     local_size = 1 if found is None else local_ranks(os.environ) or found.size
     return max(1, min(available_cores(), _launcher_cores() // local_size)) if local_size > 1 else available_cores()
 
 
 def limit_blas_threads(threads: int | None = None) -> int | None:
-    """Share the node's cores among its ranks' BLAS threads, unless the environment bounds them.
+    """Bound this rank's BLAS threads by ``threads``, else its share of the node's cores, before NumPy is imported.
 
-    Call it before NumPy is imported.
-
-    Parameters
-    ----------
-    threads : int, optional
-        The number instead of the share.
-
-    Returns
-    -------
-    int or None
-        This rank's threads, or None if the environment bounded them.
-
-    Notes ----- The share is the affinity mask's cores, at most the node's cores over its ranks: a mask of this rank
-    alone is used in full, a common one is divided.
+    Return the number, or None if the environment bounds them. The share is the affinity mask's cores, at most the
+    node's cores over its ranks: a mask of this rank alone is used in full, a common one is divided.
     """
     if blas_threads() is not None:
         return None

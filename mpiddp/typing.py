@@ -12,7 +12,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @runtime_checkable
 class HoldsArray(Protocol):
-    """Anything that can be communicated because it holds an array, such as :class:`mpiddp.autograd.Tensor`.
+    """Anything that holds an array, such as :class:`mpiddp.autograd.Tensor`.
 
     The one attribute by which the communication layer, which knows nothing of autograd, sees through a tensor. The
     property raises :class:`~mpiddp.errors.ArrayError` where writing behind autograd's back would be wrong.
@@ -23,7 +23,7 @@ class HoldsArray(Protocol):
 
 
 ArrayLike: TypeAlias = Array | HoldsArray
-"""An argument of every operation: an array, or an object that holds one."""
+"""An argument of every operation."""
 
 DTypeLike: TypeAlias = npt.DTypeLike
 Shape: TypeAlias = tuple[int, ...]
