@@ -19,8 +19,6 @@ _NUMBERS = int, float, complex, np.number
 
 
 class Add(Function):
-    """``a + b``."""
-
     def forward(self, a: Any, b: Any) -> Any:
         self.shapes = shape_of(a), shape_of(b)
         return a + b
@@ -31,8 +29,6 @@ class Add(Function):
 
 
 class Subtract(Function):
-    """``a - b``."""
-
     def forward(self, a: Any, b: Any) -> Any:
         self.shapes = shape_of(a), shape_of(b)
         return a - b
@@ -43,8 +39,6 @@ class Subtract(Function):
 
 
 class Multiply(Function):
-    """``a * b``."""
-
     def forward(self, a: Any, b: Any) -> Any:
         self.a, self.b = a, b
         return a * b
@@ -58,8 +52,6 @@ class Multiply(Function):
 
 
 class Divide(Function):
-    """``a / b``."""
-
     def forward(self, a: Any, b: Any) -> Any:
         self.a, self.b = a, b
         return a / b
@@ -73,7 +65,7 @@ class Divide(Function):
 
 
 class Power(Function):
-    """``a ** b``; the gradient of an exponent is 0 where the base is 0, as torch's."""
+    """The gradient of an exponent is 0 where the base is 0, as torch's."""
 
     def forward(self, a: Any, b: Any) -> Any:
         self.a, self.b = a, b
@@ -97,8 +89,6 @@ class Power(Function):
 
 
 class Negative(Function):
-    """``-a``."""
-
     def forward(self, a: Array) -> Any:
         return -a
 
@@ -107,7 +97,7 @@ class Negative(Function):
 
 
 class Absolute(Function):
-    """``abs(a)``; the gradient at 0 is 0."""
+    """The gradient at 0 is 0."""
 
     def forward(self, a: Array) -> Any:
         self.a = a
@@ -118,8 +108,6 @@ class Absolute(Function):
 
 
 class Exponential(Function):
-    """``exp(a)``."""
-
     def forward(self, a: Array) -> Any:
         self.result = array_namespace(a).exp(a)
         return self.result
@@ -129,8 +117,6 @@ class Exponential(Function):
 
 
 class Logarithm(Function):
-    """``log(a)``."""
-
     def forward(self, a: Array) -> Any:
         self.a = a
         return array_namespace(a).log(a)
@@ -140,8 +126,6 @@ class Logarithm(Function):
 
 
 class SquareRoot(Function):
-    """``sqrt(a)``."""
-
     def forward(self, a: Array) -> Any:
         self.result = array_namespace(a).sqrt(a)
         return self.result
@@ -151,8 +135,6 @@ class SquareRoot(Function):
 
 
 class Tanh(Function):
-    """``tanh(a)``."""
-
     def forward(self, a: Array) -> Any:
         self.result = array_namespace(a).tanh(a)
         return self.result
@@ -162,7 +144,7 @@ class Tanh(Function):
 
 
 class Sigmoid(Function):
-    """``1 / (1 + exp(-a))``, by tanh, which cannot overflow."""
+    """By tanh, which cannot overflow."""
 
     def forward(self, a: Array) -> Any:
         self.result = (array_namespace(a).tanh(a / 2) + 1) / 2  # by 0.5 bfloat16 would become float32
@@ -173,7 +155,7 @@ class Sigmoid(Function):
 
 
 class ReLU(Function):
-    """``max(x, 0)``; the gradient at 0 is 0."""
+    """The gradient at 0 is 0."""
 
     def forward(self, x: Array) -> Any:
         self.result = array_namespace(x).maximum(x, 0)
@@ -184,8 +166,6 @@ class ReLU(Function):
 
 
 class Sine(Function):
-    """``sin(a)``."""
-
     def forward(self, a: Array) -> Any:
         self.a = a
         return array_namespace(a).sin(a)
@@ -195,8 +175,6 @@ class Sine(Function):
 
 
 class Cosine(Function):
-    """``cos(a)``."""
-
     def forward(self, a: Array) -> Any:
         self.a = a
         return array_namespace(a).cos(a)
@@ -206,7 +184,7 @@ class Cosine(Function):
 
 
 class Maximum(Function):
-    """The larger value; equal ones share the gradient."""
+    """Equal values share the gradient."""
 
     sign = 1
 
@@ -226,8 +204,6 @@ class Maximum(Function):
 
 
 class Minimum(Maximum):
-    """The smaller value; equal ones share the gradient."""
-
     sign = -1
 
 
@@ -249,8 +225,6 @@ class Clamp(Function):
 
 
 class Where(Function):
-    """``a`` where ``condition`` holds, else ``b``."""
-
     def forward(self, condition: Array, a: Any, b: Any) -> Any:
         self.condition, self.shapes = condition, (shape_of(a), shape_of(b))
         return array_namespace(condition).where(condition, a, b)
@@ -302,8 +276,6 @@ def total(a: Array, axis: int, out: Array | None = None) -> Array:
 
 
 class MatMul(Function):
-    """``a @ b`` with NumPy's rules for vectors and stacks."""
-
     def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b = a, b
         return product(a, b)

@@ -42,7 +42,6 @@ def queue_callback(function: Callable[[], object]) -> None:
 
 
 def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
-    """Add the gradient of ``root``, weighted by ``gradient``, to every leaf behind it."""
     outer, callbacks = _running.callbacks, list[Callable[[], object]]()
     _running.callbacks = callbacks
     try:
@@ -82,7 +81,7 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
             if edge is None:
                 continue
             if isinstance(edge, Variable):
-                # A gradient that other nodes or inputs hold is not the leaf's to keep.
+                # A gradient held by other nodes or inputs is not the leaf's to keep.
                 owned = result is not grad and sum(other is result for other in results) == 1
                 leaves.add(edge, result, owned)
             elif result is not None:
@@ -155,7 +154,7 @@ _Gradients = dict[Function, Array]
 
 
 class _DeviceGradients(_Gradients):
-    """The same with GPUs: a gradient's device is current while its node runs, and for its sum."""
+    """With GPUs: a gradient's device is current while its node runs, and for its sum."""
 
     def pop(self, node: Function, default: Any = None) -> Any:
         grad = super().pop(node, default)
@@ -169,7 +168,7 @@ class _DeviceGradients(_Gradients):
 
 
 class _DeviceLeaves(_Leaves):
-    """The same with GPUs: a contribution's device is current while it is added."""
+    """With GPUs: a contribution's device is current while it is added."""
 
     def add(self, leaf: Variable, grad: Array | None, owned: bool) -> None:
         stand_at(grad)
@@ -185,10 +184,7 @@ def _run_hooks(hooks: Hooks, grad: Array) -> Array:
 
 
 def accumulate(leaf: Variable, grad: Array, owned: bool) -> None:
-    """Add ``grad`` to a leaf's gradient: into its slot, as its new array, or onto the present one.
-
-    ``owned``: nobody else holds ``grad``, which may become the leaf's.
-    """
+    """Add ``grad`` to a leaf's gradient; ``owned``: nobody else holds ``grad``, which may become the leaf's."""
     data, slot = leaf.data, leaf.grad_slot
     if grad.shape != data.shape:
         raise RuntimeError(

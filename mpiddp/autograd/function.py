@@ -23,7 +23,7 @@ _sequence = itertools.count()
 
 
 Hooks = dict[int, Callable[..., Any]]
-"""Hooks in order of registration, by an id that is never used twice."""
+"""In order of registration, by an id that is never used twice."""
 
 _ids = itertools.count()
 
@@ -55,8 +55,6 @@ mode = _Mode()
 
 
 class _SetGradEnabled:
-    """Context manager and decorator that sets the switch and restores it."""
-
     value: bool
 
     def __init__(self) -> None:
@@ -81,17 +79,7 @@ class _SetGradEnabled:
 
 
 class no_grad(_SetGradEnabled):  # noqa: N801 (torch's name)
-    """Record nothing in this block or function, in this thread.
-
-    Examples
-    --------
-    >>> from mpiddp.autograd import Tensor, no_grad
-    >>> x = Tensor([1.0, 2.0], requires_grad=True)
-    >>> with no_grad():
-    ...     y = x * 2
-    >>> y.requires_grad
-    False
-    """
+    """Record nothing in this block or function, in this thread."""
 
     value = False
 
@@ -134,7 +122,6 @@ class Variable:
     grad_slot: Array | None = None
     """A leaf's place for its gradient: the first accumulation writes here and makes it ``grad``."""
     grad_fn: Any = None
-    """The node whose output this is."""
     grad_hooks: Hooks | None = None
     """A leaf's hooks on a backward's gradient, before its accumulation."""
     post_accumulate_grad_hooks: Hooks | None = None
@@ -221,7 +208,7 @@ class Function:
         return tuple(edge is not None for edge in self.edges or ())
 
     def save_for_backward(self, *arrays: Any) -> None:
-        """Keep arrays as ``saved_tensors``, as in torch."""
+        """Keep arrays as ``saved_tensors``."""
         self.saved_tensors = arrays
 
     def out(self, index: int) -> Array | None:
@@ -258,5 +245,4 @@ def unbroadcast(grad: Array, shape: Shape) -> Array:
 
 
 def shape_of(operand: Any) -> Shape:
-    """Return an operand's shape, empty for a number."""
     return getattr(operand, "shape", ())

@@ -16,7 +16,7 @@ from .tensor import Tensor
 def gradcheck(
     func: Callable[..., Tensor], inputs: Sequence[Any], eps: float = 1e-6, atol: float = 1e-5, rtol: float = 1e-3
 ) -> bool:
-    """Compare backward with central differences of step ``eps``, element by element, in float64.
+    """Compare backward with central differences of step ``eps`` in float64; AssertionError names the worst element.
 
     Parameters
     ----------
@@ -24,11 +24,6 @@ def gradcheck(
         Takes tensors, returns one; must be deterministic.
     inputs : sequence
         Floating-point arrays and tensors are copied to float64 and checked, others passed on.
-
-    Raises
-    ------
-    AssertionError
-        A gradient is wrong; names the worst element.
 
     Examples
     --------
@@ -71,7 +66,6 @@ def gradcheck(
 
 
 def _leaf(value: Any) -> Any:
-    """Return a float64 leaf with a copy of ``value``, or ``value`` if not floating point."""
     data = value.data if isinstance(value, Tensor) else value
     if isinstance(data, int | bool | str | None):
         return value

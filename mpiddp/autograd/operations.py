@@ -19,7 +19,6 @@ from .function import Function, Variable, is_differentiable, mode
 from .reduction import Dim
 
 Operand = Any
-"""A tensor, an array or a number."""
 
 
 class ElementCount(int):
@@ -44,8 +43,6 @@ class ValuesAndIndices(NamedTuple):
 
 
 class Operations(Variable):
-    """The operations of :class:`Tensor`."""
-
     # -- arithmetic ------------------------------------------------------------------------------------------------
 
     def __add__(self, other: Operand) -> Self:
@@ -239,7 +236,7 @@ class Operations(Variable):
         squares = (self - self.mean(dim, keepdim=True)) ** 2
         count = reduction.reduced(self.data.shape, dim)
         mean = squares.mean(dim, keepdim)
-        # A float of Python would make bfloat16 float32.
+        # A Python float would make bfloat16 float32.
         return mean * mean.data.dtype.type(count / (count - correction) if count > correction else math.inf)
 
     def std(self, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: int = 1) -> Self:
@@ -411,16 +408,8 @@ class Operations(Variable):
     def to(self, device: Any = None, dtype: Any = None, non_blocking: bool = False, copy: bool = False) -> Self:
         """Return the values on another device, with another dtype, or both; gradients flow back.
 
-        Parameters
-        ----------
-        device : str, int, dtype, array or Tensor
-            ``"cpu"``, ``"cuda"``, ``"cuda:N"``, N, a dtype, or an object with both.
-        dtype : dtype, optional
-            With a device.
-        non_blocking : bool
-            Ignored: only copies to the host wait.
-        copy : bool
-            Even if nothing changes.
+        ``device`` is ``"cpu"``, ``"cuda"``, ``"cuda:N"``, N, a dtype, or an object with both; ``copy`` even if nothing
+        changes. ``non_blocking`` is ignored: only copies to the host wait.
         """
         convert = conversion(values_of(device), dtype)
         if convert.place == "kept" and self.data.dtype == convert.dtype:
@@ -457,7 +446,7 @@ class Operations(Variable):
         """Return the values as int64."""
         return self.to(np.int64)
 
-    # Last, as their names are types above.
+    # Last: their names are types above.
 
     def bool(self) -> Self:
         """Return the values as booleans."""

@@ -23,7 +23,6 @@ def _axes(dim: Dim) -> int | tuple[int, ...] | None:
 
 
 def _kept(shape: Shape, dim: Dim) -> Shape:
-    """Return ``shape`` with length 1 along the reduced axes."""
     if dim is None:
         return (1,) * len(shape)
     axes = {d % len(shape) for d in (dim if isinstance(dim, tuple | list) else (dim,))} if shape else set()
@@ -31,7 +30,6 @@ def _kept(shape: Shape, dim: Dim) -> Shape:
 
 
 def reduced(shape: Shape, dim: Dim) -> int:
-    """Return how many elements become one."""
     return math.prod(n for n, kept in zip(shape, _kept(shape, dim), strict=True) if kept == 1)
 
 
@@ -41,8 +39,6 @@ def _rounded(result: Any, a: Array) -> Any:
 
 
 class Sum(Function):
-    """The sum over axes."""
-
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
         dim = _axes(dim)
         self.shape, self.kept = a.shape, _kept(a.shape, dim)
@@ -53,7 +49,7 @@ class Sum(Function):
 
 
 class Mean(Sum):
-    """The mean over axes; that of nothing is NaN."""
+    """The mean of nothing is NaN."""
 
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
         dim = _axes(dim)
@@ -97,8 +93,6 @@ class TakeAlong(Function):
 
 
 class CumulativeSum(Function):
-    """Running sums along ``dim``."""
-
     def forward(self, a: Array, dim: int) -> Any:
         self.dim = dim
         return _rounded(a.cumsum(axis=dim, dtype=sum_dtype(a)), a)
@@ -109,8 +103,6 @@ class CumulativeSum(Function):
 
 
 class LogSoftmax(Function):
-    """``x - log(sum(exp(x)))`` along an axis."""
-
     def forward(self, x: Array, dim: int) -> Array:
         xp = array_namespace(x)
         self.dim, dtype = dim, x.dtype
@@ -127,8 +119,6 @@ class LogSoftmax(Function):
 
 
 class Softmax(Function):
-    """``exp(x) / sum(exp(x))`` along an axis."""
-
     def forward(self, x: Array, dim: int) -> Array:
         self.dim, dtype = dim, x.dtype
         x = widened(x)

@@ -12,8 +12,6 @@ from .function import Function, unbroadcast
 
 
 class Copy(Function):
-    """A copy."""
-
     def forward(self, a: Array) -> Array:
         return a.copy()
 
@@ -22,8 +20,6 @@ class Copy(Function):
 
 
 class Reshape(Function):
-    """The same values in another shape."""
-
     def forward(self, a: Array, shape: Shape) -> Array:
         self.shape = a.shape
         return a.reshape(shape)
@@ -33,8 +29,6 @@ class Reshape(Function):
 
 
 class Transpose(Function):
-    """Axes in the order ``axes``, as ``numpy.transpose``."""
-
     def forward(self, a: Array, axes: tuple[int, ...]) -> Array:
         self.axes = axes
         return a.transpose(axes)
@@ -85,8 +79,6 @@ def _may_repeat(index: Any) -> bool:
 
 
 class Join(Function):
-    """Concatenation along an axis."""
-
     def forward(self, dim: int, *arrays: Array) -> Any:
         self.dim = dim
         self.lengths = [array.shape[dim] for array in arrays]

@@ -265,10 +265,7 @@ class Tensor(Operations):
         return Tensor(self.data)
 
     def backward(self, gradient: Any = None, retain_graph: bool | None = None) -> None:
-        """Add the gradient of this tensor to ``grad`` of every leaf behind it.
-
-        Leaves' gradients become final, and :meth:`register_post_accumulate_grad_hook` hooks run, the model's last
-        layers first.
+        """Add the gradient of this tensor to ``grad`` of every leaf behind it, the model's last layers first.
 
         Parameters
         ----------
@@ -320,14 +317,7 @@ Function.output_type = Tensor
 
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
-    """Join tensors along an axis.
-
-    Examples
-    --------
-    >>> from mpiddp.autograd import Tensor, cat
-    >>> cat([Tensor([1.0, 2.0]), Tensor([3.0])]).tolist()
-    [1.0, 2.0, 3.0]
-    """
+    """Join tensors along an axis."""
     return shaping.Join.apply(dim, *tensors)
 
 
