@@ -59,7 +59,9 @@ def compare(link: Link, call: Call) -> Steps:
 
 
 def _exchange(link: Link, call: Call, place: Location, factor: float) -> Steps:
-    mine = np.frombuffer(_ENTRY.pack(0, *call, *place, factor, _history(link)), np.int64)
+    # in a later step this rank may have begun other operations
+    sequence = 0 if link.now is link.later else link.sequence
+    mine = np.frombuffer(_ENTRY.pack(sequence, *call, *place, factor, _history(link)), np.int64)
     told = np.empty((link.size, mine.size), np.int64)
     yield link.now.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
     compare_records(link, told[:, :4])

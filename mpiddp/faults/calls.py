@@ -180,12 +180,26 @@ def compare_records(link: Link, records: Array) -> None:
     same = records[:, 1:] == records[0, 1:]
     if not same.all():
         odd = int(same.all(1).argmin())
-        first, other = (Call(*_PACKED.unpack(records[rank].tobytes())[1:]) for rank in (0, odd))
-        if any(each.kind >> 32 not in _names for each in (first, other)):
+        first, other = (_PACKED.unpack(records[rank].tobytes()) for rank in (0, odd))
+        if any(kind >> 32 not in _names for _, kind, *_ in (first, other)):
             raise UnknownCallError(
                 f"the ranks of {link} disagree: rank {link.ranks[0]} or {link.ranks[odd]} is in another operation"
             )
-        raise mismatch(link, link.ranks[0], first.text(), link.ranks[odd], other.text())
+        raise _mismatch_of(link, (0, *first), (odd, *other))
+
+
+def _mismatch_of(link: Link, *records: tuple[int, ...]) -> MismatchError:
+    """Return the error of two records, with group ranks in front, which may be of parts or of the calls that followed.
+
+    Ranks of this node have published their calls.
+    """
+    published, number = link.find(Calls), min(record[1] for record in records)
+    ranks = [link.ranks[record[0]] for record in records]
+    texts = [Call(*record[2:]).text(record[1]) for record in records]
+    if published is not None and number:
+        whole = [published.text(rank, number) or text for rank, text in zip(ranks, texts, strict=True)]
+        texts = whole if whole[0] != whole[1] else texts
+    return mismatch(link, ranks[0], texts[0], ranks[1], texts[1])
 
 
 class Calls(Resource):
@@ -332,14 +346,7 @@ def first_difference(link: Link, recent: Array) -> MismatchError:
 
 def compare_eager(link: Link, rounds: Sequence[Sequence[tuple[int, int, int, int, int]]]) -> None:
     """Raise `MismatchError` if calls differ in a round of `EagerBuffers.calls`, which may hold parts of calls."""
-    published = link.find(Calls)
-
-    def text(rank: int, sequence: int, *call: int) -> str:
-        whole = "" if published is None else published.text(rank, sequence)
-        return whole or Call(*call).text(sequence)
-
-    for (rank, *own), *others in rounds:
-        for other_rank, *other in others:
-            if other != own:
-                one, another = link.ranks[rank], link.ranks[other_rank]
-                raise mismatch(link, one, text(one, *own), another, text(another, *other))
+    for first, *others in rounds:
+        for other in others:
+            if other[1:] != first[1:]:
+                raise _mismatch_of(link, first, other)
