@@ -1,25 +1,25 @@
 """``torch.distributed`` on MPI: process groups, collectives, point to point, objects.
 
-Importing it does not start MPI; `init_process_group` does. The functions share:
+Importing it does not start MPI; `init_process_group` does. Names, arguments and results are torch's, where nothing else
+is said. The functions share:
 
 - Arrays: NumPy or CuPy, C-contiguous, aligned, in native byte order; or objects that hold one (a Tensor).
 - ``group`` : ProcessGroup, optional. The ranks that call; all by default. A non-member is warned and gets None, or -1
   for a number.
-- ``src`` and ``dst`` : global ranks; ``group_src``, ``group_dst`` : ranks of the group. One of the two; 0 by default in
+- ``src``, ``dst`` : global ranks; ``group_src``, ``group_dst`` : ranks of the group. One of the two; 0 by default in
   gather and scatter, any rank in receives.
-- ``op`` : ReduceOp, by default ``ReduceOp.SUM``.
-- ``async_op`` : bool, default False. Return a `Work` at once.
+- ``op`` : ReduceOp, elementwise; by default ``ReduceOp.SUM``.
+- ``async_op`` : bool. Return a `Work` at once.
 - ``algorithm`` : str, optional. As in ``python -m mpiddp bench OPERATION --algorithm NAME``; goes before
-  ``MPIDDP_ALGORITHM`` and the table, and is equal on all ranks.
+  ``MPIDDP_ALGORITHM`` and the table; equal on all ranks.
 - ``timeout`` : timedelta or seconds; the group's by default.
-- Other parameters without a description are accepted for compatibility: ``device``, ``device_id``, ``device_ids``,
-  ``pg_options``, ``backend``, ``backend_override``, ``group_desc``, ``group_name``, ``init_method``, ``store``,
-  ``use_batch``.
+- Without effect unless described: ``device``, ``device_id``, ``device_ids``, ``pg_options``, ``backend``,
+  ``backend_override``, ``group_desc``, ``group_name``, ``init_method``, ``store``, ``use_batch``.
 - Errors: TypeError for an argument that is no array, and a reduction that the dtype does not have; `ArrayError` for an
   array that cannot be sent or written to, or does not fit the others of the call; ValueError for a rank outside of the
   group, a destroyed group, an unknown algorithm; `MismatchError` on every rank where ranks differ in operation, size,
-  dtype, root, reduction or lists of ranks; `DistTimeoutError` after the time limit, where a wait inside of MPI ends the
-  job with the same text.
+  dtype, root, reduction or lists of ranks; `DistTimeoutError` after the time limit (a wait inside of MPI ends the job
+  with the same text).
 """
 
 from mpiddp.device import current_device, device_count, set_device

@@ -1,4 +1,4 @@
-"""Backends: MPI, and NCCL for arrays on GPUs if asked for; torch's names are understood."""
+"""Backends: MPI, and NCCL for arrays on GPUs if asked for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mpiddp.mpi.link import Link
 logger = logging.getLogger("mpiddp")
 
 default_pg_timeout = timedelta(minutes=30)
-"""Time limit of an operation without ``timeout=`` and ``MPIDDP_TIMEOUT``."""
+"""Without ``timeout=`` and ``MPIDDP_TIMEOUT``."""
 
 
 class Backend(str):
-    """The name of a backend in lower case (``torch.distributed.Backend``); ValueError if it is no string.
+    """The name of a backend in lower case; ValueError if it is no string.
 
     Examples
     --------
@@ -33,7 +33,6 @@ class Backend(str):
     __slots__ = ()
 
     def __new__(cls, name: str) -> Backend:
-        """Return the name in lower case."""
         if not isinstance(name, str):
             raise ValueError(f"Backend needs a name, got {name!r}")
         return super().__new__(cls, name.lower())
@@ -43,7 +42,7 @@ _NAMES = "None, 'mpi', 'gloo' (an alias), 'nccl' (for CuPy arrays), or by device
 
 
 def check_backend(backend: str | None, default: str = "mpi") -> str:
-    """Return "nccl" if arrays on GPUs are to go by NCCL, else "mpi"; ValueError for unknown names."""
+    """Return "nccl" for arrays on GPUs, else "mpi"; ValueError for unknown names."""
     if backend is None or backend == Backend.UNDEFINED:
         return default
     if not isinstance(backend, str):
@@ -61,14 +60,13 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
 
 
 def connect(link: Link, backend: str) -> None:
-    """Connect a new group by NCCL, if that is its backend; collective; where NCCL cannot, rank 0 warns."""
+    """Connect by NCCL, if that is the backend; collective; where NCCL cannot, rank 0 warns."""
     wrong = nccl.connect(link, backend == "nccl")
     if wrong is not None and backend == "nccl" and link.rank == 0:
         warnings.warn(f"backend 'nccl' gives 'mpi' in {link}: {wrong}", stacklevel=3)
 
 
 def backend_of(link: Link) -> str:
-    """Return the backend of a group's arrays on GPUs."""
     return "nccl" if nccl.connected(link) else "mpi"
 
 
@@ -103,7 +101,7 @@ def is_torchelastic_launched() -> bool:
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return whether a backend of this name, in any case, can be used."""
+    """Return whether this backend, in any case, can be used."""
     return {"mpi": is_mpi_available, "gloo": is_gloo_available, "nccl": is_nccl_available}.get(
         backend.lower(), lambda: False
     )()

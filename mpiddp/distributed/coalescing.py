@@ -44,7 +44,7 @@ def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
 def _reduce_scatter(link: Link, outputs: Sequence[Array], inputs: Sequence[Array], op: ReduceOp) -> Steps:
     for places in _by_dtype(outputs):
         part = [outputs[place] for place in places]
-        # (size, sum of the outputs' sizes): row r is block r of every input
+        # (size, sum of sizes): row r is block r of every input
         blocks = np.concatenate([inputs[place].reshape(link.size, -1) for place in places], axis=1)
         flat = np.empty_like(blocks, shape=blocks.shape[1])
         yield from planning.nested(link, "reduce_scatter", flat, blocks, op)
@@ -76,7 +76,7 @@ def _dispatch(
     op: ReduceOp | None,
     alike: Sequence[Array],
 ) -> Work | None:
-    """Dispatch an operation whose arrays ``alike`` have equal sizes, dtypes and order on all ranks."""
+    """Dispatch an operation; ``alike`` are compared over the ranks."""
     layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in alike) if len(alike) > 1 else ""
     call = make_call(name, alike[0].dtype, op, sum(x.size for x in alike), layout=layout)
     return dispatch(group, debug.traced(planning.plain(steps, call)), args, outputs, async_op)
@@ -89,17 +89,9 @@ def _future(work: Work | None) -> Future | None:
 def all_reduce_coalesced(
     tensors: Sequence[ArrayLike], op: ReduceOp = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
 ) -> Future | None:
-    """Reduce several arrays elementwise, in place, by one all-reduce for each dtype.
+    """Reduce several arrays, ``tensors``, in place, by one all-reduce for each dtype.
 
-    Parameters
-    ----------
-    tensors : list of arrays
-        Of the same shapes and dtypes on all ranks.
-
-    Returns
-    -------
-    Future or None
-        With ``async_op`` a `Future` of the list (``torch.distributed.all_reduce_coalesced``), not a `Work`.
+    With ``async_op`` it returns a `Future` of the list, not a `Work`.
     """
     found = member(group, "all_reduce_coalesced")
     if found is None:
@@ -116,19 +108,10 @@ def all_gather_coalesced(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Future | None:
-    """Copy several arrays of every rank to all ranks (``torch.distributed.all_gather_coalesced``).
+    """Copy several arrays of every rank, ``input_tensor_list``, to all ranks.
 
-    Parameters
-    ----------
-    output_tensor_lists : list of lists of arrays
-        List r gets the arrays of rank r, and has their shapes.
-    input_tensor_list : list of arrays
-        This rank's.
-
-    Returns
-    -------
-    Future or None
-        With ``async_op`` a `Future` of the list of all outputs, not a `Work`.
+    List r of ``output_tensor_lists`` gets those of rank r, and has their shapes. With ``async_op`` it returns a
+    `Future` of all outputs.
     """
     name = "all_gather_coalesced"
     found = member(group, name)
@@ -157,7 +140,7 @@ def all_gather_coalesced(
 
 
 class IllegalWork:
-    """The result of an asynchronous call inside of a coalescing manager: nothing is submitted yet."""
+    """An asynchronous call in a coalescing manager: nothing is submitted yet."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ValueError(f"Illegal to call {name} on IllegalWork object: wait on the coalescing manager, at its end")
@@ -167,19 +150,15 @@ _RECORDED = ("all_reduce", "all_gather_single", "reduce_scatter_single")
 
 
 class Coalescing:
-    """Calls of a group to be made as one (torch: ``_CoalescingManager``)."""
-
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._calls: list[tuple[str, ReduceOp | None, tuple[Array, ...]]] = []
         self._works: list[Any] = []
 
     def takes(self, plan: Plan) -> bool:
-        """Return whether calls of this operation are recorded."""
         return plan.label.partition(" by ")[0] in _RECORDED
 
     def record(self, plan: Plan, args: tuple[Any, ...], async_op: bool) -> Any:
-        """Record a call."""
         name, _, algorithm = plan.label.partition(" by ")
         if algorithm:
             raise ValueError(
@@ -196,18 +175,15 @@ class Coalescing:
         return IllegalWork() if async_op else None
 
     def append(self, work: Any) -> None:
-        """Let `wait` wait for ``work`` too."""
         if work is not None:
             self._works.append(work)
 
     def wait(self) -> None:
-        """Wait for all that was submitted."""
         works, self._works = self._works, []
         for work in works:
             work.wait()
 
     def submit(self, async_op: bool) -> None:
-        """Submit the recorded calls as one."""
         if not self._calls:
             return
         name, op, _ = self._calls[0]
@@ -232,19 +208,14 @@ def _coalescing_manager(
 ) -> Iterator[Coalescing]:
     """Make the calls of one operation in this context as one, at its end; RuntimeError if they differ.
 
-    `all_reduce`, `all_gather_single` and `reduce_scatter_single` are recorded.
-
-    Parameters
-    ----------
-    async_ops : bool, default False
-        Leave the wait to ``wait()`` of the context's value.
+    It takes `all_reduce`, `all_gather_single` and `reduce_scatter_single`. With ``async_ops`` the value's ``wait()``
+    waits.
 
     Examples
     --------
-    >>> with dist._coalescing_manager(async_ops=True) as coalescing:  # doctest: +SKIP
+    >>> with dist._coalescing_manager():  # doctest: +SKIP
     ...     for x in arrays:
     ...         dist.all_reduce(x)
-    >>> coalescing.wait()  # doctest: +SKIP
     """
     found = member(group, "_coalescing_manager")
     if found is None:

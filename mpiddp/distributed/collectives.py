@@ -1,7 +1,4 @@
-"""Collectives on arrays: each checks its arguments, finds the plan of the call, and dispatches it.
-
-Shared parameters and errors are those of `mpiddp.distributed`.
-"""
+"""Collectives on arrays: each checks its arguments, finds the plan of the call, and dispatches it."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from . import debug
 from .dispatch import dispatch, keep, root_rank
 from .groups import GroupLike, ProcessGroup, member
 
-# For errors of operations with two names in torch.
+# Errors name both of torch's names.
 _GATHER = "all_gather_single (all_gather_into_tensor)"
 _SCATTER = "reduce_scatter_single (reduce_scatter_tensor)"
 _BARRIER = ("barrier", None)
@@ -54,17 +51,7 @@ def broadcast(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Copy the array of rank ``src`` into those of all ranks (``torch.distributed.broadcast``).
-
-    Parameters
-    ----------
-    tensor : array
-        Input on ``src``, output elsewhere; of equal shape and dtype on all ranks.
-
-    Examples
-    --------
-    >>> dist.broadcast(x, src=0)  # doctest: +SKIP
-    """
+    """Copy ``tensor`` of rank ``src``, of equal shape and dtype on all ranks, into that of all others."""
     found = member(group, "broadcast")
     if found is None:
         return None
@@ -83,12 +70,7 @@ def all_reduce(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce the arrays of all ranks elementwise, to the same bits on every rank (``torch.distributed.all_reduce``).
-
-    Parameters
-    ----------
-    tensor : array
-        Input and output, of equal shape and dtype on all ranks.
+    """Reduce ``tensor``, of equal shape and dtype on all ranks, in place, to the same bits on every rank.
 
     Examples
     --------
@@ -104,7 +86,7 @@ def all_reduce(
 
 
 def all_reduce_bucket(x: Array, op: ReduceOp, group: ProcessGroup, index: int) -> Work:
-    """Begin the all-reduce of a bucket of gradients; errors and logs name the bucket, as the program wrote no call."""
+    """Begin the all-reduce of a bucket, which errors and logs name."""
     name = planning.bucket_name(index)
     member(group, name)
     key = (name, None, op, x.dtype, x.shape, type(x))
@@ -124,12 +106,9 @@ def reduce(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce the arrays of all ranks elementwise into that of rank ``dst`` (``torch.distributed.reduce``).
+    """Reduce ``tensor``, of equal shape and dtype on all ranks, into that of rank ``dst``.
 
-    Parameters
-    ----------
-    tensor : array
-        Of equal shape and dtype on all ranks; unchanged elsewhere, where torch's Gloo and NCCL leave partial sums.
+    Others' are unchanged; torch's Gloo and NCCL leave partial sums.
     """
     found = member(group, "reduce")
     if found is None:
@@ -165,7 +144,7 @@ def all_gather_single(
     Parameters
     ----------
     output_tensor : array
-        Shape ``(size * n, ...)`` (concatenated) or ``(size, n, ...)`` (stacked).
+        Shape ``(size * n, ...)`` or ``(size, n, ...)``.
     input_tensor : array
         Shape ``(n, ...)``, equal on all ranks.
     """
@@ -194,14 +173,14 @@ def reduce_scatter_single(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce arrays of ``size`` blocks elementwise, block r into rank r's output.
+    """Reduce arrays of ``size`` blocks, block r into rank r's output.
 
     Parameters
     ----------
     output : array
         Shape ``(n, ...)``, equal on all ranks.
     input : array
-        Shape ``(size * n, ...)`` (concatenated) or ``(size, n, ...)`` (stacked).
+        Shape ``(size * n, ...)`` or ``(size, n, ...)``.
     """
     found = member(group, "reduce_scatter_single")
     if found is None:
@@ -228,15 +207,7 @@ def reduce_scatter(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce ``input_list[r]`` over all ranks into rank r's ``output`` (``torch.distributed.reduce_scatter``).
-
-    Parameters
-    ----------
-    output : array
-        Of equal shape and dtype on all ranks.
-    input_list : list of arrays
-        One for each rank, like ``output``.
-    """
+    """Reduce array r of ``input_list`` over all ranks into rank r's ``output``; all have one shape and dtype."""
     found = member(group, "reduce_scatter")
     if found is None:
         return None
@@ -266,7 +237,7 @@ def _move(
     layout: str = "",
     algorithm: str = "",
 ) -> Work | None:
-    """Dispatch an operation that only moves data; no table chooses its algorithm."""
+    """Dispatch an operation that only moves data."""
     steps: Callable[..., Any]
     steps, on_device = planning.moving(algorithm or name, group.link, *outputs, *inputs)
     like = (*outputs, *inputs)[0]
@@ -278,14 +249,9 @@ def _move(
 def all_gather(
     tensor_list: Sequence[ArrayLike], tensor: ArrayLike, group: GroupLike = None, async_op: bool = False
 ) -> Work | None:
-    """Copy every rank's array to all ranks, rank r's into ``tensor_list[r]`` (``torch.distributed.all_gather``).
+    """Copy every rank's ``tensor`` to all ranks, rank r's into array r of ``tensor_list``.
 
-    Parameters
-    ----------
-    tensor_list : list of arrays
-        Array r has the shape of rank r's, which may differ (in torch on NCCL only).
-    tensor : array
-        This rank's.
+    Shapes may differ between ranks, in torch on NCCL only.
     """
     found = member(group, "all_gather")
     if found is None:
@@ -315,15 +281,7 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Copy every rank's array to rank ``dst``, rank r's into ``gather_list[r]`` (``torch.distributed.gather``).
-
-    Parameters
-    ----------
-    tensor : array
-        This rank's; shapes may differ between ranks.
-    gather_list : list of arrays, optional
-        On ``dst`` only; array r has rank r's shape.
-    """
+    """Copy every rank's ``tensor``, of any shape, to rank ``dst``, rank r's into array r of its ``gather_list``."""
     found = member(group, "gather")
     if found is None:
         return None
@@ -343,7 +301,7 @@ def _on_root(
     role: str,
     writable: bool,
 ) -> list[Array] | None:
-    """Return the arrays of a list that is required on the root and forbidden elsewhere."""
+    """Return the arrays of a list that the root alone must give."""
     if group.link.rank == root:
         if not given:
             raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
@@ -361,15 +319,7 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Copy ``scatter_list[r]`` of rank ``src`` into rank r's array (``torch.distributed.scatter``).
-
-    Parameters
-    ----------
-    tensor : array
-        The output; shapes may differ between ranks.
-    scatter_list : list of arrays, optional
-        On ``src`` only; array r has rank r's shape.
-    """
+    """Copy array r of rank ``src``'s ``scatter_list``, of any shape, into rank r's ``tensor``."""
     found = member(group, "scatter")
     if found is None:
         return None
@@ -386,12 +336,9 @@ def all_to_all(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy rank r's ``input_tensor_list[s]`` into rank s's ``output_tensor_list[r]``, for all r and s.
+    """Copy rank r's ``input_tensor_list[s]`` into rank s's ``output_tensor_list[r]``.
 
-    Parameters
-    ----------
-    output_tensor_list, input_tensor_list : list of arrays
-        One for each rank; of one dtype, shapes may differ.
+    ``output_tensor_list`` and ``input_tensor_list`` have one array for each rank, of one dtype and any shapes.
     """
     found = member(group, "all_to_all")
     if found is None:
@@ -414,19 +361,12 @@ def all_to_all_single(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Send block r of ``input`` to rank r, and join the blocks received (``torch.distributed.all_to_all_single``).
+    """Send block r of ``input`` to rank r, and join the blocks received in ``output``.
 
     Parameters
     ----------
-    output, input : array
-        The blocks, in rank order along the first dimension; of one dtype.
     output_split_sizes, input_split_sizes : sequence of int, optional
-        Rows from and to each rank; equal blocks by default.
-
-    Raises
-    ------
-    ValueError
-        If the sizes do not add up to the first dimension, or the ranks do not divide it.
+        Rows from and to each rank; equal blocks by default. ValueError if they do not fit the first dimension.
     """
     found = member(group, "all_to_all_single")
     if found is None:

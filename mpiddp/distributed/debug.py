@@ -1,7 +1,7 @@
 """``MPIDDP_DEBUG``: logs every operation (INFO); finds disagreeing ranks and buffers changed too early (DETAIL).
 
-DETAIL precedes every collective by an all-gather of 8-byte digests of the call, and lets asynchronous operations, but
-coalesced ones, work on copies: a change of the program's arrays before ``wait()`` shows in their checksums.
+DETAIL precedes every collective by an all-gather of 8-byte digests, and lets asynchronous operations, but coalesced
+ones, work on copies: a change of the program's arrays before ``wait()`` shows in their checksums.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from mpiddp.typing import Array
 logger = logging.getLogger("mpiddp")
 
 on = False
-"""True if operations are logged: the one attribute read when debugging is off."""
+"""The one attribute read when debugging is off."""
 detail = False
-"""True if they are compared over the ranks, and buffers watched."""
 
 _TEXT_BYTES = 1024
 
-# Operations whose arrays are copied; True where all ranks give equal shapes.
+# Copied ones; True where all ranks give equal shapes.
 _EQUAL_SHAPES = {
     "broadcast": True,
     "all_reduce": True,
@@ -55,7 +54,7 @@ _EQUAL_SHAPES = {
 
 
 def configure(level: str) -> None:
-    """Set the level: OFF, INFO or DETAIL."""
+    """OFF, INFO or DETAIL."""
     global on, detail
     on, detail = level != "OFF", level == "DETAIL"
     planning.forget()
@@ -66,7 +65,7 @@ def configure(level: str) -> None:
 
 
 def caller() -> str:
-    """Return file and line of the program's call into the package."""
+    """Return the file and line of the program's call."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
@@ -74,7 +73,6 @@ def caller() -> str:
 
 
 def log(operation: Operation) -> None:
-    """Log a call."""
     logger.info("[rank %d] %s, called at %s", _rank(), operation, caller())
 
 
@@ -84,7 +82,7 @@ def _rank() -> int:
 
 
 class Watched:
-    """Arrays of an operation that the program must not change before ``wait()`` returns."""
+    """Not to be changed before ``wait()`` returns."""
 
     def __init__(self, name: str, arrays: Sequence[Array]) -> None:
         self._name, self._line = name, caller()
@@ -101,7 +99,6 @@ class Watched:
                 )
 
     def renew(self) -> None:
-        """Take the arrays as they are now."""
         self._sums = [_checksum(x) for x in self._arrays]
 
 
@@ -111,7 +108,6 @@ def _checksum(x: Array) -> int:
 
 
 def traced(plan: Plan) -> Plan:
-    """Return a plan whose calls are logged, or compared and watched, as ``MPIDDP_DEBUG`` says."""
     if not on or plan.trace is not None:
         return plan
     if not detail:
@@ -130,7 +126,7 @@ def _logged(
 def _observed(
     operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
 ) -> tuple[Steps, Callable[[], None]]:
-    """Return steps that compare the call, work on copies and watch the arrays, and the last check."""
+    """Return steps that compare the call and watch copies of the arrays, and the last check."""
     log(operation)
     line = caller()
     twins: dict[int, tuple[Array, Array]] = {}
@@ -158,14 +154,14 @@ def _observed(
 
 
 def _describe(operation: Operation, plan: Plan, args: Sequence[Any], *, equal_shapes: bool) -> str:
-    """Return the call's text, with the shape where it must be equal on all ranks."""
+    """Return the text, with a shape that must be equal on all ranks."""
     text = plan.call.text(operation.number)
     x = next((x for each in args for x in (each if isinstance(each, list) else [each]) if hasattr(x, "dtype")), None)
     return f"{text}, shape {x.shape}" if equal_shapes and x is not None else text
 
 
 def _twin(given: Any, twins: dict[int, tuple[Array, Array]]) -> Any:
-    """Return a copy of an array or a list of arrays, and keep both."""
+    """Return copies, and keep both."""
     if isinstance(given, list) and given and hasattr(given[0], "dtype"):
         return [_twin(each, twins) for each in given]
     if not hasattr(given, "dtype"):

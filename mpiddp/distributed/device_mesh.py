@@ -1,7 +1,7 @@
 """Device meshes: ranks as an array of several dimensions, with a process group along each.
 
-A layout lists the root mesh's dimensions that make up each dimension of a mesh: a root mesh of three has
-``((0,), (1,), (2,))``, a slice ``((0,), (2,))``, that slice flattened ``((0, 2),)``.
+A layout lists the root mesh's dimensions that make up each dimension of a mesh: a root mesh of three has ``((0,), (1,),
+(2,))``, a slice ``((0,), (2,))``, that slice flattened ``((0, 2),)``.
 """
 
 from __future__ import annotations
@@ -45,25 +45,20 @@ def _checked_names(names: Sequence[str] | None, ndim: int) -> Names | None:
 
 
 class DeviceMesh:
-    """Ranks as an array of several dimensions (``torch.distributed.device_mesh.DeviceMesh``).
+    """Ranks as an array of several dimensions.
 
-    Ranks that differ in one coordinate alone form a process group. All ranks of the default group call, members or not;
-    `init_process_group` is called if it has not been. Slices need no communication. A rank's number in a dimension's
-    group is its coordinate; in torch it follows the global ranks.
+    Ranks that differ in one coordinate alone form a group, in which a rank's number is this coordinate (in torch it
+    follows the global ranks). All ranks of the default group call, members or not; `init_process_group` is called if it
+    has not been. Slices need no communication.
 
     Parameters
     ----------
     device_type : str
-        ``"cpu"`` or ``"cuda"``, without effect: an array knows its device.
+        Without effect: an array knows its device.
     mesh : array_like of int
-        Distinct global ranks, of at least one dimension.
+        Distinct global ranks; as an attribute, of a slice this rank's.
     mesh_dim_names : sequence of str, optional
-        A name for each dimension.
-
-    Attributes
-    ----------
-    mesh : ndarray of int
-        Global ranks; of a slice, those of this rank's.
+        One for each dimension.
 
     Raises
     ------
@@ -80,7 +75,7 @@ class DeviceMesh:
     mesh: np.ndarray[Any, np.dtype[np.int64]]
     mesh_dim_names: Names | None
     _groups: list[ProcessGroup]
-    """This rank's, by dimension; empty on a rank outside of the mesh."""
+    """By dimension; empty outside of the mesh."""
 
     def __init__(self, device_type: str, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None) -> None:
         ranks, names = self._check(device_type, mesh, mesh_dim_names)
@@ -114,7 +109,7 @@ class DeviceMesh:
         self._flattened: dict[str, DeviceMesh] = {}
 
     def _rows(self, layout: Layout) -> np.ndarray[Any, Any]:
-        """Return all slices of the root mesh by a layout, of shape (n, *shape)."""
+        """Return all slices by a layout, of shape (n, *shape)."""
         ranks = self._root.mesh
         used = [axis for axes in layout for axis in axes]
         rest = [axis for axis in range(ranks.ndim) if axis not in used]
@@ -122,7 +117,7 @@ class DeviceMesh:
         return ranks.transpose(rest + used).reshape(-1, *shape)
 
     def _make_group(self, axes: tuple[int, ...], name: str) -> ProcessGroup | None:
-        """Make the groups along one dimension; return this rank's."""
+        """Make the groups; return this rank's."""
         names = self._root.mesh_dim_names
         parts = self._rows((axes,)).tolist()
         parent = default_group()
@@ -132,7 +127,7 @@ class DeviceMesh:
         return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", backend_of(parent.link))[1]
 
     def _part(self, layout: Layout, names: Names, groups: list[ProcessGroup]) -> DeviceMesh:
-        """Return this rank's slice; on a rank outside of the root mesh, the first."""
+        """Return this rank's slice; outside of the root mesh, the first."""
         rows = self._rows(layout)
         mine = np.argwhere(rows == get_rank())
         part = DeviceMesh.__new__(DeviceMesh)
@@ -151,15 +146,7 @@ class DeviceMesh:
     ) -> DeviceMesh:
         """Return a mesh of existing groups, this rank's along each dimension, without communication.
 
-        Parameters
-        ----------
-        mesh : array_like of int, optional
-            Global ranks; required, as the names, with several groups.
-
-        Raises
-        ------
-        ValueError
-            If an argument is missing, or the mesh has other ranks along a dimension than the group.
+        Several groups need ``mesh`` and names; ValueError without, or if a group has other ranks than the mesh.
         """
         groups = [group] if isinstance(group, ProcessGroup) else list(group)
         if not groups:
@@ -204,10 +191,7 @@ class DeviceMesh:
     def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
         """Return a mesh of one dimension with the same ranks; all ranks of the default group call.
 
-        Parameters
-        ----------
-        mesh_dim_name : str, optional
-            Its name in the root mesh; by default the names joined by ``_``. ValueError if another mesh has it.
+        Its default name joins those of the dimensions by ``_``; ValueError if another mesh has it.
         """
         if not self.mesh_dim_names:
             raise RuntimeError("Cannot flatten a DeviceMesh without mesh_dim_names!")
@@ -243,17 +227,9 @@ class DeviceMesh:
         return mesh_dim % self.ndim
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """Return this rank's group along a dimension.
+        """Return this rank's group along a dimension, named or numbered, or of a flattened mesh.
 
-        Parameters
-        ----------
-        mesh_dim : int or str, optional
-            Number or name of the dimension, or name of a flattened mesh; optional with one dimension.
-
-        Raises
-        ------
-        RuntimeError
-            If it is ambiguous, or this rank is not in the mesh.
+        RuntimeError if it is ambiguous (None with several dimensions), or this rank is not in the mesh.
         """
         if isinstance(mesh_dim, str) and mesh_dim in self._root._flattened:
             return self._root._flattened[mesh_dim].get_group()
@@ -306,15 +282,9 @@ def init_device_mesh(
     mesh_dim_names: Sequence[str] | None = None,
     backend_override: object = None,
 ) -> DeviceMesh:
-    """Arrange all ranks in a mesh, in row-major order (``torch.distributed.device_mesh.init_device_mesh``).
+    """Arrange all ranks in a mesh, in row-major order; ``device_type`` and ``mesh_dim_names`` as in `DeviceMesh`.
 
-    ``device_type`` and ``mesh_dim_names`` are those of `DeviceMesh`.
-
-    Parameters
-    ----------
-    mesh_shape : sequence of int
-        Ranks along each dimension; their product is the number of ranks (torch takes a smaller one; here
-        ``DeviceMesh(device_type, ranks)`` does).
+    The product of ``mesh_shape`` is the number of ranks; torch takes a smaller one, as here ``DeviceMesh`` does.
 
     Examples
     --------

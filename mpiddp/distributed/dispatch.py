@@ -20,7 +20,7 @@ from .groups import ProcessGroup
 
 
 def keep(group: ProcessGroup, key: tuple[Any, ...], plan: Plan) -> Plan:
-    """Keep a plan, with the effect of ``MPIDDP_DEBUG``, for identical calls."""
+    """Keep a plan, with the effect of ``MPIDDP_DEBUG``."""
     return group.plans.remember(key, debug.traced(plan))
 
 
@@ -32,7 +32,7 @@ def dispatch(
     async_op: bool = False,
     timeout_s: float | None = None,
 ) -> Work | None:
-    """Make a collective call with ``args`` of the plan's steps: at once if nothing is pending, else by the queue."""
+    """Run the plan's steps at once if nothing is pending, else by the queue."""
     link = group.link
     if group.coalescing is not None and group.coalescing.takes(plan):
         recorded: Work | None = group.coalescing.record(plan, args, async_op)
@@ -67,7 +67,7 @@ def expect_own_thread(busy: bool, group: ProcessGroup) -> None:
 
 
 def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array] = ()) -> Any:
-    """Make a call and return the value of its steps; blocks in MPI where nothing is pending."""
+    """Return the value of the steps; block in MPI where nothing is pending."""
     link, monitor, plan = group.link, group.monitor, debug.traced(plan)
     if requests.pending or monitor.survivable or plan.trace is not None:
         work = submit(group, plan, args, outputs, True, None)
@@ -97,7 +97,7 @@ def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Seq
 
 
 def _signature(link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]) -> Signature:
-    """Return the flight recorder's signature of a call that keeps no plan; several arrays count as one."""
+    """Return the signature of a call without a kept plan; several arrays count as one."""
     given = [x for each in args for x in (each if isinstance(each, list) else (each,)) if hasattr(x, "nbytes")]
     written = set(map(id, outputs))
     inputs = [x for x in given if id(x) not in written] or given
@@ -119,7 +119,7 @@ def submit(
     async_op: bool,
     timeout_s: float | None,
 ) -> Work | None:
-    """Submit a call to the group's queue; return its `Work`, or wait for it without ``async_op``."""
+    """Queue a call; without ``async_op`` wait for it."""
     link, monitor = group.link, group.monitor
     with requests.lock:
         link.sequence = sequence = link.sequence + 1

@@ -15,17 +15,15 @@ from mpiddp.mpi.p2p import Mailbox
 
 
 class Recorder(Protocol):
-    """Records calls instead of making them; see `coalescing`."""
+    """Records calls; see `coalescing`."""
 
-    def takes(self, plan: Plan) -> bool:
-        """Return whether calls of this operation are recorded."""
+    def takes(self, plan: Plan) -> bool: ...
 
-    def record(self, plan: Plan, args: tuple[Any, ...], async_op: bool) -> Any:
-        """Record a call."""
+    def record(self, plan: Plan, args: tuple[Any, ...], async_op: bool) -> Any: ...
 
 
 class ProcessGroup:
-    """A group of ranks, made by `init_process_group` or `new_group` (``torch.distributed.ProcessGroup``)."""
+    """A group of ranks, made by `init_process_group` or `new_group`."""
 
     def __init__(
         self,
@@ -43,14 +41,13 @@ class ProcessGroup:
         self.group_name = name
         self.group_desc = description
         self.ranks = ranks
-        """Global ranks, which are those of the default group, in the order of the group ranks."""
+        """Ranks of the default group, in the order of the group ranks."""
         self.comm = comm
-        """The group's mpi4py communicator, or the one given to `init_process_group`.
+        """The mpi4py communicator, or the one given to `init_process_group`.
 
         Calls on it stand at the same place among the group's collectives on every rank.
         """
         self.coalescing: Recorder | None = None
-        """Set inside of a coalescing manager."""
         self.monitored_barriers = 0
         self.monitored_reports: dict[int, int] = {}
         """By group rank."""
@@ -89,7 +86,7 @@ class ProcessGroup:
 
 
 def as_rank(value: object) -> int:
-    """Return a rank, also NumPy's, as an int; TypeError for anything else, bool included."""
+    """Return a rank, also NumPy's; TypeError for anything else, bool included."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -104,7 +101,7 @@ class GroupMember:
 
 
 GroupLike: TypeAlias = ProcessGroup | int | None
-"""None is the group of all ranks; ``GroupMember.NON_GROUP_MEMBER`` warns and does nothing."""
+"""None: all ranks; ``GroupMember.NON_GROUP_MEMBER`` warns and does nothing."""
 
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
 
@@ -112,27 +109,24 @@ _default: ProcessGroup | None = None
 _groups: dict[ProcessGroup, None] = {}
 _made = 0
 _missing = NOT_INITIALIZED
-"""The error where there is no default group."""
+"""The error without a default group."""
 
 
 class _WorldType(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:  # noqa: N802 - torch's name
-        """The group of all ranks, or None before `init_process_group`."""
         return _default
 
 
 class group(metaclass=_WorldType):  # noqa: N801 - torch's name
-    """Holds ``group.WORLD``, the group of all ranks."""
+    """Holds ``group.WORLD``, the group of all ranks, or None before `init_process_group`."""
 
 
 def next_name() -> str:
-    """Return the name of the next group."""
     return str(_made)
 
 
 def register(made: ProcessGroup, *, default: bool = False) -> ProcessGroup:
-    """Keep a new group until it is destroyed."""
     global _default, _made
     _groups[made] = None
     recorder.register(made.group_name, made.group_desc, made.link)
@@ -143,32 +137,31 @@ def register(made: ProcessGroup, *, default: bool = False) -> ProcessGroup:
 
 
 def default_group() -> ProcessGroup:
-    """Return the group of all ranks; ValueError where there is none, as in a forked child."""
+    """Return the group of all ranks; ValueError without, as in a forked child."""
     if _default is None:
         raise ValueError(_missing)
     return _default
 
 
 def has_default() -> bool:
-    """Return True if there is a group of all ranks."""
     return _default is not None
 
 
 def expect_idle() -> None:
-    """Raise `DistError` if operations of any group are pending."""
+    """Raise `DistError` if operations are pending."""
     for each in _groups:
         each.link.expect_idle()
 
 
 def discard() -> None:
-    """End all groups without freeing communicators, which needs all ranks."""
+    """End all groups; freeing communicators needs all ranks."""
     for each in _groups:
         each.link.discard()
     disown(NOT_INITIALIZED)
 
 
 def disown(reason: str) -> None:
-    """Forget all groups in a process that must not touch MPI; ``reason`` is the error of later uses."""
+    """Forget all groups: this process must not touch MPI, for ``reason``."""
     global _default, _made, _missing
     for each in _groups:
         each.link.closed = True
@@ -177,7 +170,7 @@ def disown(reason: str) -> None:
 
 
 def member(given: GroupLike, operation: str) -> ProcessGroup | None:
-    """Return the group; on a non-member warn as torch does, and return None."""
+    """Return the group; warn a non-member as torch does, and return None."""
     if given is None:
         if _default is None:
             raise ValueError(_missing)
@@ -197,18 +190,17 @@ def member(given: GroupLike, operation: str) -> ProcessGroup | None:
 
 
 def resolve(given: GroupLike) -> ProcessGroup | None:
-    """Return the group, or None on a non-member."""
     return None if given == GroupMember.NON_GROUP_MEMBER else member(given, "this")
 
 
 def get_rank(group: GroupLike = None) -> int:
-    """Return this process's rank in a group, -1 on a non-member (``torch.distributed.get_rank``)."""
+    """Return this process's rank in a group, -1 on a non-member."""
     found = resolve(group)
     return -1 if found is None else found.link.rank
 
 
 def get_world_size(group: GroupLike = None) -> int:
-    """Return the number of ranks in a group, -1 on a non-member (``torch.distributed.get_world_size``)."""
+    """Return the number of ranks in a group, -1 on a non-member."""
     found = resolve(group)
     return -1 if found is None else found.link.size
 
@@ -222,12 +214,12 @@ def known(given: GroupLike) -> ProcessGroup:
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """Return the rank in ``group`` of ``global_rank`` (``torch.distributed.get_group_rank``)."""
+    """Return the rank in ``group`` of ``global_rank``."""
     return known(group).group_rank(global_rank)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """Return the global rank of ``group_rank`` in ``group`` (``torch.distributed.get_global_rank``)."""
+    """Return the global rank of ``group_rank`` in ``group``."""
     found = known(group)
     return found.ranks[found.checked(group_rank)]
 
@@ -238,12 +230,11 @@ def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
 
 
 def get_pg_count() -> int:
-    """Return the number of this process's groups (``torch.distributed.get_pg_count``)."""
+    """Return the number of this process's groups."""
     return len(_groups)
 
 
 def destroy(given: GroupLike = None) -> None:
-    """Free a group; see `destroy_process_group`."""
     global _default, _made, _missing
     if given is not None and not isinstance(given, ProcessGroup):
         if given == GroupMember.NON_GROUP_MEMBER:

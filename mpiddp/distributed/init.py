@@ -36,7 +36,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return True if there is a default process group (``torch.distributed.is_initialized``)."""
+    """Return True if there is a default process group."""
     return groups.has_default()
 
 
@@ -73,21 +73,19 @@ def init_process_group(
     *,
     comm: MPI.Intracomm | None = None,
 ) -> None:
-    """Make the default process group (``torch.distributed.init_process_group``).
-
-    Its ranks are those of ``MPI.COMM_WORLD``, of which a duplicate carries the messages.
+    """Make the default process group, of the ranks of ``MPI.COMM_WORLD``.
 
     Parameters
     ----------
     backend : str, optional
         None, "mpi", "gloo" (an alias), "nccl", or by device ("cpu:gloo,cuda:nccl").
     timeout : timedelta or float, optional
-        Time limit of an operation; by default ``MPIDDP_TIMEOUT`` seconds, or 30 minutes.
+        Of an operation; by default ``MPIDDP_TIMEOUT`` seconds, or 30 minutes.
     world_size, rank : int, default -1
         A contradiction to MPI is an error, with the backend "mpi" torch's warning.
     device_id : int, optional
-        This rank's GPU. By default, in a program that has imported CuPy and neither chosen a GPU nor allocated on one,
-        the rank's number on its node modulo the number of visible GPUs.
+        This rank's GPU. In a program that has imported CuPy and not used a GPU, by default the rank on its node modulo
+        the visible GPUs.
     comm : mpi4py intracommunicator, optional
         The ranks of the group. Every rank of the world calls, each with its communicator, also one that never
         communicates (``comm=MPI.COMM_WORLD.Split(reads_files)``).
@@ -117,7 +115,7 @@ def init_process_group(
 
 
 def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> None:
-    """Make the default process group of all ranks, or of those that live if some die meanwhile."""
+    """Make the default group of all ranks that live."""
     first = monitor.current() is None
     while True:
         try:
@@ -137,7 +135,7 @@ def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend
 
 
 def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:
-    """Make the default process group of the ranks of ``comm``, or of all that run; collective."""
+    """Make the default group of ``comm``, or of all ranks that run; collective."""
     world = job.world
     if comm is None and len(world.running) < world.size:
         own = among(world.comm, world.running)
@@ -151,7 +149,7 @@ def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) 
 
 
 def _choose_device(device_id: int | None) -> None:
-    """Choose this process's GPU before MPI starts: some libraries keep the current one for good."""
+    """Call before MPI starts: some libraries keep the current GPU for good."""
     launched = settings.launch()
     if device_id is not None:
         choice.set_device(device_id)
@@ -160,23 +158,15 @@ def _choose_device(device_id: int | None) -> None:
 
 
 def destroy_process_group(group: GroupLike = None) -> None:
-    """Free a group, or all of them (``torch.distributed.destroy_process_group``).
+    """Free a group; None or ``group.WORLD``: all, after which `init_process_group` may be called again.
 
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        None or ``group.WORLD``: all groups, after which `init_process_group` may be called again.
-
-    Raises
-    ------
-    DistError
-        If operations of the group are pending.
+    DistError if operations of the group are pending.
     """
     groups.destroy(group)
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return this process's rank on its node (``torch.distributed.get_node_local_rank``).
+    """Return this process's rank on its node.
 
     Before `init_process_group`: LOCAL_RANK, which ``import mpiddp`` fills from the launcher, ``fallback_rank``, or
     RuntimeError.
@@ -194,17 +184,17 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_backend(group: GroupLike = None) -> str:
-    """Return "nccl" where a group's arrays on GPUs go by NCCL, else "mpi" (``torch.distributed.get_backend``)."""
+    """Return "nccl" where a group's arrays on GPUs go by NCCL, else "mpi"."""
     return backends.backend_of(groups.known(group).link)
 
 
 def get_backend_config(group: GroupLike = None) -> str:
-    """Return a group's backend by device, such as "cpu:mpi,cuda:mpi" (``torch.distributed.get_backend_config``)."""
+    """Return a group's backend by device, such as "cpu:mpi,cuda:mpi"."""
     return f"cpu:mpi,cuda:{get_backend(group)}"
 
 
 def _mention_timeline() -> None:
-    """Warn about ``MPIDDP_TIMELINE`` in a program without DistributedDataParallel."""
+    """Warn about ``MPIDDP_TIMELINE`` without DistributedDataParallel."""
     worked = running() or finalized()
     first = settings.rank_variables().get("RANK", 0) == 0
     traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # by a layer above

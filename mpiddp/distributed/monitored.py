@@ -1,7 +1,7 @@
 """A barrier that names missing ranks.
 
-Every rank reports to rank 0, which answers when all have, or its time is up: a late rank finds the answer. The group
-goes on afterwards, as its collectives are not involved.
+Every rank reports to rank 0, which answers when all have, or its time is up: a late rank finds the answer. The group's
+collectives go on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PASSED, _FAILED = 1, 0
 def monitored_barrier(
     group: GroupLike = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Return when every rank has called it, or name those that have not (``torch.distributed.monitored_barrier``).
+    """Return when every rank has called it, or name those that have not.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def monitored_barrier(
     Raises
     ------
     DistTimeoutError
-        On rank 0, with the missing ranks; on ranks that have arrived, with a pointer to rank 0.
+        On rank 0, with the missing ranks; elsewhere with a pointer to rank 0.
     """
     found = member(group, "monitored_barrier")
     if found is None:
@@ -72,7 +72,7 @@ def _receive(group: ProcessGroup, source: int, message: Array) -> Receive:
 
 
 def _arrived(posted: Work) -> bool:
-    """Return whether the message has arrived; raise if none will."""
+    """Raise if no message will arrive."""
     return posted.is_completed() and posted.wait()
 
 
@@ -86,10 +86,10 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
         while _arrived(receive):
             if answer[0] == number:
                 return True
-            receive = _receive(group, 0, answer)  # that was to an earlier barrier, which failed
+            receive = _receive(group, 0, answer)  # of an earlier barrier, which failed
         return False
 
-    # No limit beyond rank 0's: it may begin to wait later than this rank.
+    # Rank 0's limit counts: it may begin to wait later.
     in_time = poll_until(answered, _operation(group, ()), timeout_s)
     if not in_time:
         group.mailbox.withdraw(receive)
@@ -104,16 +104,16 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
 def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None:
     number, reports, message = group.monitored_barriers, group.monitored_reports, np.zeros(1, np.int64)
     others = range(1, group.size())
-    # A rank with a shorter timeout may be at a later barrier already.
+    # A rank with a shorter timeout may be ahead.
     awaited = {rank for rank in others if reports.get(rank, 0) < number}
-    # One receive from any sender, so that a poll tests one request instead of one for each rank.
+    # A poll tests one request, not one for each rank.
     receive = _receive(group, ANY_SOURCE, message) if awaited else None
 
     def all_have_come() -> bool:
         nonlocal receive
         while receive is not None and _arrived(receive):
             reports[receive.sender] = int(message[0])
-            if message[0] >= number:  # a lower one is of a failed barrier
+            if message[0] >= number:  # else of a failed barrier
                 awaited.discard(receive.sender)
             receive = _receive(group, ANY_SOURCE, message) if awaited else None
         return not awaited

@@ -1,4 +1,4 @@
-"""New groups, by collective splits of communicators; polled meanwhile, and with one error for ranks that disagree."""
+"""New groups, by collective splits of communicators, with one error for ranks that disagree."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 _NEW_GROUP = make_call("new_group")
 _LOCAL = ("new_group", None, None, None, None)
-"""Name, call, dtype and shapes of the entry of a group that its members alone make."""
+"""Of a group that its members alone make."""
 
 
 def checked_ranks(ranks: object, world_size: int) -> list[int]:
-    """Return a list of distinct ranks of the world, or raise."""
+    """Raise unless they are distinct ranks of the world."""
     if not isinstance(ranks, (list, tuple, range)) or not ranks:
         raise TypeError(f"a group needs a non-empty list of ranks, got {ranks!r}")
     found = [as_rank(rank) for rank in ranks]
@@ -48,8 +48,8 @@ def checked_ranks(ranks: object, world_size: int) -> list[int]:
 
 
 def _agree(parent: Link, what: str, value: object) -> None:
-    """Raise on every rank if the ranks of ``parent`` gave different values."""
-    # Fixed-size fingerprints first: all ranks' lists of all ranks would not fit at ten thousand ranks.
+    """Raise on every rank if the values differ."""
+    # Fingerprints first: all ranks' lists of all ranks would not fit at ten thousand ranks.
     text = repr(value)
     fingerprints = np.empty(parent.size, np.int64)
     parent.now.Allgather(np.array([zlib.crc32(text.encode())]), fingerprints)
@@ -60,11 +60,11 @@ def _agree(parent: Link, what: str, value: object) -> None:
 
 
 def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
-    """Return a communicator of some ranks of ``comm``; collective over them."""
+    """Make a communicator of ``ranks``; collective over them."""
     whole = comm.Get_group()
     members = whole.Incl(ranks)
     try:
-        # The tag keeps groups apart that are made at once: equal on all members, unlikely elsewhere.
+        # Equal on all members; keeps groups apart that are made at once.
         return MPI.Intracomm(comm.Create_group(members, zlib.crc32(repr(list(ranks)).encode()) % 30_000))
     finally:
         members.Free()
@@ -79,14 +79,14 @@ def _make(
     timeout_s = seconds(timeout)
     link, group_monitor = monitor.connect(job, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
     connect(link, backend)
-    # Global ranks are those of the default group, which may lack ranks of the world.
+    # The default group may lack ranks of the world.
     global_rank_of = dict(zip(parent.link.ranks, parent.ranks, strict=True))
     ranks = tuple(global_rank_of[rank] for rank in link.ranks)
     return register(ProcessGroup(link, group_monitor, next_name(), description or "undefined", ranks, comm))
 
 
 def _without_waiting(make: Callable[[], T], what: Operation) -> T:
-    """Return ``make()``, which blocks in MPI; raise with the cure if communicators have run out."""
+    """Call ``make``, which blocks in MPI; raise with the cure if communicators have run out."""
     try:
         return requests.run_in_thread(make, what)
     except MPI.Exception as error:
@@ -98,7 +98,7 @@ def _without_waiting(make: Callable[[], T], what: Operation) -> T:
 
 
 def _together(parent: ProcessGroup, make: Callable[[], T], what: str) -> T:
-    """Return ``make()``, in which all ranks of ``parent`` block in MPI, as a numbered call of the group."""
+    """Call ``make``, which blocks in MPI, as a numbered call of the group."""
     link = parent.link
     expect_own_thread(link.busy, parent)
     link.sequence = sequence = link.sequence + 1
@@ -111,7 +111,7 @@ def _together(parent: ProcessGroup, make: Callable[[], T], what: str) -> T:
 
 
 def agree(parent: ProcessGroup, what: str, value: object) -> None:
-    """Raise `MismatchError` on every rank of ``parent`` if they give values that print differently."""
+    """Raise `MismatchError` on every rank if the values print differently."""
     _together(parent, lambda: _agree(parent.link, what, value), what)
 
 
@@ -123,7 +123,7 @@ def split(
     description: str | None,
     backend: str,
 ) -> tuple[int | None, ProcessGroup | None]:
-    """Split ``parent`` into disjoint lists of its ranks; return this rank's part and group."""
+    """Split ``parent`` into lists of its ranks; return this rank's part and group."""
     seconds(timeout)
     me = parent.rank()
     mine = next((index for index, part in enumerate(parts) if me in part), None)
@@ -148,23 +148,19 @@ def new_group(
     device_id: Any = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | int | None:
-    """Make a group of some ranks (``torch.distributed.new_group``).
+    """Make a group of some ranks.
 
-    All ranks of the default group call, members or not, in the same order.
+    All ranks of the default group call, members or not, in the same order. A non-member gets
+    ``GroupMember.NON_GROUP_MEMBER`` (None with ``use_local_synchronization``).
 
     Parameters
     ----------
     ranks : sequence of int, optional
-        Global ranks of the members; all by default.
+        Global ranks; all by default.
     timeout, backend, group_desc, sort_ranks
         As in torch; the default group's by default.
     use_local_synchronization : bool, default False
         Only the members call; orders of several groups may differ, as long as no ranks wait in a circle.
-
-    Returns
-    -------
-    ProcessGroup
-        ``GroupMember.NON_GROUP_MEMBER`` on a non-member (None with ``use_local_synchronization``).
     """
     parent = default_group()
     kind = check_backend(backend, backend_of(parent.link))
@@ -198,21 +194,12 @@ def new_subgroups(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    """Cut a group into groups of equal size of consecutive ranks (``torch.distributed.new_subgroups``).
+    """Cut a group, whose ranks call, into groups of consecutive ranks; return this rank's, and all.
 
     Parameters
     ----------
     group_size : int, optional
-        Ranks in each, a divisor of all; by default those of a node, which must be as many on every node.
-    group : ProcessGroup, optional
-        The group to cut, whose ranks call.
-
-    Returns
-    -------
-    own : ProcessGroup or None
-        This rank's group.
-    groups : list
-        All of them; others' are ``GroupMember.NON_GROUP_MEMBER``.
+        Of each, a divisor of all; by default the ranks of a node, equally many on every node.
     """
     whole = member(group, "new_subgroups")
     if whole is None:
@@ -252,20 +239,10 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    """Make several disjoint groups, by one split (``torch.distributed.new_subgroups_by_enumeration``).
+    """Make several disjoint groups, by one split; return this rank's (or None), and all.
 
-    Parameters
-    ----------
-    ranks_per_subgroup_list : sequence of sequences of int
-        Global ranks of the members; equal on all ranks, which all call. ValueError, before any group is made, if a rank
-        appears twice.
-
-    Returns
-    -------
-    own : ProcessGroup or None
-        This rank's group.
-    groups : list
-        All of them; others' are ``GroupMember.NON_GROUP_MEMBER``.
+    All ranks call, with equal ``ranks_per_subgroup_list`` of global ranks; ValueError, with no group made, if a rank
+    appears twice.
     """
     parent = default_group()
     kind = check_backend(backend, backend_of(parent.link))
@@ -289,19 +266,9 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:
-    """Split a group into disjoint groups, by one communicator split (``torch.distributed.split_group``).
+    """Split a group, whose ranks alone call, into disjoint groups; return this rank's, or None.
 
-    Parameters
-    ----------
-    parent_pg : ProcessGroup, optional
-        The group to split, whose ranks alone call.
-    split_ranks : sequence of sequences of int
-        Ranks *of the parent group* that form each part.
-
-    Returns
-    -------
-    ProcessGroup or None
-        This rank's; None if it is in no part.
+    Each of ``split_ranks`` lists ranks *of* ``parent_pg``.
     """
     parent = member(parent_pg, "split_group")
     if parent is None:

@@ -1,6 +1,6 @@
 """Collectives and point to point on Python objects, by pickle.
 
-Unpickling runs what the sender wrote: objects are taken from ranks of this job only.
+Unpickling runs what the sender wrote: objects come from ranks of this job only.
 """
 
 from __future__ import annotations
@@ -63,15 +63,7 @@ _ALL_GATHER = plain(_all_gather, make_call("all_gather_object"))
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
-    """Put every rank's object into ``object_list``, rank r's at r (``torch.distributed.all_gather_object``).
-
-    Parameters
-    ----------
-    object_list : list
-        At least as long as the group: IndexError.
-    obj : object
-        Picklable.
-    """
+    """Put every rank's ``obj`` into ``object_list``, rank r's at r; IndexError if it is shorter than the group."""
     found = member(group, "all_gather_object")
     if found is None:
         return
@@ -93,14 +85,9 @@ def gather_object(
     group: GroupLike = None,
     group_dst: int | None = None,
 ) -> None:
-    """Put every rank's object into the list of rank ``dst``, rank r's at r (``torch.distributed.gather_object``).
+    """Put every rank's ``obj`` into the list of rank ``dst``, rank r's at r.
 
-    Parameters
-    ----------
-    obj : object
-        Picklable.
-    object_gather_list : list, optional
-        On ``dst`` only, at least as long as the group: ValueError, IndexError.
+    ``object_gather_list`` is given on ``dst`` only, else ValueError; IndexError if too short.
     """
     found = member(group, "gather_object")
     if found is None:
@@ -128,12 +115,9 @@ def broadcast_object_list(
     device: object = None,
     group_src: int | None = None,
 ) -> None:
-    """Copy the objects of rank ``src`` into every rank's list (``torch.distributed.broadcast_object_list``).
+    """Copy the objects of rank ``src`` into every rank's ``object_list``.
 
-    Parameters
-    ----------
-    object_list : list
-        Input on ``src``, output elsewhere; ValueError if its length is not that of ``src`` (torch: EOFError).
+    ValueError if its length is not that of ``src`` (torch: EOFError).
     """
     found = member(group, "broadcast_object_list")
     if found is None:
@@ -158,14 +142,9 @@ def scatter_object_list(
     group: GroupLike = None,
     group_src: int | None = None,
 ) -> None:
-    """Give object r of rank ``src`` to rank r (``torch.distributed.scatter_object_list``).
+    """Give object r of rank ``src``'s ``scatter_object_input_list`` to rank r.
 
-    Parameters
-    ----------
-    scatter_object_output_list : list
-        Its first place becomes this rank's object.
-    scatter_object_input_list : list, optional
-        One object for each rank; used on ``src`` only.
+    It becomes the first of ``scatter_object_output_list``.
     """
     found = member(group, "scatter_object_list")
     if found is None:
@@ -192,7 +171,7 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """Send objects, ``object_list``, to another's `recv_object_list` (``torch.distributed.send_object_list``)."""
+    """Send objects, ``object_list``, to another's `recv_object_list`."""
     found = member(group, "send_object_list")
     if found is None:
         return
@@ -210,17 +189,9 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """Receive the objects of `send_object_list` (``torch.distributed.recv_object_list``).
+    """Receive the objects of `send_object_list`; return the sender's global rank.
 
-    Parameters
-    ----------
-    object_list : list
-        The output; ValueError if the sender's has another length.
-
-    Returns
-    -------
-    int
-        Global rank of the sender.
+    ValueError if its list is not as long as ``object_list``.
     """
     found = member(group, "recv_object_list")
     if found is None:

@@ -1,7 +1,7 @@
 """Point to point: blocking and non-blocking, by tag, from any source, in batches.
 
-Messages between two ranks with the same tag do not overtake each other (MPI 4.1, section 3.5). A message knows its
-dtype and length: one that does not fit is an `ArrayError` on the receiver, which removes it.
+Messages between two ranks with the same tag keep their order (MPI 4.1, section 3.5). One that does not fit is an
+`ArrayError` on the receiver, which removes it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,9 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Send an array to another rank and return when its memory may be used again (``torch.distributed.send``).
+    """Send ``tensor``, of any shape and dtype, and return when its memory may be used again.
 
-    Parameters
-    ----------
-    tensor : array
-        Of any shape and dtype.
-    tag : int, default 0
-        The receiver's, too; from 0 to MPI's limit.
+    ``tag``, from 0 to MPI's limit, is the receiver's, too.
     """
     found = member(group, "send")
     if found is None:
@@ -83,15 +78,7 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Begin to send an array to a rank, this one included (``torch.distributed.isend``).
-
-    Parameters
-    ----------
-    tensor : array
-        Not to be changed before ``wait()`` of the `Work` returns.
-    tag : int, default 0
-        As in `send`.
-    """
+    """Begin to send ``tensor``, unchanged until the `Work`'s end, to any rank; ``tag`` as in `send`."""
     found = member(group, "isend")
     if found is None:
         return None
@@ -126,19 +113,9 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receive into an array (``torch.distributed.recv``).
+    """Receive into ``tensor``, with ``tag`` as in `send`; return the sender's global rank.
 
-    Parameters
-    ----------
-    tensor : array
-        At least as large as the message, of its dtype; a shorter message fills the beginning.
-    tag : int, default 0
-        As in `send`.
-
-    Returns
-    -------
-    int
-        Global rank of the sender.
+    A message of its dtype that is shorter fills the beginning.
     """
     found = member(group, "recv")
     if found is None:
@@ -173,18 +150,10 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Begin to receive into an array (``torch.distributed.irecv``); receives match in the order of these calls.
+    """Begin to receive into ``tensor``, as `recv`; receives match in the order of these calls.
 
-    Parameters
-    ----------
-    tensor, tag
-        As in `recv`.
-
-    Returns
-    -------
-    Work or None
-        ``wait()`` raises `ArrayError` if the message does not fit; then `source_rank` and `count` tell who sent how
-        much.
+    ``wait()`` raises `ArrayError` if the message does not fit; `source_rank` and `count` tell who sent how much.
+    ``tag`` as in `send`.
     """
     found = member(group, "irecv")
     if found is None:
@@ -204,18 +173,14 @@ def irecv(
 
 
 class P2POp:
-    """One operation of a batch (``torch.distributed.P2POp``).
+    """One operation of a batch.
 
     Parameters
     ----------
     op : function
-        `isend` or `irecv`.
-    tensor : array
-        The data or the buffer.
+        `isend` or `irecv`, with their ``tensor`` and ``tag``.
     peer, group_peer : int, optional
         The other side, as a global rank or a rank of the group; one of the two.
-    tag : int, default 0
-        As in `send`.
     """
 
     def __init__(
@@ -238,13 +203,7 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Begin the sends and receives of ``p2p_op_list``, in any order (``torch.distributed.batch_isend_irecv``).
-
-    Returns
-    -------
-    list of Work
-        One for each, in order; if an argument is wrong, none has begun.
-    """
+    """Begin the sends and receives of ``p2p_op_list``, in any order; if an argument is wrong, none has begun."""
     if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(each, P2POp) for each in p2p_op_list):
         raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type P2POp.")
     if not p2p_op_list:
@@ -256,7 +215,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         _checked_tag(each.group, each.tag, each.op.__name__)
     ordered = sorted(range(len(p2p_op_list)), key=lambda index: p2p_op_list[index].op is not irecv)
     works: dict[int, Work] = {}
-    for index in ordered:  # receives first, so that no message arrives unexpected
+    for index in ordered:  # no message arrives unexpected
         each = p2p_op_list[index]
         side = "group_src" if each.op is irecv else "group_dst"
         works[index] = each.op(each.tensor, group=each.group, tag=each.tag, **{side: each.group_peer})

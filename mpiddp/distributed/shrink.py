@@ -1,4 +1,4 @@
-"""Shrinking: going on without failed ranks, or without some that take no further part."""
+"""Shrinking: going on without failed ranks, or without others."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def shrink_group(
     shrink_flags: int = SHRINK_DEFAULT,
     pg_options: Any = None,
 ) -> ProcessGroup:
-    """Make the default group anew without some ranks (``torch.distributed.shrink_group``).
+    """Make the default group anew without some ranks.
 
     After a `RankFailedError` all survivors call it, and failed ranks are left out, listed or not; otherwise the ranks
-    that are not listed call it. Ranks are numbered anew, in the old order, and all groups end. Ranks survive others
-    under Open MPI's ``mpirun --with-ft ulfm``, on one node or several, if a signal ends a rank, as a lack of memory
-    does; the loss of a whole node ends the job.
+    that are not listed call it. Ranks are numbered anew, in the old order, and all groups end. Under Open MPI's
+    ``mpirun --with-ft ulfm`` ranks survive if a signal ends another, as a lack of memory does; the loss of a node ends
+    the job.
 
     Parameters
     ----------
     ranks_to_exclude : sequence of int
         Global ranks.
     group : ProcessGroup, optional
-        The group of all ranks, the only one allowed.
+        All ranks, the only one allowed.
     shrink_flags : int
         ``SHRINK_ABORT``: abandon pending operations, as after a failure; else they are a `DistError`.
 
@@ -71,17 +71,16 @@ def shrink_group(
                 return init.begin(job, comm, link.timeout_s, backend)
             except Exception as error:
                 failed = job.failures.caused(error)
-                if not failed:  # else another rank has failed meanwhile
+                if not failed:  # another rank has failed meanwhile
                     raise
 
 
 def survivable() -> bool:
-    """Return whether the other ranks survive the failure of one."""
     return default_group().monitor.survivable
 
 
 def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
-    """Return a communicator of the remaining ranks, which alone call."""
+    """Make a communicator; collective over the remaining ranks."""
     left = [rank for rank in range(old.size()) if rank not in excluded]
     others = tuple(old.link.ranks[rank] for rank in left if rank != old.rank())
     old.link.message_count += 1

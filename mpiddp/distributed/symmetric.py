@@ -32,8 +32,9 @@ def symmetric_empty(
 ) -> Array | None:
     """Return an uninitialised array in memory that all ranks of the node share.
 
-    Collectives recognise it, and its contiguous views, and copy nothing that the operation does not need: an all-reduce
-    takes about the time of one copy of the array. The memory lives as long as any view of it.
+    Collectives recognise it, and its contiguous views, and save copies: an all-reduce takes about the time of one copy
+    of the array. The memory lives as long as any view of it. Where the system gives no shared memory, the array is
+    ordinary, with a warning that says why: collectives on it are slower.
 
     Parameters
     ----------
@@ -44,14 +45,7 @@ def symmetric_empty(
     group : ProcessGroup, optional
         The ranks that call; groups of some of them may use the array too.
     device : {"cpu", "cuda"}, default "cpu"
-        "cuda": a CuPy array on this rank's GPU, mapped by the node's other ranks through CUDA IPC; reused after its
-        last view, freed with the group.
-
-    Returns
-    -------
-    array
-        Ordinary memory, with a warning that says why, where the system gives no shared memory: collectives are right
-        on it too, and slower.
+        "cuda": a CuPy array on this rank's GPU, by CUDA IPC; reused after its last view, freed with the group.
 
     Examples
     --------
@@ -97,7 +91,7 @@ def _checked(device: str) -> str:
 
 @compares_calls
 def _allocate(link: Link, nbytes: int) -> Steps:
-    """Return this rank's region as bytes, or None and the fault, alike on all ranks; none with one rank a node."""
+    """Return this rank's region, or None and the fault, alike on all ranks; none with one rank a node."""
     yield from handshake.compare(link, make_call("symmetric_empty", np.dtype(np.uint8), count=nbytes))
     if not link.shares_memory:
         return None, ""

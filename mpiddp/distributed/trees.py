@@ -1,4 +1,4 @@
-"""Trees of arrays, such as a JAX program's gradients: one collective a dtype, new arrays for the result."""
+"""Trees of arrays, such as a JAX program's gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _is_jax_array(x: object) -> bool:
 
 
 def _node(tree: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-    """Return a container's children and how to make it anew of others, None for a leaf."""
+    """Return a container's children and how to make it anew; None for a leaf."""
     if tree is None:
         return (), lambda _: None
     found = nested.children(tree)
@@ -57,24 +57,20 @@ def _like(leaf: Any, result: Array) -> Any:
 
 
 def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Reduce the arrays of a tree over all ranks into a tree of new arrays.
+    """Reduce the arrays of a tree over all ranks into a tree of new arrays; not inside of ``jax.jit``.
+
+    Each dtype's arrays are copied into one buffer for one `all_reduce`; the results are views of it.
 
     Parameters
     ----------
     tree : any
-        Nested dicts, lists, tuples and named tuples, and containers known to an imported JAX; leaves are NumPy, CuPy
-        and JAX arrays, other libraries' arrays, and numbers; None stays None. Keys, in any order, shapes and dtypes are
-        equal on all ranks.
+        Nested dicts, lists, tuples and named tuples, and containers known to an imported JAX; leaves are arrays and
+        numbers; None stays None. Keys, in any order, shapes and dtypes are equal on all ranks.
 
     Returns
     -------
     any
         The same containers; a JAX array gives a JAX array, a number a number, anything else a NumPy or CuPy array.
-
-    Notes
-    -----
-    Each dtype's arrays are copied into one buffer for one `all_reduce`; the NumPy and CuPy arrays returned are views of
-    it. Call it outside of ``jax.jit``.
 
     Examples
     --------
