@@ -24,8 +24,6 @@ from .module import Module
 
 
 class LeakyReLUFunction(Function):
-    """``x`` where positive, else ``slope * x``; the gradient at 0 is ``slope``."""
-
     def forward(self, x: Array, slope: float) -> Any:
         self.factor = array_namespace(x).where(x > 0, x.dtype.type(1), x.dtype.type(slope))
         return x * self.factor
@@ -35,7 +33,7 @@ class LeakyReLUFunction(Function):
 
 
 class LogSigmoidFunction(Function):
-    """``-log(1 + exp(-x))`` without overflow."""
+    """Without overflow."""
 
     def forward(self, x: Array) -> Any:
         xp = array_namespace(x)
@@ -100,7 +98,7 @@ _LIMIT = 6.0  # erf(6) is 1 in float64
 def _erfc_coefficients(degree: int) -> tuple[float, ...]:
     """Return P's coefficients in erfc(z) = t exp(P(u) - z z), t = 2 / (2 + z), u in [-1, 1] for z in [0, 6].
 
-    P is smooth: 8 Chebyshev terms are exact to float32, 24 to float64.
+    8 Chebyshev terms are exact to float32, 24 to float64.
     """
     lowest = 2 / (2 + _LIMIT)
     nodes = np.cos(np.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))
@@ -112,10 +110,7 @@ def _erfc_coefficients(degree: int) -> tuple[float, ...]:
 
 
 def erf(x: Array) -> Array:
-    """Return the error function of an array, to the accuracy of its dtype.
-
-    After W. H. Press et al., Numerical Recipes, section 6.2; the coefficients are fitted here.
-    """
+    """Return the error function to the accuracy of the dtype (W. H. Press et al., Numerical Recipes, section 6.2)."""
     xp = array_namespace(x)
     z = xp.minimum(xp.abs(x), _LIMIT)
     t = 2 / (2 + z)
@@ -131,8 +126,6 @@ def erf(x: Array) -> Array:
 
 
 class GELUFunction(Function):
-    """``x`` times the probability of a normal variable below ``x``."""
-
     def forward(self, x: Array) -> Any:
         dtype = x.dtype
         self.x = x = widened(x)
@@ -146,8 +139,6 @@ class GELUFunction(Function):
 
 
 class TanhGELUFunction(Function):
-    """``x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2``."""
-
     def forward(self, x: Array) -> Any:
         dtype = x.dtype
         self.x = x = widened(x)

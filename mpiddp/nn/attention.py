@@ -83,14 +83,13 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """Return for each query the mean of the values, weighted by the softmax of its products with the keys.
+    """Return the means of ``value`` (..., S, V), weighted by the softmax of the queries' products with the keys.
 
-    After A. Vaswani et al., Attention is all you need, NeurIPS 2017; keeps L S weights for each head.
+    After A. Vaswani et al., arXiv:1706.03762; keeps L S weights for each head. ``query`` is (..., L, E), ``key``
+    (..., S, E); a query that sees no key gets zeros.
 
     Parameters
     ----------
-    query, key, value : array or Tensor
-        Shapes (..., L, E), (..., S, E) and (..., S, V).
     attn_mask : array, optional
         Broadcasts to (..., L, S): booleans, True where a query sees a key, or numbers to add. Gets no gradient.
     dropout_p : float
@@ -99,11 +98,6 @@ def scaled_dot_product_attention(
         A query sees the keys up to its own position; excludes ``attn_mask``.
     scale : float, optional
         Factor of the products; 1 / sqrt(E).
-
-    Returns
-    -------
-    Tensor
-        Shape (..., L, V); zeros for a query that sees no key.
     """
     if attn_mask is not None and is_causal:
         raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
@@ -126,14 +120,8 @@ def scaled_dot_product_attention(
 class MultiheadAttention(Module):
     """Attention in several subspaces, as ``torch.nn.MultiheadAttention``.
 
-    Parameters
-    ----------
-    embed_dim, num_heads : int
-        Length E of the vectors; heads H, which divide E.
-    dropout : float
-        Probability of dropping a weight in training.
-    batch_first : bool
-        Shapes are (N, L, E), not (L, N, E).
+    Vectors have length ``embed_dim`` E, which ``num_heads`` H divides; shapes are (L, N, E), or (N, L, E) with
+    ``batch_first``. Weights are dropped with probability ``dropout`` in training.
     """
 
     def __init__(
@@ -169,27 +157,14 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the queries' results, and the weights.
+        """Return the output, of the shape of ``query``, and the weights or None.
 
-        Parameters
-        ----------
-        query : array or Tensor
-            Shape (L, N, E), or (N, L, E) with ``batch_first``.
-        key, value : array or Tensor
-            Likewise with S positions; ``query`` itself makes the projections one product.
-        key_padding_mask, attn_mask : array, optional
-            Shapes (N, S), and (L, S) or (N H, L, S): booleans, True hides a key, or numbers to add to the scores.
-        need_weights : bool
-            False is faster.
-        is_causal : bool
-            A position sees itself and those before it; unlike torch's, needs no mask.
-
-        Returns
-        -------
-        output : Tensor
-            Of the shape of ``query``.
-        weights : Tensor or None
-            Shape (N, L, S), or (N, H, L, S) without ``average_attn_weights``.
+        Weights are (N, L, S), or (N, H, L, S) without ``average_attn_weights``; ``need_weights=False`` is faster.
+        ``key`` and
+        ``value`` have S positions; ``query`` itself makes the projections one product. Masks are (N, S) for
+        ``key_padding_mask``, (L, S) or (N H, L, S) for ``attn_mask``: booleans, True hides a key, or numbers to add to
+        the
+        scores. ``is_causal`` hides later positions and, unlike torch's, needs no mask.
         """
         q, k, v = (self._split(x) for x in self._projected(query, key, value))  # (N, H, L, E / H)
         p = self.dropout if self.training else 0.0

@@ -50,7 +50,6 @@ class Sequential(_Ordered):
         return cls(*modules)
 
     def forward(self, input: Any) -> Any:
-        """Return the last module's output."""
         for module in self:
             input = module(input)
         return input
@@ -75,15 +74,7 @@ class ModuleList(_Ordered):
 
 
 class ModuleDict(Module):
-    """A dict of modules that are registered as children.
-
-    Examples
-    --------
-    >>> from mpiddp import nn
-    >>> heads = nn.ModuleDict({"digit": nn.Linear(8, 10), "parity": nn.Linear(8, 2)})
-    >>> [name for name, _ in heads["parity"].named_parameters("parity")]
-    ['parity.weight', 'parity.bias']
-    """
+    """A dict of modules that are registered as children."""
 
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
         super().__init__()
@@ -140,5 +131,4 @@ class Identity(Module):
         super().__init__()
 
     def forward(self, input: Any) -> Any:
-        """Return the input."""
         return input

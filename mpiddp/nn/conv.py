@@ -31,11 +31,11 @@ _LEAST_COLUMNS = 128
 
 
 class Columns:
-    """Columns of the C kh kw pixels that each output pixel is computed from, a block of output rows at a time.
+    """Columns of the C kh kw pixels behind each output pixel, a block of output rows at a time.
 
     All columns are kh kw times the image (C, H, W, N); a block is made, used and dropped in the cache. It is a stack of
-    matrices (..., G, K, P): G groups, P columns of K = C kh kw / G pixels. On a device one block of one matrix a group
-    is best. ``channels`` are the output's.
+    matrices (..., G, K, P): G groups, P columns of K = C kh kw / G pixels; on a device one block of one matrix a group.
+    ``channels`` are the output's.
     """
 
     def __init__(self, window: Window, image: Array, groups: int, channels: int) -> None:
@@ -55,7 +55,6 @@ class Columns:
                 break
 
     def blocks(self) -> Iterator[slice]:
-        """Yield the output rows of each block."""
         height = self.window.output[0]
         for first in range(0, height, self._rows):
             yield slice(first, min(first + self._rows, height))
@@ -81,7 +80,7 @@ class Columns:
 
 
 class Conv2dFunction(Function):
-    """Correlation of images (N, C, H, W) with kernels (O, C / G, kh, kw) in G groups, as matrix products."""
+    """Correlation of images (N, C, H, W) with kernels (O, C / G, kh, kw) in G groups."""
 
     def forward(self, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
         xp = array_namespace(x)
@@ -135,7 +134,6 @@ class Conv2dFunction(Function):
 
 
 def check_padding(padding: str, stride: Sequence[int]) -> None:
-    """Refuse the padding strings that torch refuses."""
     if padding not in ("valid", "same"):
         raise ValueError(f"Invalid padding string {padding!r}, should be one of 'valid', 'same'")
     if padding == "same" and any(step != 1 for step in stride):
@@ -151,16 +149,11 @@ def conv2d(
     dilation: Pair = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Correlate images with kernels; the result (N, O, H', W') lies in memory as (O, H', W', N).
+    """Correlate images (N, C, H, W) or (C, H, W) with kernels (O, C / groups, kh, kw) in ``groups`` of channels.
 
-    Parameters
-    ----------
-    input, weight, bias : array or Tensor
-        Shapes (N, C, H, W) or (C, H, W), (O, C / groups, kh, kw), and (O) or None.
-    stride, padding, dilation : int or pair of int
-        Step, zeros around the image (``"same"`` keeps its size, ``"valid"`` is 0), distance between kernel pixels.
-    groups : int
-        Independent groups of channels.
+    The result (N, O, H', W') lies in memory as (O, H', W', N). ``stride``, ``padding`` (zeros around the image;
+    ``"same"``
+    keeps its size, ``"valid"`` is 0) and ``dilation``, the distance between kernel pixels, are ints or pairs of int.
     """
     if input.ndim == 3:
         batch = input.reshape((1, *input.shape))
@@ -215,8 +208,6 @@ def _single(value: int | Sequence[int]) -> int:
 
 
 class _Convolution(Module):
-    """A convolution over ``len(kernel_size)`` axes."""
-
     def __init__(
         self,
         in_channels: int,

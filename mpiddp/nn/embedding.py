@@ -20,8 +20,6 @@ from .parameter import Parameter
 
 
 class EmbeddingFunction(Function):
-    """``weight[index]``; the gradients of a row taken several times add up."""
-
     def forward(self, weight: Array, index: Array, padding_idx: int | None) -> Array:
         self.index, self.padding_idx, self.shape = index, padding_idx, weight.shape
         if not is_device_array(index):

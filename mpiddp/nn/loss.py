@@ -34,7 +34,7 @@ def _plain(operand: Any) -> Any:
 
 
 def _like(operand: Any, input: Any) -> Any:
-    """Return weights in the dtype of the scores, lest NumPy's float64 spread to the loss."""
+    """Return weights in the scores' dtype, lest NumPy's float64 spread to the loss."""
     return None if operand is None else array_namespace(_plain(input)).asarray(_plain(operand), dtype=input.dtype)
 
 
@@ -45,8 +45,6 @@ def _in_single(loss: Callable[..., Tensor], input: Any, *others: Any, **options:
 
 
 class NLLLossFunction(Function):
-    """Minus the weighted log-probability of the target class, reduced."""
-
     def forward(self, x: Array, target: Array, weight: Array | None, ignore_index: int, reduction: str) -> Any:
         xp = array_namespace(x)
         self.shape = x.shape  # (N, C, ...)
@@ -96,14 +94,12 @@ class NLLLossFunction(Function):
 def nll_loss(
     input: Any, target: Any, weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
-    """Return the negative log-likelihood of classes.
+    """Return the negative log-likelihood of classes for log-probabilities (N, C), (N, C, ...) or (C).
 
     Parameters
     ----------
-    input : array or Tensor
-        Log-probabilities (N, C), (N, C, ...) or (C).
     target : array or Tensor
-        Integer classes (N), (N, ...) or (). Others raise IndexError; on a GPU, where checking would wait, the loss is
+        Integer classes (N), (N, ...) or (). Others raise IndexError; on a GPU, where checking would wait, they give
         NaN.
     weight : array, optional
         Factor of each class, (C); 'mean' divides by the sum of the targets' factors.
@@ -138,16 +134,10 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Return the cross entropy of classes with the softmax of ``input``; the rest is as of :func:`nll_loss`.
+    """Return the cross entropy of classes with the softmax of scores (N, C), (N, C, ...) or (C).
 
-    Parameters
-    ----------
-    input : array or Tensor
-        Scores (N, C), (N, C, ...) or (C).
-    target : array or Tensor
-        Integer classes, or probabilities of the shape of ``input``.
-    label_smoothing : float
-        Share of the target spread over all classes.
+    ``target`` has integer classes, or probabilities of the shape of ``input``; the share ``label_smoothing`` of it is
+    spread over all classes. The rest is as of :func:`nll_loss`.
     """
     _check_reduction(reduction)
     if not 0 <= label_smoothing <= 1:
@@ -239,12 +229,8 @@ def binary_cross_entropy_with_logits(
 ) -> Tensor:
     """Return the cross entropy of two classes; ``sigmoid(input)`` is the probability of the second.
 
-    Parameters
-    ----------
-    input, target : array or Tensor
-        Scores, and floats from 0 to 1, of one shape.
-    weight, pos_weight : array, optional
-        Factors of elements, and of targets of 1; they broadcast.
+    ``target`` holds floats from 0 to 1; ``weight`` and ``pos_weight``, factors of elements and of targets of 1,
+    broadcast.
     """
     _check_reduction(reduction)
     if target.shape != input.shape:

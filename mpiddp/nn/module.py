@@ -255,14 +255,6 @@ class Module:
         """Replace the array of every parameter and buffer by ``fn(array)``.
 
         A parameter that gets another array loses its gradient and ``grad_slot``.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from mpiddp import nn
-        >>> layer = nn.Linear(2, 1).convert(lambda array: array.astype(np.float64))
-        >>> layer.weight.dtype
-        dtype('float64')
         """
         for parameter in self.parameters():
             converted = fn(parameter.data)
@@ -278,15 +270,10 @@ class Module:
     def to(self, device: Any = None, dtype: Any = None, non_blocking: bool = False) -> Self:
         """Move all parameters and buffers to a device, cast floats to a dtype, or both, in place.
 
-        An optimizer of the parameters stays valid; those that get another array lose their gradient. Move a model
-        before DistributedDataParallel wraps it.
-
-        Parameters
-        ----------
-        device : str, int, dtype, array or Tensor
-            ``"cpu"``, ``"cuda"`` (the current GPU), ``"cuda:N"``, N, a floating dtype, or an object with both.
-        dtype : dtype, optional
-            With a device.
+        ``device`` is ``"cpu"``, ``"cuda"`` (the current GPU), ``"cuda:N"``, N, a floating dtype, or an object with
+        both. An
+        optimizer of the parameters stays valid; those that get another array lose their gradient. Move a model before
+        DistributedDataParallel wraps it.
 
         Examples
         --------
@@ -346,24 +333,10 @@ class Module:
             module._collect(f"{prefix}{name}.", state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
-        """Copy arrays into this module's, cast to its dtypes.
+        """Copy arrays into this module's, cast to its dtypes; RuntimeError, before any copy, if keys or shapes differ.
 
-        Parameters
-        ----------
-        state_dict : mapping of str to array or Tensor
-            As from :meth:`state_dict`.
-        strict : bool
-            Missing and unexpected keys are errors.
-
-        Returns
-        -------
-        IncompatibleKeys
-            ``missing_keys`` and ``unexpected_keys``.
-
-        Raises
-        ------
-        RuntimeError
-            Keys or shapes differ; nothing is copied.
+        Missing and unexpected keys are errors only if ``strict``; the result has them as ``missing_keys`` and
+        ``unexpected_keys``.
         """
         return load(state_dict, self.state_dict(), strict, type(self).__name__)
 
@@ -383,7 +356,6 @@ class Module:
 
 
 def _positional(hook: Callable[..., Any], module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a hook without keyword arguments."""
     changed = hook(module, args)
     return None if changed is None else (changed if isinstance(changed, tuple) else (changed,), kwargs)
 

@@ -45,9 +45,9 @@ class Normalization(Function):
 
 
 class NormalizeFunction(Normalization):
-    """``(x - mean) / sqrt(variance + eps) * weight + bias`` with mean and variance of ``x`` over ``axes``.
+    """Mean and variance of ``x`` over ``axes``; they are appended, axes kept, to ``statistics``.
 
-    ``weight`` and ``bias`` broadcast to ``x``. Mean and variance, axes kept, are appended to ``statistics``.
+    ``weight`` and ``bias`` broadcast to ``x``.
     """
 
     def forward(
@@ -134,20 +134,11 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalize each channel (S. Ioffe and C. Szegedy, Batch normalization, ICML 2015).
+    """Normalize each channel of (N, C) or (N, C, ...) (S. Ioffe and C. Szegedy, arXiv:1502.03167).
 
-    Parameters
-    ----------
-    input : array or Tensor
-        Shape (N, C) or (N, C, ...); float32 parameters fit half precision, too.
-    running_mean, running_var : array or None
-        Shape (C): used in evaluation; moved in training, in place, towards the batch's mean and unbiased variance.
-    weight, bias : array or Tensor, optional
-        Shape (C).
-    training : bool
-        Use the batch's statistics, which takes more than one value a channel.
-    momentum : float
-        Share of the batch in the running statistics.
+    ``training`` uses the batch's statistics, which takes more than one value a channel, and moves the running ones, in
+    place, towards mean and unbiased variance by the share ``momentum``; else the running ones are used. Float32
+    parameters, of shape (C), fit half precision, too.
     """
     check_parameters("batch_norm", input, weight, bias)
     scale, shift = along_channels(weight, input.ndim), along_channels(bias, input.ndim)
@@ -170,13 +161,12 @@ def batch_norm(
 
 
 def blend(running: Array, new: Array, momentum: float) -> None:
-    """Move ``running``, in place, towards ``new`` by the share ``momentum``."""
     running *= 1 - momentum
     running += new * momentum
 
 
 def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
-    """Normalize each sample over groups of channels (Y. Wu and K. He, Group normalization, ECCV 2018).
+    """Normalize each sample over groups of channels (Y. Wu and K. He, arXiv:1803.08494).
 
     ``num_groups`` divides C of ``input`` (N, C, ...); ``weight`` and ``bias`` have shape (C).
     """
@@ -197,7 +187,7 @@ def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None
 def layer_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
-    """Normalize over the last axes (J. L. Ba et al., Layer normalization, arXiv:1607.06450).
+    """Normalize over the last axes (J. L. Ba et al., arXiv:1607.06450).
 
     ``input`` has shape (..., *normalized_shape), ``weight`` and ``bias`` the last axes.
     """
@@ -214,18 +204,11 @@ def layer_norm(
 class BatchNorm(Module):
     """Base of the batch normalizations: parameters and running statistics.
 
-    A subclass names its numbers of axes in ``ndims``, and may override ``normalize``.
-
-    Parameters
-    ----------
-    num_features : int
-        Channels, the second axis.
-    momentum : float or None
-        Share of a batch in the running statistics; None: the mean over all batches.
-    affine : bool
-        Learn weight and bias.
-    track_running_stats : bool
-        False: evaluation uses the batch's statistics.
+    A subclass names its numbers of axes in ``ndims``, and may override ``normalize``. ``momentum`` is the share of a
+    batch
+    in the running statistics; None: the mean over all batches. Without ``track_running_stats`` evaluation uses the
+    batch's
+    statistics. ``affine`` learns weight and bias.
     """
 
     ndims: tuple[int, ...] = ()

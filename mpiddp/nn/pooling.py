@@ -19,7 +19,7 @@ from .window import Pair, Window, batch_first, batch_last, pair
 
 
 class MaxPool2dFunction(Function):
-    """Largest values; keeps their positions, not the image. Of equal ones the first gets the gradient, as torch's."""
+    """Keeps the positions, not the image. Of equal values the first gets the gradient, as torch's."""
 
     def forward(self, x: Array, window: Window) -> Array:
         xp = array_namespace(x)
@@ -51,7 +51,7 @@ class MaxPool2dFunction(Function):
 
 
 class AvgPool2dFunction(Function):
-    """The mean of each window, zeros of the margin included."""
+    """Zeros of the margin are included."""
 
     def forward(self, x: Array, window: Window) -> Array:
         image = widened(window.pad(batch_last(x)))
@@ -73,7 +73,7 @@ class AvgPool2dFunction(Function):
 
 
 class AdaptiveAvgPool2dFunction(Function):
-    """Means over windows that cover the image and may share a row or column."""
+    """Windows cover the image and may share a row or column."""
 
     def forward(self, x: Array, output: tuple[int, int]) -> Array:
         xp = array_namespace(x)
@@ -120,12 +120,8 @@ def _pooled(function: type[Function], input: Any, window: Window) -> Tensor:
 def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
     """Return the largest value of each window of images (N, C, H, W) or (C, H, W).
 
-    Parameters
-    ----------
-    kernel_size, stride : int or pair of int
-        The window, and its step, by default its size.
-    padding : int or pair of int
-        Margin that never wins; at most half of the window.
+    ``stride`` is by default ``kernel_size``; the margin ``padding``, at most half of the window, never wins. Each is an
+    int or a pair.
     """
     return _pooled(MaxPool2dFunction, input, _window(input, kernel_size, stride, padding))
 

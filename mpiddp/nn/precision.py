@@ -28,7 +28,7 @@ SINGLE = (BatchNorm, GroupNorm, LayerNorm, LogSoftmax, Softmax)
 
 
 class _Again(AbstractContextManager[None]):
-    """A context manager that may be entered again, as torch's autocast: one of a generator may not."""
+    """May be entered again, as torch's autocast: a context manager made of a generator may not."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
         self._make = make
@@ -48,18 +48,12 @@ class MixedPrecision:
     """Runs a model in half precision; its float32 parameters are the master weights.
 
     Inside of :meth:`autocast` each layer of `HALF` sees its parameters cast to half, on the tape: gradients arrive in
-    float32, for averaging, clipping, optimizer and checkpoint as usual. Other layers and functions take any dtype.
-    After P. Micikevicius et al., Mixed precision training, ICLR 2018, and ``torch.autocast``.
+    float32. Other layers and functions take any dtype. After P. Micikevicius et al., arXiv:1710.03740, and
+    ``torch.autocast``. On the host it is slower than float32, and serves to agree with a GPU. Gradients of float16
+    activations vanish below 6e-8: scale the loss (:class:`GradScaler`, :class:`LossScale`).
 
-    On the host it is slower than float32, and serves to agree with a GPU. Gradients of float16 activations vanish below
-    6e-8: scale the loss (:class:`GradScaler`, :class:`LossScale`).
-
-    Parameters
-    ----------
-    module : Module
-        Gets hooks that do nothing outside of :meth:`autocast`.
-    dtype : dtype
-        float16, or bfloat16 (with ml_dtypes imported).
+    ``dtype`` is float16, or bfloat16 (with ml_dtypes imported); hooks on ``module`` do nothing outside of
+    :meth:`autocast`.
 
     Examples
     --------
@@ -69,8 +63,8 @@ class MixedPrecision:
     >>> with precision.autocast():
     ...     output = layer(np.ones((4, 2), np.float32))
     >>> output.sum().backward()
-    >>> output.dtype, layer.weight.dtype, layer.weight.grad.dtype
-    (dtype('float16'), dtype('float32'), dtype('float32'))
+    >>> output.dtype, layer.weight.grad.dtype
+    (dtype('float16'), dtype('float32'))
     """
 
     def __init__(self, module: Module, dtype: DTypeLike) -> None:
@@ -126,17 +120,11 @@ def _cast(args: tuple[Any, ...], kwargs: dict[str, Any], old: np.dtype[Any], new
 class LossScale:
     """Factor of the loss that keeps float16 gradients from vanishing, as large as they can bear.
 
-    It ends at 1, or its first value if less: a gradient that overflows there does so without it (torch's is halved
-    until every gradient is zero). Ranks agree without a message: averaged gradients are the same bits on all.
-
-    Parameters
-    ----------
-    init_scale : float
-        First factor; with a power of two multiplying is exact.
-    growth_factor, backoff_factor : float
-        Its factors after ``growth_interval`` good steps, and after an overflow.
-    growth_interval : int
-        Steps.
+    ``growth_factor`` multiplies it after ``growth_interval`` good steps, ``backoff_factor`` after an overflow; powers
+    of
+    two are exact. It ends at 1, or ``init_scale`` if less: a gradient that overflows there does so without it (torch's
+    is
+    halved until every gradient is zero). Ranks agree without a message: averaged gradients are the same bits on all.
 
     Examples
     --------
@@ -195,12 +183,8 @@ class LossScale:
 class GradScaler:
     """``torch.amp.GradScaler`` around a :class:`LossScale`: scale the loss, skip steps that overflow.
 
-    Parameters
-    ----------
-    device : str
-        Ignored: gradients are checked where they lie.
-    enabled : bool
-        False: ``scale`` returns its argument, ``step`` is the optimizer's, the rest does nothing.
+    ``device`` is ignored: gradients are checked where they lie. If not ``enabled``, ``scale`` returns its argument,
+    ``step`` is the optimizer's, the rest does nothing.
 
     Examples
     --------
@@ -208,8 +192,6 @@ class GradScaler:
     >>> layer = nn.Linear(2, 1)
     >>> sgd, scaler = optim.SGD(layer.parameters(), lr=0.1), nn.GradScaler()
     >>> scaler.scale(layer(np.ones((4, 2), np.float32)).sum()).backward()
-    >>> scaler.unscale_(sgd)
-    >>> norm = nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
     >>> scaler.step(sgd)
     >>> scaler.update()
     """
@@ -278,10 +260,7 @@ class GradScaler:
     def update(self, new_scale: float | None = None) -> None:
         """Lower the factor after an overflow, raise it after many good steps, or set it.
 
-        Raises
-        ------
-        FloatingPointError
-            An overflow with the least factor.
+        An overflow with the least factor raises FloatingPointError.
         """
         if not self._enabled:
             return

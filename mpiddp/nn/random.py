@@ -40,17 +40,7 @@ _streams = _Streams(seed=0, stream=0)
 
 
 def manual_seed(seed: int) -> None:
-    """Seed both streams, 0 at first: equal initial values on all ranks, dropout of its own on each.
-
-    Examples
-    --------
-    >>> from mpiddp import nn
-    >>> nn.manual_seed(1)
-    >>> first = nn.Linear(3, 2).weight.data
-    >>> nn.manual_seed(1)
-    >>> bool((first == nn.Linear(3, 2).weight.data).all())
-    True
-    """
+    """Seed both streams, 0 at first: equal initial values on all ranks, dropout of its own on each."""
     global _streams
     _streams = _Streams(int(seed) & 0xFFFF_FFFF_FFFF_FFFF, _streams.stream)
 
@@ -91,7 +81,6 @@ def set_state(state: State) -> None:
 
 
 def value_generator() -> np.random.Generator:
-    """Return the generator of initial values."""
     return _streams.values
 
 

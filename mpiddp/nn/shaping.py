@@ -37,10 +37,8 @@ class Flatten(Module):
         self.start_dim, self.end_dim = start_dim, end_dim
 
     def forward(self, input: Any) -> Tensor:
-        """Return the flattened input."""
         tensor = input if isinstance(input, Tensor) else Tensor(input)
         return tensor.flatten(self.start_dim, self.end_dim)
 
     def extra_repr(self) -> str:
-        """Return the axes."""
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"

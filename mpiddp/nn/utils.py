@@ -14,20 +14,10 @@ from mpiddp.typing import Array
 
 
 def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> float | Array:
-    """Scale gradients, in place, to a common norm of at most ``max_norm``; squares are summed in float64.
+    """Scale gradients, in place, to a common norm of at most ``max_norm``, and return the norm before.
 
-    Parameters
-    ----------
-    parameters : Tensor or iterable of Tensor
-        Those without a gradient do not count.
-    max_norm : float
-    norm_type : float
-        Exponent; ``math.inf`` is the largest absolute value.
-
-    Returns
-    -------
-    float or array
-        The norm before; on a GPU an array of no axes, not waited for.
+    Squares are summed in float64; ``norm_type`` ``math.inf`` is the largest absolute value. On a GPU the norm is an
+    array of no axes, not waited for.
 
     Examples
     --------

@@ -16,7 +16,6 @@ Pair = int | Sequence[int]
 
 
 def pair(value: Pair) -> tuple[int, int]:
-    """Return ``value`` for both axes."""
     if isinstance(value, int):
         return value, value
     vertical, horizontal = value
@@ -74,7 +73,6 @@ class Window:
         )
 
     def pad(self, image: Array, value: float = 0.0) -> Array:
-        """Return ``image`` (C, H, W, N) with the margin."""
         if self.padding == (0, 0):
             return image
         padded = array_namespace(image).full(self.shape(image), value, dtype=image.dtype)
@@ -82,7 +80,6 @@ class Window:
         return padded  # type: ignore[no-any-return]
 
     def crop(self, padded: Array) -> Array:
-        """Return the view of ``padded`` without the margin."""
         return padded if self.padding == (0, 0) else padded[self._inside()]
 
     def _inside(self) -> tuple[slice, slice, slice]:

@@ -7,8 +7,8 @@ Backward is the adjoint collective: each rank's gradient is that of the sum of a
 - Every rank calls ``backward`` on a result that depends on the output, ``0 * output.sum()`` if nothing else; a missing
   rank is named by the adjoint collective's timeout.
 - Recording is on for all ranks of a call or for none (`no_grad`): RuntimeError on all of them else.
-- Inputs are tensors or arrays of any layout, of equal shape and dtype on all ranks except in all_to_all and messages;
-  they are not changed. Arrays to write to are C-contiguous, and share their memory with the returned tensor.
+- Inputs are tensors or arrays of any layout, of equal shape and dtype on all ranks except in all_to_all and messages.
+  Arrays to write to are C-contiguous, and share their memory with the returned tensor.
 - ``src`` and ``dst`` are global ranks. ``group`` is all ranks by default; a rank outside of it is warned and gets None.
 - ``op`` : SUM, AVG and PREMUL_SUM have a gradient; another one raises ValueError where it is recorded.
 - There are no second derivatives. Errors of the arguments are those of `mpiddp.distributed`.

@@ -45,12 +45,8 @@ class _Recv(Function):
 def send(tensor: Any, dst: int, group: GroupLike = None, tag: int = 0) -> Any:
     """Send a tensor to a rank that calls `recv`, and get its gradient from there in backward; not in torch.
 
-    Backward waits for messages in the reverse order of forward: blocking calls that work forward work backward.
-
-    Returns
-    -------
-    Tensor
-        A zero without dimensions: add it to the loss, so that backward waits here for the gradient.
+    Add the result, a zero without dimensions, to the loss, so that backward waits here for the gradient. Backward waits
+    for messages in the reverse order of forward: blocking calls that work forward work backward.
 
     Examples
     --------
@@ -67,20 +63,10 @@ def send(tensor: Any, dst: int, group: GroupLike = None, tag: int = 0) -> Any:
 
 
 def recv(tensor: ArrayLike, src: int | None = None, group: GroupLike = None, tag: int = 0) -> Any:
-    """Receive a tensor from a rank that calls `send`, and send its gradient back in backward.
+    """Receive a tensor from a rank that calls `send`, by default any, and send its gradient back in backward.
 
-    Parameters
-    ----------
-    tensor : array
-        Receives the message, and has its size and dtype.
-    src : int, optional
-        Any rank by default.
-
-    Returns
-    -------
-    Tensor
-        On the memory of ``tensor``; requires a gradient if the sender's does, which raises RuntimeError where this rank
-        does not record the call (no_grad).
+    The result lies in the memory of ``tensor``, which has the message's size and dtype. It requires a gradient if the
+    sender's does, which raises RuntimeError where this rank does not record the call (no_grad).
     """
     found = member(group, "recv")
     if found is None:

@@ -40,7 +40,6 @@ def recording(flags: int, operation: str) -> Tensor | None:
 
 
 def record(group: ProcessGroup, operation: str, *inputs: Any, op: ReduceOp = ReduceOp.SUM) -> Tensor | None:
-    """Return `recording` of a collective."""
     flags = np.array([own_flags(inputs)], np.uint8)
     if group.size() > 1:
         collectives.all_reduce(flags, ReduceOp.BOR, group)
@@ -62,13 +61,11 @@ def contiguous(x: Any, operation: str, name: str = "tensor") -> Array:
 
 
 def copied(x: Any, operation: str) -> Array:
-    """Return a copy in C order."""
     found = contiguous(x, operation)
     return found if _is_strided(x) else found.copy()
 
 
 def one_for_each(given: Any, group: ProcessGroup, operation: str, name: str) -> list[Any]:
-    """Return a list that has one tensor for each rank."""
     if not isinstance(given, list | tuple):
         raise TypeError(
             f"Expected parameter `{name}` of {operation} to be a list of tensors, got {type(given).__name__}"
@@ -82,7 +79,6 @@ def one_for_each(given: Any, group: ProcessGroup, operation: str, name: str) -> 
 
 
 def empty_like(like: Array, *leading: int) -> Array:
-    """Return an empty array of shape (*leading, *like.shape)."""
     found: Array = array_namespace(like).empty((*leading, *like.shape), like.dtype)
     return found
 
@@ -137,7 +133,6 @@ class Several(Function):
         return (None, None, *self.adjoint(grads))
 
     def run(self, outputs: list[Array], *args: Any) -> None:
-        """Fill the outputs, or make them."""
         raise NotImplementedError
 
     def adjoint(self, grads: list[Array]) -> tuple[Array | None, ...]:

@@ -83,7 +83,7 @@ class _Scatter(Function):
 def broadcast(tensor: Any, src: int, group: GroupLike = None) -> Any:
     """Return the tensor of rank ``src``, on every rank; on others its values do not count.
 
-    The gradient of rank ``src``'s input is the sum of those of all ranks' outputs; that of others is zero.
+    The gradient on rank ``src`` is the sum over all ranks; on others it is zero.
     """
     found = member(group, "broadcast")
     if found is None:
@@ -94,8 +94,7 @@ def broadcast(tensor: Any, src: int, group: GroupLike = None) -> Any:
 def reduce(tensor: Any, dst: int, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """Return the reduction of all ranks' tensors on rank ``dst``; zeros elsewhere, where torch has partial sums.
 
-    The gradient of each input is that of rank ``dst``'s output, times what ``op`` multiplies the sum with (torch leaves
-    that out).
+    The gradient is that on rank ``dst``, times the factor of ``op`` (torch leaves that out).
     """
     found = member(group, "reduce")
     if found is None:
@@ -104,10 +103,7 @@ def reduce(tensor: Any, dst: int, op: ReduceOp = ReduceOp.SUM, group: GroupLike 
 
 
 def gather(tensor: Any, dst: int = 0, group: GroupLike = None) -> Any:
-    """Return the tuple of all ranks' tensors on rank ``dst``; zeros elsewhere.
-
-    The gradient of rank r's input is that of rank ``dst``'s output r.
-    """
+    """Return the tuple of all ranks' tensors on rank ``dst``; zeros elsewhere."""
     found = member(group, "gather")
     if found is None:
         return None
@@ -115,10 +111,7 @@ def gather(tensor: Any, dst: int = 0, group: GroupLike = None) -> Any:
 
 
 def scatter(tensors: Sequence[Any], src: int = 0, group: GroupLike = None) -> Any:
-    """Return ``tensors[r]`` of rank ``src`` on rank r; on other ranks their values do not count.
-
-    The gradient of rank ``src``'s ``tensors[r]`` is that of rank r's output; that of others' is zero.
-    """
+    """Return ``tensors[r]`` of rank ``src`` on rank r; on other ranks they do not count, and get zeros in backward."""
     found = member(group, "scatter")
     if found is None:
         return None

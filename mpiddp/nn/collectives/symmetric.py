@@ -95,12 +95,7 @@ class _AllToAllSingle(Function):
 
 
 def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Return the reduction of all ranks' tensors, on every rank; so is the gradient, with the same ``op``.
-
-    Examples
-    --------
-    >>> y = nn.functional.all_reduce(x @ weight)  # doctest: +SKIP
-    """
+    """Return the reduction of all ranks' tensors, on every rank; so is the gradient, with the same ``op``."""
     found = member(group, "all_reduce")
     if found is None:
         return None
@@ -108,10 +103,7 @@ def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None
 
 
 def all_gather(tensor: Any, group: GroupLike = None) -> Any:
-    """Return the tuple of all ranks' tensors, on every rank.
-
-    The gradient of rank r's input is the sum of the gradients of all ranks' output r.
-    """
+    """Return the tuple of all ranks' tensors, on every rank; gradients are summed over the ranks."""
     found = member(group, "all_gather")
     if found is None:
         return None
@@ -123,8 +115,7 @@ def reduce_scatter(
 ) -> Any:
     """Return the reduction of all ranks' ``input_list[r]`` on rank r, in the memory of ``output``.
 
-    The gradient of ``input_list[r]`` is that of rank r's result, times what ``op`` multiplies the sum with (torch
-    leaves that out).
+    Gradients are multiplied with the factor of ``op`` (torch leaves that out).
     """
     found = member(group, "reduce_scatter")
     if found is None:
