@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from mpiddp.typing import Array
 
 from .activation import log_softmax, logsigmoid
 from .module import Module
+
+autocasts = 0
+"""Open contexts of `MixedPrecision.autocast`."""
 
 
 def _check_reduction(reduction: str) -> None:
@@ -38,10 +42,21 @@ def _like(operand: Any, input: Any) -> Any:
     return None if operand is None else array_namespace(_plain(input)).asarray(_plain(operand), dtype=input.dtype)
 
 
-def _in_single(loss: Callable[..., Tensor], input: Any, *others: Any, **options: Any) -> Tensor:
-    """Compute a half-precision loss in float32 and round it once: float16 overflows in sums and class numbers."""
-    tensor = input if isinstance(input, Tensor) else Tensor(input)
-    return loss(tensor.to(np.float32), *others, **options).to(input.dtype)
+def _in_single(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let a loss of half precision be computed in float32: float16 overflows in sums and class numbers.
+
+    It is rounded once, and under autocast not at all, as torch's.
+    """
+
+    @functools.wraps(loss)
+    def computed(input: Any, target: Any, *others: Any, **options: Any) -> Tensor:
+        if not is_half(_plain(input)):
+            return loss(input, target, *others, **options)
+        tensor = input if isinstance(input, Tensor) else Tensor(input)
+        result = loss(tensor.to(np.float32), target, *others, **options)
+        return result if autocasts else result.to(input.dtype)
+
+    return computed
 
 
 class NLLLossFunction(Function):
@@ -91,6 +106,7 @@ class NLLLossFunction(Function):
         return result
 
 
+@_in_single
 def nll_loss(
     input: Any, target: Any, weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
@@ -107,8 +123,6 @@ def nll_loss(
         Targets of this value do not count.
     """
     _check_reduction(reduction)
-    if is_half(_plain(input)):
-        return _in_single(nll_loss, input, target, weight, ignore_index=ignore_index, reduction=reduction)
     labels = array_namespace(_plain(input)).asarray(_plain(target))
     if input.ndim == 1:
         loss = nll_loss(
@@ -125,6 +139,7 @@ def nll_loss(
     return NLLLossFunction.apply(input, labels, _like(weight, input), ignore_index, reduction)
 
 
+@_in_single
 def cross_entropy(
     input: Any,
     target: Any,
@@ -142,16 +157,6 @@ def cross_entropy(
     _check_reduction(reduction)
     if not 0 <= label_smoothing <= 1:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
-    if is_half(_plain(input)):
-        return _in_single(
-            cross_entropy,
-            input,
-            target,
-            weight,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-        )
     axis = 0 if input.ndim == 1 else 1
     scores = log_softmax(input, axis)
     wanted = _plain(target)
@@ -192,11 +197,12 @@ def _difference(input: Any, target: Any) -> Tensor:
         warnings.warn(
             f"Using a target size ({shapes[1]}) that is different to the input size ({shapes[0]}). This will likely"
             " lead to incorrect results due to broadcasting. Please ensure they have the same size.",
-            stacklevel=3,
+            stacklevel=4,
         )
     return difference
 
 
+@_in_single
 def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     """Return squared differences, reduced; different shapes broadcast, with a warning."""
     _check_reduction(reduction)
@@ -204,12 +210,14 @@ def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     return _reduced(difference * difference, reduction)
 
 
+@_in_single
 def l1_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     """Return absolute differences, reduced; shapes as of :func:`mse_loss`."""
     _check_reduction(reduction)
     return _reduced(_difference(input, target).abs(), reduction)
 
 
+@_in_single
 def smooth_l1_loss(input: Any, target: Any, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """Return ``d * d / (2 beta)`` for differences ``d < beta``, else ``d - beta / 2``, reduced.
 
@@ -224,6 +232,7 @@ def smooth_l1_loss(input: Any, target: Any, *, reduction: str = "mean", beta: fl
     return _reduced(losses, reduction)
 
 
+@_in_single
 def binary_cross_entropy_with_logits(
     input: Any, target: Any, weight: Any = None, *, reduction: str = "mean", pos_weight: Any = None
 ) -> Tensor:

@@ -14,6 +14,7 @@ from mpiddp.device import array_namespace
 from mpiddp.optim import Optimizer
 from mpiddp.typing import DTypeLike
 
+from . import loss
 from .activation import LogSoftmax, Softmax
 from .attention import MultiheadAttention
 from .conv import Conv1d, Conv2d
@@ -48,8 +49,8 @@ class MixedPrecision:
     """Runs a model in half precision; its float32 parameters are the master weights.
 
     Inside of :meth:`autocast` each layer of `HALF` sees its parameters cast to half, on the tape: gradients arrive in
-    float32. Other layers and functions take any dtype. After P. Micikevicius et al., arXiv:1710.03740, and
-    ``torch.autocast``. On the host it is slower than float32, and serves to agree with a GPU. Gradients of float16
+    float32. Losses are float32; other layers and functions take any dtype. After P. Micikevicius et al.,
+    arXiv:1710.03740, and ``torch.autocast``. On the host it is slower than float32, and serves to agree with a GPU. Gradients of float16
     activations vanish below 6e-8: scale the loss (:class:`GradScaler`, :class:`LossScale`).
 
     ``dtype`` is float16, or bfloat16 (with ml_dtypes imported); hooks on ``module`` do nothing outside of
@@ -93,10 +94,12 @@ class MixedPrecision:
                         twins[id(parameter)] = parameter.to(self.dtype)
                     layer._parameters[name] = twins[id(parameter)]
         self._active = True
+        loss.autocasts += 1
         try:
             yield
         finally:
             self._active = False
+            loss.autocasts -= 1
             for layer, parameters in zip(self._owners, kept, strict=True):
                 layer._parameters.update(parameters)
 

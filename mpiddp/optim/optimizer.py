@@ -120,8 +120,9 @@ class Optimizer(ABC):
         numbers in place of parameters.
         """
         numbers = self._numbers()
+        records = sorted((numbers[id(param)], record) for param, record in self.state.items() if record)
         return {
-            "state": {numbers[id(param)]: dict(record) for param, record in self.state.items() if record},
+            "state": {number: dict(record) for number, record in records},
             "param_groups": [
                 {**group, "params": [numbers[id(param)] for param in group["params"]]} for group in self.param_groups
             ],

@@ -10,7 +10,7 @@ import pytest
 
 import mpiddp
 import mpiddp.nn.functional as F  # noqa: N812
-from mpiddp import nn
+from mpiddp import nn, optim
 from mpiddp.autograd import Tensor, gradcheck
 from mpiddp.autograd.arithmetic import product, total
 
@@ -344,3 +344,39 @@ def test_one_context_serves_many_steps():
         with context:
             assert layer(np.ones((4, 2), np.float32)).dtype == np.float16
         assert layer(np.ones((4, 2), np.float32)).dtype == np.float32
+
+
+LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits")
+
+
+@HALVES
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_float32_under_autocast_as_torch_s(dtype: Any, name: str) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(1)
+    scores = (rng.standard_normal((50, 3)) * 9).astype(dtype)
+    classes = name in LOSSES[:2]
+    target = rng.integers(0, 3, 50) if classes else rng.random((50, 3), np.float32)
+    x = Tensor(scores, requires_grad=True)
+    with nn.MixedPrecision(nn.Linear(1, 1), dtype).autocast():
+        loss = getattr(F, name)(x, target)
+    loss.backward()
+    kind = getattr(torch, dtype.name)
+    theirs = torch.tensor(scores.astype(np.float32)).to(kind).requires_grad_()
+    with torch.autocast("cpu", kind):
+        expected = getattr(torch.nn.functional, name)(theirs, torch.tensor(target))
+    expected.backward()
+    assert loss.dtype == np.float32 and expected.dtype == torch.float32 and x.grad.dtype == dtype
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert np.allclose(x.grad.astype(np.float32), theirs.grad.float().numpy(), rtol=0.01, atol=1e-6)
+
+
+def test_first_step_with_a_scaled_loss_under_autocast_does_not_overflow() -> None:
+    layer, scaler = nn.Linear(4, 3), nn.GradScaler()
+    sgd = optim.SGD(layer.parameters(), lr=0.1)
+    with nn.MixedPrecision(layer, np.float16).autocast():
+        loss = F.cross_entropy(layer(np.ones((2, 4), np.float32)), np.array([0, 1]))
+    scaler.scale(loss).backward()
+    before = layer.weight.data.copy()
+    scaler.step(sgd)
+    assert not np.array_equal(layer.weight.data, before)
