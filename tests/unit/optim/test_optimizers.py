@@ -189,6 +189,18 @@ def test_misuse() -> None:
         Adam([param], betas=(0.9, 1.0))
 
 
+def test_order_of_state_does_not_tell_which_gradients_came_first() -> None:
+    params = [Parameter(np.ones(2, np.float32)) for _ in range(3)]
+    sgd = SGD(params, lr=0.1, momentum=0.9)
+    for with_grad in (params[2:], params):
+        for param in with_grad:
+            param.grad = np.ones(2, np.float32)
+        sgd.step()
+    resumed = SGD(params, lr=0.1, momentum=0.9)
+    resumed.load_state_dict(sgd.state_dict())
+    assert list(sgd.state_dict()["state"]) == list(resumed.state_dict()["state"]) == [0, 1, 2]
+
+
 def test_loading_what_does_not_fit() -> None:
     params = [Parameter(np.ones(2), np.ones(2)), Parameter(np.ones(3), np.ones(3))]
     opt = SGD(params, momentum=0.9)
