@@ -50,8 +50,8 @@ class MixedPrecision:
 
     Inside of :meth:`autocast` each layer of `HALF` sees its parameters cast to half, on the tape: gradients arrive in
     float32. Losses are float32; other layers and functions take any dtype. After P. Micikevicius et al.,
-    arXiv:1710.03740, and ``torch.autocast``. On the host it is slower than float32, and serves to agree with a GPU. Gradients of float16
-    activations vanish below 6e-8: scale the loss (:class:`GradScaler`, :class:`LossScale`).
+    arXiv:1710.03740, and ``torch.autocast``. On the host it is slower than float32, and serves to agree with a GPU.
+    Gradients of float16 activations vanish below 6e-8: scale the loss (:class:`GradScaler`, :class:`LossScale`).
 
     ``dtype`` is float16, or bfloat16 (with ml_dtypes imported); hooks on ``module`` do nothing outside of
     :meth:`autocast`.
