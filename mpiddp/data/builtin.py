@@ -1,8 +1,8 @@
 """Built-in data sets: UCI's digits (in the package), MNIST, synthetic images, and the bytes of a text.
 
 ``digits.npz`` is the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI
-Machine Learning Repository, https://doi.org/10.24432/C50P49), under CC BY 4.0, in the order of scikit-learn's copy
-(``sklearn.datasets.load_digits``); its entry ``README`` says the same.
+Machine Learning Repository, https://doi.org/10.24432/C50P49), under CC BY 4.0, in the order of scikit-learn's copy; its
+entry ``README`` says the same.
 """
 
 from __future__ import annotations
@@ -48,27 +48,16 @@ def raw_digits() -> tuple[Array, Array]:
 
 
 def digits(train: bool = True, *, size: int = 28, seed: int = 0) -> ArrayDataset:
-    """Return 1,797 handwritten digits, normalized, and scaled for a network of MNIST's size.
+    """Return 1,437 handwritten digits for training or 360 for the test, normalized and scaled.
+
+    The arrays are images, float32 (n, 1, size, size), and labels, int64 (n,).
 
     Parameters
     ----------
-    train : bool
-        The 1,437 training images, or the 360 of the test.
     size : int
-        Height and width in pixels; 8 is as scanned.
+        Height and width in pixels; 28 is MNIST's, 8 as scanned.
     seed : int
         Of the split.
-
-    Returns
-    -------
-    ArrayDataset
-        Images, float32 (n, 1, size, size), and labels, int64 (n,).
-
-    Examples
-    --------
-    >>> images, labels = digits(train=False).arrays
-    >>> images.shape, labels.shape
-    ((360, 1, 28, 28), (360,))
     """
     pixels, labels = raw_digits()
     order = randperm(len(labels), seed)
@@ -108,7 +97,7 @@ def find_idx(data_dir: Path, name: str) -> Path:
 
 
 def download_mnist(data_dir: Path) -> None:
-    """Fetch the missing ones of MNIST's four files, 11 MB in all, into ``data_dir``; errors as of `fetch_file`."""
+    """Fetch the missing ones of MNIST's four files, 11 MB in all; errors as of `fetch_file`."""
     for name, digest in SHA256.items():
         try:
             find_idx(data_dir, name)
@@ -119,19 +108,14 @@ def download_mnist(data_dir: Path) -> None:
 def mnist(data_dir: str | Path, train: bool = True, *, download: bool = False) -> ArrayDataset:
     """Return MNIST's 60,000 training or 10,000 test images, normalized.
 
+    The arrays are images, float32 (n, 1, 28, 28), and labels, int64 (n,).
+
     Parameters
     ----------
     data_dir : path
         Folder of the four IDX files, gzipped or not, or of torchvision's ``MNIST/raw``.
-    train : bool
-        The training images, or those of the test.
     download : bool
         Fetch missing files; several ranks may do so at once, `shared_on_node` lets one a node do it.
-
-    Returns
-    -------
-    ArrayDataset
-        Images, float32 (n, 1, 28, 28), and labels, int64 (n,).
 
     Raises
     ------
@@ -166,17 +150,8 @@ STALLED_S = 30.0
 def fetch_file(name: str, folder: Path, sources: Sequence[str], sha256: str) -> Path:
     """Fetch a small file unless it is there; several processes may do so at once, as it is renamed when whole.
 
-    Parameters
-    ----------
-    name : str
-        Of the file, in ``folder`` and behind each of the addresses ``sources``.
-    sha256 : str
-        In hexadecimal.
-
-    Raises
-    ------
-    OSError
-        No source has the right content, or the folder is not writable; the text has each answer and the cure.
+    ``name`` is the file's in ``folder`` and behind each address of ``sources``. OSError if no source has the right
+    content, or the folder is not writable: the text has each answer and the cure.
     """
     path = folder / name
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
@@ -211,27 +186,14 @@ def synthetic(
 ) -> ArrayDataset:
     """Return noisy copies of one random prototype a class: learnable data of any shape and number.
 
+    The arrays are ``n`` samples, float32 (n, *shape), and labels, int64 (n,); classes differ by one sample at most.
+
     Parameters
     ----------
-    n : int
-        Samples; classes differ by one at most.
-    shape : tuple of int
-        Of a sample.
     train : bool
         False: other samples of the same classes.
     noise : float
         Standard deviation; that of the prototypes is 1.
-
-    Returns
-    -------
-    ArrayDataset
-        Samples, float32 (n, *shape), and labels, int64 (n,).
-
-    Examples
-    --------
-    >>> x, y = synthetic(5, shape=(3,), classes=2).arrays
-    >>> x.shape, y
-    ((5, 3), array([0, 1, 0, 1, 0]))
     """
     if classes < 1 or n < 0:
         raise ValueError(f"synthetic needs at least one class and no negative n, got classes={classes} and n={n}")
@@ -250,12 +212,7 @@ VALIDATION_SHARE = 0.1
 class ByteWindows:
     """Consecutive windows of a text: pairs (inputs, targets) of int64 (window,), the targets one byte later.
 
-    Parameters
-    ----------
-    tokens : ndarray
-        uint8 (n,), such as a mapped file; bytes behind the last whole window are not used.
-    window : int
-        Bytes a window.
+    ``tokens`` is uint8 (n,), such as a mapped file; bytes behind the last whole window are not used.
 
     Examples
     --------
@@ -279,7 +236,6 @@ class ByteWindows:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> tuple[Array, Array]:
-        """Return the window at an integer, or those at a slice, list or array."""
         rows = self._rows[index].astype(np.int64)
         return np.ascontiguousarray(rows[..., :-1]), np.ascontiguousarray(rows[..., 1:])
 
@@ -297,7 +253,6 @@ def map_text(path: str | Path) -> Array:
 
 
 def split_text(tokens: Array, window: int) -> tuple[ByteWindows, ByteWindows]:
-    """Return all but the last tenth of a text for training, and that tenth for validation."""
     cut = len(tokens) - round(VALIDATION_SHARE * len(tokens))
     if min(cut, len(tokens) - cut) <= window:
         raise ValueError(

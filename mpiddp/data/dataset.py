@@ -22,23 +22,10 @@ from .permutation import randperm
 def default_collate(samples: list[Any]) -> Any:
     """Make a batch of samples of one structure (``torch.utils.data.default_collate``).
 
-    Parameters
-    ----------
-    samples : list
-        Arrays, numbers, strings or bytes, or tuples, named tuples, lists and mappings of them.
-
-    Returns
-    -------
-    Any
-        That structure, of arrays (n, ...) for arrays, arrays (n,) for numbers and lists for strings and bytes. Unlike
-        torch's, a tuple stays a tuple.
-
-    Raises
-    ------
-    ValueError
-        There is no sample, or samples differ in length or shape.
-    TypeError
-        A sample is of another type.
+    Arrays become arrays (n, ...), numbers an array (n,), strings and bytes lists; tuples (unlike torch's), named
+    tuples, lists and mappings of them stay such. ValueError if there is no sample, or samples differ in length or
+    shape;
+    TypeError for a sample of another type.
 
     Examples
     --------
@@ -118,23 +105,17 @@ def targets_of(dataset: Dataset) -> Array | None:
 
 
 class ArrayDataset:
-    """Samples along the first axis of arrays of equal length.
+    """Samples along the first axis of NumPy or CuPy arrays of equal length.
 
-    Parameters
-    ----------
-    *arrays : ndarray
-        NumPy or CuPy arrays (n, ...), such as images and labels.
-    transform : callable, optional
-        Maps a batch (k, ...) of the first array; a single sample is a batch of one.
+    ``transform`` maps a batch (k, ...) of the first array; a single sample is a batch of one. An index may be an
+    integer,
+    a slice, a list or an array.
 
     Examples
     --------
     >>> data = ArrayDataset(np.arange(6.0).reshape(3, 2), np.array([0, 1, 0]))
     >>> data[1]
     (array([2., 3.]), np.int64(1))
-    >>> data[np.array([0, 2])]
-    (array([[0., 1.],
-           [4., 5.]]), array([0, 0]))
     """
 
     def __init__(self, *arrays: Array, transform: Callable[[Array], Array] | None = None) -> None:
@@ -150,7 +131,6 @@ class ArrayDataset:
         return len(self.arrays[0])
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
-        """Return the sample at an integer, or the batch at a slice, list or array."""
         if not isinstance(index, (int, np.integer)):
             return self.batch(index)
         if self.transform is None:
@@ -175,7 +155,6 @@ class Subset:
         return len(self.indices)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the sample at an integer, or the batch at a slice, list or array."""
         return self.dataset[int(self.indices[index])] if isinstance(index, (int, np.integer)) else self.batch(index)
 
     def batch(self, indices: Array) -> Any:
@@ -186,10 +165,7 @@ class Subset:
 def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0) -> list[Subset]:
     """Split a data set into random parts, those of ``torch.utils.data.random_split`` with a generator of ``seed``.
 
-    Parameters
-    ----------
-    lengths : sequence
-        Lengths that add up to ``len(dataset)``, or fractions that add up to 1.
+    ``lengths`` add up to ``len(dataset)``, or are fractions that add up to 1.
     """
     n = len(dataset)
     fractions = abs(sum(lengths) - 1) < 1e-6 and n != 1
@@ -211,23 +187,9 @@ class Partition(Subset):
 class DataPartitioner:
     """Cut a data set into random parts, as torch's tutorial on distributed applications.
 
-    Unlike with a :class:`~mpiddp.data.DistributedSampler`, a rank sees the same samples in every epoch. Source:
+    Unlike with a :class:`~mpiddp.data.DistributedSampler`, a rank sees the same samples in every epoch. Part ``i`` has
+    ``int(sizes[i] * len(data))`` samples; the sum of ``sizes`` may be below 1. Source:
     https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
-
-    Parameters
-    ----------
-    data : Dataset
-        The whole.
-    sizes : sequence of float
-        Part ``i`` has ``int(sizes[i] * len(data))`` samples; the sum may be below 1.
-    seed : int
-        Of ``random.Random(seed).shuffle``, as in the tutorial.
-
-    Examples
-    --------
-    >>> parts = DataPartitioner(list("abcdefghij"), [0.5, 0.5])
-    >>> len(parts.use(0)), sorted([*parts.use(0), *parts.use(1)]) == list("abcdefghij")
-    (5, True)
     """
 
     def __init__(self, data: Dataset, sizes: Sequence[float] = (0.7, 0.2, 0.1), seed: int = 1234) -> None:

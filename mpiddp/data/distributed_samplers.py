@@ -20,11 +20,7 @@ class EpochSampler:
     """Base of the distributed samplers: each rank computes the order of an epoch, and takes a part of it.
 
     The order is that of :func:`~mpiddp.data.randperm` with ``seed + epoch``, or of the data set without ``shuffle``.
-
-    Attributes
-    ----------
-    position : int
-        Samples of the order that all ranks together have received.
+    ``position`` is the number of samples of it that all ranks together have received.
     """
 
     def __init__(self, dataset: Sized, num_replicas: int | None, rank: int | None, shuffle: bool, seed: int) -> None:
@@ -100,26 +96,24 @@ class DistributedSampler(EpochSampler):
     """Give rank ``r`` of ``N`` every N-th sample of the epoch's order, from ``r`` on; order and padding are torch's.
 
     After :meth:`load_state_dict` the ranks share the rest of the epoch; ``len`` is that of a whole epoch. A second
-    epoch in the same order warns of a forgotten :meth:`set_epoch`.
+    epoch
+    in the same order warns of a forgotten :meth:`set_epoch`.
 
     Parameters
     ----------
-    dataset : Sized
-        Only its length counts.
     drop_last : bool
         Drop up to ``N - 1`` samples at the end, so that ranks have equally many.
     mode : {"pad", "exact"}
-        If the length is no multiple of ``N``, "pad" (torch) repeats samples from the start of the order, so that ranks
-        have equally many. "exact" repeats and drops none, and ranks differ by up to one: right for an evaluation;
-        training then needs :meth:`DistributedDataParallel.join <mpiddp.DistributedDataParallel.join>` or a
+        If ``N`` does not divide the length, "pad" (torch) repeats samples from the start of the order, so that ranks
+        have
+        equally many. "exact" repeats and drops none, and ranks differ by up to one: right for an evaluation; training
+        then needs :meth:`DistributedDataParallel.join <mpiddp.DistributedDataParallel.join>` or a
         :class:`~mpiddp.data.GlobalBatchSampler`.
 
     Examples
     --------
     >>> [list(DistributedSampler(range(10), 3, rank, shuffle=False)) for rank in range(3)]
     [[0, 3, 6, 9], [1, 4, 7, 0], [2, 5, 8, 1]]
-    >>> [list(DistributedSampler(range(10), 3, rank, shuffle=False, mode="exact")) for rank in range(3)]
-    [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
     """
 
     def __init__(
@@ -144,7 +138,6 @@ class DistributedSampler(EpochSampler):
         self.num_samples = len(range(self.rank, self.total_size, self.num_replicas))
 
     def _total(self, n: int) -> int:
-        """Return the samples of all ranks if ``n`` are left."""
         if self.mode == "exact":
             return n
         return (n if self.drop_last else n + self.num_replicas - 1) // self.num_replicas * self.num_replicas
@@ -187,8 +180,6 @@ class GlobalBatchSampler(EpochSampler):
 
     Parameters
     ----------
-    dataset : Sized
-        Only its length counts.
     batch_size : int
         ``B``, samples a step over all ranks; at least the number of ranks.
 

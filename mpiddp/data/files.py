@@ -25,7 +25,7 @@ def read_idx(path: Path) -> Array:
     """Return the array of an IDX file, MNIST's format, mapped (``numpy.memmap``) if of bytes and not gzipped.
 
     ValueError if it is none, or its length does not fit its header: two zero bytes, a type, the number of dimensions,
-    their sizes as big-endian uint32 (http://yann.lecun.com/exdb/mnist/, "The IDX file format").
+    their sizes as big-endian uint32 (http://yann.lecun.com/exdb/mnist/).
     """
     content: Array = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     packed = content[:2].tobytes() == b"\x1f\x8b"
@@ -69,12 +69,7 @@ def open_npy(path: Path) -> Array:
 def open_npz(path: Path, names: Iterable[str]) -> list[Array]:
     """Return arrays of a ``.npz`` file, mapped if stored uncompressed (``numpy.savez``), else read.
 
-    Raises
-    ------
-    KeyError
-        It has no array of a name.
-    ValueError
-        It is damaged, or holds Python objects.
+    KeyError for a missing name; ValueError if it is damaged, or holds Python objects.
     """
     arrays = []
     with _zip(path) as archive, path.open("rb") as file:
@@ -100,7 +95,6 @@ def open_npz(path: Path, names: Iterable[str]) -> list[Array]:
 
 
 def npz_names(path: Path) -> list[str]:
-    """Return the names of the arrays in a ``.npz`` file."""
     with _zip(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
@@ -174,7 +168,6 @@ def open_labelled(kind: str, places: Sequence[str | Path]) -> list[Array]:
 
 
 def _known_names(names: Mapping[str, Path] | Sequence[str], label: str) -> Sequence[str]:
-    """Return the first of `NAMES` that are all present."""
     for known in NAMES:
         if set(known) <= set(names):
             return known
@@ -203,9 +196,10 @@ def as_inputs(samples: Array) -> Array:
 
 
 def labelled(arrays: Sequence[Array], seed: int = 0) -> tuple[ArrayDataset | Subset, ArrayDataset | Subset]:
-    """Return training and test data, mapped by `as_inputs`, of the arrays of `open_labelled`.
+    """Return training and test data of the arrays of `open_labelled`.
 
-    Without arrays for the test a tenth of the samples, chosen by ``seed``, is the test.
+    Samples become float32: bytes are scaled to 0..1, images (n, height, width) get an axis for the channel. Without
+    arrays for the test a tenth of the samples, chosen by ``seed``, is the test.
     """
     train = ArrayDataset(*arrays[:2], transform=as_inputs)
     if len(arrays) == 4:

@@ -30,8 +30,6 @@ Indices = Sequence[int] | Array
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
-    """The batch sampler's share and state at a batch."""
-
     share: BatchShare | None
     state: dict[str, Any]
 
@@ -42,29 +40,26 @@ _Batches = Generator[tuple[_Ticket, Any], None, None]
 class DataLoader:
     """Iterate over a data set in batches (``torch.utils.data.DataLoader``), in the sampler's order with any workers.
 
-    A worker's exception is raised in the place of its batch; an abandoned iterator ends its threads.
+    A worker's exception is raised in the place of its batch; an abandoned iterator ends its threads. ``batch_size`` is
+    this rank's.
 
     Parameters
     ----------
-    dataset : Dataset
-        One with ``batch`` (:class:`~mpiddp.data.ArrayDataset`) gives batches without a loop over samples.
-    batch_size : int
-        Samples a batch, on this rank.
     shuffle : bool
-        Use a :class:`~mpiddp.data.RandomSampler`.
+        Use a :class:`~mpiddp.data.RandomSampler`, with ``generator``, random numbers or their seed.
     sampler : iterable of int, optional
         The order instead, such as a :class:`~mpiddp.data.DistributedSampler`.
     num_workers : int
         Threads that fetch batches ahead, ``prefetch_factor`` each; 0 fetches in the consumer.
     collate_fn : callable, optional
-        Makes a batch of a list of samples. Default: the data set's ``batch``, or :func:`~mpiddp.data.default_collate`.
+        Makes a batch of a list of samples. Default: the data set's ``batch``, which needs no loop over samples, or
+        :func:`~mpiddp.data.default_collate`.
     pin_memory : bool
         Ignored: only ``device="cuda"`` uses pinned memory.
-    generator : numpy.random.Generator or int, optional
-        Random numbers of ``shuffle``, or their seed.
     batch_sampler : iterable of sequences of int, optional
         Indices of each batch, such as a :class:`~mpiddp.data.GlobalBatchSampler`, instead of ``batch_size``,
-        ``shuffle``, ``sampler`` and ``drop_last``.
+        ``shuffle``,
+        ``sampler`` and ``drop_last``.
     device : {"cpu", "cuda"}
         Place of the batches. "cuda" is the current device, to which the next batch is copied while it computes; the
         consumer's stream waits for the copy, the consumer does not.

@@ -66,14 +66,14 @@ class _Outline:
 def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None) -> tuple[Array, ...]:
     """Load arrays on one rank of each node, and give all ranks there the same memory to read.
 
-    All ranks of the group call this; the others of a node wait while its first one calls ``load``. The rank that loads
-    copies its arrays once; until it drops its own, they exist twice.
+    All ranks of the group call this; the others of a node wait while its first one calls ``load``, which copies its
+    arrays once: until it drops its own, they exist twice.
 
     Parameters
     ----------
     load : callable
         Returns NumPy arrays, of equal shapes and dtypes on every node. Whole mapped files (``numpy.memmap``) are not
-        copied but mapped by all.
+        copied but mapped by all. Its exception is raised on every rank, with a note that names the failing one.
     group : ProcessGroup, optional
         All ranks by default.
 
@@ -85,8 +85,6 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
 
     Raises
     ------
-    Exception
-        An exception of ``load`` on any node, on every rank, with a note that names the rank.
     MismatchError
         Nodes have loaded arrays of different shapes or dtypes; on every rank.
 
@@ -179,7 +177,7 @@ def _agreed(group: ProcessGroup, told: Sequence[list[_Outline] | None]) -> list[
 def _allocate(link: Link, nbytes: int) -> Steps:
     """Allocate ``nbytes`` that the ranks of each node share; return an empty array and the reason if it fails."""
     yield READY
-    # Every rank allocates a part near itself, and the parts are consecutive.
+    # Every rank allocates a part near itself; the parts are consecutive.
     page = segment.ALIGNMENT_BYTES
     part = max(-(-nbytes // (link.node.size * page)), 1) * page
     found: segment.Allocation = yield from segment.allocate(link.node, link, part)

@@ -12,12 +12,7 @@ MAX_LENGTH = (2**32 - 1) // 20
 def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
     """Return ``torch.randperm(n, generator=torch.Generator().manual_seed(seed))``, int64 (n,), on every machine.
 
-    Parameters
-    ----------
-    n : int
-        0 to 214,748,363.
-    seed : int
-        Its lower 32 bits count, as in torch.
+    ``n`` is at most 214,748,363; the lower 32 bits of ``seed`` count, as in torch.
 
     Notes
     -----
@@ -48,7 +43,7 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
     parent = steps.copy()  # the last earlier step whose partner is this step
     last = np.append(~same, True)[:n]
     parent[packed[last] >> 32] = by_partner[last]
-    alone = partner == steps  # a step that swaps with itself is the last of its partner, but not an earlier one
+    alone = partner == steps  # a swap with itself is the last of its partner, but not an earlier one
     parent[alone] = np.where(previous[alone] < 0, steps[alone], previous[alone])
     while not np.array_equal(left := parent[parent], parent):
         parent = left

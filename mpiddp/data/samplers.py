@@ -45,8 +45,6 @@ class RandomSampler:
 
     Parameters
     ----------
-    data_source : Sized
-        Only its length counts.
     replacement : bool
         Draw each sample independently of the others.
     num_samples : int, optional

@@ -274,12 +274,6 @@ class Module:
         both. An
         optimizer of the parameters stays valid; those that get another array lose their gradient. Move a model before
         DistributedDataParallel wraps it.
-
-        Examples
-        --------
-        >>> from mpiddp import nn
-        >>> nn.Linear(2, 1).to("cpu").to("float64").weight.dtype
-        dtype('float64')
         """
         convert = conversion(device.data if isinstance(device, Tensor) else device, dtype)
         if convert.dtype is not None and not is_floating(convert.dtype):

@@ -128,16 +128,6 @@ class LossScale:
     two are exact. It ends at 1, or ``init_scale`` if less: a gradient that overflows there does so without it (torch's
     is
     halved until every gradient is zero). Ranks agree without a message: averaged gradients are the same bits on all.
-
-    Examples
-    --------
-    >>> scale = LossScale(init_scale=8.0, growth_interval=2)
-    >>> for overflow in (True, False, False):
-    ...     scale.update(overflow)
-    ...     print(scale.scale)
-    4.0
-    4.0
-    8.0
     """
 
     def __init__(
