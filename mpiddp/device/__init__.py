@@ -1,4 +1,4 @@
-"""Devices: NumPy or CuPy, streams, copies and kernels. The only package that imports cupy, and only when it is used."""
+"""Devices: NumPy or CuPy, streams, copies and kernels. The only importer of cupy, and only when it is used."""
 
 from . import choice, copies, dlpack, ipc, kernels, nccl, pinned, stream
 from .choice import cuda_fault, current_device, device_count, in_use, set_device
@@ -7,7 +7,6 @@ from .transfer import download, placed, synchronize, upload
 
 
 def forget() -> None:
-    """Forget everything about devices, for tests with a fake CuPy."""
     choice.forget()
     stream.forget()
     pinned.forget()

@@ -1,29 +1,21 @@
-"""The C library's allocator: freed memory of large arrays stays in the process."""
+"""The C library's allocator."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 
-_M_TRIM_THRESHOLD = -1  # from glibc's malloc.h
+_M_TRIM_THRESHOLD = -1  # glibc's malloc.h
 _M_MMAP_THRESHOLD = -3
 _KEEP_BELOW_BYTES = 1 << 30
 
 
 def tune_allocator() -> bool:
-    """Keep the memory of freed arrays in the process, for the next ones.
+    """Keep the memory of freed arrays in the process; call it before large arrays are made.
 
-    glibc unmaps freed arrays of more than 128 KiB (at most 32 MiB), so that every training step maps, faults in and
-    zeroes the same pages again, half of its time on images of a few MB. Call it before large arrays are made.
-
-    Returns
-    -------
-    bool
-        False where the C library is not glibc.
-
-    References
-    ----------
-    mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
+    glibc unmaps arrays of more than 128 KiB to 32 MiB, so that every training step faults in and zeroes the same pages
+    again, half of its time on images of a few MB. Returns False elsewhere. See mallopt(3), M_MMAP_THRESHOLD and
+    M_TRIM_THRESHOLD.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -12,14 +12,14 @@ _index: int | None = None
 
 @functools.cache
 def cuda_fault() -> str | None:
-    """Return why CuPy cannot be used in this process, or None; the import takes a second."""
+    """Return why CuPy cannot be used; the import takes a second."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'mpiddp[cuda12]' or 'mpiddp[cuda13]', whichever your driver has"
     try:
         cupy = importlib.import_module("cupy")
         if not cupy.is_available():
             return "CuPy finds no usable GPU: check nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES"
-    except Exception as error:  # a broken CUDA installation fails in many ways
+    except Exception as error:  # CUDA fails in many ways
         return f"CuPy cannot be imported: {error}"
     return None
 
@@ -32,13 +32,7 @@ def device_count() -> int:
 
 
 def set_device(index: int) -> None:
-    """Choose this process's GPU (``torch.cuda.set_device``); without GPUs only remember the number.
-
-    Parameters
-    ----------
-    index : int
-        Number of a visible device.
-    """
+    """Choose this process's GPU (``torch.cuda.set_device``) by its number; without GPUs only remember it."""
     global _index
     if isinstance(index, bool) or not isinstance(index, int):
         raise TypeError(f"set_device needs the number of a device, got {index!r}")
@@ -60,7 +54,7 @@ def current_device() -> int:
 
 
 def choose(local_rank: int) -> None:
-    """Choose a GPU by the local rank, unless CuPy is not in use or the program has chosen or used one."""
+    """Choose a GPU, unless CuPy is not in use or the program has chosen or used one."""
     if not in_use() or _index is not None:
         return
     cupy = importlib.import_module("cupy")
@@ -74,9 +68,9 @@ def in_use() -> bool:
 
 
 def device_uuid() -> bytes:
-    """Return the identity of the current device, unique over nodes and containers.
+    """Return a name of the current device, unique over nodes and containers.
 
-    UUIDs tell parts of one device apart, which share a bus id; but CuPy cuts a UUID at its first zero byte.
+    A bus id names no part of a device; but CuPy cuts a UUID at its first zero byte.
     """
     runtime = importlib.import_module("cupy").cuda.runtime
     device = runtime.getDevice()
@@ -85,7 +79,6 @@ def device_uuid() -> bytes:
 
 
 def forget() -> None:
-    """Forget the choice, for tests."""
     global _index
     _index = None
     cuda_fault.cache_clear()

@@ -18,20 +18,18 @@ _TAKES = 'to() takes "cpu", "cuda", "cuda:N", the number of a GPU, a dtype, or a
 
 
 class Conversion(NamedTuple):
-    """Device and dtype of an array to come."""
-
     place: Place | Literal["kept"]
     dtype: np.dtype[Any] | None
 
     def __call__(self, x: Array) -> Array:
-        """Convert an array; return the same object if nothing changes."""
+        """Return the same object if nothing changes."""
         if self.dtype is not None and x.dtype != self.dtype:
             x = converted(x, self.dtype)
         return x if self.place == "kept" else moved(x, self.place)
 
 
 def conversion(device: Any, dtype: Any = None) -> Conversion:
-    """Read the arguments of torch's ``to(device, dtype)``, ``to(dtype)`` and ``to(other)``."""
+    """Read torch's ``to(device, dtype)``, ``to(dtype)`` and ``to(other)``."""
     if isinstance(device, str) and re.fullmatch(r"cpu|cuda(:\d+)?", device):
         place = None if device == "cpu" else _gpu(int(device[5:]) if ":" in device else current_device())
         return Conversion(place, _dtype(dtype))
@@ -69,5 +67,5 @@ def _gpu(number: int) -> int:
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Return True for real floating dtypes, bfloat16 included."""
+    """Include bfloat16."""
     return dtype.kind == "f" or dtype.name == "bfloat16"

@@ -15,15 +15,14 @@ def _copy(target: int, source: int, nbytes: int, kind: str, stream: Any) -> None
 
 
 def down(host: Array, x: Array, stream: Any) -> None:
-    """Copy an array to pinned memory at least as long."""
+    """Copy to pinned memory, at least as long."""
     _copy(host.ctypes.data, x.data.ptr, x.nbytes, "DeviceToHost", stream)  # type: ignore[attr-defined]
 
 
 def up(x: Array, host: Array, stream: Any) -> None:
-    """Copy pinned memory to an array."""
     _copy(x.data.ptr, host.ctypes.data, x.nbytes, "HostToDevice", stream)  # type: ignore[attr-defined]
 
 
 def across(target: Array, source: Array, stream: Any) -> None:
-    """Copy between arrays in device memory, a peer's included, or registered host memory."""
+    """Copy between device memory, a peer's included, and registered host memory."""
     _copy(target.data.ptr, source.data.ptr, source.nbytes, "Default", stream)  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Half precision: float16 and bfloat16 (of ml_dtypes, kind ``V``), and fast conversions on the host.
 
 NumPy raises a floating-point flag for each number below float16's normal range, as gradients are: 98 ns for 1e-5 on one
-EPYC core, 3 ns here; back 12 ns, and 1.3 ns here. The bits are equal: nearest, ties to even.
+EPYC core, 3 ns here; back 12 ns, and 1.3 ns here. The bits are equal.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from mpiddp.typing import Array, DTypeLike
 from .namespace import expect_known, is_device_array
 
 _CHUNK = 1 << 15
-"""Elements at a time, so that intermediate results stay in the cache."""
+"""Intermediate results stay in the cache."""
 _SINGLE, _HALF = np.dtype(np.float32), np.dtype(np.float16)
 _INFINITY = 0x7F80_0000
-"""Bits of float32's infinity; a NaN, without sign, has more."""
+"""Of float32; a NaN, without sign, has more."""
 _BEYOND = 143 << 23
-"""Bits of 65,536, the first power of two that is infinite in float16."""
+"""65,536, infinite in float16."""
 _LEAST_NORMAL = 113 << 23
-"""Bits of 2 ** -14, float16's smallest normal number."""
+"""2 ** -14, float16's smallest normal number."""
 _TO_ULP = 13 << 23
 """Turns 2 ** e into 2 ** (e + 13), whose last bit in float32 is float16's at 2 ** e."""
 
 
 @functools.cache
 def bfloat16() -> np.dtype[Any]:
-    """Return the dtype of bfloat16, which ml_dtypes adds to NumPy; TypeError without it."""
+    """Return ml_dtypes' dtype; TypeError without it."""
     try:
         found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
     except ImportError:
@@ -40,7 +40,7 @@ def bfloat16() -> np.dtype[Any]:
 
 
 def assign(target: Array, source: Array) -> None:
-    """Do ``target[...] = source`` for equal shapes, fast between float32 and float16."""
+    """Do ``target[...] = source``, fast between float32 and float16."""
     kinds = source.dtype, target.dtype
     if kinds not in ((_SINGLE, _HALF), (_HALF, _SINGLE)) or not _is_plain(source) or not _is_plain(target):
         target[...] = source
@@ -73,7 +73,7 @@ def _is_plain(x: Array) -> bool:
 
 @functools.cache
 def _table() -> np.ndarray[Any, Any]:
-    """Return every float16 as float32, by its bits."""
+    """Return every float16, by its bits."""
     return np.arange(1 << 16, dtype=np.uint16).view(_HALF).astype(_SINGLE)
 
 
@@ -98,7 +98,7 @@ def _narrow(source: Array, target: Array) -> None:
         chunk = slice(start, start + _CHUNK)
         size, exponent, total = scratch[:, : len(bits[chunk])]
         np.bitwise_and(bits[chunk], 0x7FFF_FFFF, out=size)
-        if size.max() > _INFINITY:  # a NaN is rare, and NumPy knows what to do
+        if size.max() > _INFINITY:  # rare, and NumPy knows what to do
             with np.errstate(all="ignore"):
                 target[chunk] = source[chunk]
             continue
@@ -119,15 +119,13 @@ def _narrow(source: Array, target: Array) -> None:
 
 
 def is_half(x: Array) -> bool:
-    """Return True if an array is float16 or bfloat16."""
     return x.dtype.itemsize == 2 and x.dtype.kind in "fV"
 
 
 def widened(x: Array) -> Array:
-    """Return half precision as float32, other arrays as they are."""
     return converted(x, np.float32) if is_half(x) else x
 
 
 def sum_dtype(x: Array) -> type | None:
-    """Return the dtype of sums, None for NumPy's own: float16 overflows, and bfloat16 stops growing at 256."""
+    """Return None for NumPy's own: float16 overflows, and bfloat16 stops growing at 256."""
     return np.float32 if is_half(x) else None

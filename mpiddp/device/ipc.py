@@ -1,7 +1,6 @@
-"""CUDA IPC: device memory that other processes map, from cudaMalloc and not from CuPy's pool.
+"""CUDA IPC: device memory that other processes map, from cudaMalloc.
 
-A handle exports a whole allocation, 2 MiB at least, of which the pool hands out parts and which it reuses while others
-map it.
+A handle exports a whole allocation, parts of which CuPy's pool reuses while others map it.
 """
 
 from __future__ import annotations
@@ -24,17 +23,7 @@ def _cuda() -> Any:
 class Memory:
     """Device memory outside of CuPy's pool, freed with the last array over it.
 
-    Parameters
-    ----------
-    nbytes : int
-        Rounded up to `GRANULE_BYTES`.
-    device : int
-        Number of the device, not necessarily current.
-
-    Raises
-    ------
-    RuntimeError
-        Not enough memory, even after CuPy's pool has freed its unused blocks.
+    RuntimeError if CuPy's pool cannot free enough.
     """
 
     def __init__(self, nbytes: int, device: int) -> None:
@@ -49,7 +38,7 @@ class Memory:
         self.start = int(self._memory.ptr)
 
     def handle(self) -> bytes:
-        """Return the 64 bytes by which another process opens it; RuntimeError where impossible."""
+        """Return 64 bytes by which another process opens it; RuntimeError where impossible."""
         with at(self.device):
             return bytes(_cuda().runtime.ipcGetMemHandle(self.start))
 
@@ -58,19 +47,18 @@ HANDLE_BYTES = 64
 
 
 def open_handle(handle: bytes, device: int) -> int:
-    """Map another process's memory for a device; return its address here, RuntimeError where impossible."""
+    """Map another process's memory; RuntimeError where impossible."""
     with at(device):
         return int(_cuda().runtime.ipcOpenMemHandle(handle))
 
 
 def close_handle(start: int, device: int) -> None:
-    """Unmap memory of `open_handle`."""
     with at(device):
         _cuda().runtime.ipcCloseMemHandle(start)
 
 
 def array(start: int, nbytes: int, owner: object, device: int) -> Array:
-    """Return memory of the device, of a peer or of the host (registered) as bytes of a device; they keep ``owner``."""
+    """Return bytes of a device over its own, a peer's or registered host memory; they keep ``owner``."""
     cuda, cupy = _cuda(), importlib.import_module("cupy")
     memory = cuda.UnownedMemory(start, nbytes, owner, device)
     made: Array = cupy.ndarray((nbytes,), dtype="uint8", memptr=cuda.MemoryPointer(memory, 0))
@@ -78,7 +66,6 @@ def array(start: int, nbytes: int, owner: object, device: int) -> Array:
 
 
 def address(x: Array) -> int:
-    """Return the address of an array on a device."""
     return int(x.data.ptr)  # type: ignore[attr-defined]
 
 
@@ -88,6 +75,6 @@ def reads_host_memory(device: int) -> bool:
 
 
 def settle(device: int) -> None:
-    """Synchronise a device: where memory changes hands, never in a step."""
+    """Call where memory changes hands, never in a step."""
     with at(device):
         _cuda().runtime.deviceSynchronize()

@@ -1,4 +1,4 @@
-"""The kernel that reduces the ranks' rows in one pass, in row order, float16 and bfloat16 in float32.
+"""The kernel that reduces the ranks' rows in one pass, in row order, half types in float32.
 
 Rows and outputs may be mapped memory of other processes.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from mpiddp.typing import Array
 
 MOST_ROWS = 16
-"""The limit of a kernel's parameters: so many rows, and as many outputs."""
+"""Rows, and outputs: a kernel's parameters are limited."""
 
 _HALVES = ("float16", "bfloat16")
 """Passed as uint16: the header with the type depends on CuPy's version."""
@@ -41,7 +41,7 @@ __device__ unsigned short to_float16(float x) {
     return y;
 }
 """
-# To nearest, ties to even: half a unit of the last place is added before the low bits are cut off.
+# To nearest, ties to even: add half a unit of the last place, and cut the low bits off.
 _BFLOAT16 = """
 __device__ float from_bfloat16(unsigned short x) { return __uint_as_float((unsigned int)x << 16); }
 __device__ unsigned short to_bfloat16(float x) {
@@ -61,20 +61,9 @@ def source(
     divided: bool,
     narrow: tuple[bool, bool] = (True, True),
 ) -> dict[str, str]:
-    """Return the arguments of ``cupy.ElementwiseKernel``.
+    """Return the arguments of ``cupy.ElementwiseKernel`` for dtype ``name`` and NumPy's function ``combine``.
 
-    Parameters
-    ----------
-    name : str
-        The dtype.
-    combine : str
-        The function of two elements, by NumPy's name.
-    rows, outs : int
-        Numbers of inputs and outputs.
-    factored, divided : bool
-        A factor for each row; a divisor for the result.
-    narrow : tuple of bool
-        False for rows, and for outputs, that are float32 in place of a half type.
+    ``narrow`` is False for rows, and for outputs, that are float32 in place of a half type.
     """
     reads_half, writes_half = (name in _HALVES and each for each in narrow)
     wide = "float32" if name in _HALVES else name
@@ -110,20 +99,10 @@ def fold(
     divisor: int = 1,
     factors: Sequence[float] | None = None,
 ) -> None:
-    """Combine ``rows`` in their order into all ``outs``.
+    """Combine ``rows`` in their order, by NumPy's function ``combine``, into all ``outs``.
 
-    Parameters
-    ----------
-    combine : str
-        ``"add"``, ``"multiply"``, ``"minimum"``, ``"maximum"``, ``"bitwise_and"``, ``"bitwise_or"``, ``"bitwise_xor"``.
-    rows, outs : sequences of arrays
-        At most `MOST_ROWS` of each; flat, of equal length and dtype. An output may be a row. Either may be float32 in
-        place of a half type: only the last sum is rounded.
-    stream : cupy.cuda.Stream
-    divisor : int, default 1
-        The divisor of the result.
-    factors : sequence of float, optional
-        One for each row.
+    At most `MOST_ROWS` of each; flat, of equal length and dtype. An output may be a row. Either may be float32 in place
+    of a half type: only the last sum is rounded.
     """
     if not rows[0].size:
         return
@@ -140,5 +119,4 @@ def fold(
 
 
 def forget() -> None:
-    """Forget the compiled kernels."""
     _kernel.cache_clear()

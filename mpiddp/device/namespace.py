@@ -1,6 +1,6 @@
-"""The array namespace (``xp``) of an array, as in array-api-compat.
+"""The array namespace (``xp``), as in array-api-compat.
 
-CuPy is looked up in ``sys.modules``, so a process on the host never imports it.
+CuPy is looked up in ``sys.modules``: a process on the host never imports it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from mpiddp.typing import Array, DTypeLike
 
 
 def is_device_array(x: object) -> bool:
-    """Return True for a CuPy array."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(x, cupy.ndarray)
 
 
 def array_namespace(x: object) -> Any:
-    """Return ``numpy`` or ``cupy``, whichever ``x`` belongs to."""
     return sys.modules["cupy"] if is_device_array(x) else np
 
 
@@ -46,7 +44,6 @@ def expect_known(dtype: DTypeLike) -> None:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an uninitialised array on the current device."""
     expect_known(dtype)
     made: Array = importlib.import_module("cupy").empty(shape, dtype)
     return made

@@ -20,13 +20,13 @@ _OPERATIONS = {"SUM": "SUM", "AVG": "SUM", "PREMUL_SUM": "SUM", "PRODUCT": "PROD
 
 def _nccl() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy warns where the library is missing; so does `fault`
+        warnings.simplefilter("ignore")  # `fault` tells
         return importlib.import_module("cupy.cuda.nccl")
 
 
 @functools.cache
 def fault() -> str | None:
-    """Return why NCCL cannot be used in this process, or None."""
+    """Return why NCCL cannot be used."""
     text = cuda_fault()
     if text is None and not _nccl().available:
         text = "CuPy cannot load the NCCL library: pip install nvidia-nccl-cu12, or -cu13, whichever CUDA CuPy is for"
@@ -34,29 +34,20 @@ def fault() -> str | None:
 
 
 def unique_id() -> Any:
-    """Return the id of a new communicator: one rank makes it, all need it."""
+    """One rank makes it, all need it."""
     return _nccl().get_unique_id()
 
 
 def reduces(dtype: np.dtype[Any], name: str) -> bool:
-    """Return True if NCCL's reduction is mpiddp's.
-
-    Its MIN and MAX of floating point lose a NaN; it has none of bits or booleans.
-    """
+    """Return True if NCCL's reduction is mpiddp's: its MIN and MAX lose a NaN."""
     extreme = name in ("MIN", "MAX")
     return dtype.name in _KINDS and name in _OPERATIONS and not (extreme and dtype.kind not in "iu")
 
 
 class Communicator:
-    """NCCL's communicator of a group, made and destroyed by all ranks together, each with its GPU current.
+    """NCCL's communicator, made and destroyed by all ranks together, each with its GPU current.
 
-    Calls queue a kernel on ``stream``, in one order on all ranks.
-
-    Parameters
-    ----------
-    size, rank : int
-    number : object
-        From `unique_id` of one rank.
+    Calls queue a kernel on ``stream``, in one order on all ranks. ``number`` is one rank's `unique_id`.
     """
 
     def __init__(self, size: int, number: Any, rank: int) -> None:
@@ -66,12 +57,10 @@ class Communicator:
         self._comm = self._nccl.NcclCommunicator(size, number, rank)
 
     def broadcast(self, x: Array, root: int, stream: Any) -> None:
-        """Copy root's ``x`` to all ranks."""
         pointer = _pointer(x)
         self._comm.broadcast(pointer, pointer, x.nbytes, self._nccl.NCCL_UINT8, root, stream.ptr)
 
     def all_gather(self, output: Array, x: Array, stream: Any) -> None:
-        """Copy every rank's ``x``, in rank order, into ``output`` of all."""
         self._comm.allGather(_pointer(x), _pointer(output), x.nbytes, self._nccl.NCCL_UINT8, stream.ptr)
 
     def all_reduce(self, x: Array, name: str, stream: Any) -> None:
@@ -80,21 +69,19 @@ class Communicator:
         self._comm.allReduce(pointer, pointer, x.size, self._kind(x), self._operation(name), stream.ptr)
 
     def reduce(self, output: Array | None, x: Array, name: str, root: int, stream: Any) -> None:
-        """Reduce ``x`` into root's ``output``, None elsewhere; it may be ``x``."""
         target = 0 if output is None else _pointer(output)
         self._comm.reduce(_pointer(x), target, x.size, self._kind(x), self._operation(name), root, stream.ptr)
 
     def reduce_scatter(self, output: Array, x: Array, name: str, stream: Any) -> None:
-        """Reduce ``x``, of equal blocks, and leave block r in rank r's ``output``."""
         ends = _pointer(x), _pointer(output)
         self._comm.reduceScatter(*ends, output.size, self._kind(x), self._operation(name), stream.ptr)
 
     def destroy(self) -> None:
-        """Free it on all ranks, with nothing pending."""
+        """Call on all ranks, with nothing pending."""
         self._comm.destroy()
 
     def abort(self) -> None:
-        """Free it on this rank alone, and end its pending kernels."""
+        """End the pending kernels, on this rank alone."""
         self._comm.abort()
 
     def _kind(self, x: Array) -> int:
@@ -109,5 +96,4 @@ def _pointer(x: Array) -> int:
 
 
 def forget() -> None:
-    """Forget the fault, for tests."""
     fault.cache_clear()

@@ -1,4 +1,4 @@
-"""Pinned host memory for asynchronous copies, kept in powers of two: pinning costs as much as several copies."""
+"""Pinned host memory, kept in powers of two: pinning costs as much as several copies."""
 
 from __future__ import annotations
 
@@ -19,33 +19,28 @@ _lent: deque[tuple[Mark, Array]] = deque()
 
 
 def take(nbytes: int) -> Array:
-    """Return pinned memory of at least ``nbytes`` as bytes; `give` it back after use."""
+    """Return at least ``nbytes``; `give` it back after use."""
     size = max(_SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
-    with contextlib.suppress(IndexError):  # threads that load data take memory too
+    with contextlib.suppress(IndexError):  # other threads take memory too
         return _free[size].pop()
     memory: Any = importlib.import_module("cupy").cuda.alloc_pinned_memory(size)
     return np.frombuffer(memory, np.uint8, size)
 
 
 def give(memory: Array) -> None:
-    """Take back memory from `take` without pending copies."""
+    """Take back memory without pending copies."""
     _free[memory.size].append(memory)
 
 
 def give_when(reached: Mark, memory: Array) -> None:
-    """Take back memory from `take` when a mark behind its last copy is reached."""
+    """Take back memory when a mark behind its last copy is reached."""
     _lent.append((reached, memory))
     while _lent and _lent[0][0].Test():
         give(_lent.popleft()[1])
 
 
 def register(start: int, nbytes: int) -> str:
-    """Pin existing memory, for kernels at its own address; return why that is impossible, or "".
-
-    References
-    ----------
-    cudaHostRegister, portable and mapped.
-    """
+    """Pin existing memory, for kernels at its own address (cudaHostRegister); return why not, or ""."""
     cupy = importlib.import_module("cupy")
     try:
         cupy.cuda.runtime.hostRegister(start, nbytes, _PORTABLE | _MAPPED)
@@ -55,7 +50,6 @@ def register(start: int, nbytes: int) -> str:
 
 
 def unregister(start: int) -> None:
-    """Undo `register`."""
     importlib.import_module("cupy").cuda.runtime.hostUnregister(start)
 
 
@@ -63,6 +57,5 @@ _PORTABLE, _MAPPED = 1, 2
 
 
 def forget() -> None:
-    """Drop all unused memory."""
     _free.clear()
     _lent.clear()

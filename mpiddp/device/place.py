@@ -25,12 +25,10 @@ def _cupy() -> Any:
 
 
 def here() -> int:
-    """Return the number of this thread's current device."""
     return int(_cupy().cuda.runtime.getDevice())
 
 
 def place_of(x: Array) -> Place:
-    """Return the place of an array."""
     return int(x.device.id) if is_device_array(x) else None  # type: ignore[attr-defined]
 
 
@@ -59,13 +57,12 @@ def moved(x: Array, place: Place) -> Array:
 
 
 def current_stream(place: Place) -> Any:
-    """Return a place's current stream in this thread; None on the host."""
     return None if place is None else _cupy().cuda.get_current_stream(place)
 
 
 @contextlib.contextmanager
 def at(place: Place, stream: Any = None) -> Iterator[None]:
-    """Make a device, and a stream of it if given, current in this thread; on the host do nothing."""
+    """Make a device, and a stream if given, current in this thread."""
     if place is None:
         yield
         return
@@ -74,14 +71,14 @@ def at(place: Place, stream: Any = None) -> Iterator[None]:
 
 
 def stand_at(x: object) -> None:
-    """Make the device of an array current in this thread from now on; on the host do nothing."""
+    """Make the device of an array current in this thread from now on."""
     if is_device_array(x):
         x.device.use()  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def returning() -> Iterator[None]:
-    """Restore this thread's current device afterwards, after any `stand_at`."""
+    """Restore this thread's device after any `stand_at`."""
     if not in_use():
         yield
         return

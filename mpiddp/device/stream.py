@@ -1,6 +1,6 @@
 """Streams, and marks in them, for which operations wait in place of synchronising the device.
 
-A `Mark` has ``Test()`` and ``Wait()``, as MPI's requests have. Operations work on streams of their own (`side`).
+Operations work on streams of their own (`side`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,7 @@ def _cuda() -> Any:
 
 
 class Mark:
-    """A point in a stream, reached when all work before it is done.
-
-    Parameters
-    ----------
-    event : cupy.cuda.Event
-        Recorded there.
-    """
+    """A point in a stream."""
 
     __slots__ = ("event",)
 
@@ -37,7 +31,7 @@ class Mark:
         self.event = event
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Return True if it has been reached; CUDARuntimeError if the device has failed."""
+        """CUDARuntimeError if the device has failed."""
         # Event.done does not tell a failed device from a busy one.
         status = _cuda().runtime.eventQuery(self.event.ptr)
         if status not in (_REACHED, _NOT_READY):
@@ -45,33 +39,30 @@ class Mark:
         return bool(status == _REACHED)
 
     def Wait(self) -> None:  # noqa: N802
-        """Block until it has been reached; yield the core meanwhile, which CUDA's own wait does not."""
+        """Yield the core meanwhile, as CUDA's own wait does not."""
         while not self.Test():
             os.sched_yield()
 
 
 def current(x: Array) -> Any:
-    """Return the current stream of the device of ``x``.
-
-    Use it only while that device is current: default streams of all devices have one address.
-    """
+    """Use it only while the device of ``x`` is current: default streams of all devices have one address."""
     return _cuda().get_current_stream(x.device.id)  # type: ignore[attr-defined]
 
 
 def ready(x: Array) -> Mark:
-    """Return a mark behind the program's work on the device of ``x``, current or not."""
+    """Return a mark behind the program's work on the device of ``x``."""
     with _cuda().Device(x.device.id):  # type: ignore[attr-defined]
         return marked(current(x))
 
 
 def hold(x: Array, reached: Mark) -> None:
-    """Let the program's later work on the device of ``x`` wait for a mark."""
+    """Let the program's later work on the device of ``x`` wait."""
     with _cuda().Device(x.device.id):  # type: ignore[attr-defined]
         follow(current(x), reached)
 
 
 def side(role: str, x: Array) -> Any:
-    """Return the package's stream for ``role`` on the device of ``x``, independent of the default stream."""
+    """Return a stream for ``role``, independent of the default stream."""
     number = x.device.id  # type: ignore[attr-defined]
     made = _sides.get((role, number))
     if made is None:
@@ -82,23 +73,21 @@ def side(role: str, x: Array) -> Any:
 
 
 def marked(stream: Any) -> Mark:
-    """Return a mark behind the work of ``stream``, of the current device."""
     return Mark(stream.record(_cuda().Event(disable_timing=True)))
 
 
 def mark(stream: Any) -> Mark:
-    """Return a mark behind the work of a `side` stream."""
     with _cuda().Device(stream.device_id):  # an event belongs to the current device
         return marked(stream)
 
 
 def follow(stream: Any, reached: Mark) -> None:
-    """Let later work on a `side` stream wait for a mark of another."""
+    """Let later work on a `side` stream wait."""
     stream.wait_event(reached.event)
 
 
 def after(role: str, x: Array) -> Any:
-    """Return the `side` stream for ``role``, behind the work that ``x`` comes from."""
+    """Return the `side` stream, behind the work that ``x`` comes from."""
     stream = side(role, x)
     follow(stream, ready(x))
     return stream
@@ -122,7 +111,7 @@ def idle(device: int) -> bool:
 
 
 def drop(role: str) -> None:
-    """Forget the `side` streams for ``role``; their work goes on."""
+    """Forget streams, whose work goes on."""
     for key in [key for key in _sides if key[0] == role]:
         del _sides[key]
 
@@ -136,14 +125,13 @@ def on(stream: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def external(pointer: int, device: int) -> Iterator[None]:
-    """Make another library's stream, by its address, and its device current."""
+    """Make another library's stream and its device current."""
     cuda = _cuda()
     with cuda.Device(device), cuda.ExternalStream(pointer, device):
         yield
 
 
 def under(stream: Any, steps: Generator[Any, None, Any]) -> Generator[Any, None, Any]:
-    """Run steps, each with ``stream`` as the current one."""
     while True:
         with on(stream):
             try:
@@ -154,5 +142,4 @@ def under(stream: Any, steps: Generator[Any, None, Any]) -> Generator[Any, None,
 
 
 def forget() -> None:
-    """Forget all streams."""
     _sides.clear()

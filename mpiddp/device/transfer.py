@@ -1,4 +1,4 @@
-"""Transfers between the host and the current device, and the wait for its work."""
+"""Transfers between the host and the current device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .namespace import expect_known, is_device_array
 
 
 def upload(x: Array) -> Array:
-    """Return a copy of a host array on the current device; device arrays, and all without a usable GPU, as they are.
+    """Return a copy on the current device; device arrays, and all without a usable GPU, as they are.
 
     The host may write to ``x`` afterwards, unless it is pinned: CuPy copies that later.
     """
@@ -28,13 +28,13 @@ def upload(x: Array) -> Array:
 
 
 def download(x: Array) -> np.ndarray[Any, Any]:
-    """Return a finished copy of a device's array on the host; a host array as it is."""
+    """Return a finished copy on the host; a host array as it is."""
     found: np.ndarray[Any, Any] = x.get() if is_device_array(x) else x  # type: ignore[attr-defined]
     return found
 
 
 def placed(value: Any, like: Array) -> Array:
-    """Return ``value``, as an array, on the device of ``like``, or on the host."""
+    """Return ``value``, as an array, beside ``like``."""
     if is_device_array(like):
         return importlib.import_module("cupy").asarray(value)  # type: ignore[no-any-return]
     return np.asarray(download(value))

@@ -1,8 +1,7 @@
 """Cross-memory attach: the kernel copies between the private memories of a node's processes.
 
-One copy in place of two pays for long arrays: a call costs some microseconds, and pages are looked up one by one. Linux
-allows it between processes of one user that may trace each other (``kernel.yama.ptrace_scope`` above 0 and some
-containers forbid it); it is tried on first use, on all ranks at once.
+One copy in place of two pays for long arrays. Linux allows it between processes of one user that may trace each other
+(``kernel.yama.ptrace_scope`` above 0 and some containers forbid it): it is tried.
 
 References
 ----------
@@ -36,7 +35,6 @@ _Transfer = Callable[..., int]
 
 
 def _kernel(name: str) -> _Transfer | None:
-    """Return one of the two system calls, or None."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is None:
         return None
@@ -51,23 +49,17 @@ _readv, _writev = _kernel("process_vm_readv"), _kernel("process_vm_writev")
 
 
 class CrossMemory(Resource):
-    """Read and write access to the memory of a node's processes.
-
-    The owner of the memory waits between two synchronisations, and leaves the array alone.
-    """
+    """Access to the memory of a node's processes, whose owners wait between two synchronisations."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._pids: list[int] = []
         self._buffer: Array = np.empty(0, np.uint8)
         self.fault = ""
-        """The reason why it does not work; empty before it has been tried."""
+        """Empty before it has been tried."""
 
     def prepare(self) -> Steps:
-        """Try it on first use; return True if every rank of the group reaches those of its node, equally on all.
-
-        Collective; sends on ``later`` only.
-        """
+        """Return True if every rank reaches those of its node, equally on all; collective, on ``later``."""
         if self._pids or self.fault:
             return not self.fault
         node = self._link.node
@@ -84,18 +76,16 @@ class CrossMemory(Resource):
         return not self.fault
 
     def buffer(self, nbytes: int) -> Array:
-        """Return reused memory to copy to: the kernel gives fresh pages slowly."""
+        """Return reused memory: the kernel gives fresh pages slowly."""
         if self._buffer.size < nbytes:
             self._buffer = np.empty(nbytes, np.uint8)
         return self._buffer[:nbytes]
 
     def read(self, rank: int, address: int, into: Array) -> None:
-        """Copy from an address of a peer into a contiguous array."""
         assert _readv is not None
         self._move(_readv, rank, address, into)
 
     def write(self, rank: int, address: int, values: Array) -> None:
-        """Copy a contiguous array to an address of a peer."""
         assert _writev is not None
         self._move(_writev, rank, address, values)
 
@@ -109,7 +99,6 @@ class CrossMemory(Resource):
 
 
 def _move(transfer: _Transfer, pid: int, there: int, here: int, nbytes: int) -> int:
-    """Copy between a process's address and one here; return 0 or the fault."""
     done = 0
     while done < nbytes:  # the kernel moves 2 GiB at most in a call
         own, other = _IoVec(here + done, nbytes - done), _IoVec(there + done, nbytes - done)
@@ -121,7 +110,7 @@ def _move(transfer: _Transfer, pid: int, there: int, here: int, nbytes: int) -> 
 
 
 def _try(told: Array) -> int:
-    """Read what every rank of the node announces; return 0 or the fault."""
+    """Read what every rank announces; return 0 or the fault."""
     if _readv is None or _writev is None:
         return errno.ENOSYS
     for pid, address, token in told.tolist():

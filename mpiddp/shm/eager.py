@@ -1,12 +1,11 @@
 """Eager buffers: short arrays of a node's ranks, exchanged without a message.
 
 Every rank has a few buffers, used in rounds. In each round it writes its array, if any, and then a record: its call,
-and last the number of the round. A peer that sees the record may read the array. All ranks take part in every round, so
-a buffer is free once all have arrived in the round after its last one.
+and last the number of the round. A peer that sees the number may read the array. All ranks take part in every round: a
+buffer is free once all have arrived in the next one.
 
-Python has no fences. x86 shows a thread's stores to others in program order [1]_: the record after the array, the
-number after the record; other processors get no eager buffers. A record's number is erased before the record is
-overwritten.
+Python has no fences. x86 shows a thread's stores to others in program order [1]_; other processors get no eager
+buffers. A record's number is erased before the record is overwritten.
 
 References
 ----------
@@ -32,49 +31,48 @@ from mpiddp.mpi.link import Link, Resource
 from mpiddp.typing import Array
 
 BUFFER_BYTES = 1 << 16
-"""Longer arrays go in pieces, with a wait for each."""
+"""Longer arrays go in pieces."""
 MAX_RANKS = 8
-"""Larger groups have none: each rank would read all others' arrays."""
+"""In larger groups each rank would read too many arrays."""
 _BUFFERS = 4
-"""Of each rank: the root of broadcasts is ahead of the others by fewer rounds."""
+"""Of each rank: the root of broadcasts is ahead by fewer rounds."""
 _RECORD = struct.Struct("<qqQqq")
-"""Number of the round, and the call: sequence, kind, count, root."""
+"""Round; sequence, kind, count, root."""
 _NUMBER_BYTES = 8
 REGION_BYTES = mmap.PAGESIZE + _BUFFERS * BUFFER_BYTES
-"""Of each rank, records included."""
+"""Of each rank."""
 
 ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-"""True if this processor shows stores in the program's order."""
+"""The processor shows stores in the program's order."""
 
-# Looks before a wait, as the others are mostly near; then a rank yields its core after each look, and at last sleeps.
+# The others are mostly near: look, then yield the core after each look, at last sleep.
 _LOOKS = 40
 _LOOKS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 # Messages that other ranks need to arrive move only inside of MPI.
 _LOOKS_PER_PROGRESS = 16
-# In seconds, as a look may take milliseconds on a busy machine.
+# A look may take milliseconds on a busy machine.
 _CHECK_S = 1e-3
 
 
 def region_bytes(link: Link) -> int:
-    """Return each rank's memory in bytes; 0 for a group without eager buffers."""
+    """Return each rank's bytes; 0: no eager buffers."""
     usable = link.one_node and 1 < link.size <= MAX_RANKS and ORDERED and settings.eager()
     return REGION_BYTES if usable else 0
 
 
 class Round(NamedTuple):
-    """The memory of a round, for arrays of one shape and dtype."""
+    """Memory for arrays of one shape and dtype."""
 
     records: slice
-    """The ranks' records in the memory."""
     own_call: slice
-    """This rank's record without its number."""
+    """Without its number."""
     own_number: int
-    """This rank's, among the memory's 8-byte words."""
+    """Among the memory's 8-byte words."""
     table: Array
-    """The ranks' arrays: shape (ranks, ...)."""
+    """Shape (ranks, ...)."""
     rows: list[Array]
-    """The same by rank."""
+    """By rank."""
     own: Array
 
 
@@ -87,7 +85,6 @@ class SpinWait:
         self._happened, self._comm, self._looks = happened, comm, 0
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Return whether it has happened, and let MPI make progress."""
         if self._happened():
             return True
         self._looks += 1
@@ -96,11 +93,10 @@ class SpinWait:
         return False
 
     def Wait(self) -> None:  # noqa: N802 - MPI's name
-        """Block until it has happened."""
         self.wait_checking(lambda: None, math.inf)
 
     def wait_checking(self, check: Callable[[], None], limit_s: float) -> bool:
-        """Block until it has happened; return False after ``limit_s`` seconds; call ``check`` each millisecond."""
+        """Return False after ``limit_s`` seconds; call ``check`` each millisecond."""
         self._looks, began_s = 0, time.monotonic()
         checked_s = began_s
         while not self.Test():
@@ -118,14 +114,14 @@ class SpinWait:
 
 
 class EagerBuffers(Resource):
-    """A group's eager buffers on one node, from ``start`` in ``memory``."""
+    """A group's buffers on one node, from ``start`` in ``memory``."""
 
     def __init__(self, link: Link, memory: mmap.mmap, start: int) -> None:
         self._memory, self._start = memory, start
         self._rank, self._size = link.rank, link.size
         self._comm = link.later
         self._number = self._complete = 0
-        """The last round begun, and the last in which all ranks have arrived."""
+        """Last rounds: begun, and with all ranks."""
         self._records = slice(0, 0)
         self._expected = b""
         self._words = memoryview(memory).cast("q")
@@ -134,14 +130,13 @@ class EagerBuffers(Resource):
             for records in map(self._records_of, range(_BUFFERS))
         ]
         self._oversubscribed = link.size > settings.available_cores()
-        """True if the others may need this rank's core."""
+        """The others may need this rank's core."""
 
     def _records_of(self, number: int) -> slice:
         start = self._start + number % _BUFFERS * self._size * _RECORD.size
         return slice(start, start + self._size * _RECORD.size)
 
     def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Round]:
-        """Return the memory of each round for arrays of a shape and dtype."""
         strides = (BUFFER_BYTES, *np.empty(shape, dtype).strides)
         found = []
         for number in range(_BUFFERS):
@@ -155,11 +150,10 @@ class EagerBuffers(Resource):
         return found
 
     def writable(self) -> bool:
-        """Return True if the next round may begin."""
         oldest = self._number + 2 - _BUFFERS
         if oldest <= self._complete:
             return True
-        for number in range(self._number, oldest - 1, -1):  # mostly they are near, and that holds for longer
+        for number in range(self._number, oldest - 1, -1):  # mostly the others are near
             if min(self._numbers[number % _BUFFERS]) >= number:  # a rank ahead may have reused the place
                 self._complete = number
                 return True
@@ -168,8 +162,8 @@ class EagerBuffers(Resource):
     def begin(self, rounds: list[Round], call: bytes, x: Array | None, change: Callable[[Array], None] | None) -> Round:
         """Begin the next round, which must be `writable`.
 
-        ``rounds`` are for arrays like ``x``; ``call``, with its sequence number, is equal on all ranks; ``change`` is
-        applied to the copy of ``x`` before others see it.
+        ``call``, with its sequence number, is equal on all ranks; ``change`` is applied to the copy of ``x`` before
+        others see it.
         """
         self._number = number = self._number + 1
         current = rounds[number % _BUFFERS]
@@ -184,14 +178,13 @@ class EagerBuffers(Resource):
         return current
 
     def all_arrived(self) -> bool:
-        """Return True if all ranks make this round's call."""
         if self._memory[self._records] != self._expected:
             return False
         self._complete = self._number
         return True
 
     def arrived(self, rank: int) -> Callable[[], bool]:
-        """Return a function that tells whether ``rank`` makes the current round's call."""
+        """Return a function that tells whether ``rank`` makes this round's call."""
         first = rank * _RECORD.size
 
         def it_arrived() -> bool:
@@ -201,7 +194,7 @@ class EagerBuffers(Resource):
         return it_arrived
 
     def spin(self, happened: Callable[[], bool]) -> bool:
-        """Look some times; return whether it has happened."""
+        """Return False if it has not happened after some looks."""
         for _ in range(_LOOKS):
             if self._oversubscribed:
                 os.sched_yield()
@@ -210,17 +203,16 @@ class EagerBuffers(Resource):
         return False
 
     def spin_wait(self, happened: Callable[[], bool]) -> SpinWait:
-        """Return an event for a step."""
         return SpinWait(happened, self._comm)
 
     def calls(self) -> list[list[tuple[int, int, int, int, int]]]:
-        """Return the calls (rank, sequence, kind, count, root) of the last rounds, this rank's first.
+        """Return the calls (rank, sequence, kind, count, root) of the last rounds, this rank's first; in any thread.
 
-        Records in the middle of a store are left out, or, if this rank's, the round: the watchdog's thread asks, too.
+        Records in the middle of a store are left out, or, if this rank's, the round.
         """
         found = []
         for number in range(self._number, max(self._number - _BUFFERS, 0), -1):
-            # A record is whole if its number was there before it was read, and still is.
+            # Whole: its number was there before it was read, and still is.
             before = list(self._numbers[number % _BUFFERS])
             records = list(_RECORD.iter_unpack(self._memory[self._records_of(number)]))
             after = list(self._numbers[number % _BUFFERS])
@@ -231,7 +223,6 @@ class EagerBuffers(Resource):
         return found
 
     def close(self) -> None:
-        """Unmap the memory at once."""
         del self._memory, self._numbers, self._words
 
     def drop(self, error: Exception) -> None:

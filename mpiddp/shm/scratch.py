@@ -15,17 +15,16 @@ from mpiddp.typing import Array
 from . import segment
 
 CHUNK_BYTES = 1 << 21
-"""Of a rank; less on nodes of more than 8 ranks, whose chunks together take `_NODE_BYTES`."""
+"""Less if many ranks' chunks exceed `_NODE_BYTES`."""
 _NODE_BYTES = 1 << 24
 _SMALLEST_BYTES = 1 << 17
 
 
 class Scratch(Resource):
-    """Staging memory, allocated on first use.
+    """Three buffers a rank, used in rounds, one for each barrier.
 
-    Each rank has three buffers, used in rounds, one for each barrier. A rank that writes in round t has left the
-    barrier of round t - 1: all ranks have then read the buffers of round t - 3, the last of which is read after the
-    barrier of round t - 2.
+    A rank that writes in round t has left the barrier of round t - 1: all ranks have read the buffers of round t - 3,
+    which are read at the latest after the barrier of round t - 2.
     """
 
     _BUFFERS = 3
@@ -35,17 +34,16 @@ class Scratch(Resource):
         self._link = link
         share = max(_NODE_BYTES // link.node.size, _SMALLEST_BYTES)
         self.chunk_bytes = min(CHUNK_BYTES, 1 << share.bit_length() - 1)
-        """Longest chunk of a rank."""
+        """Of a rank."""
         self._regions: list[Array] = []
         self._views: dict[tuple[int, int, np.dtype[Any]], list[Array]] = {}
         self._round = 0
         self.ready = False
-        """True if there is memory."""
         self.fault = ""
-        """The reason why there is none; empty before it has been tried."""
+        """Why there is no memory; empty before a try."""
 
     def prepare(self) -> Steps:
-        """Allocate the memory on first use; return whether there is some; collective."""
+        """Allocate on first use; return True if there is memory; collective."""
         if not self.ready and not self.fault:
             node = self._link.node
             found: segment.Allocation = yield from segment.allocate(node, self._link, self._BUFFERS * self.chunk_bytes)
@@ -56,7 +54,7 @@ class Scratch(Resource):
         return self.ready
 
     def next_buffers(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Return the buffers of the next `begin_round`."""
+        """Return those of the next `begin_round`."""
         index = self._round % self._BUFFERS
         found = self._views.get((index, count, dtype))
         if found is None:
@@ -68,7 +66,7 @@ class Scratch(Resource):
         return found
 
     def begin_round(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Begin the next round; return every rank's buffer."""
+        """Return every rank's buffer."""
         buffers = self.next_buffers(count, dtype)
         self._round += 1
         return buffers
@@ -84,27 +82,16 @@ class Scratch(Resource):
 
 
 Step = Callable[[int, int, list[Array]], None]
-"""Works on elements ``start`` to ``stop`` of an array and the buffers of all ranks."""
+"""Takes start and stop in an array, and the buffers of all ranks."""
 
 
 class Pipeline:
     """An array's way through the scratch chunk by chunk: put, barrier, take.
 
-    The first chunk is put before the ranks meet, if possible: short arrays then need one synchronisation. The next
-    chunk is written while one is read.
-
-    Parameters
-    ----------
-    length : int
-        Elements of each row.
-    put, take : callable
-        Writes to this rank's buffer; reads all buffers after a barrier, and may write to this rank's.
-    collect : callable, optional
-        Reads the results of the others' ``take``, after another barrier.
-    rows : int, default 1
-        Rows of a chunk side by side in a buffer.
-    chunk_bytes : int, optional
-        Length of a chunk with all its rows.
+    The first chunk is put before the ranks meet, if possible: short arrays need one synchronisation. One chunk is
+    written while another is read. ``put`` writes to this rank's buffer; ``take`` reads all buffers after a barrier, and
+    may write to this rank's; ``collect`` reads the results of the others' ``take``, after another barrier. A chunk has
+    ``rows`` side by side, of ``length`` elements in all chunks.
     """
 
     def __init__(
@@ -125,7 +112,7 @@ class Pipeline:
         self._step = max(min(chunk_bytes, self._scratch.chunk_bytes) // like.itemsize // rows, 1)
 
     def begin(self) -> bool:
-        """Put the first chunk into the scratch; return False if that is not possible.
+        """Put the first chunk; return False if that is not possible.
 
         It needs the memory, and no unfinished round of this rank: ranks count rounds in the order of operations.
         """
@@ -136,7 +123,7 @@ class Pipeline:
         return True
 
     def run(self, begun: bool) -> Steps:
-        """Run the pipeline; ``begun``: all ranks put their first chunk before they met."""
+        """Run all chunks; ``begun``: on all ranks, before they met."""
         before: tuple[int, int, list[Array]] | None = None
         for start in range(0, self._length, self._step):
             stop = min(start + self._step, self._length)

@@ -1,12 +1,11 @@
 """Segments: memory mapped by all ranks of a group on a node, a region for each.
 
-From an array's place (segment, offset in the rank's region) `Segment.view` makes the peer's array, without a message.
-
-The memory is an anonymous file (memfd) of the node's first rank, which the others open through ``/proc/PID/fd``:
-nothing stays behind, and a container's small ``/dev/shm`` does not bound it. Where that is forbidden, a file in
-``/dev/shm`` is unlinked once all have opened it. Every rank populates its own region, and all agree before any is
-touched: a write to a missing page would end the process. A mapping lives as long as the ``mmap`` at the root of the
-arrays' base chain; a view made by another library keeps it without naming it, and is found by its address.
+From an array's place `Segment.view` makes the peer's array, without a message. The memory is an anonymous file (memfd)
+of the node's first rank, which the others open through ``/proc/PID/fd``: nothing stays behind, and a small ``/dev/shm``
+does not bound it. Where that is forbidden, a file in ``/dev/shm`` is unlinked once all have opened it. Every rank
+populates its region, and all agree before any is touched: a write to a missing page would end the process. A mapping
+lives as long as the ``mmap`` at the root of its arrays' base chain; a view by another library keeps it without naming
+it, and is found by its address.
 """
 
 from __future__ import annotations
@@ -33,18 +32,17 @@ _POPULATE = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Linux 5.14
 
 
 class Location(NamedTuple):
-    """Of an array: its segment's number, and the offset in the rank's region in bytes."""
+    """The segment's number, and the offset in the rank's region in bytes."""
 
     segment: int
     offset: int
 
 
 NOWHERE = Location(0, 0)
-"""The place of an ordinary array."""
+"""Of an ordinary array."""
 
 
 def address_of(x: Array) -> int:
-    """Return the address of ``x`` in this process."""
     address: int = x.__array_interface__["data"][0]
     return address
 
@@ -64,7 +62,6 @@ class Segment:
         self._own = address_of(np.frombuffer(memory, np.uint8)) + rank * self._region_bytes
 
     def place(self, x: Array) -> Location:
-        """Return the place of an array in this memory."""
         offset = address_of(x) - self._own
         inside = offset >= 0 and offset + x.nbytes <= self._region_bytes
         return Location(self.number, offset) if inside else NOWHERE
@@ -83,7 +80,7 @@ _by_number: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDiction
 
 
 def find(x: Array) -> Location:
-    """Return the place of ``x`` in symmetric memory, or `NOWHERE`."""
+    """Return the place in symmetric memory, or `NOWHERE`."""
     base: Any = x.base
     while type(base) in (np.ndarray, memoryview):  # the second is of np.frombuffer
         base = base.obj if type(base) is memoryview else base.base
@@ -99,12 +96,11 @@ def find(x: Array) -> Location:
 
 
 def segment(number: int) -> Segment:
-    """Return the segment with this number."""
     return _by_number[number]
 
 
 def forget() -> None:
-    """Make all symmetric arrays ordinary, as world ranks have changed."""
+    """World ranks have changed: all symmetric arrays become ordinary."""
     _of_mapping.clear()
     _by_number.clear()
 
@@ -149,7 +145,7 @@ _FILES = (
 
 
 class Allocation(NamedTuple):
-    """The outcome of `allocate`: memory, or the fault."""
+    """Memory, or the fault."""
 
     memory: mmap.mmap | None
     number: int
@@ -159,14 +155,14 @@ class Allocation(NamedTuple):
 def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
     """Share memory among the ranks of ``node``; all ranks of ``everybody`` succeed, or none.
 
-    ``region_bytes``, for each rank, is a multiple of `ALIGNMENT_BYTES`. The steps send on ``later`` only; their value
-    is an `Allocation`.
+    ``region_bytes`` of each rank are a multiple of `ALIGNMENT_BYTES`. Collective, on ``later``; returns an
+    `Allocation`.
     """
     faults = []
     for kind in _FILES:
         memory, fault = None, 0
         descriptor, found_by = -1, 0
-        # The segment's number; the maker's process and the file's key in it; device and inode to recognise it by.
+        # The segment's number; the maker's process and the file's key in it; device and inode.
         told = np.zeros(5, np.int64)
         if node.rank == 0:
             try:
@@ -174,7 +170,7 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
                 os.ftruncate(descriptor, node.size * region_bytes)
                 stat = os.fstat(descriptor)
                 told[:] = 1 + secrets.randbits(62), os.getpid(), found_by, stat.st_dev, stat.st_ino
-            except (OSError, AttributeError) as error:  # AttributeError: a system without memfd_create
+            except (OSError, AttributeError) as error:  # without memfd_create
                 fault = getattr(error, "errno", errno.ENOSYS)
         yield node.later.Ibcast(told, 0)
         if node.rank != 0:
@@ -191,7 +187,7 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
                 _populate(memory, descriptor, node.rank * region_bytes, region_bytes)
             except OSError as error:
                 fault = error.errno or errno.EIO
-            except ValueError:  # the file is shorter: the first rank asked for smaller regions
+            except ValueError:  # the first rank asked for smaller regions
                 fault = errno.EINVAL
         if descriptor >= 0:
             os.close(descriptor)
@@ -216,10 +212,9 @@ def _open(kind: _File, told: Array) -> int:
 
 
 def _populate(memory: mmap.mmap, descriptor: int, start: int, nbytes: int) -> None:
-    """Allocate the pages of a region, near this rank and outside of core dumps; OSError if there are not enough.
+    """Allocate a region's pages, near this rank and outside of core dumps; OSError if there are not enough.
 
-    Parallel page faults of 512 MiB on 2 ranks take 0.4 s each; ``posix_fallocate``, with the file's lock, 0.4 and 0.6
-    s.
+    Parallel page faults of 512 MiB on 2 ranks take 0.4 s each; ``posix_fallocate``, with its lock, 0.4 and 0.6 s.
     """
     memory.madvise(mmap.MADV_DONTDUMP)
     try:
@@ -233,7 +228,7 @@ def _populate(memory: mmap.mmap, descriptor: int, start: int, nbytes: int) -> No
 
 
 def register(found: Allocation, ranks: tuple[int, ...], rank: int) -> None:
-    """Let `find` recognise arrays in this memory."""
+    """Let `find` recognise its arrays."""
     assert found.memory is not None
     made = Segment(found.number, found.memory, ranks, rank)
     _of_mapping[found.memory] = _by_number[made.number] = made
