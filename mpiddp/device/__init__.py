@@ -7,6 +7,7 @@ from .transfer import download, placed, synchronize, upload
 
 
 def forget() -> None:
+    """Forget all about devices, for tests."""
     choice.forget()
     stream.forget()
     pinned.forget()

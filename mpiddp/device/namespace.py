@@ -15,11 +15,13 @@ from mpiddp.typing import Array, DTypeLike
 
 
 def is_device_array(x: object) -> bool:
+    """Return True for a CuPy array."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(x, cupy.ndarray)
 
 
 def array_namespace(x: object) -> Any:
+    """Return ``numpy`` or ``cupy``."""
     return sys.modules["cupy"] if is_device_array(x) else np
 
 
@@ -44,6 +46,7 @@ def expect_known(dtype: DTypeLike) -> None:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Make an uninitialised array on the current device."""
     expect_known(dtype)
     made: Array = importlib.import_module("cupy").empty(shape, dtype)
     return made
