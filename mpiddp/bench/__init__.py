@@ -10,5 +10,4 @@ from types import ModuleType
 
 
 def load(name: str) -> ModuleType:
-    """Import a module of this package, or an optional library, on first use."""
     return importlib.import_module(name)

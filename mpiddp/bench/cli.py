@@ -20,7 +20,6 @@ OPERATIONS = (
     *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"),
     *("gather", "scatter", "all_to_all", "send_recv", "barrier"),
 )
-"""The operations of `sweep`, by their names in ``mpiddp.distributed``."""
 
 REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 DTYPES = (
@@ -32,8 +31,6 @@ _EXAMPLE = "mpirun -np 4 python -m mpiddp bench"
 
 
 class Command(NamedTuple):
-    """A benchmark in the list."""
-
     name: str
     module: str
     summary: str
@@ -41,7 +38,6 @@ class Command(NamedTuple):
 
 
 def size(text: str) -> int:
-    """Read a size for argparse."""
     try:
         return parse_size(text)
     except ValueError as error:
@@ -49,21 +45,18 @@ def size(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """Read a positive integer for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return int(text)
 
 
 def natural(text: str) -> int:
-    """Read an integer of at least 0 for argparse."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """Read a time for argparse."""
     try:
         found = float(text)
     except ValueError:

@@ -37,17 +37,11 @@ RATIOS = (
     ("gloo", "mpiddp"),
     ("gloo", SYMMETRIC),
 )
-"""Pairs whose times are divided: above 1, the second is faster."""
+"""Divided: above 1, the second is faster."""
 
 
 class Mpi4py(Contender):
-    """The MPI library's blocking calls by mpi4py.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        A communicator of its own.
-    """
+    """The MPI library's blocking calls, on a communicator of its own."""
 
     name = "mpi4py"
 
@@ -55,7 +49,7 @@ class Mpi4py(Contender):
         self._comm = comm
 
     def prepare(self, b: Buffers) -> Call | None:
-        """Return the operation on these arrays; None if MPI does not define it."""
+        """Return None if MPI does not define the operation."""
         comm, x, output, root = self._comm, b.x, b.output, b.root
         op = mpi_op(b.dtype, reduce_op(b.op))
         if op is None or b.dtype.kind not in "biufc":
@@ -95,7 +89,6 @@ class Memcpy(Contender):
         self._comm = comm
 
     def prepare(self, b: Buffers) -> Call | None:
-        """Return the copy; None for an operation without arrays."""
         if not b.total_bytes:
             return None
         source = max(b.x, b.output, key=lambda array: array.nbytes)
@@ -116,7 +109,7 @@ class Measured(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, print, and return the exit code: 1 if a result was wrong."""
+    """Return the exit code: 1 if a result was wrong."""
     kind, operation = dtype(arguments.dtype), arguments.operation
     check_reduction(operation, arguments.op, kind)
     with job() as here:

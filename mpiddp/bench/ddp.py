@@ -44,18 +44,6 @@ class Batch(NamedTuple):
 
 
 class Ours:
-    """Training steps of mpiddp.
-
-    Parameters
-    ----------
-    network : str
-        One of `NETWORKS`.
-    batch : Batch
-        Of every step.
-    process_group : ProcessGroup, optional
-        The ranks; all by default.
-    """
-
     def __init__(self, network: str, batch: Batch, process_group: ProcessGroup | None = None) -> None:
         nn.manual_seed(1)
         self.model = DistributedDataParallel(NETWORKS[network](), process_group=process_group)
@@ -63,19 +51,17 @@ class Ours:
         self._batch = batch
 
     def step(self) -> None:
-        """Make a step with averaged gradients."""
         self._optimizer.zero_grad()
         F.nll_loss(self.model(self._batch.images), self._batch.labels).backward()
         self._optimizer.step()
 
     def alone(self) -> None:
-        """Make a step with this rank's gradients."""
+        """Leave the gradients this rank's."""
         with self.model.no_sync():
             self.step()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, and return the exit code."""
     with job() as here:
         here.describe()
         theirs = here.gloo() if arguments.torch else None

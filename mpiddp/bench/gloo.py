@@ -1,6 +1,6 @@
 """Gloo by torch.distributed, in the same processes on the same arrays, and under torch's DDP.
 
-The one module here that imports torch. MPI gives the ranks their numbers and an address.
+The one module here that imports torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TIMEOUT = datetime.timedelta(seconds=60)
 
 
 class Net(nn.Module):
-    """The network of ``mpiddp.training.models.Net``."""
+    """As ``mpiddp.training.models.Net``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,6 @@ class Net(nn.Module):
         self.fc1, self.fc2 = nn.Linear(320, 50), nn.Linear(50, 10)
 
     def forward(self, x: Any) -> Any:
-        """Return log-probabilities."""
         x = F.relu(F.max_pool2d(self.conv1(x), 2))
         x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
         x = F.relu(self.fc1(x.view(-1, 320)))
@@ -60,7 +59,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {"net": Net, "mlp": lambda: _mlp(
 
 
 class Gloo(Contender):
-    """``torch.distributed`` on the ranks of ``job``, with the backend "gloo". Collective."""
+    """``torch.distributed`` on Gloo; MPI gives the ranks of ``job`` their numbers and an address. Collective."""
 
     name = "gloo"
 
@@ -79,7 +78,6 @@ class Gloo(Contender):
         td.init_process_group("gloo", store=store, rank=job.rank, world_size=job.size, timeout=_TIMEOUT)
 
     def prepare(self, b: Buffers) -> Call | None:
-        """Return the operation on tensors over the arrays; None if Gloo has none for the dtype."""
         try:
             x, output = torch.from_numpy(b.x), torch.from_numpy(b.output)
         except TypeError:  # a dtype that torch does not know
@@ -127,7 +125,6 @@ class Gloo(Contender):
 
     @staticmethod
     def close() -> None:
-        """End torch's process group."""
         with contextlib.suppress(RuntimeError):
             td.destroy_process_group()
 

@@ -29,16 +29,7 @@ from .timing import Clock
 
 
 class Bench:
-    """The ranks of a benchmark; made by `job`.
-
-    Attributes
-    ----------
-    rank, size : int
-    comm : MPI.Intracomm
-        All ranks, for plain MPI.
-    clock : Clock
-        Measures calls of all ranks.
-    """
+    """The ranks of a benchmark, made by `job`; ``comm`` is for plain MPI."""
 
     def __init__(self) -> None:
         self.world = monitor.start().world
@@ -48,17 +39,14 @@ class Bench:
         self._described: dict[str, Any] = {}
 
     def close(self) -> None:
-        """Free the communicators."""
         self.comm.Free()
         self.clock.close()
 
     def say(self, text: str) -> None:
-        """Print on rank 0."""
         if self.rank == 0:
             print(text, flush=True)
 
     def sum(self, number: int) -> int:
-        """Return the sum over ranks."""
         return int(self.comm.allreduce(number))
 
     def describe(self) -> None:
@@ -67,7 +55,7 @@ class Bench:
         self.say(header(self._described))
 
     def write(self, path: Path | None, kind: str, series: Sequence[results.Series] = (), **more: Any) -> None:
-        """Let rank 0 write the results of a command, if a file is wanted; its `UsageError` is raised on all ranks."""
+        """Let rank 0 write the results, if a file is wanted; its `UsageError` is raised on all ranks."""
         fault = None
         if path is not None and self.rank == 0:
             try:
@@ -92,7 +80,6 @@ class Bench:
         return None
 
     def environment(self) -> dict[str, Any]:
-        """Describe the machine and the libraries."""
         cores = self.comm.allgather(settings.core_mask())
         return {
             "mpi": library_name(),
@@ -163,7 +150,6 @@ def job() -> Iterator[Bench]:
 
 
 def dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name on the command line."""
     try:
         return bfloat16() if name == "bfloat16" else np.dtype(name)
     except TypeError as error:
@@ -171,13 +157,7 @@ def dtype(name: str) -> np.dtype[Any]:
 
 
 def symmetric(largest_bytes: int) -> Allocate:
-    """Return an allocator of symmetric arrays, from two that are allocated once. Collective.
-
-    Parameters
-    ----------
-    largest_bytes : int
-        The largest array, the same on all ranks.
-    """
+    """Return an allocator of arrays up to a size, the same on all ranks, from two allocated once. Collective."""
     halves: list[Array] = [dist.symmetric_empty(largest_bytes, np.uint8) for _ in range(2)]  # type: ignore[misc]
 
     def allocate(count: int, kind: np.dtype[Any]) -> Array:

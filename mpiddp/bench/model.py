@@ -52,8 +52,6 @@ class Sample(NamedTuple):
 def ring(link: Link, size_bytes: float, ranks: int) -> float:
     """Return the seconds of a ring of equal links.
 
-    Examples
-    --------
     >>> ring(Link(1.0, 0.001), 4000, 4)
     12.0
     """
@@ -61,19 +59,7 @@ def ring(link: Link, size_bytes: float, ranks: int) -> float:
 
 
 def predict(algorithm: str, near: Link, far: Link, size_bytes: float, ranks: int, per_node: int) -> float:
-    """Return the seconds of an all-reduce.
-
-    Parameters
-    ----------
-    algorithm : str
-        One of `ALGORITHMS`.
-    near, far : Link
-        In a node, and between nodes.
-    size_bytes : float
-        The array.
-    ranks, per_node : int
-        All ranks, and those on a node.
-    """
+    """Return the seconds of an all-reduce by one of `ALGORITHMS`; ``near`` links in a node, ``far`` between nodes."""
     m = min(per_node, ranks)
     nodes = -(-ranks // m)
     if algorithm == "ring":
@@ -83,13 +69,7 @@ def predict(algorithm: str, near: Link, far: Link, size_bytes: float, ranks: int
 
 
 def fit(samples: Sequence[Sample]) -> Link:
-    """Return the constants, not negative, with the least squares of relative errors.
-
-    Raises
-    ------
-    ValueError
-        Fewer than two samples.
-    """
+    """Return the constants, not negative, with the least squares of relative errors; ValueError for one sample."""
     if len(samples) < 2:
         raise ValueError(f"a fit of two constants needs two measured times or more, got {len(samples)}")
     rows = np.array(
@@ -109,23 +89,13 @@ def relative_errors(samples: Sequence[Sample], link: Link) -> list[float]:
 
 
 def exposed(each_s: float, count: int, compute_s: float) -> float:
-    """Return the seconds that communication adds to a backward pass.
-
-    Parameters
-    ----------
-    each_s : float
-        Of one bucket; they are reduced one after the other.
-    count : int
-        Buckets, full at equal intervals.
-    compute_s : float
-        Of the computation.
-    """
+    """Return the seconds that buckets, full at equal intervals and reduced in turn, add to a backward pass."""
     # The last bucket is full at the end; unfinished ones delay it.
     return max((count - index) * each_s - compute_s * (count - 1 - index) / count for index in range(count))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, predict, print, and return the exit code. Needs MPI only to measure."""
+    """Return the exit code; needs MPI only to measure."""
     if arguments.sources:
         announced = settings.launch()
         samples, environment = _read(arguments.sources)
@@ -207,7 +177,6 @@ def _fit(samples: list[Sample], where: str) -> Link:
 
 
 def _predict(near: Link, far: Link, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Print a row for each number of ranks, and return the rows."""
     total, per_node = arguments.bytes, arguments.per_node
     hidden = "as long as the faster takes" if arguments.compute is None else f"of {arguments.compute:g} s"
     print(f"# all-reduce of {format_size(total)}, {per_node} ranks a node, times in ms; the size of the buckets that")

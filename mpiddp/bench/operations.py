@@ -37,7 +37,6 @@ Allocate = Callable[[int, np.dtype[Any]], Array]
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ONE_ARRAY = ("all_reduce", "broadcast", "reduce")
-# Arrays with a block for every rank.
 _ALL_BLOCKS = {
     "all_gather": ("output",),
     "gather": ("output",),
@@ -47,7 +46,7 @@ _ALL_BLOCKS = {
 }
 
 PERIOD = 1021
-"""Of the pattern: a prime, so that blocks begin at different positions of it."""
+"""A prime, so that blocks begin at different positions of it."""
 _SEED = 20_05
 _CHUNK = PERIOD * 64
 
@@ -71,8 +70,6 @@ _NUMPY_BOOL: dict[str, Callable[..., Any]] = {
 def bus_factor(operation: str, size: int) -> float:
     """Return bus bandwidth / algorithm bandwidth (S / t): the slowest link's share of S.
 
-    Examples
-    --------
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
     (1.5, 0.75, 1.0)
     """
@@ -84,18 +81,8 @@ def bus_factor(operation: str, size: int) -> float:
 class Buffers:
     """The arrays of an operation on one rank.
 
-    Parameters
-    ----------
-    operation : str
-        Its name in ``mpiddp.distributed``; all_gather, reduce_scatter and all_to_all are the forms on one array.
-    rank, size : int
-    size_bytes : int
-        S; rounded down to whole elements for each rank, at least one.
-    dtype : dtype
-    op : str
-        One of ``cli.REDUCTIONS``.
-    allocate : callable
-        Allocates the arrays.
+    all_gather, reduce_scatter and all_to_all are the forms on one array; ``size_bytes`` is S, rounded down to whole
+    elements for each rank, at least one.
     """
 
     def __init__(
@@ -123,7 +110,6 @@ class Buffers:
         )
 
     def blocks(self, x: Array) -> list[Array]:
-        """Split an array with a block for every rank."""
         return [x[rank * self.count : (rank + 1) * self.count] for rank in range(self.size)]
 
     def reset(self) -> None:
@@ -143,12 +129,9 @@ class Buffers:
         return pattern(rank, self.dtype, self.op)
 
     def count_wrong(self, *, spoils_inputs: bool = False) -> int:
-        """Count this rank's wrong elements of the operation's result on the arrays of `fill`.
+        """Count this rank's wrong elements of the result on the arrays of `fill`.
 
-        Parameters
-        ----------
-        spoils_inputs : bool, default False
-            True if a reduction may overwrite the arrays of ranks without a result, as Gloo's does.
+        ``spoils_inputs``: a reduction may overwrite the arrays of ranks without a result, as Gloo's does.
         """
         on_root = self.rank == self.root
         count, output = self.count, self.output
@@ -178,7 +161,7 @@ class Buffers:
         return 0
 
     def point(self, seconds: Sequence[float], algorithm: str, wrong: int | None) -> Point:
-        """Return these arrays' point of a series, given the seconds of the iterations."""
+        """Return these arrays' point of a series."""
         median_s = statistics.median(seconds)
         return Point(self.total_bytes, self.count, median_s, min(seconds), max(seconds), len(seconds), algorithm, wrong)
 
@@ -225,7 +208,6 @@ def _tile(values: Array, first: int, count: int) -> Array:
 
 
 def repeat(x: Array, values: Array) -> None:
-    """Repeat a pattern over a flat array."""
     block = _tile(values, 0, min(_CHUNK, x.size))
     for start in range(0, x.size, _CHUNK):
         part = x[start : start + _CHUNK]
@@ -261,7 +243,6 @@ def _unit(dtype: np.dtype[Any]) -> float:
 
 
 def reduce_op(name: str) -> dist.ReduceOp:
-    """Return the reduction of a name on the command line."""
     op: dist.ReduceOp = getattr(dist.ReduceOp, name.upper())
     return op
 
@@ -276,13 +257,13 @@ def check_reduction(operation: str, op: str, dtype: np.dtype[Any]) -> None:
 
 
 def root_of(operation: str) -> int:
-    """Return the root for tables: 0, or -1 for an operation without one."""
+    """Return the root for tables: 0, or -1 without one."""
     return 0 if operation in _ROOTED else -1
 
 
 @contextlib.contextmanager
 def choosing(operation: str, algorithm: str) -> Iterator[None]:
-    """Make mpiddp use one algorithm for an operation; ValueError if there is none such, "auto" for its own choice."""
+    """Make mpiddp use one algorithm, "auto" for its own choice; ValueError if there is none such."""
     if algorithm == "auto":
         yield
         return
@@ -299,34 +280,28 @@ def choosing(operation: str, algorithm: str) -> Iterator[None]:
 
 
 def new_series(name: str, ranks: int, arguments: argparse.Namespace) -> Series:
-    """Return a series without points of the operation of a command line."""
     operation = arguments.operation
     op = arguments.op if operation in REDUCING else "none"
     return Series(name, operation, arguments.dtype, op, ranks, bus_factor(operation, ranks), [])
 
 
 class Contender(ABC):
-    """A library that does the operations."""
-
     name: str
 
     @abstractmethod
     def prepare(self, b: Buffers) -> Call | None:
-        """Return the operation on these arrays as a call; None if the library does not offer it."""
+        """Return the operation on these arrays; None if the library does not offer it."""
 
     def algorithm(self, b: Buffers) -> str:
-        """Return the algorithm's name, or nothing if it is unknown."""
         return ""
 
 
 class Mpiddp(Contender):
-    """mpiddp's blocking calls."""
-
     def __init__(self, name: str = "mpiddp") -> None:
         self.name = name
 
     def algorithm(self, b: Buffers) -> str:
-        """Name the algorithm that the built-in table chooses."""
+        """Name the built-in table's choice."""
         if b.operation not in plan.ONE_NODE:
             return "native"
         link = dist.groups.default_group().link
@@ -336,7 +311,6 @@ class Mpiddp(Contender):
         return name
 
     def prepare(self, b: Buffers) -> Call:
-        """Return the operation on these arrays."""
         x, output, op, root = b.x, b.output, reduce_op(b.op), b.root
         parts = b.blocks(x if b.operation == "scatter" else output) if b.rank == root else None
         calls: dict[str, Call] = {

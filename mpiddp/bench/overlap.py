@@ -33,19 +33,11 @@ from .results import format_size, size_range
 from .timing import Way, nothing
 
 _EDGE = 128
-"""Edge of the matrices: small, so that several products take any time."""
+"""Small, so that several products take any time."""
 _COLUMNS = ("compute", "comm", "blocking", "unpolled", "overlapped", "wait")
 
 
 class Computation:
-    """Layers of matrix products.
-
-    Parameters
-    ----------
-    layers, products : int
-        Layers, and products in each.
-    """
-
     def __init__(self, layers: int, products: int) -> None:
         rng = np.random.default_rng(0)
         self._a, self._b, self._c = (rng.standard_normal((_EDGE, _EDGE)).astype(np.float32) for _ in range(3))
@@ -60,7 +52,6 @@ class Computation:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, and return the exit code."""
     with job() as here:
         here.describe()
         count = max(arguments.bytes // 4, arguments.buckets)

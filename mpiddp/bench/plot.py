@@ -22,7 +22,7 @@ from .results import Series, format_size
 _LEAD = 1.05
 """Smaller gains may be chance."""
 _SAME_WORK = ("model", "data", "batch_size")
-"""Training runs that share these options show scaling."""
+"""Shared by runs that show scaling."""
 # Okabe and Ito's colours, which colour-blind people tell apart; black and dashed is one copy of the bytes.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 _MARKERS = "osD^vPX*"
@@ -58,8 +58,6 @@ class Panel(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A training run's folder."""
-
     name: str
     ranks: int
     config: dict[str, Any]
@@ -77,7 +75,6 @@ class Run(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw, print tables and crossovers, and return the exit code."""
     if arguments.output.suffix not in (".png", ".svg"):
         raise UsageError(f"--output has to end with .png or .svg, got {arguments.output}")
     if any(path.is_dir() for path in arguments.files):
@@ -98,10 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 def file_panels(files: list[Path]) -> list[Panel]:
     """Make the panels of benchmarks' files; those of one kind share panels, and lines get the files' names.
 
-    Raises
-    ------
-    UsageError
-        A file cannot be read or is empty, or the kinds have no panel in common.
+    UsageError: a file cannot be read or is empty, or the kinds have no panel in common.
     """
     documents = [(file, *results.read(file)) for file in files]
     kinds = {document["kind"] for _, document, _ in documents}
@@ -182,7 +176,7 @@ def _of_scaling(measured: Scaling) -> list[Panel]:
 
 
 def group_series(files: list[Path]) -> dict[str, list[Series]]:
-    """Group the files' series by operation, reduction, dtype and ranks; equal names get the files' names added."""
+    """Group series by operation, reduction, dtype and ranks; equal names get the files' names added."""
     groups: dict[str, list[tuple[Path, Series]]] = {}
     for file in files:
         for each in results.read(file)[1]:
@@ -280,7 +274,7 @@ def scaling_of_runs(runs: Sequence[Run]) -> Scaling:
 
 
 def run_panels(runs: Sequence[Run]) -> list[Panel]:
-    """Make the panels of training runs: metrics over epochs, and scaling where runs differ in ranks alone."""
+    """Make panels: metrics over epochs, and scaling where runs differ in ranks alone."""
     names = [f"{each.name} ({each.ranks} rank{'s' * (each.ranks > 1)})" for each in runs]
 
     def curves(key: str, factor: float = 1) -> dict[str, Points]:

@@ -21,8 +21,6 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def parse_size(text: str) -> int:
     """Read a size in bytes: an integer, or a number with K, M or G, powers of 1,024; else ValueError.
 
-    Examples
-    --------
     >>> parse_size("8"), parse_size("1.5K"), parse_size("128M")
     (8, 1536, 134217728)
     """
@@ -36,8 +34,6 @@ def parse_size(text: str) -> int:
 def format_size(size_bytes: float) -> str:
     """Write a size as `parse_size` reads it: in the largest unit that leaves it whole, else with one decimal.
 
-    Examples
-    --------
     >>> format_size(8), format_size(65536), format_size(1000), format_size(1_500_000)
     ('8', '64K', '1000', '1.4M')
     """
@@ -51,8 +47,6 @@ def format_size(size_bytes: float) -> str:
 def size_range(begin: int, end: int, factor: float) -> list[int]:
     """List the sizes from ``begin`` to ``end``, each ``factor`` times its predecessor; ValueError if there are none.
 
-    Examples
-    --------
     >>> size_range(8, 100, 2)
     [8, 16, 32, 64]
     """
@@ -71,7 +65,7 @@ def size_range(begin: int, end: int, factor: float) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One size of a series. Times in seconds."""
+    """One size of a series; times in seconds."""
 
     size_bytes: int
     count: int
@@ -81,12 +75,12 @@ class Point:
     iterations: int
     algorithm: str = ""
     wrong: int | None = None
-    """Wrong elements on all ranks; None if unchecked."""
+    """On all ranks; None if unchecked."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One contender's times of one operation over sizes. Bandwidths in bytes per second."""
+    """One contender's times of one operation over sizes; bandwidths in bytes per second."""
 
     name: str
     operation: str
@@ -97,35 +91,14 @@ class Series:
     points: list[Point]
 
     def algorithm_bandwidth(self, point: Point) -> float:
-        """Return S / t."""
         return point.size_bytes / point.median_s
 
     def bus_bandwidth(self, point: Point) -> float:
-        """Return the bus bandwidth (see `operations.bus_factor`)."""
         return self.algorithm_bandwidth(point) * self.bus_factor
 
 
 def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[Series], **more: Any) -> None:
-    """Write a benchmark's result, whole or not at all.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    kind : str
-        The command.
-    environment : dict
-        See `job.Bench.environment`.
-    series : sequence of Series
-        The measured times.
-    **more
-        Entries of this command alone.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be written.
-    """
+    """Write a result (``kind``: the command; ``more``: its own entries), whole or not at all; UsageError."""
     document = {"format": FORMAT, "kind": kind, "environment": environment, **more}
     document["series"] = [dataclasses.asdict(each) for each in series]
     beside = path.with_name(path.name + ".part")

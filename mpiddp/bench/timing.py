@@ -15,7 +15,7 @@ import numpy as np
 from mpiddp.mpi.lazy import MPI
 
 BUDGET_S = 0.1
-"""Time for the iterations of one size, if their number is not given."""
+"""For the iterations of one size, if their number is not given."""
 FEWEST, MOST = 20, 2000
 
 Call = Callable[[], object]
@@ -34,32 +34,16 @@ class Way(NamedTuple):
 
 
 class Clock:
-    """Measures calls that all ranks make together.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        A communicator of its own, of all ranks.
-    """
+    """Measures calls that all ranks of a communicator, its own, make together."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
 
     def close(self) -> None:
-        """Free the communicator."""
         self._comm.Free()
 
     def each(self, call: Call, iterations: int, before: Call = nothing) -> list[float]:
-        """Return the seconds of the slowest rank in each iteration, the same on all ranks.
-
-        Parameters
-        ----------
-        call : callable
-            Without arguments.
-        iterations : int
-        before : callable, optional
-            Runs before each, unmeasured.
-        """
+        """Return the slowest rank's seconds in each iteration, on all ranks; ``before`` runs unmeasured."""
         barrier, now = self._comm.Barrier, time.perf_counter
         took = np.empty(iterations)
         for index in range(iterations):
@@ -79,14 +63,9 @@ class Clock:
         return int(min(max(budget_s / max(min(took), 1e-7), fewest), MOST))
 
     def take_turns(self, ways: Mapping[str, Way], rounds: int) -> dict[str, list[list[float]]]:
-        """Measure calls in turn, so that the machine's other load meets all alike.
+        """Measure calls in turn, so that the machine's other load meets all alike; return each round's seconds by name.
 
         The order rotates. An unmeasured call at the head of each turn brings code and data back into the caches.
-
-        Returns
-        -------
-        dict
-            By name, a list for each round: the seconds of each iteration.
         """
         took: dict[str, list[list[float]]] = {name: [] for name in ways}
         names = list(ways)

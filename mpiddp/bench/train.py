@@ -28,7 +28,7 @@ from .timing import Clock
 
 _WARMUP = 3
 _NAP_S = 0.001
-"""Sleep of an idle rank between two tests; waiting inside of MPI would occupy a core."""
+"""Between two tests of an idle rank; waiting inside of MPI would occupy a core."""
 
 
 class Team(NamedTuple):
@@ -49,7 +49,6 @@ class Measured(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, and return the exit code."""
     with job() as here:
         if arguments.strong_batch < here.size:
             raise UsageError(f"--strong-batch {arguments.strong_batch} is that of all {here.size} ranks together")
@@ -131,7 +130,6 @@ def _turn(ours: Ours, clock: Clock, iterations: int) -> Measured:
 
 
 def _sleeping_barrier(comm: MPI.Intracomm) -> None:
-    """Pass a barrier that occupies no core."""
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(_NAP_S)

@@ -34,7 +34,6 @@ Seconds = Mapping[str, tuple[float, float]]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print the line to set, and return the exit code."""
     if settings.algorithms():
         raise UsageError("bench tune compares with the built-in table, which MPIDDP_ALGORITHM overrides: unset it")
     with job() as here:
@@ -65,7 +64,6 @@ def candidates(operation: str, link: Link) -> list[str]:
 
 
 def _tune(here: Bench, operation: str, arguments: argparse.Namespace) -> tuple[str, float]:
-    """Measure an operation; return the result of `best`."""
     link = dist.groups.default_group().link
     names = candidates(operation, link)
     kind = np.dtype(np.float32)
@@ -101,23 +99,11 @@ def _measure(here: Bench, pair: list[Buffers], names: list[str], rounds: int) ->
 
 
 def best(measured: Mapping[int, Seconds], table: Mapping[int, str]) -> tuple[str, float]:
-    """Return the fastest algorithm over all sizes, and the table's time over its own.
+    """Return the fastest algorithm over all sizes, and the built-in table's time over its own.
 
-    Parameters
-    ----------
-    measured : mapping
-        By size in bytes, the times of each algorithm; all sizes have the same algorithms.
-    table : mapping
-        By size, the choice of the built-in table.
+    ``measured`` and ``table``, the built-in choices, are by size in bytes; the name is "the built-in table" if no
+    algorithm is faster by more than chance.
 
-    Returns
-    -------
-    name : str
-        "the built-in table" if none is faster by more than chance.
-    gain : float
-
-    Examples
-    --------
     >>> times = {1024: {"native": (2, 2), "ring": (4, 4)}, 4096: {"native": (16, 16), "ring": (2, 2)}}
     >>> name, gain = best(times, {1024: "native", 4096: "native"})
     >>> name, round(gain, 3)
