@@ -28,7 +28,6 @@ from mpiddp.training.checkpoint import Checkpoint, CheckpointStore
 
 
 def new_trainer() -> Trainer:
-    """Return a trainer at its first step."""
     random = np.random.default_rng(0)
     data = ArrayDataset(random.standard_normal((80, 8), np.float32), random.integers(0, 4, 80))
     nn.manual_seed(0)
@@ -45,7 +44,6 @@ def new_trainer() -> Trainer:
 
 
 def train_and_stop(store: CheckpointStore, at_step: int) -> None:
-    """Train until a step, and save a checkpoint."""
     trainer = new_trainer()
     trainer.stop = lambda: trainer.step + 1 == at_step
     trainer.fit(epochs=2)
@@ -71,7 +69,6 @@ def resume(store: CheckpointStore) -> Trainer:
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     never_stopped = new_trainer()
     never_stopped.fit(epochs=2)

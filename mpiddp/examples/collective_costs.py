@@ -6,7 +6,7 @@ recursive doubling 3; the ring sends parts of the array and keeps all links busy
 machine first and sends slices between machines; traffic through memory is not counted.
 
 Counted: machines that send and receive 20 MB/s each at the same time, no latency. Tried: simulated links, 100 times as
-fast, times 100; a message holds its sender's way out and its receiver's way in. A busy machine adds to these seconds.
+fast, times 100; a busy machine adds to these seconds.
 
 Output::
 
@@ -60,7 +60,6 @@ def backwards(rounds: Rounds) -> Rounds:
 
 
 def one_to_each() -> Rounds:
-    """Broadcast from rank 0 to one rank after the other."""
     return [[Message(0, rank)] for rank in range(1, RANKS)]
 
 
@@ -70,12 +69,12 @@ def tree() -> Rounds:
 
 
 def doubling() -> Rounds:
-    """All-reduce by recursive doubling: partners at distance 1, 2, 4 swap sums."""
+    """Swap sums with partners at distance 1, 2, 4."""
     return [[Message(rank, rank ^ distance) for rank in range(RANKS)] for distance in (1, 2, 4)]
 
 
 def ring() -> Rounds:
-    """All-reduce around a ring: first sums gather, then they go around."""
+    """Gather sums around a ring, then hand them around."""
     return [
         [Message(rank, (rank + 1) % RANKS, ((rank - step) % RANKS,)) for rank in range(RANKS)]
         for step in range(2 * (RANKS - 1))
@@ -83,7 +82,7 @@ def ring() -> Rounds:
 
 
 def exchange() -> Rounds:
-    """All-reduce on 8 machines: each rank sums its slice and hands it out."""
+    """Let each of 8 machines sum its slice and hand it out."""
     away = range(1, RANKS)
     there = [[Message(r, (r + by) % RANKS, ((r + by) % RANKS,)) for r in range(RANKS)] for by in away]
     back = [[Message(r, (r + by) % RANKS, (r,)) for r in range(RANKS)] for by in away]
@@ -91,10 +90,7 @@ def exchange() -> Rounds:
 
 
 def crossing() -> Rounds:
-    """All-reduce on 2 machines of 4 ranks, between the sums in memory and the copies in memory.
-
-    Each rank has its machine's sum of a quarter of the array; partners swap halves, add, and swap the sums.
-    """
+    """All-reduce on 2 machines of 4 ranks, each with its machine's sum of a quarter of the array."""
     there = [Message(r, (r + 4) % 8, (2 * (r % 4) + (r < 4),)) for r in range(RANKS)]
     back = [Message(r, (r + 4) % 8, (2 * (r % 4) + (r >= 4),)) for r in range(RANKS)]
     return [there, back]
@@ -122,7 +118,6 @@ def seconds(rounds: Rounds, ranks_per_machine: int) -> float:
 
 
 def tried_seconds(rounds: Rounds, ranks_per_machine: int) -> float:
-    """Return the seconds over simulated links."""
     links: defaultdict[tuple[str, int], Lock] = defaultdict(Lock)
 
     def send(message: Message) -> None:
@@ -138,7 +133,6 @@ def tried_seconds(rounds: Rounds, ranks_per_machine: int) -> float:
 
 
 def table() -> list[tuple[str, Rounds, int]]:
-    """Return rows of name, rounds, and ranks on a machine."""
     return [
         ("broadcast, rank 0 to each", one_to_each(), 1),
         ("broadcast, tree", tree(), 1),
@@ -155,7 +149,6 @@ def table() -> list[tuple[str, Rounds, int]]:
 
 
 def main() -> None:
-    """Run the example."""
     if not on_first_rank():
         return
     title = f"{RANKS} ranks, an array of {ARRAY_MB} MB, {LINK_MB_PER_S} MB/s"

@@ -74,13 +74,11 @@ from mpiddp.typing import Array
 
 
 def draw(title: str, before: Sequence[Array] | Array, after: Sequence[Array] | Array) -> None:
-    """Print every rank's numbers before and after a collective."""
     print_once(title)
     print_in_order(f"  rank {dist.get_rank()}  {numbers(before)}  ->  {numbers(after)}".rstrip())
 
 
 def numbers(values: Sequence[Array] | Array) -> str:
-    """Format integers in a row of fixed width."""
     return " ".join(f"{int(value):2}" for value in np.ravel(values)).ljust(3 * dist.get_world_size() - 1)
 
 
@@ -90,7 +88,6 @@ def room() -> list[Any]:
 
 
 def gather_different_lengths() -> None:
-    """Gather arrays of different lengths."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = np.full(rank + 1, rank)  # (rank + 1,)
     print_once("all_gather of different lengths")
@@ -111,7 +108,6 @@ def gather_different_lengths() -> None:
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     original = 10 * rank + np.arange(size)  # (size,)

@@ -34,13 +34,11 @@ class Counting(nn.Module):
         self.sizes: list[int] = []
 
     def forward(self, x: Any) -> Tensor:
-        """Map ``x`` (n, 5)."""
         self.sizes.append(len(x))
         return self.linear(x)  # type: ignore[no-any-return]
 
 
 def main() -> None:
-    """Run the example."""
     images = np.random.default_rng(0).standard_normal((30, 5), np.float32)
     model = Counting()
     alone = model(images)

@@ -39,7 +39,6 @@ from mpiddp.typing import Array
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))

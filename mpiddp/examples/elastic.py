@@ -5,8 +5,8 @@ dies: this program kills rank 1 in step 30, a fourth rank that has slept until t
 again, and the model at the end has the bits of a run without a death. ``State`` is made anew then, on all ranks,
 because DDP belongs to the ranks that it was made with, and loads a copy from before the step.
 
-Everything else of a step follows from its number and the rank: this rank's part of the batch, and random numbers, if
-there are any. A generator that goes on from step to step would have died with its rank.
+Everything else of a step must follow from its number and the rank: a random generator that goes on from step to step
+would have died with its rank.
 
 Output::
 
@@ -32,7 +32,7 @@ BATCH, STEPS = 96, 60
 
 
 class State:
-    """The state of the training, equal on all ranks between steps."""
+    """Of the training, equal on all ranks between steps."""
 
     def __init__(self) -> None:
         dist.manual_seed(1)
@@ -42,17 +42,14 @@ class State:
         self.images, self.labels = digits(size=8).arrays
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next step begins with."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
 
 def step(state: State, number: int) -> None:
-    """Make a step on this rank's part of the batch."""
     if may_die() and number == 30 and started_as(1):
         os.kill(os.getpid(), signal.SIGKILL)
     batch = np.arange(number * BATCH, (number + 1) * BATCH) % len(state.images)
@@ -79,7 +76,6 @@ def started_as(rank: int) -> bool:
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     state = elastic.run(step, State, STEPS, spares=1 if may_die() else 0)
     if state is not None:  # else a spare that nobody has needed

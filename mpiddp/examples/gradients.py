@@ -68,7 +68,6 @@ def train(x: Array, divisor: int) -> list[float]:
 
 
 def divide() -> None:
-    """Compare the sum of gradients with their average."""
     rank, size = dist.get_rank(), dist.get_world_size()
     whole = np.where(np.arange(8 * size) % 2, 1, -1).reshape(-1, 1).astype(np.float32)  # (8 * ranks, 1)
     mine = whole[8 * rank : 8 * (rank + 1)]
@@ -82,7 +81,6 @@ def divide() -> None:
 
 
 def accumulate() -> None:
-    """Make one step of three micro batches."""
     model = new_model()
     ddp = dist.DistributedDataParallel(model)
     optimizer = optim.SGD(ddp.parameters(), lr=1.0)
@@ -103,7 +101,6 @@ def accumulate() -> None:
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     divide()
     accumulate()

@@ -21,7 +21,6 @@ from mpiddp.examples.printing import need_ranks, print_in_order, print_once
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     need_ranks(2, "mpirun -np 4 python -m mpiddp.examples.groups")
     rank, size = dist.get_rank(), dist.get_world_size()

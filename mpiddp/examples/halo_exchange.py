@@ -35,7 +35,6 @@ def strip(u: Any, axis: int, cut: slice) -> Any:
 
 
 def with_cold_walls(u: Tensor, axis: int) -> Tensor:
-    """Return a plate between rows or columns of zeros."""
     wall = np.zeros_like(strip(u.data, axis, slice(1)))
     return cat([wall, u, wall], axis)
 
@@ -64,7 +63,6 @@ def heat(u: Tensor, surround: Callable[[Tensor, int], Tensor]) -> Tensor:
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     size = dist.get_world_size()
     n_rows = max(n for n in range(1, size + 1) if size % n == 0 and n * n <= size)

@@ -35,14 +35,12 @@ from mpiddp.examples.printing import print_in_order, print_once
 
 
 def say_hello() -> None:
-    """Print every rank's numbers."""
     rank, size, local = dist.get_rank(), dist.get_world_size(), dist.get_node_local_rank()
     told = f"RANK={os.environ['RANK']} WORLD_SIZE={os.environ['WORLD_SIZE']}"
     print_in_order(f"rank {rank} of {size} is local rank {local} on its node; the launcher told it {told}")
 
 
 def ask_for_backends() -> None:
-    """Start process groups by the names of torch's backends."""
     for name in (None, "gloo"):
         dist.init_process_group(name)
         print_once(f"asked for {name}, got {dist.get_backend()}")
@@ -55,7 +53,6 @@ def ask_for_backends() -> None:
 
 
 def meet() -> None:
-    """Work for different times, and meet at a barrier."""
     rank, size = dist.get_rank(), dist.get_world_size()
     work_s = 0.1 * rank
     time.sleep(work_s)
@@ -69,7 +66,6 @@ def meet() -> None:
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     say_hello()
     dist.destroy_process_group()

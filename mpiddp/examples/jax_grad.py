@@ -28,13 +28,12 @@ STEPS, SAMPLES = 4, 24
 
 
 def loss(parameters: Any, x: Any, y: Any) -> Any:
-    """Return the mean squared error of a small network."""
     hidden = jax.numpy.tanh(x @ parameters["first"])
     return jax.numpy.mean((hidden @ parameters["second"] - y) ** 2)
 
 
 def train(x: Any, y: Any, mean: Any) -> list[float]:
-    """Train, and return the losses; ``mean`` averages a tree over the ranks."""
+    """Return the losses; ``mean`` averages a tree over the ranks."""
     rng = np.random.default_rng(0)
     shapes = {"first": (3, 4), "second": (4, 1)}
     parameters = {
@@ -50,7 +49,6 @@ def train(x: Any, y: Any, mean: Any) -> list[float]:
 
 
 def main() -> None:
-    """Run the example."""
     if jax is None:
         print_once("JAX is not installed, so there is nothing to show: pip install jax")
         return

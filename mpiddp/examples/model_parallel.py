@@ -70,7 +70,6 @@ def train_second(labels: Array) -> list[float]:
 
 
 def train_whole(images: Array, labels: Array) -> list[float]:
-    """Train the same model in one process."""
     model = nn.Sequential(*layers())
     optimizer = optim.SGD(model.parameters(), lr=0.2)
     losses = []
@@ -84,7 +83,6 @@ def train_whole(images: Array, labels: Array) -> list[float]:
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     need_ranks(2, "mpirun -np 2 python -m mpiddp.examples.model_parallel")
     rank = dist.get_rank()

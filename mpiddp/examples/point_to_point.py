@@ -27,7 +27,6 @@ from mpiddp.examples.printing import need_ranks, print_in_order, print_once
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     need_ranks(2, "mpirun -np 4 python -m mpiddp.examples.point_to_point")
     rank, size = dist.get_rank(), dist.get_world_size()

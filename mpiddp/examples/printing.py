@@ -25,7 +25,6 @@ def print_in_order(text: object) -> None:
 
 
 def print_once(text: object = "") -> None:
-    """Print the text of rank 0."""
     if on_first_rank():
         print(text, flush=True)
 

@@ -25,7 +25,6 @@ from mpiddp.examples.printing import print_in_order, print_once
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     rank, data = dist.get_rank(), range(8)
 

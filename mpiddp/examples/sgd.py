@@ -45,7 +45,6 @@ from mpiddp.examples.printing import print_in_order, print_once
 
 
 def new_model() -> nn.Module:
-    """Return the network, equal on every rank."""
     dist.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
@@ -75,7 +74,6 @@ def train(model: nn.Module, by_hand: bool) -> None:
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     print_once("by hand")
     train(new_model(), by_hand=True)

@@ -23,7 +23,6 @@ from mpiddp.examples.printing import print_in_order, print_once
 
 
 def show(model: nn.Module) -> None:
-    """Normalise this rank's batch, and print the result."""
     rank = dist.get_rank()
     x = np.array([[0], [2]], np.float32) + 4 * rank  # (2 images, 1 channel)
     output = model(x).data.round(2)
@@ -33,7 +32,6 @@ def show(model: nn.Module) -> None:
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     print_once("BatchNorm: each rank makes its own batch's mean 0")
     show(nn.Sequential(nn.BatchNorm1d(1)))

@@ -33,15 +33,7 @@ STEPS, SAMPLES, FEATURES, HIDDEN, CLASSES = 4, 24, 8, 12, 3
 
 
 class Model(nn.Module):
-    """Two linear layers, or a part of their hidden features.
-
-    Parameters
-    ----------
-    hidden : slice
-        This rank's hidden features.
-    group : ProcessGroup, optional
-        The ranks with the others.
-    """
+    """Two linear layers, or this rank's ``hidden`` features of them."""
 
     def __init__(self, hidden: slice, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
@@ -52,7 +44,6 @@ class Model(nn.Module):
         self.group = group
 
     def forward(self, x: Array) -> Tensor:
-        """Map ``x`` to (N, CLASSES)."""
         part = F.linear(F.relu(F.linear(x, self.first)), self.second)
         return part if self.group is None else F.all_reduce(part, group=self.group)
 
@@ -79,7 +70,6 @@ def train(model: Model, images: Array, labels: Array, mesh: dist.DeviceMesh | No
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     size = dist.get_world_size()
     tp = 2 if size % 2 == 0 else size

@@ -81,7 +81,6 @@ def train() -> None:
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     print_once(f"{'with torch':<40}here")
     for theirs, ours in itertools.zip_longest(TORCH_IMPORTS.splitlines(), OUR_IMPORTS.splitlines(), fillvalue=""):

@@ -53,7 +53,6 @@ def tree_reduce(x: Array) -> None:
 
 
 def report(x: Array) -> None:
-    """Print each rank's number before and after a reduce."""
     rank, size = dist.get_rank(), dist.get_world_size()
     had, has = rank + 1, int(x[0])
     kind = "" if has == had else ", the sum" if has == size * (size + 1) // 2 else ", a partial sum"
@@ -88,7 +87,6 @@ def ring_all_reduce(x: Array) -> None:
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     rank = dist.get_rank()
     print_once("reduce along a tree, in the callers' own arrays")

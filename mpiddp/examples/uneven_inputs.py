@@ -27,7 +27,6 @@ from mpiddp.examples.printing import print_in_order, print_once
 
 
 def main() -> None:
-    """Run the example."""
     dist.init_process_group()
     rank = dist.get_rank()
     model = nn.Linear(1, 1, bias=False)
