@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).with_name("api.txt")
 
-# The top level comes last: a name that it only repeats is an alias there.
+# Last, the top level: a name that it only repeats is an alias there.
 ROOTS = tuple(
     "mpiddp" + part
     for part in (
@@ -58,7 +58,6 @@ def _module(module: types.ModuleType, homes: dict[object, str]) -> Iterator[str]
 
 
 def public_names(module: types.ModuleType) -> list[str]:
-    """Return the names of a module that are its public API."""
     if module.__name__ == "mpiddp":
         return dir(module)
     if hasattr(module, "__all__"):
@@ -96,7 +95,7 @@ def _is_builtin(base: type) -> bool:
 
 
 def _is_special(name: str, value: object) -> bool:
-    """Tell a special method that is written out from one that Python or a decorator adds: these differ by version."""
+    """Return True for a special method that is written out: those of Python and decorators differ by version."""
     return (
         name.startswith("__")
         and name not in ("__init__", "__new__", "__repr__", "__post_init__", "__init_subclass__", "__del__")
@@ -137,7 +136,7 @@ def _signature(function: Any) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a literal's text, and for anything else what it is: a repr may hold an address or change with Python."""
+    """Return a literal's text, else what it is: a repr may hold an address or change with Python."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, bool | int | float | str | bytes | None):
@@ -152,7 +151,6 @@ def _value(value: object) -> str:
 
 
 def main() -> None:
-    """Print the dump, or write it to the file that the test compares."""
     parser = argparse.ArgumentParser(prog="python -m tests.api", description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help=f"renew tests/{FILE.name}")
     if parser.parse_args().write:

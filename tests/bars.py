@@ -1,9 +1,9 @@
 """Two checkouts side by side: ``python -m tests.bars OLD NEW [--ranks 2 4] [--rounds N] [--json FILE]``.
 
-A job of each, with the MPI of this environment, is there at the same time: they measure a bar in turn, each while the
-other sleeps, so that a ratio compares what the machine gave to both within a fraction of a second. Every few rounds
-there are new jobs, which lie elsewhere in memory. A figure is the fastest of many loops (see `bars_job`); the tables
-have its median and minimum over the rounds, the median of the rounds' ratios, and how far a call is from mpi4py's own.
+Jobs of both measure a bar in turn, each while the other sleeps: a ratio compares what the machine gave to both within a
+fraction of a second. Every few rounds there are new jobs, elsewhere in memory. A figure is the fastest of many loops
+(see `bars_job`); the tables have its median and minimum over the rounds, the median of the rounds' ratios, and how far
+a call is from mpi4py's own.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tests.harness import launcher
 JOB = Path(__file__).with_name("bars_job.py")
 IMPORT = "import time; start = time.perf_counter(); import mpiddp; print(time.perf_counter() - start, mpiddp.__file__)"
 IMPORTS = 3
-"""How often a round imports mpiddp; the fastest counts."""
+"""Imports of mpiddp a round; the fastest counts."""
 BUILDS = ("old", "new")
 ROUNDS_OF_JOBS = 3
-"""Rounds of one pair of jobs."""
+"""Of one pair of jobs."""
 ANSWER_S = 60
-"""How long a job may take to begin, or to answer."""
+"""For a job to begin, or to answer."""
 
 BESIDE = {
     "all_reduce 8 B": "mpi4py Allreduce 8 B",
@@ -70,12 +70,10 @@ class Job:
         return found["library"], found["bars"]
 
     def measure(self, bar: str) -> float:
-        """Return the seconds of a call."""
         number = self._ask(bar)
         return self._answer(number)
 
     def end(self) -> None:
-        """Let the job come to its end."""
         self._ask("")
         done = self.program.wait(30)
         if done.rc != 0:
@@ -98,7 +96,6 @@ class Job:
 
 
 def import_time(checkout: Path) -> float:
-    """Return the seconds that importing mpiddp takes, the fastest of some."""
     found = []
     for _ in range(IMPORTS):
         done = launcher.python(IMPORT, env={"PYTHONPATH": str(checkout)})
@@ -138,7 +135,7 @@ def ratios(found: Figures) -> str:
 
 
 def beside(found: Figures) -> str:
-    """Return a table of how many microseconds a call takes more than mpi4py's in the same job, the median of rounds."""
+    """Return a table of microseconds beyond mpi4py's call in the same job, the median of rounds."""
     lines = ["| bar | mpi4py, min | old: mpi4py + | new: mpi4py + |", "|---|---:|---:|---:|"]
     for bar, plain in BESIDE.items():
         least = min(min(found[plain][build]) for build in BUILDS)
@@ -153,7 +150,6 @@ def beside(found: Figures) -> str:
 
 
 def main() -> None:
-    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.bars", description=__doc__.partition("\n")[0])
     parser.add_argument("old", type=Path, help="a checkout of mpiddp")
     parser.add_argument("new", type=Path, help="another one")

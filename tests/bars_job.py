@@ -1,8 +1,7 @@
 """A job of ``tests.bars``: measures the bars it is asked for by files in a folder, and sleeps in between.
 
-It is asked by ``N.ask``, the name of a bar or nothing for the end, and rank 0 answers by ``N.answer``, in JSON, with N
-counting up. The time of a loop is that of the slowest rank, and of the loops the fastest counts: the rest is the
-machine's noise. Public names of mpiddp only, so that every checkout runs it.
+``N.ask`` has the name of a bar, or nothing for the end; rank 0 answers by ``N.answer``, in JSON, N counting up. Of the
+slowest rank's loops the fastest counts: the rest is noise. Public names of mpiddp only: every checkout runs it.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LOOP_S = 2e-3
-"""The least that a loop takes, so that neither the clock nor the ranks' different starts show."""
+"""Long enough to hide the clock and the ranks' different starts."""
 MESSAGES = 8
 BATCH = 64
 
 
 def fastest(call: Callable[[], object], budget_s: float) -> float:
-    """Return the seconds of one call in the fastest of the loops that fit into the budget, the same on all ranks."""
+    """Return the seconds of one call in the fastest loop within the budget, the same on all ranks."""
     world = MPI.COMM_WORLD
 
     def loop(calls: int) -> float:
@@ -64,7 +63,6 @@ def reductions(shared: tuple[int, ...], ordinary: tuple[int, ...]) -> dict[str, 
 
 
 def short() -> dict[str, Callable[[], object]]:
-    """Return collectives of 8 bytes a rank."""
     x, every = np.zeros(1), np.zeros(dist.get_world_size())
     out, world = np.zeros(1), MPI.COMM_WORLD
     return {
@@ -167,7 +165,6 @@ def answer(folder: Path, number: int, content: object) -> None:
 
 
 def main() -> None:
-    """Answer the names of all bars first, and then the seconds of those that are asked for."""
     folder, budget_s = Path(sys.argv[1]), float(sys.argv[2])
     dist.init_process_group()
     calls = short() | messages() | reductions((16, 128), (1, 16))

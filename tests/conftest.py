@@ -21,18 +21,16 @@ MARKS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --long."""
     parser.addoption("--long", action="store_true", help="run the long tier, too, and all of tests/mpi on 1 to 4 ranks")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name our marks."""
     for name, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the long tier, and tests that start launchers from a process that is a rank."""
+    """Leave out the long tier, and tests that start launchers from a rank."""
     # Ranks that a plain process has started are told which tests to run.
     if not config.option.long and launcher.PLAN not in os.environ:
         long = [item for item in items if item.get_closest_marker("long")]

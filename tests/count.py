@@ -20,19 +20,15 @@ _NO_CODE = {
 
 
 class Size(NamedTuple):
-    """Files, lines of code, and words of docstrings and comments."""
-
     files: int
     code: int
     words: int
 
     def plus(self, other: Size) -> Size:
-        """Return the sum."""
         return Size(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 def size(source: str) -> Size:
-    """Return the size of one file."""
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     # A string that is a statement: a docstring, also of a constant.
     texts = [
@@ -65,7 +61,6 @@ def count(checkout: Path) -> dict[str, Size]:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.count", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="a checkout of mpiddp")
     print("| folder | files | code lines | words |\n|---|---:|---:|---:|")

@@ -45,12 +45,10 @@ def cpu(call: Callable[[], object], runs: int = 5) -> float:
 
 
 def as_text(seconds: float) -> str:
-    """Return a time as text."""
     return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
 
 
 def each_size(name: str, old: str, make: Callable[[int], Callable[[], object]]) -> Row:
-    """Return a row of CPU times."""
     times = []
     for size in SIZES:
         with made_up.mpi(size, size - 1):
@@ -59,7 +57,6 @@ def each_size(name: str, old: str, make: Callable[[int], Callable[[], object]]) 
 
 
 def made_up_rows() -> Iterator[Row]:
-    """Measure the made-up worlds."""
     for per_node in (1, 8, 125):
         old = {1: "40 ms, 4.3 s (`_same_place` alone)"}.get(per_node, "")
         yield each_size(f"a group's link, {per_node} ranks a node", old, lambda n, p=per_node: work.connecting(n, p))
@@ -151,7 +148,6 @@ def real_rows(ranks: int, checkouts: dict[str, Path], rounds: int, limit_s: floa
 
 
 def main() -> None:
-    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.scale", description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[], help="start real jobs of so many ranks")
     parser.add_argument("--old", type=Path, help="another checkout of mpiddp, beside which they run")

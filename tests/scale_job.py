@@ -1,7 +1,7 @@
-"""A job of ``tests.scale``: rank 0 prints, in JSON, what starting and a few short calls took, of the slowest rank.
+"""A job of ``tests.scale``: rank 0 prints, in JSON, the slowest rank's times of starting and a few short calls.
 
-Public names of mpiddp only, so that every checkout runs it. The last time is the clock at the end of the program: who
-started the job subtracts it from the end of the job.
+Public names of mpiddp only, so that every checkout runs it. The last time is the clock at the end of the program, which
+the starter subtracts from the end of the job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def slowest(call: Callable[[], object], calls: int) -> float:
 
 
 def main() -> None:
-    """Measure, and print."""
     figures = {"init_process_group": slowest(lambda: dist.init_process_group(timeout=120), 1)}
     groups: list[object] = []
     figures["new_group"] = slowest(lambda: groups.append(dist.new_group()), GROUPS)

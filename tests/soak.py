@@ -24,21 +24,19 @@ OPERATIONS = 100
 """Of each thread in a round."""
 SIZES = (1, 5, 300, 20_000, 300_000)
 ELEMENTS = 500_000
-"""Of the symmetric memory of a group."""
+"""Of a group's symmetric memory."""
 WARM_UP = 30
 """Rounds in which memory may grow; a run of less than twice as many says nothing of leaks."""
 GROWN_MIB = 16.0
-"""More than this is a leak: allocators keep what they had at the most."""
+"""More is a leak: allocators keep what they had at the most."""
 
 
 def memory_mib() -> float:
-    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
 
 def descriptors() -> int:
-    """Return the number of open files."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -78,7 +76,6 @@ def one_round(rank: int, size: int, seed: list[int], sizes: tuple[int, ...]) -> 
 
 
 def main() -> None:
-    """Run rounds until the time is over, and print what there was."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,6 +1,6 @@
 """The package's layers, kept true: who may import whom, and what every module owes its reader.
 
-The rules are functions of sources, so that the tests can also show them sources that they must refuse.
+The rules are functions of sources: the tests also show them sources to refuse.
 """
 
 from __future__ import annotations
@@ -66,8 +66,6 @@ Sources = dict[str, str]
 
 @dataclass(frozen=True)
 class Import:
-    """A module that another one names, and where."""
-
     target: str
     line: int
     typing_only: bool
@@ -78,7 +76,7 @@ class Import:
 
 @functools.cache
 def read_package() -> tuple[Sources, set[str]]:
-    """Return the sources of the mpiddp that tests import, installed or not, and which of them are packages."""
+    """Return the sources of the imported mpiddp, installed or not, and which of them are packages."""
     spec = importlib.util.find_spec("mpiddp")
     assert spec is not None and spec.submodule_search_locations is not None
     root = Path(next(iter(spec.submodule_search_locations)))
@@ -94,7 +92,7 @@ def read_package() -> tuple[Sources, set[str]]:
 
 @functools.cache
 def imports(module: str, source: str, names: frozenset[str], packages: frozenset[str]) -> list[Import]:
-    """Return what ``module`` imports; ``names`` tells a submodule from a name in a package."""
+    """Return imports; ``names`` tells a submodule from a name in a package."""
     found: list[Import] = []
 
     def visit(node: ast.AST, typing_only: bool, in_function: bool) -> None:
@@ -213,7 +211,6 @@ def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def unguarded(sources: Sources, packages: set[str]) -> Iterator[str]:
-    """Yield uses of a guarded library outside of its place."""
     for module, source in sources.items():
         for found in imports(module, source, frozenset(sources), frozenset(packages)):
             library = found.target.split(".")[0]
@@ -222,7 +219,6 @@ def unguarded(sources: Sources, packages: set[str]) -> Iterator[str]:
 
 
 def hidden(sources: Sources, packages: set[str]) -> Iterator[str]:
-    """Yield imports inside functions."""
     for module, source in sources.items():
         for found in imports(module, source, frozenset(sources), frozenset(packages)):
             if found.in_function and found.way != "look-up" and not _is_lazy(module):
@@ -248,7 +244,6 @@ def undocumented(sources: Sources, packages: set[str]) -> Iterator[str]:
 
 
 def _exported(tree: ast.Module) -> list[str]:
-    """Return a literal ``__all__``."""
     for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List() | ast.Tuple() as value):
@@ -423,7 +418,7 @@ def test_rule_accepts(rule):
 
 
 def test_top_level_of_the_repository():
-    # Of what belongs to it: whoever follows the README has a train.py beside it.
+    # Tracked files only: whoever follows the README has a train.py beside them.
     git = ["git", "-C", str(Path(__file__).parents[1]), "ls-files"]
     listed = subprocess.run(git, capture_output=True, text=True, check=False).stdout.splitlines()
     if not listed:

@@ -21,7 +21,6 @@ HEAD = ("section", "ranks", "what", "value", "goal", "")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"some of {', '.join(SECTIONS)}; all by default")
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks that share the GPU (default: 2,4)")
@@ -33,7 +32,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run, print, and return 1 if something was wrong or has not run."""
     options = parse()
     unknown = set(options.sections) - set(SECTIONS)
     if unknown:
@@ -74,12 +72,10 @@ def _section(section: Section, name: str, ranks: int, options: argparse.Namespac
 
 
 def line(row: dict) -> str:
-    """Return a row as text."""
     return "  ".join(cell for cell in cells(row) if cell)
 
 
 def cells(row: dict) -> tuple[str, ...]:
-    """Return the columns of a row."""
     value = row.get("value")
     shown = "" if value is None else f"{value:.4g} {row.get('unit', '')}".strip()
     goal = "" if row.get("goal") is None else f"{row['sense']} {row['goal']:g}"
@@ -88,7 +84,6 @@ def cells(row: dict) -> tuple[str, ...]:
 
 
 def table(rows: list[dict]) -> str:
-    """Return the rows as a Markdown table."""
     lines = [HEAD, tuple("---" for _ in HEAD), *map(cells, rows)]
     return "\n".join(f"| {' | '.join(each)} |" for each in lines)
 

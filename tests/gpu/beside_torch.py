@@ -36,7 +36,6 @@ def torch_group(backend: str = "gloo") -> Any:
 
 
 def gloo(small: bool) -> None:
-    """Compare all-reduces of the same CUDA tensors."""
     fault = torch_fault()
     if fault:
         say(f"no comparison with Gloo: torch: {fault}")
@@ -65,7 +64,7 @@ def gloo(small: bool) -> None:
 
 
 class Foreign:
-    """An array of a library that offers the CUDA array interface only."""
+    """Offers the CUDA array interface only."""
 
     def __init__(self, x: Any) -> None:
         self.x = x

@@ -28,7 +28,6 @@ class Checks:
         self.number, self.first = 0, ""
 
     def equal(self, what: str, found: Any, expected: np.ndarray) -> None:
-        """Compare an array of the device with one of the host."""
         self.number += 1
         host = found.get() if isinstance(found, cupy.ndarray) else found
         if not self.first and not np.array_equal(
@@ -37,7 +36,7 @@ class Checks:
             self.first = f"{what} on rank {dist.get_rank()}: {host.ravel()[:4]} instead of {expected.ravel()[:4]}"
 
     def report(self, what: str) -> None:
-        """Say the numbers of all ranks; every rank calls."""
+        """Say the numbers of all ranks; collective."""
         everybody: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everybody, (self.number, self.first))
         faults = [text for _, text in everybody if text]
@@ -49,7 +48,6 @@ class Checks:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return a dtype by its name."""
     return np.dtype(importlib.import_module("ml_dtypes").bfloat16 if name == "bfloat16" else name)
 
 
@@ -61,7 +59,6 @@ def inputs(dtype: np.dtype[Any], length: int, seed: int) -> list[np.ndarray]:
 
 
 def reduced(op: Any, xs: list[np.ndarray]) -> np.ndarray:
-    """Return the reduction in a wide type."""
     dtype = xs[0].dtype
     if dtype.kind == "b":
         return np.any(xs, axis=0)
@@ -77,7 +74,6 @@ def reduced(op: Any, xs: list[np.ndarray]) -> np.ndarray:
 
 
 def meaningful(op: Any, dtype: np.dtype[Any]) -> bool:
-    """Tell whether an operation is defined on a dtype."""
     if op.name in ("AVG", "PREMUL_SUM"):
         return dtype.kind in "fV"
     if op.name == "BOR":
@@ -86,14 +82,12 @@ def meaningful(op: Any, dtype: np.dtype[Any]) -> bool:
 
 
 def run(call: Any, async_op: bool, *args: Any, **options: Any) -> None:
-    """Call, and wait where there is something to wait for."""
     work = call(*args, async_op=async_op, **options)
     if async_op:
         work.wait()
 
 
 def cases(lengths: list[int]) -> Iterator[tuple[str, int, bool]]:
-    """Yield dtypes, lengths, and whether the call is asynchronous."""
     for name in DTYPES:
         for length in lengths:
             yield name, length, (length + len(name)) % 2 == 0

@@ -20,11 +20,9 @@ MODULES = {
     "ddp": "training",
     "train": "training",
 }
-"""Where the function of each section is."""
 
 
 def main(name: str, small: bool) -> None:
-    """Run a section between the start and the end of the process group."""
     import cupy  # noqa: F401 - before MPI starts, so that it does so with this rank's GPU current
 
     section = getattr(importlib.import_module(f".{MODULES[name]}", __package__), name)

@@ -16,7 +16,6 @@ from .sections import PROBE_LIMIT_S
 
 
 def machine(small: bool) -> None:
-    """Name GPU, driver and libraries."""
     import mpi4py
 
     from mpiddp.mpi import cuda_aware
@@ -37,7 +36,6 @@ def machine(small: bool) -> None:
 
 
 def torch_fault() -> str | None:
-    """Return why torch cannot use the GPU."""
     if importlib.util.find_spec("torch") is None:
         return "not installed"
     import torch

@@ -33,7 +33,7 @@ def say(what: str, value: float | None = None, unit: str = "", *, least: float |
 
 
 def everywhere(right: object) -> bool:
-    """Tell whether something is true on all ranks, each of which calls: what is said is rank 0's."""
+    """Return the conjunction over all ranks, each of which calls: rank 0 says it."""
     everybody: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, bool(right))
     return all(everybody)

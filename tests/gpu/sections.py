@@ -1,4 +1,4 @@
-"""The sections, and how each is run: in a job of its own under a time limit, so that one that ends badly ends alone.
+"""The sections, each run in a job of its own under a time limit, so that one that ends badly ends alone.
 
 Imports the standard library only.
 """
@@ -24,17 +24,14 @@ FAKE = ROOT / "tests" / "harness" / "fake_gpu"
 
 
 class Section(NamedTuple):
-    """What is run."""
-
     ranks: int | None
-    """On how many ranks; None: on each number that was asked for."""
+    """None: each number that was asked for."""
     limit_s: float
-    """How long it may take."""
     environment: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
 BUDGET_S = 480
-"""How long all of it may take; the limits of all sections, on two numbers of ranks, are no more together."""
+"""Of all sections; their limits, on two numbers of ranks, are no more together."""
 
 SECTIONS = {
     "machine": Section(1, 30),
@@ -51,15 +48,14 @@ SECTIONS = {
     "dlpack": Section(2, 20),
     "nccl": Section(1, 15),
 }
-"""By name, in the order in which they run: figures that have a goal first, each of which looks at its values too."""
+"""In the order in which they run: figures that have a goal first, each of which looks at its values too."""
 
 
 PROBE_LIMIT_S = 12
-"""How long each of the two jobs of the section "probe" may take."""
+"""For each of the two jobs of the section "probe"."""
 
 
 def environment(fake: bool, extra: dict[str, str]) -> dict[str, str]:
-    """Return the environment of a job."""
     made = {**os.environ, **extra}
     search = [str(FAKE)] * fake + [str(ROOT), made.get("PYTHONPATH", "")]
     made["PYTHONPATH"] = os.pathsep.join(filter(None, search))
@@ -77,7 +73,6 @@ def environment(fake: bool, extra: dict[str, str]) -> dict[str, str]:
 
 
 def mpiexec() -> str | None:
-    """Return the launcher."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
 
@@ -125,7 +120,7 @@ def run(section: Section, name: str, ranks: int, *, fake: bool, small: bool, lim
 
 
 def _lines(process: subprocess.Popen, deadline: float) -> Iterator[str]:
-    """Give each line that a process writes when it is written, until it has closed its output or time is over."""
+    """Give each line when it is written, until the process has closed its output or time is over."""
     output, text = process.stdout.fileno(), b""
     while select.select([output], [], [], max(deadline - time.monotonic(), 0))[0]:
         read = os.read(output, 1 << 16)

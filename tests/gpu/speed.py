@@ -52,7 +52,7 @@ def copying(size_bytes: int, down: bool) -> Callable[[], None]:
 
 
 def message_rate(size_bytes: int) -> float:
-    """Return the rate at which every rank sends to the next and receives from the one before, in bytes a second."""
+    """Return the bytes a second at which every rank sends to the next and receives from the one before."""
     comm, rank, size = default_group().comm, dist.get_rank(), dist.get_world_size()
     x, y = np.zeros(size_bytes, np.uint8), np.empty(size_bytes, np.uint8)
 
@@ -65,7 +65,7 @@ def message_rate(size_bytes: int) -> float:
 
 
 def reduces(x: cupy.ndarray) -> bool:
-    """Tell whether an all-reduce of ``x``, which is left full of zeros, gives the sum on every rank."""
+    """Return True if an all-reduce of ``x``, left full of zeros, gives the sum on every rank."""
     ranks = dist.get_world_size()
     x.fill(dist.get_rank() + 1)
     dist.all_reduce(x)

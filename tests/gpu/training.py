@@ -31,7 +31,6 @@ def wide() -> nn.Module:
 
 
 def perceptron(width: int, flat: bool = False) -> nn.Module:
-    """Return a network of two hidden layers."""
     layers = [nn.Linear(INPUTS, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES)]
     return nn.Sequential(*[nn.Flatten()] * flat, *layers)
 
@@ -104,7 +103,6 @@ def compare(small: bool, data_parallel: bool, most: float) -> None:
 
 
 def step(small: bool) -> None:
-    """Compare the steps of one rank."""
     compare(small, False, 1.2)
 
 

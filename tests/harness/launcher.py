@@ -85,7 +85,7 @@ def mpiexec() -> Path | None:
 
 
 def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """Return the environment for a program under test; ``extra`` adds variables, or removes those that are None."""
+    """Return a program's environment; ``extra`` adds variables, or removes those that are None."""
     env = {
         name: value
         for name, value in os.environ.items()
@@ -119,7 +119,7 @@ def _checkout() -> str | None:
 
 @dataclass(frozen=True)
 class Completed:
-    """End of a program: exit code (124 when its time was up), output and duration."""
+    """Exit code (124 when its time was up), output and duration."""
 
     rc: int
     stdout: str
@@ -185,8 +185,7 @@ def kill_members(job: str) -> None:
 class Program:
     """A running command; a context manager that leaves no process of it behind, in whichever session.
 
-    ``env`` is `environment`'s, ``echo`` writes to our stdout and stderr, ``scratch`` is a folder for the output,
-    removed at the end.
+    ``echo`` writes to our stdout and stderr, ``scratch`` is a folder for the output, removed at the end.
     """
 
     def __init__(
@@ -223,7 +222,7 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The process id of the command itself, not of a rank."""
+        """Of the command itself, not of a rank."""
         return self._process.pid
 
     @property
@@ -232,7 +231,6 @@ class Program:
         return stdout, stderr
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the command runs."""
         return self._process.poll()
 
     def signal(self, number: int) -> None:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from _pytest._io import TerminalWriter
 
 LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
-"""The ranks' limit for a test, after which they end themselves with stacks."""
+"""For a test on the ranks, which then end themselves with stacks."""
 PATIENCE_S = max(LIMIT_S, 60.0) + 30
 """Longest silence of the ranks."""
 RESTARTS = 3
-"""New starts for the remaining tests, after one test has ended a job."""
+"""After a test that has ended a job, for the remaining tests."""
 
 
 class Job:

@@ -33,22 +33,9 @@ def lists_of_ranks(size: int) -> list[list[int]]:
 class RandomProgram:
     """A program on the groups of `lists_of_ranks`.
 
-    Parameters
-    ----------
-    rank, size : int
-        Of this process in the world.
-    common : numpy.random.Generator
-        Draws the operations; in the same state on all ranks.
-    mine : numpy.random.Generator
-        Draws the places of this rank's waits.
-    sizes : sequence of int
-        Elements of an array.
-
-    Attributes
-    ----------
-    groups : list of ProcessGroup
-    allocate : callable
-        Makes a float64 array, at first an ordinary one: ``(place of the group, elements) -> array``.
+    ``common``, in the same state on all ranks, draws the operations, ``mine`` the places of this rank's waits;
+    ``sizes`` are elements of an array; ``allocate(place of the group, elements)`` makes a float64 array, at first an
+    ordinary one.
     """
 
     def __init__(
@@ -67,7 +54,6 @@ class RandomProgram:
         self._pending: list[tuple[Any, Callable[[], None]]] = []
 
     def run(self, rounds: int) -> None:
-        """Make operations, and wait for all of them."""
         for number in range(rounds):
             kind, place = str(self._common.choice(KINDS)), int(self._common.integers(4))
             async_op, count = bool(self._common.random() < 0.7), int(self._common.choice(self._sizes))
@@ -82,7 +68,6 @@ class RandomProgram:
         self._pending.clear()
 
     def destroy(self) -> None:
-        """Free the groups."""
         for group in self.groups:
             dist.destroy_process_group(group)
 
@@ -166,7 +151,7 @@ class RandomProgram:
 
 
 def _drawn_algorithm(operation: str, group: Any, number: int) -> str | None:
-    """Return one of the algorithms that can do an operation in a group, or None: the one that the library chooses."""
+    """Return an algorithm that can do an operation in a group, or None: the one that the library chooses."""
     in_memory = ("one_shot", "two_shot")
     names = [name for name in plan.offering(operation) if group.link.one_node or name not in in_memory]
     return [None, *names][number % (len(names) + 1)]

@@ -27,11 +27,11 @@ from mpi4py import MPI
 from harness import launcher
 
 LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
-"""Longest time for a test, set-up and waiting for other ranks included."""
+"""For a test, set-up and waiting for other ranks included."""
 AROUND_S = max(LIMIT_S, 60.0)
-"""Longest time for collecting the tests, and for leaving."""
+"""For collecting the tests, and for leaving."""
 GRACE_S = float(os.environ.get("MPIDDP_TEST_GRACE", "5"))
-"""Time that a failed rank waits for the others."""
+"""That a failed rank waits for the others."""
 STACKS = signal.SIGRTMAX - 3
 """Makes a rank write its stacks; faulthandler does it even inside MPI."""
 
@@ -98,7 +98,7 @@ class Ranks:
         self._ran = self._skipped = 0
         self._retired: list[MPI.Comm] = []
         self.last_failed = False
-        """True if the test before failed on any rank."""
+        """On any rank."""
         self.unusable = ""
         """Reason against further tests in this job; set by a fixture on any rank."""
         self._watchdog = Watchdog(self)
@@ -314,7 +314,7 @@ class Ranks:
 
 
 def _joint(failed: dict[int, pytest.TestReport], size: int) -> pytest.TestReport:
-    """Make one report of the ranks' failures: the first one's, with a section for each that differs."""
+    """Join the ranks' failures: the first one's report, with a section for each that differs."""
     first, *others = failed
     joint = failed[first]
     if size == 1:

@@ -39,7 +39,6 @@ ONE_NUMBER = {
 
 
 def numbers(file: str, marks: dict[str, list[int]], long: bool) -> list[int]:
-    """Return the numbers of ranks of a test of tests/mpi."""
     if long:
         return list(CORE)
     if marks.get("ranks"):

@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     import pytest
 
 LONGEST = ("test_with_torch", "test_slurm", "test_survival", "test_harness", "test_disagreement", "test_stalls")
-"""Files that begin first, so that none runs alone in the end."""
+"""Begun first, so that none runs alone in the end."""
 LEAVE_S = 5.0
-"""Longest time for a child to end its jobs when pytest is interrupted."""
+"""For a child to end its jobs when pytest is interrupted."""
 
 
 def place(path: Path) -> int:
-    """Return the sort key of a file: the longest ones come first."""
     return LONGEST.index(path.stem) if path.stem in LONGEST else len(LONGEST)
 
 
@@ -94,7 +93,6 @@ def _leave(number: int, frame: object) -> None:
 
 
 def _run(items: list[pytest.Item], pipe: int) -> None:
-    """Run the tests, write each one's reports, and never return."""
     code = 1
     try:
         config = items[0].config

@@ -33,7 +33,7 @@ TIMEOUT_S = 60
 
 
 class Status:
-    """The envelope of the message that was probed last."""
+    """Of the message that was probed last."""
 
     source = tag = size_bytes = 0
 
@@ -48,8 +48,6 @@ class Status:
 
 
 class Message:
-    """A message that has arrived."""
-
     def __init__(self, content: np.ndarray) -> None:
         self._content = content.view(np.uint8)
 
@@ -63,15 +61,7 @@ class Message:
 
 
 class Comm:
-    """A communicator of a made-up world; counts what is asked of it.
-
-    Parameters
-    ----------
-    size, rank
-        Those of this process.
-    per_node
-        Ranks on each node.
-    """
+    """A communicator of a made-up world, with ``per_node`` ranks on each node; counts what is asked of it."""
 
     handle = 1
 
@@ -170,7 +160,6 @@ def mpi(size: int, rank: int = 0) -> Iterator[None]:
 
 
 def gather(size: int, per_node: int) -> World:
-    """Return the world as ``init_process_group`` gathers it."""
     return world.gather(Comm(size, size - per_node, per_node))  # type: ignore[arg-type]
 
 

@@ -55,19 +55,17 @@ def kept(call: Callable[[], object]) -> int:
 
 
 def connect(size: int, per_node: int) -> Link:
-    """Return the link of a group of all ranks of a made-up world."""
     comm: Any = Comm(size, size - per_node, per_node)
     return monitor.connect(job(size, per_node), comm, TIMEOUT_S)[0]
 
 
 def connecting(size: int, per_node: int) -> Callable[[], object]:
-    """Return what makes another link in a world that is there."""
     there = job(size, per_node)
     return lambda: monitor.connect(there, Comm(size, size - per_node, per_node), TIMEOUT_S)  # type: ignore[arg-type]
 
 
 def starting(size: int, per_node: int) -> Callable[[], object]:
-    """Return what gathers the world and compares the claims, unpickling all ranks' answers included."""
+    """Gather the world and compare the claims, unpickling all ranks' answers included."""
     comm: Any = Comm(size, size - per_node, per_node)
 
     def start() -> object:
@@ -79,7 +77,7 @@ def starting(size: int, per_node: int) -> Callable[[], object]:
 
 
 def meeting(link: Link) -> Callable[[], object]:
-    """Return the handshake of a long all-reduce over several nodes, with all that is read from the ranks' entries."""
+    """Do the handshake of a long all-reduce over several nodes, with all that is read from the ranks' entries."""
     x, op = np.zeros(1), ReduceOp.SUM
 
     def meet() -> None:
@@ -91,7 +89,7 @@ def meeting(link: Link) -> Callable[[], object]:
 
 
 def on_devices(link: Link) -> Callable[[], object]:
-    """Return an all-reduce of arrays on devices, without its kernels and messages."""
+    """All-reduce arrays on devices, without kernels and messages."""
     x, op = np.zeros(1), ReduceOp.SUM
     place = segment.Location(1, 0)
 
@@ -127,7 +125,7 @@ def monitored_barrier(group: Any) -> None:
 
 
 def asking(size: int) -> Callable[[], object]:
-    """Return the questions to all ranks of a group, none of which has left yet when the last one is asked."""
+    """Ask all ranks of a group, none of which has left yet when the last one is asked."""
     comm: Any = Comm(size, 0, 1)
     request = SimpleNamespace(Test=lambda: False)
     comm.Isend = lambda *_: request
