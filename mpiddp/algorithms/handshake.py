@@ -99,7 +99,6 @@ def _find_difference(link: Link) -> Steps:
 
 
 def views(node_ranks: tuple[int, ...], entries: Entries, count: int, dtype: np.dtype[Any]) -> list[Array]:
-    """Return a node's arrays, flat."""
     found = segment.segment(entries.common_segment())
     return [
         found.view(rank, offset, count, dtype)

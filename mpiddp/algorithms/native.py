@@ -98,7 +98,6 @@ def all_gather(link: Channel, output: Array, x: Array) -> Steps:
 
 
 def all_gather_list(link: Channel, outputs: Sequence[Array], x: Array) -> Steps:
-    """Gather ``x``, of any size."""
     sizes = [output.nbytes for output in outputs]
     if sum(sizes) > message.MAX_COUNT:
         outputs[link.rank][...] = x
@@ -134,7 +133,6 @@ def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
 
 
 def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequence[Array]:
-    """Copy ``inputs`` that share memory with ``outputs``."""
     sent = [*inputs[:rank], *inputs[rank + 1 :]]
     if all(x.base is None for x in (*outputs, *sent)):  # each has memory of its own
         overlap = not {*map(id, outputs)}.isdisjoint(map(id, sent))

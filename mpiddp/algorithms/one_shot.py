@@ -33,8 +33,6 @@ Cut = Callable[[Array], Array]
 
 
 class Shot(NamedTuple):
-    """One round, for arrays of one shape and dtype."""
-
     rounds: list[Round]
     shown: Cut | None
     """Piece of the input to write."""
@@ -45,7 +43,6 @@ class Shot(NamedTuple):
     awaited: Callable[[], bool] | None
     """True once the awaited ranks have arrived."""
     end: Callable[[Round, Array], None] | None
-    """Makes the result."""
 
 
 class OneShot:
@@ -276,7 +273,6 @@ def _factor(op: ReduceOp) -> Callable[[Array], None] | None:
 
 
 def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], None]:
-    """Combine a round's rows, multiplied already."""
     combine, averages = getattr(np, combining(op)), op is ReduceOp.AVG
 
     def combined(current: Round, out: Array) -> None:

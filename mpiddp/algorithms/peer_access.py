@@ -24,8 +24,6 @@ PIECE_BYTES = 1 << 20
 
 
 class PeerAccess(Protocol):
-    """The arrays of a node's ranks."""
-
     def reduce(
         self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
     ) -> None:
@@ -43,8 +41,6 @@ class PeerAccess(Protocol):
 
 
 class Views:
-    """Symmetric arrays."""
-
     def __init__(self, rows: list[Array]) -> None:
         self._rows = rows
 

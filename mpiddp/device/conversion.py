@@ -67,5 +67,5 @@ def _gpu(number: int) -> int:
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Include bfloat16."""
+    """Return True for bfloat16, too."""
     return dtype.kind == "f" or dtype.name == "bfloat16"

@@ -73,7 +73,6 @@ def _is_plain(x: Array) -> bool:
 
 @functools.cache
 def _table() -> np.ndarray[Any, Any]:
-    """Return every float16, by its bits."""
     return np.arange(1 << 16, dtype=np.uint16).view(_HALF).astype(_SINGLE)
 
 

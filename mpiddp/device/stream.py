@@ -23,8 +23,6 @@ def _cuda() -> Any:
 
 
 class Mark:
-    """A point in a stream."""
-
     __slots__ = ("event",)
 
     def __init__(self, event: Any) -> None:
@@ -56,7 +54,6 @@ def ready(x: Array) -> Mark:
 
 
 def hold(x: Array, reached: Mark) -> None:
-    """Let the program's later work on the device of ``x`` wait."""
     with _cuda().Device(x.device.id):  # type: ignore[attr-defined]
         follow(current(x), reached)
 
@@ -82,7 +79,6 @@ def mark(stream: Any) -> Mark:
 
 
 def follow(stream: Any, reached: Mark) -> None:
-    """Let later work on a `side` stream wait."""
     stream.wait_event(reached.event)
 
 

@@ -76,7 +76,6 @@ def _dispatch(
     op: ReduceOp | None,
     alike: Sequence[Array],
 ) -> Work | None:
-    """Dispatch an operation; ``alike`` are compared over the ranks."""
     layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in alike) if len(alike) > 1 else ""
     call = make_call(name, alike[0].dtype, op, sum(x.size for x in alike), layout=layout)
     return dispatch(group, debug.traced(planning.plain(steps, call)), args, outputs, async_op)

@@ -54,7 +54,6 @@ _EQUAL_SHAPES = {
 
 
 def configure(level: str) -> None:
-    """OFF, INFO or DETAIL."""
     global on, detail
     on, detail = level != "OFF", level == "DETAIL"
     planning.forget()
@@ -90,7 +89,6 @@ class Watched:
         self._sums = [_checksum(x) for x in arrays]
 
     def check(self) -> None:
-        """Raise `ArrayError` if an array has changed."""
         for x, checksum in zip(self._arrays, self._sums, strict=True):
             if _checksum(x) != checksum:
                 raise ArrayError(
@@ -161,7 +159,6 @@ def _describe(operation: Operation, plan: Plan, args: Sequence[Any], *, equal_sh
 
 
 def _twin(given: Any, twins: dict[int, tuple[Array, Array]]) -> Any:
-    """Return copies, and keep both."""
     if isinstance(given, list) and given and hasattr(given[0], "dtype"):
         return [_twin(each, twins) for each in given]
     if not hasattr(given, "dtype"):

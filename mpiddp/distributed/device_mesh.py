@@ -117,7 +117,6 @@ class DeviceMesh:
         return ranks.transpose(rest + used).reshape(-1, *shape)
 
     def _make_group(self, axes: tuple[int, ...], name: str) -> ProcessGroup | None:
-        """Make the groups; return this rank's."""
         names = self._root.mesh_dim_names
         parts = self._rows((axes,)).tolist()
         parent = default_group()

@@ -20,7 +20,6 @@ from .groups import ProcessGroup
 
 
 def keep(group: ProcessGroup, key: tuple[Any, ...], plan: Plan) -> Plan:
-    """Keep a plan, with the effect of ``MPIDDP_DEBUG``."""
     return group.plans.remember(key, debug.traced(plan))
 
 

@@ -15,8 +15,6 @@ from mpiddp.mpi.p2p import Mailbox
 
 
 class Recorder(Protocol):
-    """Records calls; see `coalescing`."""
-
     def takes(self, plan: Plan) -> bool: ...
 
     def record(self, plan: Plan, args: tuple[Any, ...], async_op: bool) -> Any: ...
@@ -50,7 +48,6 @@ class ProcessGroup:
         self.coalescing: Recorder | None = None
         self.monitored_barriers = 0
         self.monitored_reports: dict[int, int] = {}
-        """By group rank."""
         self._group_rank_of = dict(zip(ranks, link.world.ranks, strict=False))
 
     def rank(self) -> int:
@@ -109,7 +106,6 @@ _default: ProcessGroup | None = None
 _groups: dict[ProcessGroup, None] = {}
 _made = 0
 _missing = NOT_INITIALIZED
-"""The error without a default group."""
 
 
 class _WorldType(type):
@@ -148,7 +144,6 @@ def has_default() -> bool:
 
 
 def expect_idle() -> None:
-    """Raise `DistError` if operations are pending."""
     for each in _groups:
         each.link.expect_idle()
 

@@ -115,7 +115,6 @@ def init_process_group(
 
 
 def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> None:
-    """Make the default group of all ranks that live."""
     first = monitor.current() is None
     while True:
         try:
@@ -194,7 +193,6 @@ def get_backend_config(group: GroupLike = None) -> str:
 
 
 def _mention_timeline() -> None:
-    """Warn about ``MPIDDP_TIMELINE`` without DistributedDataParallel."""
     worked = running() or finalized()
     first = settings.rank_variables().get("RANK", 0) == 0
     traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # by a layer above

@@ -48,7 +48,6 @@ def checked_ranks(ranks: object, world_size: int) -> list[int]:
 
 
 def _agree(parent: Link, what: str, value: object) -> None:
-    """Raise on every rank if the values differ."""
     # Fingerprints first: all ranks' lists of all ranks would not fit at ten thousand ranks.
     text = repr(value)
     fingerprints = np.empty(parent.size, np.int64)
@@ -123,7 +122,6 @@ def split(
     description: str | None,
     backend: str,
 ) -> tuple[int | None, ProcessGroup | None]:
-    """Split ``parent`` into lists of its ranks; return this rank's part and group."""
     seconds(timeout)
     me = parent.rank()
     mine = next((index for index, part in enumerate(parts) if me in part), None)

@@ -43,7 +43,6 @@ def left_to_threads() -> bool:
 
 
 def _frames(thread: int | None) -> list[FrameType]:
-    """Innermost first."""
     frame = sys._current_frames().get(thread or 0)
     frames = []
     while frame is not None:
@@ -53,7 +52,6 @@ def _frames(thread: int | None) -> list[FrameType]:
 
 
 def _summaries(thread: int) -> list[traceback.FrameSummary]:
-    """Innermost last."""
     frames = reversed(_frames(thread))
     return list(traceback.StackSummary.extract(((frame, frame.f_lineno) for frame in frames), lookup_lines=False))
 
@@ -79,7 +77,6 @@ def stack(thread: int) -> str:
 
 
 def stacks() -> str:
-    """Of all other threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)

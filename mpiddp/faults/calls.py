@@ -43,7 +43,6 @@ _WRITTEN_S = 1e-3
 _MARK = 0x5EA1 << 40
 _ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
-"""Of each rank."""
 _MAX_UNCONFIRMED = 64
 _MILESTONE, _MILESTONES = 1024, 64
 _FEW = 16
@@ -75,8 +74,6 @@ class UnknownCallError(MismatchError):
 
 
 class Call(NamedTuple):
-    """What must be equal on all ranks."""
-
     kind: int
     """Operation, dtype, reduction and layout, as one number."""
     length: int
@@ -157,7 +154,6 @@ _Algorithm = TypeVar("_Algorithm", bound=Callable[..., Any])
 
 
 def compares_calls(algorithm: _Algorithm) -> _Algorithm:
-    """Mark an algorithm that compares calls first."""
     _self_comparing.add(algorithm)
     return algorithm
 
@@ -223,13 +219,10 @@ class Calls(Resource):
         self._own = self._rank * _PACKED.size
         self._distant = not link.one_node
         self.history = 0
-        """Hash of the calls that other nodes have not seen."""
         self.latest = 0
         """In a group on several nodes."""
         self.milestones: dict[int, int] = {}
-        """`history` after each `_MILESTONE` calls."""
         self._unconfirmed: dict[int, bytes] = {}
-        """Not yet made by all ranks of the node."""
 
     def publish(self, sequence: int, call: Call) -> bool:
         """Return True if all ranks of the node have made the call; MismatchError if one made another."""
@@ -299,7 +292,6 @@ class Calls(Resource):
             del self._unconfirmed[next(iter(self._unconfirmed))]
 
     def check(self) -> None:
-        """Compare all unverified calls."""
         for sequence, record in tuple(self._unconfirmed.items()):
             self._compare(sequence, record, self._bytes(sequence))
 

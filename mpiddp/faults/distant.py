@@ -63,8 +63,6 @@ class Distant:
 
 
 class Comparison:
-    """The records of a node beside those of the node before it."""
-
     def __init__(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> None:
         firsts = [int(link.by_node[start]) for start in link.node_starts]
         self.others = link.others

@@ -131,7 +131,6 @@ class Dumps:
         )
 
     def write(self, reason: str) -> bool:
-        """Return True on success."""
         with contextlib.suppress(Exception):  # the watchdog must live on
             path = Path(f"{self._prefix}{self._rank}")
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -225,7 +224,6 @@ class Dumps:
         }
 
     def _pair(self, entry: Recorded) -> tuple[str, list[int], str] | None:
-        """Return a message's group, its ranks, and torch's name for it."""
         signature = Signature(*entry[0])
         name = signature.name.removeprefix("i")
         if name not in ("send", "recv") or signature.peers is None or len(signature.peers) != 1:
@@ -244,7 +242,6 @@ def _links() -> list[Any]:
 
 
 def _groups(entries: Sequence[Recorded]) -> list[tuple[int, recorder.Group]]:
-    """Return the groups that live, or have entries."""
     held = {entry[0][0] for entry in entries}
     return [(number, each) for number, each in recorder.groups.items() if each.link is not None or number in held]
 

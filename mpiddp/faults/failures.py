@@ -27,13 +27,10 @@ _NEWS_S = 0.2
 class Revocable(Protocol):
     comms: list[MPI.Comm]
 
-    def abort(self, error: DistError) -> None:
-        """Give up the group and its pending operations."""
+    def abort(self, error: DistError) -> None: ...
 
 
 class Failures:
-    """The failed ranks of ``comm``, as known here."""
-
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._comms = [comm]
@@ -46,7 +43,6 @@ class Failures:
         self._comms.append(comm)
 
     def register(self, group: Revocable) -> None:
-        """Revoke and abort a group with the world."""
         with self._lock:
             self._groups.add(group)
 

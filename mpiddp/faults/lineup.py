@@ -63,7 +63,6 @@ def line_up(dumps: Sequence[Dump]) -> str:
 
 
 def _groups(dumps: Iterable[Dump]) -> dict[str, tuple[str, list[int]]]:
-    """Return description and ranks of the groups with collectives."""
     used = {entry["process_group"][0] for dump in dumps for entry in dump["entries"] if not entry["is_p2p"]}
     found = {}
     for dump in dumps:

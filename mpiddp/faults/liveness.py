@@ -43,7 +43,6 @@ class State(NamedTuple):
     waits: tuple[int, int] = (0, 0)
     """Group and collective."""
     waits_for: tuple[int, ...] = ()
-    """World ranks."""
     idle_s: float = 0.0
     """Since its last operation of the group began."""
     last: str = ""
@@ -57,13 +56,10 @@ class State(NamedTuple):
 
 class Answer(NamedTuple):
     sequence: int
-    """Of the group's operations."""
     ended: bool
     idle: bool
-    """Nothing is pending in it."""
     state: State
     interrupted: bool = False
-    """By Ctrl-C."""
 
     def text(self) -> str:
         return "its program has ended" if self.ended else self.state.text()
@@ -95,9 +91,7 @@ class Liveness:
         self.handlers: dict[int, Callable[[int, bytearray], None]] = {}
         """By tag; called with source and message."""
         self.exited = False
-        """This rank's program has ended."""
         self.interrupted = False
-        """By Ctrl-C."""
         self.ending = False
         """Another rank ends the job and reports."""
 
@@ -267,7 +261,6 @@ class Liveness:
         return f"all ranks have begun it: the network may be down, or one waits elsewhere: {_listed(found)}"
 
     def tell(self, ranks: Sequence[int], silence_s: float) -> str:
-        """Ask and describe ``ranks``."""
         answers = self.inquire(_NO_GROUP, ranks, silence_s=silence_s)
         return _listed({rank: f"answers: {answer.text_with_line()}" for rank, answer in answers.items()})
 

@@ -45,7 +45,6 @@ class GroupMonitor(Resource):
         self._eager: EagerBuffers | None = None
         self._comparison: Comparison | None = None
         self._told: MismatchError | None = None
-        """With other nodes."""
 
     def attach(self, link: Link) -> None:
         """Publish the group's calls in memory of the node; collective."""
@@ -82,7 +81,6 @@ class GroupMonitor(Resource):
             raise
 
     def publish_unawaited(self, sequence: int, call: Call) -> None:
-        """Publish a call that waits for no rank."""
         if self._calls is not None:
             try:
                 self._calls.publish_unawaited(sequence, call)
@@ -118,7 +116,6 @@ class GroupMonitor(Resource):
             time.sleep(_PUBLISHED_S / 20)
 
     def verifying(self, sequence: int, steps: Steps) -> Steps:
-        """Run steps, and verify their call."""
         try:
             value = yield from steps
         except Exception as error:
@@ -149,11 +146,9 @@ class GroupMonitor(Resource):
             raise error
 
     def explain(self, operation: Operation) -> str:
-        """Describe what keeps an operation from ending."""
         return self._job.liveness.explain(operation) + self.unmatched()
 
     def unmatched(self) -> str:
-        """Describe arrived messages without a receive."""
         mailbox = None if self._link is None else self._link.find(Mailbox)
         try:
             found = [] if mailbox is None else mailbox.unmatched()

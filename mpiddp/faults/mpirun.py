@@ -25,8 +25,6 @@ def _left_to_the_watchdog(number: int, frame: object) -> None:
 
 
 class Launcher:
-    """The mpirun of this rank."""
-
     def __init__(self, rank: int) -> None:
         self._pid = os.getppid()
         self._ranks: set[str] = set()
@@ -57,7 +55,6 @@ class Launcher:
         return all(map(runs, self._ranks))
 
     def write(self, text: str) -> None:
-        """Write to mpirun's stderr."""
         with contextlib.suppress(OSError):
             output = os.open(f"/proc/{self._pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
             os.write(output, text.encode(errors="replace"))

@@ -96,7 +96,6 @@ def install() -> None:
 
 
 def _others(error: BaseException) -> str:
-    """Describe the other rank of a mismatch."""
     if not isinstance(error, MismatchError) or _liveness is None:
         return ""
     ranks = [rank for rank in error.ranks if rank != _rank]
@@ -126,7 +125,6 @@ def set_dumps(collect: Callable[[str], str]) -> None:
 
 
 def dumped(text: str, reason: str) -> str:
-    """Let all ranks dump, and add a line about it to ``text``."""
     line = "" if _collect is None else _collect(reason)
     return "\n".join(filter(None, [text, line]))
 
@@ -167,7 +165,6 @@ def label() -> str:
 
 
 def say(text: str) -> None:
-    """Print in one piece."""
     stream = sys.__stderr__ or sys.stderr
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or a broken pipe
         stream.write(labelled(text))
@@ -231,7 +228,6 @@ def _remove_segments() -> None:
 
 @contextlib.contextmanager
 def time_limit(timeout_s: float, what: str) -> Iterator[None]:
-    """End the job if the other ranks do not call ``what`` in time."""
     text = (
         f"{what} did not finish in {timeout_s:g} s: it waits for ranks that have not called it, and every rank has to"
     )

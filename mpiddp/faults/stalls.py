@@ -90,7 +90,6 @@ def _rows(world: World, operation: Operation, at: str, awaited: Sequence[int], a
 
 
 def _doing(answers: Sequence[Answer | None]) -> tuple[str, str]:
-    """Return the line of ranks in one state, and the rest of it."""
     first = answers[0]
     if first is None:
         return "", "no answer: dead, stopped, or out of reach"

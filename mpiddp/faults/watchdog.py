@@ -48,7 +48,6 @@ class _Wait:
         self.asked = 0.0
         self.distance_s = warn_after_s
         self.warn_s = warn_after_s or math.inf
-        """Seconds of waiting at the next warning."""
 
 
 class Watchdog:
@@ -166,8 +165,6 @@ class Watchdog:
             requests.poll()  # a thread blocks in MPI, and the submitters of the rest may wait for nothing
 
     def _judge(self, thread: int, operation: Operation, wait: _Wait, now: float) -> None:
-        """End the job if a wait is in vain."""
-
         def still() -> bool:
             return waiting.get(thread) is operation
 

@@ -24,8 +24,6 @@ class Support(NamedTuple):
 
 
 class DevicePointers(NamedTuple):
-    """Equal on all ranks."""
-
     point_to_point: Support
     collectives: Support
     """Non-blocking ones."""
@@ -35,12 +33,9 @@ KINDS = DevicePointers._fields
 
 
 class Capability(NamedTuple):
-    """Of this process's MPI."""
-
     library: str
     standard: str
     path: str | None
-    """The loaded libmpi."""
     abi: str
     thread_level: str
     """Below ``multiple`` there is no watchdog."""

@@ -31,7 +31,6 @@ T = TypeVar("T", bound="Resource")
 
 class Resource:
     def pending(self) -> int:
-        """Return how many operations are pending."""
         return 0
 
     def close(self) -> None:
@@ -67,7 +66,6 @@ class _Aborted:
 
 
 def aborted(error: DistError) -> Any:
-    """Return a substitute whose use raises ``error``."""
     return _Aborted(error)
 
 
@@ -99,9 +97,7 @@ class Link(Channel):
         self._resources: dict[type[Resource], Resource] = {}
         self._whole = self  # of a copy, too
         self.sequence = self.message_count = 0
-        """Begun on this rank."""
         self.busy = False
-        """A thread blocks in a collective."""
         self.queue = Queue()
         register(self)
         try:
@@ -132,7 +128,6 @@ class Link(Channel):
         """Ranks of each node that take part across nodes: those of the smallest."""
         self.by_node = np.argsort(self.nodes, kind="stable")
         self.node_starts = np.flatnonzero(np.diff(np.array(self.nodes)[self.by_node], prepend=-1))
-        """In ``by_node``."""
         self.node_ranks = np.flatnonzero(np.array(self.nodes) == self.nodes[self.rank])
         self.node: Channel = self if self.one_node else self._same_node()
         self.across: Channel | None = None if self.one_node else self._same_local_rank()

@@ -51,7 +51,6 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_layout(dtype: np.dtype[Any]) -> str:
-    """Describe a dtype without a code."""
     return str(dtype) if dtype_code(dtype) == _OTHER else ""
 
 
@@ -163,7 +162,6 @@ def _from_dlpack(x: Any) -> Array:
 
 
 _DTYPE_OFFSETS = ((b"dltensor_versioned", 52), (b"dltensor", 20))
-"""In DLPack's structures."""
 _UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol
 from mpiddp.errors import MismatchError
 
 _LISTED = 16
-"""Longer lists are cut."""
 
 
 class Monitor(Protocol):
@@ -18,16 +17,14 @@ class Monitor(Protocol):
     def survivable(self) -> bool:
         """Ranks survive the failure of one: waits poll, as one in MPI would never end."""
 
-    def check(self) -> None:
-        """Raise if a rank has failed, or ranks call different operations."""
+    def check(self) -> None: ...
 
     def disagreement(self) -> MismatchError | None: ...
 
     def explain(self, operation: Operation) -> str:
         """Describe the ranks that keep an operation from ending."""
 
-    def unmatched(self) -> str:
-        """Describe arrived messages without a receive."""
+    def unmatched(self) -> str: ...
 
     def translate(self, error: BaseException) -> None:
         """Raise `RankFailedError` if a failed rank is the cause."""

@@ -44,8 +44,6 @@ Fields: TypeAlias = tuple[str, Members, Any, Sequence[int] | None, bool, int, in
 
 
 class Message(Work):
-    """Independent of earlier messages."""
-
     def __init__(self, mailbox: Mailbox, fields: Fields, x: Array) -> None:
         self._mailbox, self._fields, self._outputs = mailbox, fields, (x,)
         requests.pending += 1
@@ -66,10 +64,7 @@ class Send(Message):
 
 
 class Receive(Message):
-    """Waits for its message, then for its bytes."""
-
     sender = -1
-    """Group rank."""
     size_bytes = 0
     """May be less than the buffer's."""
     _fault = ""
@@ -158,7 +153,6 @@ class Mailbox(Resource):
         upper = self._comm.Get_attr(MPI.TAG_UB)
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
         self.private_tag = self.max_tag + 1
-        """Of the package's own messages."""
         self._status = MPI.Status()
         self._arrived: list[_Arrival] = []
         self._posted: deque[Receive] = deque()

@@ -14,12 +14,9 @@ from .message import as_message
 from .requests import Awaited, Steps
 
 by_address = False
-"""On all ranks."""
 
 
 class Running:
-    """Steps as one event."""
-
     __slots__ = ("_awaited", "_steps")
 
     def __init__(self, steps: Steps) -> None:
@@ -85,7 +82,6 @@ class DeviceReceive:
         self._begin = stream.ready(x)
 
     def receive(self, message: MPI.Message, size_bytes: int) -> Running:
-        """``size_bytes`` fit."""
         return Running(self._steps(message, size_bytes))
 
     def _steps(self, message: MPI.Message, size_bytes: int) -> Steps:

@@ -28,8 +28,7 @@ LIMIT_S = 60.0
 """A library that takes longer has failed."""
 
 
-class ProbeError(DistError):
-    """The job could not even try."""
+class ProbeError(DistError): ...
 
 
 def _remember(key: str, kind: str, outcome: Support) -> None:
@@ -60,7 +59,6 @@ def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = 
 
 
 def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
-    """Return the library's key and the outcome."""
     began = time.monotonic()
     with subprocess.Popen(
         command,

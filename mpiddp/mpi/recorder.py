@@ -42,7 +42,6 @@ class Signature(NamedTuple):
     """None where unknown, as of objects."""
     output_shape: tuple[int, ...] | None
     peers: Sequence[int] | None = None
-    """World ranks."""
     tag: int = 0
 
 
@@ -65,7 +64,6 @@ class Group:
         self.name, self.description = name, description
         self.ranks, self.timeout_s = link.ranks, link.timeout_s
         self.link: _Link | None = link
-        """None at its end."""
 
 
 _MAX_GROUPS = 256

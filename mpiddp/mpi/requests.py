@@ -31,7 +31,7 @@ class Awaited(Protocol):
     """An event: an MPI or CUDA request, or several."""
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        """Make progress."""
+        ...
 
     def Wait(self) -> object:  # noqa: N802 - MPI's name
         ...
@@ -107,7 +107,6 @@ class Source(Protocol):
 lock = threading.RLock()
 """Of the pending operations of all groups."""
 pending = 0
-"""In all groups."""
 only_thread = 0
 """The thread that may communicate, where MPI takes no second one; 0: any."""
 _active: dict[Source, None] = {}

@@ -49,7 +49,6 @@ class Work:
     _limit_s: float | None = None
     _callbacks: tuple[Callable[[], None], ...] = ()
     entry: Entry | None = None
-    """In the flight recorder."""
     value: Any = None
 
     def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:

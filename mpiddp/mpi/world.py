@@ -26,7 +26,6 @@ class World:
     nodes: tuple[int, ...]
     """Numbered by their first ranks."""
     thread_multiple: bool
-    """Threads of every rank may call MPI at once."""
     running: tuple[int, ...]
     """Ranks whose programs had not ended."""
 
@@ -148,8 +147,6 @@ def library_name() -> str:
 
 
 class Claims(NamedTuple):
-    """Arguments of ``init_process_group``."""
-
     rank: int = -1
     world_size: int = -1
     own_comm: bool = False

@@ -110,7 +110,6 @@ def _move(transfer: _Transfer, pid: int, there: int, here: int, nbytes: int) -> 
 
 
 def _try(told: Array) -> int:
-    """Read what every rank announces; return 0 or the fault."""
     if _readv is None or _writev is None:
         return errno.ENOSYS
     for pid, address, token in told.tolist():

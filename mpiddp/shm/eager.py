@@ -40,7 +40,6 @@ _RECORD = struct.Struct("<qqQqq")
 """Round; sequence, kind, count, root."""
 _NUMBER_BYTES = 8
 REGION_BYTES = mmap.PAGESIZE + _BUFFERS * BUFFER_BYTES
-"""Of each rank."""
 
 ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 """The processor shows stores in the program's order."""
@@ -62,17 +61,13 @@ def region_bytes(link: Link) -> int:
 
 
 class Round(NamedTuple):
-    """Memory for arrays of one shape and dtype."""
-
     records: slice
     own_call: slice
-    """Without its number."""
     own_number: int
     """Among the memory's 8-byte words."""
     table: Array
     """Shape (ranks, ...)."""
     rows: list[Array]
-    """By rank."""
     own: Array
 
 

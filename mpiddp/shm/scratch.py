@@ -34,7 +34,6 @@ class Scratch(Resource):
         self._link = link
         share = max(_NODE_BYTES // link.node.size, _SMALLEST_BYTES)
         self.chunk_bytes = min(CHUNK_BYTES, 1 << share.bit_length() - 1)
-        """Of a rank."""
         self._regions: list[Array] = []
         self._views: dict[tuple[int, int, np.dtype[Any]], list[Array]] = {}
         self._round = 0
@@ -66,7 +65,6 @@ class Scratch(Resource):
         return found
 
     def begin_round(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Return every rank's buffer."""
         buffers = self.next_buffers(count, dtype)
         self._round += 1
         return buffers

@@ -39,7 +39,6 @@ class Location(NamedTuple):
 
 
 NOWHERE = Location(0, 0)
-"""Of an ordinary array."""
 
 
 def address_of(x: Array) -> int:
@@ -145,8 +144,6 @@ _FILES = (
 
 
 class Allocation(NamedTuple):
-    """Memory, or the fault."""
-
     memory: mmap.mmap | None
     number: int
     fault: str

@@ -33,7 +33,6 @@ _DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64", "complex64")
 _OPS = (*(op for op in REDUCTIONS if op.name != "PREMUL_SUM"), ReduceOp.PREMUL_SUM(0.5))
 
 Check = Iterator[tuple[str, Array, Any]]
-"""Name, result, expected elements."""
 
 
 def _rows(link: Link, length: int, dtype: str = "float32") -> list[np.ndarray[Any, Any]]:

@@ -19,7 +19,6 @@ from mpiddp.typing import Array
 from . import cuda_ipc
 
 PIECE_BYTES = 1 << 24
-"""Of a rank."""
 
 
 class DeviceScratch(Resource):
@@ -30,7 +29,6 @@ class DeviceScratch(Resource):
     def __init__(self, link: Link) -> None:
         self._link = link
         self.device = 0
-        """Of its first array."""
         self.fault = ""
         """Why there is no memory; empty before a try."""
         self._regions: list[Array] = []
@@ -72,7 +70,6 @@ class DeviceScratch(Resource):
         ]
 
     def begin_round(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Return every rank's buffer."""
         start = self._round % self._BUFFERS * PIECE_BYTES
         self._round += 1
         return [region[start : start + count * dtype.itemsize].view(dtype) for region in self._regions]

@@ -40,7 +40,6 @@ class StagedTransport:
         self._loaded: Awaited = READY
         self._loaded_bytes = 0
         self._copied: deque[Awaited] = deque([READY, READY])
-        """Of the last two shifts."""
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
         return stream.on(self._add)

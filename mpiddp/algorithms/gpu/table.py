@@ -38,7 +38,6 @@ ALGORITHMS: dict[str, ModuleType] = {
     "device_ring": device_ring,
     "staged_ring": staged_ring,
 }
-"""By ``MPIDDP_ALGORITHM``."""
 
 MODULES = frozenset(each.__name__ for each in (device_alone, nccl, staged, *ALGORITHMS.values()))
 
@@ -53,7 +52,6 @@ _UNKNOWN = Support(False, "not asked")
 Plan = list[tuple[float, Callable[..., Steps]]]
 
 addresses = DevicePointers(_UNKNOWN, _UNKNOWN)
-"""On all ranks of the world."""
 
 
 def learn(link: Link) -> None:

@@ -70,7 +70,6 @@ def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) 
     folded: tuple[int, int, list[Array]] | None = None
 
     def others(start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Return rank, first and last element in the piece."""
         edges = bounds(stop - start, link.size, x.itemsize)
         return [(rank, edges[rank], edges[rank + 1]) for rank in range(link.size) if rank != link.rank]
 
