@@ -93,8 +93,6 @@ def run(
     state : callable
         Makes the state, with ``state_dict`` and ``load_state_dict``, equal on all ranks between steps; called anew on
         every rank after a failure, because groups, DDP and samplers belong to their world.
-    steps : int
-        Number of steps.
     spares : int, default 0
         The last ranks, which wait to take places.
     every : int, default 1
@@ -107,10 +105,8 @@ def run(
 
     Raises
     ------
-    RankFailedError
-        A rank failed where MPI does not let the others live on.
-    DistError
-        There are spares there.
+    RankFailedError, DistError
+        A rank failed, or there are spares, where MPI does not let the others live on.
     ValueError
         Spares leave no rank, ``every`` is below 1, or the default group is not that of all ranks.
 
@@ -169,15 +165,12 @@ def go_on(
 ) -> T:
     """Return ``attempt(change)``, made again in a new world whenever a rank fails meanwhile.
 
-    Parameters
-    ----------
-    attempt : callable
-        Called on all ranks but the spares, in their default group; first with None, then with the change. Rank 0's
-        result is also that of spares, and must be something that pickle takes.
-    prepare : callable
-        Called before, with the number of ranks without spares, on all ranks in a group of all; again after a failure.
-    survivable : callable
-        Asked after a failure: False raises the error, on all ranks.
+    ``attempt`` is called on all ranks but the spares, in their default group; first with None, then with the change.
+    Rank
+    0's result is also that of spares, and must be something that pickle takes. ``prepare`` is called before, with the
+    number of ranks without spares, on all ranks in a group of all; again after a failure. ``survivable`` is asked after
+    a
+    failure: False raises the error, on all ranks.
     """
     places = _Places(spares)
     change: Change | None = None

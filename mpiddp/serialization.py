@@ -39,16 +39,11 @@ def save(obj: Any, f: str | Path) -> None:
     Parameters
     ----------
     obj : Any
-        Arrays (NumPy, CuPy, leaf tensors), numbers, strings and None in dicts, lists and tuples, nested at will.
+        Arrays (NumPy, CuPy, leaf tensors), numbers, strings and None in dicts, lists and tuples, nested at will;
+        TypeError names the path of anything else.
     f : path
-        Written beside that name and renamed; its folder is made if missing.
-
-    Raises
-    ------
-    TypeError
-        The state holds anything else; the text names the path inside it.
-    OSError
-        The file cannot be written, as on a full disk; the old one is still there.
+        Written beside that name and renamed; its folder is made if missing. OSError, as of a full disk, leaves the old
+        file.
 
     Examples
     --------

@@ -13,14 +13,8 @@ from .optimizer import Group, Optimizer, check_not_negative
 class Adagrad(Optimizer):
     r"""Adagrad (Duchi et al., 2011).
 
-    :math:`s \leftarrow s + g^2`, :math:`p \leftarrow p - \eta g / (\sqrt{s} + \epsilon)`.
-
-    Parameters
-    ----------
-    lr_decay : float, default 0
-        Step t has the rate ``lr / (1 + (t - 1) * lr_decay)``.
-    initial_accumulator_value : float, default 0
-        First value of :math:`s`.
+    :math:`s \leftarrow s + g^2` from ``initial_accumulator_value`` on,
+    :math:`p \leftarrow p - \eta g / (\sqrt{s} + \epsilon)`; step t has the rate ``lr / (1 + (t - 1) * lr_decay)``.
     """
 
     def __init__(
@@ -54,7 +48,6 @@ class Adagrad(Optimizer):
         super().__init__(params, options)
 
     def _update(self, run: ContiguousRun, group: Group) -> None:
-        # A NumPy scalar from a schedule would make float32 arithmetic float64.
         lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
         if "sum" not in run.state:
             run.new_state("sum")[...] = group["initial_accumulator_value"]
@@ -74,15 +67,8 @@ class Adagrad(Optimizer):
 class Adadelta(Optimizer):
     r"""Adadelta (M. Zeiler, arXiv:1212.5701).
 
-    Parameters
-    ----------
-    rho : float, default 0.9
-        Decay of the means of the squares, in [0, 1].
-
-    Notes
-    -----
     :math:`v \leftarrow \rho v + (1 - \rho) g^2`, :math:`d = g \sqrt{u + \epsilon} / \sqrt{v + \epsilon}`,
-    :math:`u \leftarrow \rho u + (1 - \rho) d^2`, :math:`p \leftarrow p - \eta d`.
+    :math:`u \leftarrow \rho u + (1 - \rho) d^2`, :math:`p \leftarrow p - \eta d`; ``rho`` in [0, 1].
     """
 
     def __init__(

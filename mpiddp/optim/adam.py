@@ -14,17 +14,10 @@ from .optimizer import Group, Optimizer, check_not_negative
 class Adam(Optimizer):
     r"""Adam (Kingma and Ba, arXiv:1412.6980) and AMSGrad (Reddi et al., arXiv:1904.09237).
 
-    Parameters
-    ----------
-    betas : pair of float, default (0.9, 0.999)
-        Decay of the means of gradient and square, in [0, 1).
-    amsgrad : bool, default False
-        Divide by the largest mean square so far.
-
-    Notes
-    -----
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`, and in step t
-    :math:`p \leftarrow p - \frac{\eta}{1 - \beta_1^t} m / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)`.
+    :math:`p \leftarrow p - \frac{\eta}{1 - \beta_1^t} m / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)`; ``betas`` in [0,
+    1).
+    ``amsgrad`` divides by the largest :math:`v` so far.
     """
 
     decoupled_weight_decay = False
@@ -55,7 +48,6 @@ class Adam(Optimizer):
         super().__init__(params, options)
 
     def _update(self, run: ContiguousRun, group: Group) -> None:
-        # A NumPy scalar from a schedule would make float32 arithmetic float64.
         lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
         beta1, beta2 = map(float, group["betas"])
         names = ["exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * group["amsgrad"]]

@@ -35,14 +35,8 @@ class LRScheduler(ABC):
     optimizer : Optimizer
         The constructor and each :meth:`step` set its groups' ``lr``. A group's first rate is kept as ``initial_lr``.
     last_epoch : int, default -1
-        Step at which to go on without a saved state; KeyError if a group then has no ``initial_lr``.
-
-    Attributes
-    ----------
-    last_epoch : int
-        Steps made; a step may be an epoch or a batch.
-    base_lrs : list of float
-        ``initial_lr`` of each group.
+        Step at which to go on without a saved state; KeyError if a group then has no ``initial_lr``. As an attribute
+        the steps made; a step may be an epoch or a batch.
     """
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
@@ -169,14 +163,7 @@ class ExponentialLR(LRScheduler):
 class LinearLR(LRScheduler):
     """A warm-up: the rate times a factor from ``start_factor`` to ``end_factor`` in ``total_iters`` steps.
 
-    Parameters
-    ----------
-    start_factor : float, default 1/3
-        In (0, 1].
-    end_factor : float, default 1.0
-        In [0, 1].
-    total_iters : int, default 5
-        Steps between the two.
+    ``start_factor`` is in (0, 1], ``end_factor`` in [0, 1].
     """
 
     def __init__(
@@ -219,26 +206,13 @@ class CosineAnnealingLR(LRScheduler):
 class OneCycleLR(LRScheduler):
     """Up to a large rate and down to a tiny one in ``total_steps`` steps; momentum the other way (arXiv:1708.07120).
 
-    Parameters
-    ----------
-    max_lr : float or list of float
-        Largest rate, or one for each group.
-    total_steps : int, optional
-        Or give ``epochs`` and ``steps_per_epoch``, of which it is the product.
-    pct_start : float, default 0.3
-        Share of the steps that go up, 0 to 1.
-    anneal_strategy : {"cos", "linear"}, default "cos"
-        Shape of the way.
-    cycle_momentum : bool, default True
-        Change momentum (of Adam: its first beta).
-    base_momentum, max_momentum : float, default 0.85 and 0.95
-        Momentum at the largest rate, and at both ends.
-    div_factor : float, default 25.0
-        The first rate is ``max_lr / div_factor``.
-    final_div_factor : float, default 1e4
-        The last rate is the first divided by this.
-    three_phase : bool, default False
-        Go down to the first rate as fast as up, and only then to the last.
+    ``total_steps`` is by default ``epochs`` times ``steps_per_epoch``. The share ``pct_start`` of them goes up, on a
+    cosine or, with ``anneal_strategy="linear"``, a line: from ``max_lr / div_factor`` to ``max_lr`` (one, or one for
+    each
+    group). The last rate is the first over ``final_div_factor``. ``cycle_momentum`` changes momentum (of Adam: the
+    first
+    beta): ``base_momentum`` at the largest rate, ``max_momentum`` at both ends. ``three_phase`` goes down to the first
+    rate as fast as up, and only then to the last.
     """
 
     def __init__(
@@ -341,14 +315,6 @@ class SequentialLR(LRScheduler):
     >>> warm_up = lr_scheduler.LinearLR(sgd, start_factor=0.5, total_iters=2)
     >>> cosine = lr_scheduler.CosineAnnealingLR(sgd, T_max=4)
     >>> schedule = lr_scheduler.SequentialLR(sgd, [warm_up, cosine], milestones=[2])
-    >>> for _ in range(5):
-    ...     print(f"{sgd.param_groups[0]['lr']:.2f}")
-    ...     schedule.step()
-    0.50
-    0.75
-    1.00
-    0.85
-    0.50
     """
 
     def __init__(

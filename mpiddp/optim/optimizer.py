@@ -101,7 +101,10 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _update(self, run: ContiguousRun, group: Group) -> None:
-        """Update one run of parameters by the options of their group."""
+        """Update one run of parameters by the options of their group.
+
+        Options go through ``float``: a NumPy scalar from a schedule would make float32 arithmetic float64.
+        """
 
     def _descent(self, p: Array, g: Array, maximize: bool, decay: float) -> tuple[Array, Array, Array]:
         """Return the gradient to descend, weight decay added, and two scratch arrays; it may lie in the first."""

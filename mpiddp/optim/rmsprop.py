@@ -13,18 +13,9 @@ from .optimizer import Group, Optimizer, check_not_negative
 class RMSprop(Optimizer):
     r"""RMSprop (G. Hinton, Neural Networks for Machine Learning, lecture 6, 2012).
 
-    Parameters
-    ----------
-    alpha : float, default 0.99
-        Decay of the mean square.
-    momentum : float, default 0
-        Share of the previous update that goes on.
-    centered : bool, default False
-        Divide by the gradient's standard deviation (A. Graves, arXiv:1308.0850).
-
-    Notes
-    -----
     :math:`v \leftarrow \alpha v + (1 - \alpha) g^2`, :math:`p \leftarrow p - \eta g / (\sqrt{v} + \epsilon)`.
+    ``momentum`` is the share of the previous update that goes on; ``centered`` divides by the gradient's standard
+    deviation (A. Graves, arXiv:1308.0850).
     """
 
     def __init__(
@@ -60,7 +51,6 @@ class RMSprop(Optimizer):
         super().__init__(params, options)
 
     def _update(self, run: ContiguousRun, group: Group) -> None:
-        # A NumPy scalar from a schedule would make float32 arithmetic float64.
         lr, alpha, eps = float(group["lr"]), float(group["alpha"]), float(group["eps"])
         momentum, decay = float(group["momentum"]), float(group["weight_decay"])
         extra = ["momentum_buffer"] * (momentum > 0) + ["grad_avg"] * group["centered"]

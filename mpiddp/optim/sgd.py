@@ -13,20 +13,10 @@ from .optimizer import Group, Optimizer, check_not_negative
 class SGD(Optimizer):
     r"""Stochastic gradient descent with momentum (Sutskever et al., 2013).
 
-    Parameters
-    ----------
-    momentum : float, default 0
-        Share of the previous update that goes on.
-    dampening : float, default 0
-        The gradient enters the momentum with weight ``1 - dampening``.
-    nesterov : bool, default False
-        Nesterov's momentum; needs ``momentum`` and no ``dampening``.
-
-    Notes
-    -----
-    With :math:`g = \nabla f(p) + \lambda p` and a buffer :math:`b` that starts as :math:`g`:
-    :math:`b \leftarrow \mu b + (1 - \tau) g`, then :math:`p \leftarrow p - \eta b`, or
-    :math:`p \leftarrow p - \eta (g + \mu b)` with ``nesterov``.
+    With :math:`g = \nabla f(p) + \lambda p`, momentum :math:`\mu`, dampening :math:`\tau` and a buffer :math:`b` that
+    starts
+    as :math:`g`: :math:`b \leftarrow \mu b + (1 - \tau) g`, then :math:`p \leftarrow p - \eta b`, or with ``nesterov``,
+    which needs momentum and no dampening, :math:`p \leftarrow p - \eta (g + \mu b)`.
     """
 
     def __init__(
@@ -54,7 +44,6 @@ class SGD(Optimizer):
         super().__init__(params, options)
 
     def _update(self, run: ContiguousRun, group: Group) -> None:
-        # A NumPy scalar from a schedule would make float32 arithmetic float64.
         lr, momentum, decay = float(group["lr"]), float(group["momentum"]), float(group["weight_decay"])
         fresh = 1 - float(group["dampening"])
         first = momentum != 0 and "momentum_buffer" not in run.state
