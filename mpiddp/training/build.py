@@ -188,6 +188,7 @@ def build_trainer(
         scaler=_scaler(config) if config.dtype == "float16" else None,
     )
     if config.average == "local" and isinstance(model, DistributedDataParallel):
+        trainer.averages_gradients = False
         trainer.stateful["local_sgd"] = local = LocalSGD(config, model, optimizer, steps_an_epoch)
         trainer.callbacks["step_end"].insert(0, local)  # before checkpoints are made
     if memory is not None:

@@ -109,7 +109,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a step; the same on all ranks except for ``finite`` and ``waited_s``."""
+    """Result of a step; ``finite``, ``waited_s`` and, without averaged gradients, ``broken`` are this rank's."""
 
     tally: MetricSum
     """Over the samples of all ranks."""
@@ -117,7 +117,7 @@ class Outcome:
     overflowed: bool
     """Skipped because scaled gradients overflowed."""
     broken: list[str]
-    """Parameters whose averaged gradient is not finite."""
+    """Parameters whose gradient is not finite."""
     finite: bool
     """This rank's losses are."""
     last: Batch
@@ -127,7 +127,7 @@ class Outcome:
 
 def new_sums() -> MetricSum:
     """Return the sums that ranks exchange in a step."""
-    return MetricSum("loss", "correct", "stop")
+    return MetricSum("loss", "correct", "stop", "broken")
 
 
 @dataclasses.dataclass
@@ -147,6 +147,8 @@ class TrainStep:
     clip_norm: float | None = None
     precision: MixedPrecision | None = None
     scaler: LossScale | None = None
+    averages: bool = True
+    """False: each rank has a gradient of its own, and one that is not finite is news for the others."""
 
     def __post_init__(self) -> None:
         self._on_device = any(is_device_array(p.data) for p in self.model.module.parameters())
@@ -173,15 +175,17 @@ class TrainStep:
         with self.model.weighted(reference if samples else 0, total):
             loss = self._forward(batch, tally)
             # Sent before backward, to arrive during it; with a GPU, which would be waited for, after.
-            early = None if self._on_device else self._summing(tally)
+            early = None if self._on_device or not self.averages else self._summing(tally)
             if loss is not None:
                 self._backward(loss, batch.samples / reference)
         broken = self._broken(tally)
+        if early is None:
+            tally.add(broken=bool(broken))
         finite, summing = early or self._summing(tally)
         began = time.perf_counter()
         summing.wait()
         waited_s = time.perf_counter() - began
-        updated, overflowed = self._update(tally, broken)
+        updated, overflowed = self._update(tally, bool(broken) or tally["broken"] > 0)
         return Outcome(tally, updated, overflowed, broken, finite, batch, waited_s)
 
     def predict(self, inputs: Any) -> Any:
@@ -222,6 +226,12 @@ class TrainStep:
                 f"finite parameters, the largest {largest:.3g} in {name}; lower the learning rate if that is too large,"
                 " else look at this batch's inputs and at what the loss takes the logarithm of"
             )
+        elif not self.averages:
+            found: list[Any] = [None] * get_world_size()
+            all_gather_object(found, outcome.broken)
+            rank, names = next((rank, names) for rank, names in enumerate(found) if names)
+            what = f"the gradient of {_listed(names)} is not finite on rank {rank}"
+            cause = "finite losses; lower the learning rate, or look for a division by zero in a backward"
         else:
             what = f"the averaged gradient of {_listed(outcome.broken)} is not finite"
             guilty = _ranks_where(not self._own_gradient_is_finite(outcome.last))
@@ -271,15 +281,15 @@ class TrainStep:
         with _no_mean_of_nothing(weight), quiet:
             loss.backward(None if factor == 1 else np.asarray(factor, loss.dtype))
 
-    def _update(self, tally: MetricSum, broken: list[str]) -> tuple[bool, bool]:
+    def _update(self, tally: MetricSum, broken: bool) -> tuple[bool, bool]:
         """Change the parameters if loss and gradients are finite; return (updated, overflowed)."""
         sound = bool(np.isfinite(tally["loss"]))
         overflowed = False
         if self.scaler is not None and sound:
             scale = self.scaler.scale
             with contextlib.suppress(FloatingPointError):  # no smaller scale would help
-                self.scaler.update(bool(broken))
-                overflowed = bool(broken)
+                self.scaler.update(broken)
+                overflowed = broken
             if not broken:
                 for p in self.model.module.parameters():
                     if p.grad is not None:

@@ -126,6 +126,8 @@ class Trainer:
         self.correct_fn = correct_fn
         self.stop = stop
         self.on_nan = on_nan
+        self.averages_gradients = True
+        """False: parameters are averaged in their place, by a callback."""
         self.callbacks: dict[str, list[Callback]] = {event: list((callbacks or {}).get(event, ())) for event in EVENTS}
         self.stateful = dict(stateful or {}) | ({"scaler": scaler} if scaler is not None else {})
         self.accumulate = accumulate
@@ -321,6 +323,7 @@ class Trainer:
             self.clip_norm,
             self.precision,
             self.scaler,
+            self.averages_gradients,
         )
 
     def _batches(self) -> Iterator[Batch]:

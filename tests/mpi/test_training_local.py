@@ -64,3 +64,26 @@ def test_contradictions_are_refused(world, options):
     with pytest.raises(UsageError):
         configured(**{"average": "local", "period": 8, **options})
     assert dist.get_world_size() == world.size
+
+
+def with_a_gradient_that_is_not_finite(world, step, **options):
+    """Return a trainer whose last rank has a NaN in one step, and a parameter's name."""
+    trainer, config = make(average="local", period=4, **options)
+    name, bias = list(trainer.model.module.named_parameters())[-1]
+    spoils = world.rank == world.size - 1
+    bias.register_hook(lambda grad: grad * np.float32("nan" if spoils and trainer.step == step else 1))
+    return trainer, config, name
+
+
+def test_gradient_that_is_not_finite_on_one_rank_stops_all_with_its_name(world):
+    trainer, config, name = with_a_gradient_that_is_not_finite(world, 5, on_nan="stop")
+    found = rf"gradient of {name} is not finite on rank {world.size - 1} at step 6 \(epoch 1\)"
+    with pytest.raises(FloatingPointError, match=found):
+        trainer.fit(config.epochs)
+
+
+def test_gradient_that_is_not_finite_on_one_rank_skips_the_step_of_all(world):
+    trainer, config, _ = with_a_gradient_that_is_not_finite(world, 5, on_nan="skip")
+    trainer.callbacks["epoch_end"].append(lambda t: assert_same_bits_everywhere(parameters(t)))
+    trainer.fit(config.epochs)
+    assert trainer.skipped == 1 and all(np.isfinite(x).all() for x in parameters(trainer).values())
