@@ -35,14 +35,13 @@ def trained(**options) -> Trainer:
 
 
 def batches(epoch: int, seed: int = SEED, size: int = BATCH):
-    """Yield an epoch's batches, whole."""
     sampler = GlobalBatchSampler(range(SAMPLES), size, num_replicas=1, rank=0, seed=seed)
     sampler.set_epoch(epoch)
     return [data()[0].batch(indices) for indices in sampler]
 
 
 def windows(epoch: int, accumulate: int):
-    """Yield what makes a step: the samples of some batches, as one large batch."""
+    """Yield the samples of each step's batches, as one large batch."""
     listed = batches(epoch)
     for start in range(0, len(listed), accumulate):
         xs, ys = zip(*listed[start : start + accumulate], strict=True)

@@ -26,14 +26,14 @@ class World:
     size: int
     rng: np.random.Generator
     long: bool
-    """Whether the long tier runs."""
+    """The long tier runs."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _what_was_there_stays() -> None:
     """Let a test's ``gc.collect()`` look at its module's objects only: with all tests and torch it takes half a second.
 
-    Nothing else is lost, since what is garbage by now is collected before.
+    What is garbage by now is collected before.
     """
     gc.collect()
     gc.freeze()
@@ -41,10 +41,10 @@ def _what_was_there_stays() -> None:
 
 @pytest.fixture(autouse=True)
 def _process_group(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Give every test the process group, and see that it leaves it as it found it."""
+    """Give every test the process group, and check that it leaves it unchanged."""
     ranks = request.config.pluginmanager.get_plugin("ranks")
     if ranks.last_failed and dist.is_initialized():
-        # Messages that a failed test has left on their way must not reach the next one.
+        # Pending messages of a failed test must not reach the next one.
         dist.destroy_process_group()
         ranks.use_up_communicator_ids()
     if not dist.is_initialized():

@@ -1,4 +1,4 @@
-"""What the tests of communication are made of: dtypes, shapes, every rank's input, and what a reduction should give."""
+"""Inputs of the tests of communication: dtypes, shapes, every rank's arrays, and expected reductions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPS = [Op.SUM, Op.AVG, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR, Op.
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the dtype; skip the test where it needs a package that is not installed."""
+    """Return the dtype; skip the test if its package is not installed."""
     if name == "bfloat16":
         return np.dtype(_bfloat16())
     return np.dtype(name)
@@ -37,12 +37,12 @@ def _bfloat16() -> Any:
 
 
 def thinned(world: Any, dtype: np.dtype[Any], every: Sequence[_T], one: _T) -> Sequence[_T]:
-    """Return all sizes for one dtype of each class, and one size for the others; all of them in the long tier."""
+    """Return all sizes for one dtype of each class, one for the others; all of them in the long tier."""
     return every if world.long or dtype.name in CLASSES else [one]
 
 
 def draw(rng: np.random.Generator, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[np.ndarray]:
-    """Return an input for each rank, the same on all ranks; sums and products of few of them are exact in any dtype."""
+    """Return an input for each rank, the same on all; sums and products of few are exact in any dtype."""
     if dtype.kind == "b":
         return [np.asarray(rng.integers(0, 2, shape), bool) for _ in range(size)]
     if dtype.kind in "iu":
@@ -84,7 +84,7 @@ def reduced(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
 
 
 def means_something(op: dist.ReduceOp, dtype: np.dtype[Any]) -> bool:
-    """Tell whether torch's reduction is defined on ``dtype``."""
+    """Return True if torch's reduction is defined on ``dtype``."""
     if op.name in ("AVG", "PREMUL_SUM"):
         return dtype.kind not in "biu"
     if op.name in ("BAND", "BOR", "BXOR"):
@@ -93,7 +93,7 @@ def means_something(op: dist.ReduceOp, dtype: np.dtype[Any]) -> bool:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Tell whether two arrays agree in shape, dtype and every bit, a NaN being like any other."""
+    """Compare shape, dtype and every bit, a NaN being like any other."""
     found, expected = np.asarray(found), np.asarray(expected)
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
@@ -101,7 +101,7 @@ def same(found: Any, expected: Any) -> bool:
 
 
 def close(found: np.ndarray, expected: np.ndarray) -> bool:
-    """Tell whether two arrays agree up to the rounding of a few operations in their dtype."""
+    """Compare up to the rounding of a few operations in their dtype."""
     if found.dtype.kind in "biu":
         return same(found, expected)
     digits = {"float16": 1e-3, "bfloat16": 8e-3}.get(found.dtype.name, 1e-6)
@@ -118,7 +118,7 @@ def both_ways() -> Iterator[dict[str, bool]]:
 
 
 def end(returned: dist.Work | None, options: dict[str, bool]) -> None:
-    """Check what a collective returned, and wait where there is something to wait for."""
+    """Check what a collective returned, and wait if asynchronous."""
     if not options:
         assert returned is None
         assert requests.pending == 0

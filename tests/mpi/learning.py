@@ -34,39 +34,32 @@ def batch(rng: np.random.Generator, n: int, width: int = 5, classes: int = 3) ->
 
 
 def share(x: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """Return the rank's contiguous part of a batch."""
     return x[len(x) * rank // size : len(x) * (rank + 1) // size]
 
 
 def mine(world: World, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return this rank's part of each array."""
     return tuple(share(x, world.rank, world.size) for x in arrays)
 
 
 def step_of(model: nn.Module, x: Any, y: Any) -> float:
-    """Run forward and backward; return the loss."""
     loss = F.cross_entropy(model(x), y)
     loss.backward()
     return float(loss.item())
 
 
 def gradients(model: nn.Module) -> dict[str, np.ndarray | None]:
-    """Return copies of the gradients by name."""
     return {name: None if p.grad is None else p.grad.copy() for name, p in model.named_parameters()}
 
 
 def values(model: nn.Module) -> dict[str, np.ndarray]:
-    """Return copies of the parameters by name."""
     return {name: p.data.copy() for name, p in model.named_parameters()}
 
 
 def twin(model: nn.Module) -> nn.Module:
-    """Return an independent copy."""
     return copy.deepcopy(model)
 
 
 def assert_same_bits_everywhere(arrays: dict[str, np.ndarray | None]) -> None:
-    """Assert that all ranks hold the same bits."""
     mine = {name: None if x is None else x.tobytes() for name, x in arrays.items()}
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, mine)
@@ -75,21 +68,19 @@ def assert_same_bits_everywhere(arrays: dict[str, np.ndarray | None]) -> None:
 
 
 def assert_equal(one: dict[str, Any], two: dict[str, Any]) -> None:
-    """Assert that two models hold the same bits."""
     assert one.keys() == two.keys()
     for name in one:
         np.testing.assert_array_equal(one[name], two[name], err_msg=name)
 
 
 def assert_close(one: dict[str, Any], two: dict[str, Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:
-    """Assert that two models are equal to rounding."""
     assert one.keys() == two.keys()
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=rtol, atol=atol, err_msg=name)
 
 
 def import_torch() -> Any:
-    """Return torch, on up to three ranks: that four import it takes longer than what they ask of it."""
+    """Return torch, on up to three ranks: its import on four takes longer than the tests."""
     if MPI.COMM_WORLD.size > 3:  # also where no test has made the process group yet
         pytest.skip("torch is asked on up to three ranks")
     return pytest.importorskip("torch")
@@ -118,7 +109,6 @@ def gloo() -> Any:
 
 
 def torch_mlp(torch: Any, model: nn.Sequential) -> Any:
-    """Return torch's model with the same layers and values."""
     layers: list[Any] = []
     for layer in model:
         if isinstance(layer, nn.Linear):

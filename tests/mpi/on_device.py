@@ -1,4 +1,4 @@
-"""CuPy arrays in tests: the fake device for a module, MPI that takes its addresses, what reductions have to give."""
+"""CuPy arrays in tests: the fake device for a module, MPI that takes its addresses, expected reductions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .inputs import reduced, thinned
 
 
 def renew() -> None:
-    """Make the default group anew, which is when the ranks agree on what MPI can do."""
+    """Make the default group anew: then the ranks agree on what MPI can do."""
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group()
@@ -46,7 +46,7 @@ def cupy() -> Iterator[Any]:
 
 @pytest.fixture
 def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePointers]:
-    """Let MPI take addresses of the device, which it does, because they are the host's."""
+    """Let MPI take addresses of the device, which are the host's."""
     monkeypatch.setenv("MPIDDP_CUDA_AWARE", "1")
     renew()
     assert device_table.addresses.point_to_point.yes and p2p_device.by_address
@@ -65,7 +65,7 @@ def own_op(op: dist.ReduceOp, rank: int) -> dist.ReduceOp:
 
 
 def expected(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
-    """Return the reduction where every rank has a factor of its own."""
+    """Return the reduction with a factor of each rank's own."""
     if op.factor is None:
         return reduced(op, xs)
     wide = [x.astype(np.clongdouble if x.dtype.kind == "c" else np.longdouble) for x in xs]

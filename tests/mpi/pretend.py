@@ -1,4 +1,4 @@
-"""Pretended nodes and GPUs for a test: the default group as it would be if its ranks had them."""
+"""Pretended nodes and GPUs: the default group as if its ranks had them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from mpiddp.mpi.p2p import Mailbox
 
 
 def connect(nodes: Sequence[int], comm: MPI.Intracomm | None = None) -> tuple[Link, GroupMonitor]:
-    """Return a link in a world whose rank r is on node ``nodes[r]``; all ranks call this.
-
-    Of the ranks of ``comm``, which it owns from now on, or of the default group.
-    """
+    """Return a link in a world whose rank r is on node ``nodes[r]``, of ``comm``'s ranks, which it owns; collective."""
     job = monitor.current()
     assert job is not None, "the tests run with a process group"
     world = dataclasses.replace(job.world, nodes=tuple(nodes))
@@ -33,7 +30,7 @@ def connect(nodes: Sequence[int], comm: MPI.Intracomm | None = None) -> tuple[Li
 
 @contextlib.contextmanager
 def pretended_nodes(nodes: Sequence[int]) -> Iterator[None]:
-    """Let the default group's rank r be on node ``nodes[r]``; all ranks call this."""
+    """Let the default group's rank r be on node ``nodes[r]``; collective."""
     group = default_group()
     link, watch = connect(nodes)
     pretended = {"link": link, "monitor": watch, "plans": link.resource(Plans), "mailbox": link.resource(Mailbox)}
@@ -48,13 +45,13 @@ def pretended_nodes(nodes: Sequence[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pretended_gpus() -> Iterator[Any]:
-    """Let the ranks have the fake GPU, and leave the default group without memory of it; all ranks call this."""
+    """Let the ranks have the fake GPU, and the default group no memory of it; collective."""
     with faking.fake_gpu() as cupy:
         yield cupy
         release(default_group().link)
 
 
 def release(link: Link) -> None:
-    """Free the memory that the GPUs of a group's ranks share; all ranks call."""
+    """Free the memory that the GPUs of a group's ranks share; collective."""
     link.resource(DeviceScratch).close()
     link.resource(Segments).close()

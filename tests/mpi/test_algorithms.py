@@ -50,15 +50,15 @@ POOL_BYTES = 1 << 21
 
 @dataclasses.dataclass
 class Case:
-    """A group on pretended nodes, and memory to take arrays from."""
+    """A group on pretended nodes, and memory for arrays."""
 
     link: Link
     pool: Array
     """Bytes; the ranks of a node share them."""
     rng: np.random.Generator
-    """Numbers that are the same on all ranks."""
+    """The same on all ranks."""
     long: bool
-    """Whether the long tier runs."""
+    """The long tier runs."""
 
     def array(self, like: Array, kind: str = "ordinary", shift: int = 0) -> Array:
         """Return a copy of an array in memory of a kind; mixed: every other rank's is symmetric."""
@@ -76,7 +76,6 @@ class Case:
             requests.drive(steps)
 
     def rows(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Return every rank's numbers."""
         shape = (self.link.size, count)
         if dtype.kind == "b":
             return list(self.rng.integers(0, 2, shape).astype(dtype))
@@ -105,12 +104,10 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
 
 
 def own_factor(op: ReduceOp, rank: int) -> ReduceOp:
-    """Let the factors differ by rank."""
     return op if op.factor is None else ReduceOp.PREMUL_SUM(0.5 + rank)
 
 
 def reduced(op: ReduceOp, rows: list[Array]) -> Array:
-    """Return the reduction of the rows in the widest type."""
     dtype = rows[0].dtype
     if dtype.kind in "fV" or is_half(dtype):
         rows = [row.astype(np.longdouble) for row in rows]
@@ -132,7 +129,7 @@ def reduced(op: ReduceOp, rows: list[Array]) -> Array:
 
 
 def expect(result: Array, expected: Array, ranks: int, what: str) -> None:
-    """Compare, with the error that summing in the result's type may make; a half type is rounded once."""
+    """Compare, with the error of a sum in the result's type; a half type is rounded once."""
     dtype = result.dtype
     if dtype.kind in "biu":
         assert np.array_equal(result, expected.astype(dtype)), what
@@ -144,7 +141,6 @@ def expect(result: Array, expected: Array, ranks: int, what: str) -> None:
 
 
 def bits(x: Array) -> int:
-    """Return a checksum of the numbers."""
     if x.dtype.char == "g":  # 80 bits, and padding that is anything
         high = x.astype(np.float64)
         x = np.stack([high, (x - high).astype(np.float64)])
@@ -152,14 +148,13 @@ def bits(x: Array) -> int:
 
 
 def algorithms(operation: str, link: Link) -> list[str]:
-    """Return what is tested in a group: on several nodes only what knows of nodes, the others do the same as on one."""
+    """Return the tested algorithms: on several nodes only what knows of nodes, the others do the same as on one."""
     if not link.one_node:
         return ["hierarchical"] if "hierarchical" in plan.offering(operation) else []
     return [name for name in plan.offering(operation) if name != "one_shot" or link.find(EagerBuffers)]
 
 
 def steps(operation: str, name: str, link: Link, *args: Any) -> requests.Steps:
-    """Return the steps of an algorithm."""
     if name != "one_shot":
         made: requests.Steps = getattr(plan.MODULES[name], operation)(link, *args)
         return made
@@ -344,7 +339,7 @@ def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.Mon
 
 
 def refuse_scratch(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a group be without staging memory."""
+    """Leave a group without staging memory."""
     monkeypatch.setattr(link.resource(Scratch), "fault", "not in this test")
     monkeypatch.setattr(link.resource(Scratch), "ready", False)
 
@@ -522,8 +517,6 @@ def test_ranks_that_disagree_are_both_named(case: Case) -> None:
 
 
 class Recording:
-    """A communicator that notes who is called."""
-
     def __init__(self, comm: Any, name: str, calls: list[str]) -> None:
         self._comm, self._name, self._calls = comm, name, calls
 
@@ -533,7 +526,7 @@ class Recording:
 
 
 def recording(link: Link, calls: list[str]) -> Link:
-    """Return a link like ``link`` that notes on which communicators something is sent."""
+    """Return a link that notes on which communicators something is sent."""
 
     def record(channel: Any, prefix: str) -> Any:
         changed = copy.copy(channel)

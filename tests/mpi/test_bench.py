@@ -1,4 +1,4 @@
-"""The benchmarks on 1 to 4 ranks: who takes part does the operation, and what is wrong is noticed."""
+"""The benchmarks on 1 to 4 ranks: participants do the operation, and wrong results are noticed."""
 
 from __future__ import annotations
 
@@ -203,8 +203,6 @@ def test_overlap_reduces_every_bucket_and_tells_what_it_saw(here, tmp_path, caps
 
 @pytest.fixture
 def lines(here, capsys):
-    """Return the lines that ``bench tune`` prints."""
-
     def run() -> list[str]:
         assert tune.run(options("tune", "-b", "1K", "-e", "2K", "--rounds", "1")) == 0
         return here.comm.bcast(capsys.readouterr().out.splitlines())

@@ -167,7 +167,7 @@ def test_reduce_scatter(world, dtype, call):
 
 def test_all_to_all(world, dtype):
     for how in both_ways():
-        # What rank r sends to rank s has r + 2 s rows.
+        # Rank r sends r + 2 s rows to rank s.
         sent = [[draw(world.rng, 1, (r + 2 * s, 2), dtype)[0] for s in range(world.size)] for r in range(world.size)]
         outputs = [np.zeros_like(row[world.rank]) for row in sent]
         end(dist.all_to_all(outputs, sent[world.rank], **how), how)
@@ -297,7 +297,7 @@ def test_arrays_that_mpi_cannot_name(world):
 
 
 def test_floats_of_eight_bits_are_moved_and_not_reduced(world):
-    eight = pytest.importorskip("ml_dtypes").float8_e5m2  # for NumPy of kind "f", as no other of them
+    eight = pytest.importorskip("ml_dtypes").float8_e5m2  # of kind "f" for NumPy, unlike the others
     for count in (3, 100_000, 3_000_000):
         x = np.full(count, world.rank + 1).astype(eight)
         dist.broadcast(x, world.size - 1)

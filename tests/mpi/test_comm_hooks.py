@@ -1,4 +1,4 @@
-"""Communication hooks: what a hook may return, and what the shipped ones compute."""
+"""Communication hooks: their results, and the shipped ones' values."""
 
 from __future__ import annotations
 
@@ -42,9 +42,6 @@ def reduced(world: World, hook: Callable[..., Any] | None, state: Any = None, st
         step_of(ddp, share(x, world.rank, world.size), share(y, world.rank, world.size))
     assert_same_bits_everywhere(gradients(ddp))
     return gradients(ddp)
-
-
-# -- what a hook may be and return -----------------------------------------------------------------------------------
 
 
 def torchs_body(process_group: Any, bucket: Any) -> Any:
@@ -180,9 +177,6 @@ def test_find_unused_parameters_goes_with_a_hook(world: World) -> None:
     np.testing.assert_allclose(model[0].weight.grad, 2, rtol=1e-6)
 
 
-# -- half precision --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
 def test_half_precision_is_the_average_rounded_twice(world: World, kind: str) -> None:
     bits = 11 if kind == "fp16" else 8
@@ -241,9 +235,6 @@ def test_what_is_half_already_and_what_is_complex_travels_as_it_is(world: World)
     ddp(float(world.rank + 1)).backward()
     np.testing.assert_allclose(ddp.module.half.grad, (world.size + 1) / 2, rtol=2e-3)
     np.testing.assert_allclose(ddp.module.whole.grad, (world.size + 1) / 2, rtol=1e-6)
-
-
-# -- PowerSGD --------------------------------------------------------------------------------------------------------
 
 
 def low_rank(world: World, hook: Any, state: Any, steps: int, n: int = 24, m: int = 20, rank: int = 2) -> Any:
@@ -369,9 +360,6 @@ def test_gradients_of_zero_are_no_obstacle(world: World) -> None:
         ddp.zero_grad()
         F.mse_loss(ddp(np.zeros((2, 12), np.float32)) * 0, np.zeros((2, 12), np.float32)).backward()
     np.testing.assert_allclose(model.weight.grad, 0, atol=1e-6)
-
-
-# -- post-local SGD --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("local_reduce", [True, False])

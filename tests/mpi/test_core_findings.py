@@ -1,4 +1,4 @@
-"""Defects that the communication core has had, without a launcher of their own; see also tests/launch."""
+"""Past defects of the communication core that need no launcher of their own; see also tests/launch."""
 
 from __future__ import annotations
 

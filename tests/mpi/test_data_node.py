@@ -1,4 +1,4 @@
-"""``shared_on_node``: one copy on each node, loaded by one rank there; all ranks see what goes wrong anywhere."""
+"""``shared_on_node``: one copy on each node, loaded by one rank there; all ranks see errors anywhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = Any
 
 @pytest.fixture(params=["one node", "two nodes"], autouse=True)
 def _nodes(request: pytest.FixtureRequest, world: Any) -> Iterator[None]:
-    """Run each test on the ranks as they are, and as if they were on two nodes, in turns."""
+    """Run each test on the ranks as they are, and as if they were on two nodes."""
     if request.param == "one node":
         yield
         return
@@ -85,7 +85,7 @@ def test_every_rank_sees_what_one_rank_of_its_node_has_loaded(world: Any) -> Non
 
 
 def shares_memory_on_node(x: Array) -> bool:
-    """Tell whether the ranks of this node have mapped the same file for it, as the kernel counts files."""
+    """Return True if the ranks of this node have mapped the same file for it, as the kernel counts files."""
     inode = next(
         (line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if _inside(line, x)), "0"
     )

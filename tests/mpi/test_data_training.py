@@ -1,4 +1,4 @@
-"""What ``train`` reads: every kind of ``--data``, fetched and held once a node; and an evaluation that is exact."""
+"""Data of ``train``: every kind of ``--data``, fetched and held once a node; and an evaluation that is exact."""
 
 from __future__ import annotations
 
@@ -208,8 +208,6 @@ def test_failed_fetch_is_told_on_every_rank(
 
 
 class Seen(ArrayDataset):
-    """Notes which samples are asked for."""
-
     def __init__(self, *arrays: Array) -> None:
         super().__init__(*arrays)
         self.indices: list[int] = []

@@ -51,7 +51,7 @@ def test_gradients_are_those_of_the_plain_way(world: World, cap: Any) -> None:
 
 
 def test_a_bucket_for_each_parameter_has_the_bits_of_the_plain_way(world: World) -> None:
-    """Then both reduce the same arrays by the same algorithm. Modules are nested, one is there at two depths."""
+    """Both then reduce the same arrays by the same algorithm. Modules are nested, one is there at two depths."""
     nn.manual_seed(3)
     twice = nn.Sequential(nn.Linear(7, 7), nn.Tanh())
     deep = nn.Sequential(nn.Linear(5, 7), nn.Sequential(twice, nn.Sequential(nn.BatchNorm1d(7))))

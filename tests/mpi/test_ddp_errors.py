@@ -1,4 +1,4 @@
-"""What DistributedDataParallel refuses, and a step after an error."""
+"""Refusals of DistributedDataParallel, and a step after an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DDP = dist.DistributedDataParallel
 
 
 class Failing(Function):
-    """The identity, whose backward fails when it is told to."""
+    """The identity, whose backward fails on request."""
 
     fail = False
 

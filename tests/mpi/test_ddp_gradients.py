@@ -1,4 +1,4 @@
-"""Where DistributedDataParallel's gradients live: in buckets, in the order in which they come."""
+"""DistributedDataParallel's gradients: in buckets, in the order in which they come."""
 
 from __future__ import annotations
 

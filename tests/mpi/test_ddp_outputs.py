@@ -1,4 +1,4 @@
-"""What a wrapped model returns, and what happens between its forward and its backward."""
+"""Outputs of a wrapped model, and events between its forward and its backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameters DistributedDataParallel averages: shared, frozen, unused and ignored ones."""
+"""Parameters that DistributedDataParallel averages: shared, frozen, unused and ignored ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel keeps alike on all ranks: values at first, buffers, and copies of itself."""
+"""State that DistributedDataParallel keeps alike on all ranks: first values, buffers, and copies of itself."""
 
 from __future__ import annotations
 

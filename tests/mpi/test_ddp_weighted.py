@@ -1,4 +1,4 @@
-"""Which backward reduces, and with which weight: ``no_sync`` and ``weighted``."""
+"""Reducing backwards and their weights: ``no_sync`` and ``weighted``."""
 
 from __future__ import annotations
 

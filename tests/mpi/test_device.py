@@ -1,4 +1,4 @@
-"""CuPy arrays in every operation, on the fake device: late streams, shared memory, addresses, and what goes wrong."""
+"""CuPy arrays in every operation, on the fake device: late streams, shared memory, addresses, errors."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ __all__ = ["by_address", "cupy"]  # fixtures
 Array = Any
 DTYPES = ["bool", "int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64", "complex64"]
 LONG = ("device_two_shot", "staged_ring", "device_ring")
-
-
-# -- all-reduce: every way, on every dtype -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -102,11 +99,7 @@ def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
         assert len(set(everybody)) == 1
 
 
-# -- the other operations ------------------------------------------------------------------------------------------
-
-
 def collectives(world: Any, cupy: Any) -> None:
-    """Run every other collective on device arrays, blocking and not."""
     rank, size = world.rank, world.size
     for kind, shape, options in itertools.product(["float32", "bfloat16"], [(), (0,), (997,)], both_ways()):
         dtype = dtype_of(kind)
@@ -247,9 +240,6 @@ def test_message_that_does_not_fit(world: Any, cupy: Any) -> None:
         each.wait()
 
 
-# -- streams -------------------------------------------------------------------------------------------------------
-
-
 def test_operation_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
     total = sum(range(1, world.size + 1))
     for count in (3, 4000):
@@ -289,7 +279,7 @@ def test_earlier_kernels_read_what_was_there_before(world: Any, cupy: Any) -> No
             each.wait()
         if world.size == 1:
             stream.current(x).synchronize()  # an operation of one rank is work of its stream
-        with cupy.cuda.Stream(non_blocking=True):  # a stream that knows nothing of the operation
+        with cupy.cuda.Stream(non_blocking=True):  # knows nothing of the operation
             after = (x + 1).get()
         assert (before.get() == 32 * (world.rank + 1)).all()
         assert (after == world.size * (world.size + 1) / 2 + 1).all()
@@ -372,9 +362,6 @@ def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: py
     assert not all(everybody)
     cupy.cuda.synchronize_all()
     pinned.forget()  # what was given back too early
-
-
-# -- several at once -----------------------------------------------------------------------------------------------
 
 
 def test_interleaved(world: Any, cupy: Any) -> None:
@@ -468,11 +455,8 @@ def test_one_no_is_everybodys(world: Any, monkeypatch: pytest.MonkeyPatch) -> No
     renew()
 
 
-# -- training ------------------------------------------------------------------------------------------------------
-
-
 def train(xp: Any, world: Any, steps: int = 4) -> list[np.ndarray]:
-    """Return the parameters after a few steps of a small network on NumPy's or the device's arrays."""
+    """Return the parameters after a few steps on NumPy's or the device's arrays."""
     from mpiddp import nn, optim
     from mpiddp.nn import functional
 

@@ -168,7 +168,7 @@ def test_without_ipc(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch, how
 
 @contextlib.contextmanager
 def on_nodes(world: Any, nodes: tuple[int, ...]) -> Iterator[Link]:
-    """Give a link of all ranks that are on these nodes."""
+    """Give a link of the ranks that are on these nodes."""
     nodes = nodes[: world.size]
     if len(set(nodes)) == 1:
         pytest.skip("needs more ranks")
@@ -263,11 +263,8 @@ def test_several_on_their_way_over_nodes(world: Any, cupy: Any) -> None:
         gc.collect()
 
 
-# -- several devices in a process ----------------------------------------------------------------------------------
-
-
 def test_the_current_device_may_change_between_calls(world: Any, cupy: Any) -> None:
-    """Where an array lies counts, and for a new one which device was current when it was asked for."""
+    """An array's place counts, and for a new one the device that was current when it was asked for."""
     total, home = world.size * (world.size + 1) / 2, cupy.cuda.runtime.getDevice()
     group, other = dist.new_group(), 1 - home
     first = dist.symmetric_empty(3000, np.float32, group, "cuda")

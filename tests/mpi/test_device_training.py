@@ -26,8 +26,6 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
 class Pair(NamedTuple):
-    """A batch with names."""
-
     x: Any
     n: int
 
@@ -82,7 +80,7 @@ def test_a_step_waits_once(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         waits.clear()
         outcome = train_step.step(batch, iter(()), lambda: False)
         assert outcome.updated
-        # The copy to the host, which waits for its stream; what communicates asks events, and blocks nowhere.
+        # The copy to the host, which waits for its stream; communication asks events, and blocks nowhere.
         assert waits == ["get", "Stream"], waits
 
 

@@ -90,7 +90,7 @@ def test_reduce_scatter(world, op, shape):
 
 
 def test_all_to_all(world):
-    """Shapes that differ from pair to pair, some of them empty."""
+    """Shapes differ from pair to pair, some of them empty."""
     shapes = [[(source + 2 * target) % 3, 2] for source in range(world.size) for target in range(world.size)]
     shapes = np.array(shapes).reshape(world.size, world.size, 2)
 

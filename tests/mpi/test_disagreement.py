@@ -1,6 +1,6 @@
-"""Ranks that disagree about what they call: an error that names both sides, whatever the operation and its size.
+"""Ranks that disagree about a call: an error that names both sides, whatever the operation and its size.
 
-What is blocking when it is found out elsewhere ends the job: see ``tests/launch/test_disagreement.py``.
+A blocking call whose mismatch is found elsewhere ends the job: see ``tests/launch/test_disagreement.py``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def coalesced(group, *counts):
     return manager
 
 
-# What most ranks submit, what the last one does, and what the error says of both.
+# Most ranks' call, the last one's, and the error's text on both.
 CALLS = {
     "count": (lambda g: reduced(g), lambda g: reduced(g, 5), "all_reduce #1 of 4 float32", "of 5 float32"),
     "one of a thousand": (lambda g: reduced(g, 1000), lambda g: reduced(g, 1001), "of 1000 ", "of 1001 "),
@@ -285,7 +285,7 @@ def done(submitted):
 
 
 def test_what_may_differ(world):
-    """Neither the factor, nor the shapes of gathered arrays, nor how arrays lie in memory."""
+    """The factor, the shapes of gathered arrays, the layout in memory."""
     x = ones()
     dist.all_reduce(x, Op.PREMUL_SUM(float(world.rank)))
     dist.all_reduce(x.reshape(2, 2) if world.rank else x)

@@ -42,7 +42,7 @@ class OnHost:
 
 
 class ReadOnlyExport:
-    """What JAX offers: DLPack with the flag that forbids writing."""
+    """As JAX: DLPack with the flag that forbids writing."""
 
     def __init__(self, x: np.ndarray) -> None:
         self.x = x.copy()
@@ -240,7 +240,7 @@ def test_values_are_no_arrays(x: Any) -> None:
 
 
 class OnGpu:
-    """What a CUDA tensor offers, where there is no GPU."""
+    """As a CUDA tensor, without a GPU."""
 
     def __init__(self) -> None:
         self.__cuda_array_interface__ = {"shape": (1,), "typestr": "<f4", "data": (64, False), "version": 3}
@@ -277,7 +277,7 @@ def test_numpy_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Exported:
-    """What Numba's arrays offer: memory of a GPU under the CUDA array interface."""
+    """As Numba's arrays: memory of a GPU under the CUDA array interface."""
 
     def __init__(self, x: Any, **changes: Any) -> None:
         self.x = x

@@ -47,7 +47,7 @@ def begun(monkeypatch):
 
 
 def test_roots_that_run_ahead_overwrite_nothing_unread(world, group):
-    """Broadcasts and reduces, where not all ranks wait, in an order and with delays drawn from one seed."""
+    """Broadcasts and reduces, in which not all ranks wait, in an order and with delays drawn from one seed."""
     rng = np.random.default_rng(5)
     delays = np.random.default_rng(100 + world.rank)
     works = []
@@ -133,7 +133,7 @@ def test_a_factor_leaves_what_was_given_alone(world, group):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_different_calls_at_once_are_an_error_on_every_rank(world, group, late):
-    """Where the calls are of short arrays, so that no rank publishes anything else before it waits."""
+    """Of short arrays, so that no rank publishes anything else before it waits."""
     odd = world.rank == world.size - 1
     if late and odd:
         time.sleep(0.05)
@@ -173,7 +173,7 @@ def test_a_short_call_against_one_that_is_not_eager(world, group):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_root_that_does_not_wait_against_a_call_that_is_not_eager(world, group, late):
-    """It has gone on before they come, or comes when they wait in MPI: all that come to know of both calls raise."""
+    """It has gone on before they come, or comes when they wait in MPI: all that learn of both calls raise."""
     if world.rank == 0:
         if late:
             dist.barrier()
@@ -205,7 +205,7 @@ def test_who_is_ahead_finds_out_about_an_old_round(world, group):
 
 @pytest.mark.parametrize("counts", [(FULL * 3 // 2, FULL * 5 // 2), (2 * FULL, FULL * 5 // 2)])
 def test_pieces_of_different_arrays_do_not_meet(world, group, counts):
-    """Not even where the first ones are of one length, and one rank would be done with all of its own."""
+    """Not even if the first ones are of one length, and one rank would be done with all of its own."""
     with pytest.raises(dist.MismatchError, match=r"(?s)all_reduce.* #1 of \d.*all_reduce.* #1 of \d"):
         dist.all_reduce(np.ones(counts[world.rank == 0]), group=group, algorithm="one_shot")
     dist.barrier()
@@ -255,7 +255,7 @@ class Interrupting:
 
 @pytest.mark.parametrize("stores", [0, 1])
 def test_a_record_that_is_half_written_is_no_mismatch(stores):
-    """A rank that is ahead stops between the stores of its next record, where its record of an old round was."""
+    """A rank that is ahead stops between the stores of its next record, in the place of an old round's."""
     memory = mmap.mmap(-1, 2 * eager.REGION_BYTES)
     ranks = [EagerBuffers(SimpleNamespace(rank=rank, size=2, later=None), memory, 0) for rank in range(2)]
     rounds = [each.rounds((), np.dtype("u1")) for each in ranks]
@@ -301,7 +301,7 @@ def test_elements_longer_than_a_buffer(world, group, dtype):
 
 
 def test_messages_on_their_way_move_while_a_rank_waits(world, group):
-    """The sender may be done with a message that has not left; whoever needs it comes only when he has it."""
+    """The sender may be done with a message that has not left; the other comes only when he has it."""
     x = np.full(1 << 18, world.rank, np.uint8)
     if world.rank == 0:
         work = dist.isend(x, 1)

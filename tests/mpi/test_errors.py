@@ -23,7 +23,7 @@ def read_only():
     return x
 
 
-# What is wrong with an array, and the error that it is; None where only writing to it is one.
+# The fault of an array, and its error; None if only writing to it is one.
 WRONG_ARRAYS = {
     "None": (lambda: None, TypeError, "NumPy or CuPy array"),
     "list": (lambda: [1.0, 2.0], TypeError, "numpy.array"),
@@ -44,7 +44,7 @@ WRITES |= {"recv", "irecv", "all_reduce_coalesced", "all_gather_coalesced output
 
 
 def calls():
-    """Return the operations, each as a function of the one array that is wrong."""
+    """Return the operations, each as a function of the one wrong array."""
     size, rank = dist.get_world_size(), dist.get_rank()
     right = (rank + 1) % size
     many = [good() for _ in range(size)]

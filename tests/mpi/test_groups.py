@@ -390,7 +390,7 @@ def test_init_with_a_communicator(world):
         x = np.array([dist.get_rank()])
         dist.broadcast(x, src=part.size - 1)
         assert x[0] == part.size - 1
-        # Ranks of the default group are what `src` and new_group mean, as in any world.
+        # `src` and new_group mean ranks of the default group, as in any world.
         group = dist.new_group([part.size - 1])
         assert (group == NON_MEMBER) == (part.rank != part.size - 1)
     finally:
@@ -402,7 +402,7 @@ def test_init_with_a_communicator(world):
         with pytest.raises(TypeError, match="intracommunicator"):
             dist.init_process_group(comm=wrong)
         dist.init_process_group()
-    # The rank that has none hears of it at once; those that have one would wait for it.
+    # The rank without it hears of it at once; the others would wait for it.
     dist.destroy_process_group()
     part = MPI.COMM_WORLD.Split(MPI.UNDEFINED if world.rank == 0 else 1)
     if world.rank == 0:

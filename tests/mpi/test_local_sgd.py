@@ -97,8 +97,6 @@ def test_post_local_sgd_is_sgd_until_it_begins_and_agrees_at_every_averaging(wor
     dist.destroy_process_group(groups[world.rank])
 
 
-# -- DiLoCo ------------------------------------------------------------------------------------------------------------
-
 SHAPES = [(3, 4), (5,), (2, 3), ()]
 FRAGMENTS = {1: [[0, 1, 2, 3]], 2: [[0], [1, 2, 3]]}
 """Parameters of each fragment: 12, then 5 + 6 + 1 elements."""

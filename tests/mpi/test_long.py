@@ -1,4 +1,4 @@
-"""Arrays with more elements than MPI can count, which a small pretended limit stands for."""
+"""Arrays with more elements than MPI can count, represented by a small pretended limit."""
 
 from __future__ import annotations
 

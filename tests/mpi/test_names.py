@@ -62,7 +62,6 @@ def test_names_agree_with_torch(world):
 
 
 def unnamed_parameters(function):
-    """Return the parameters that neither a function's docstring names nor that of the package."""
     text = inspect.getdoc(function)
     sections = text.partition("Parameters\n----------\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^(\w[\w, ]*?)(?: :.*)?$", sections, re.MULTILINE)

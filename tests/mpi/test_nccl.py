@@ -1,4 +1,4 @@
-"""Groups of ``backend="nccl"``: arrays of GPUs by NCCL where it does what is meant, everything else over MPI.
+"""Groups of ``backend="nccl"``: arrays of GPUs by NCCL if it does what is meant, everything else over MPI.
 
 NCCL is a fake that does its work by MPI, as late as a stream does, and takes note of its calls.
 """

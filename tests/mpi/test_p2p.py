@@ -287,7 +287,7 @@ def test_random_messages(world):
 
 
 def test_a_tensor_that_lies_transposed_is_sent_in_order():
-    """A linear layer's output is a transposed view; where a tensor is only read, that is nobody's business."""
+    """A linear layer's output is a transposed view; for reading only, that is no fault."""
     tensor = Tensor(np.arange(6.0).reshape(2, 3).T)
     received = np.zeros((3, 2))
     works = [dist.isend(tensor, dist.get_rank()), dist.irecv(received, dist.get_rank())]

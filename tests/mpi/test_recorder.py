@@ -29,7 +29,6 @@ def group(world):
 
 
 def entries(group):
-    """Return this rank's entries of a group, as a dump holds them."""
     job = monitor.current()
     found = Dumps(job.liveness, job.world).contents("a test")
     uid = f"{group.group_name}.{group.link.id & 0xFFFFFFFF}"
@@ -38,7 +37,6 @@ def entries(group):
 
 
 def line():
-    """Return the line of the caller."""
     return inspect.currentframe().f_back.f_lineno
 
 

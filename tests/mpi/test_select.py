@@ -53,7 +53,6 @@ class Pretended:
 
 
 def steps(link: Any, operation: str, algorithm: str | None, x: Any, op: ReduceOp = ReduceOp.SUM) -> Any:
-    """Return the function that a call runs."""
     return plan.make(link, operation, algorithm, x, x, op).steps
 
 

@@ -1,4 +1,4 @@
-"""Making the world smaller while all live; how the others go on without a dead rank is in ``tests/launch``."""
+"""Making the world smaller while all live; see ``tests/launch`` for dead ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ def total(x):
 
 @pytest.fixture
 def afterwards():
-    """Begin again with all ranks when a test has ended."""
     yield
     everybody = MPI.COMM_WORLD.Ibarrier()
     while not everybody.Test():

@@ -1,4 +1,4 @@
-"""Symmetric memory: how it is made, found, shared and given back, and what happens where there is none."""
+"""Symmetric memory: how it is made, found, shared and given back, and its absence."""
 
 from __future__ import annotations
 

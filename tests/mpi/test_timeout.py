@@ -1,4 +1,4 @@
-"""What happens when somebody does not come: who is named, and that the job goes on."""
+"""Missing ranks: they are named, and the job goes on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.core
 
 
 def finish_barrier(world, group):
-    """Let the rank that was missing come too, so that nothing of the group stays on its way."""
+    """Let the missing rank come too, so that nothing of the group stays pending."""
     dist.barrier()
     if world.rank == world.size - 1:
         dist.barrier(group)

@@ -1,6 +1,6 @@
 """The same program on torch (Gloo) and on mpiddp, in the same processes: values, returned things, classes of errors.
 
-Where the two are meant to differ there is no case here but a line in the README's table.
+Meant differences have no case here but a line in the README's table.
 """
 
 from __future__ import annotations
@@ -403,7 +403,7 @@ def test_calls_before_init(world, torch):
 
 
 def test_signatures(torch):
-    """Argument names, order and defaults are torch's; what is more comes last."""
+    """Argument names, order and defaults are torch's; additional ones come last."""
     exceptions = {"ReduceOp", "Work", "ProcessGroup", "Future", "GroupMember", "P2POp", "group"}
     for name in sorted(set(mpiddp.distributed.__all__) - exceptions):
         theirs, ours = getattr(torch.distributed, name, None), getattr(mpiddp, name)

@@ -1,4 +1,4 @@
-"""Training in half precision, and what is not finite."""
+"""Training in half precision, and values that are not finite."""
 
 from __future__ import annotations
 
@@ -80,9 +80,6 @@ def test_small_gradients_need_the_scale(world):
         return float(np.abs(trainer.model.module.layers[1].weight.data - before).max())
 
     assert moved(1.0) == 0 < moved(2.0**26)
-
-
-# -- what is not finite --------------------------------------------------------------------------------------------
 
 
 class Cusp(nn.Module):

@@ -1,4 +1,4 @@
-"""Models of one's own in a training run, and what DistributedDataParallel does with them."""
+"""A user's models in a training run, and DistributedDataParallel's options for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Unused(nn.Module):
 
 
 class Apart(nn.Module):
-    """Another one on every rank, buffer and parameters."""
+    """Differs on every rank in buffer and parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Apart(nn.Module):
 
 
 class Regression(nn.Module):
-    """Brings a loss, and what is right, of its own."""
+    """Brings a loss, and a count of right outputs, of its own."""
 
     def __init__(self) -> None:
         super().__init__()

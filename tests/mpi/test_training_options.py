@@ -1,4 +1,4 @@
-"""What each option of a training run does, against torch or a plain loop on one rank, which know nothing of ranks."""
+"""Each option of a training run against torch or a plain loop on one rank, which know nothing of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once
 
 @functools.cache
 def torchs(config: Config) -> list[np.ndarray]:
-    """Train torch's network with torch's optimizers as a configuration says, on rank 0, and tell all what comes out."""
+    """Train torch's network with torch's optimizers as configured, on rank 0, and broadcast the result."""
     found = [trained_by_torch(config) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(found, src=0)
     return found[0]
@@ -88,7 +88,7 @@ OPTIONS = {
 
 
 def apart(one, two) -> float:
-    """Return how far two ends of a training are apart, as a share of the way to the second.
+    """Return the distance of two ends of a training, as a share of the way to the second.
 
     A unit of a ReLU that lies within rounding of its kink changes single parameters by far more than rounding.
     """

@@ -1,4 +1,4 @@
-"""The surroundings of the last bits go with a checkpoint, and a difference is said when it is resumed."""
+"""The surroundings of the last bits go with a checkpoint; a resumed run reports differences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def saved(tmp_path, world):
 
 
 def resumed(config, world, caplog):
-    """Resume, and return what was said of differences."""
+    """Resume, and return the reported differences."""
     trainer, _ = make()
     Checkpointer(config).resume(trainer)
     return [text for text in map(str, caplog.messages) if "the last bits of results may differ" in text]

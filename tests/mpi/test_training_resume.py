@@ -56,7 +56,7 @@ def test_resumed_run_has_the_bits_of_an_unbroken_one(world, tmp_path, step, aver
     frozen = Checkpoint(stopped.arrays(), stopped.state_dict() | {"score": None}).frozen()
     frozen.write(tmp_path / "c")
     read = read_checkpoint(tmp_path / "c")
-    nn.manual_seed(99)  # what the process has drawn before is of no importance
+    nn.manual_seed(99)  # earlier draws of the process do not matter
     resumed, _ = make(average=average)
     resumed.load_state_dict(read.state, read.arrays)
     resumed.fit(EPOCHS)

@@ -1,4 +1,4 @@
-"""Model, loss and data that do not go together: one sentence, on every rank, before anything is trained."""
+"""Model, loss and data that do not go together: one sentence, on every rank, before any training."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ GOOD = ArrayDataset(images(1, 28, 28), LABELS)
 
 
 def late(label: int) -> ArrayDataset:
-    """Return data whose last label alone is a class that there is not."""
+    """Return data whose last label alone is of no class."""
     labels = LABELS.copy()
     labels[-1] = label
     return ArrayDataset(images(1, 28, 28), labels)
 
 
 class Scores(nn.Module):
-    """A model of a user's own, which returns what its subclasses say."""
+    """A user's model, which returns what its subclasses say."""
 
     classes = 10
 

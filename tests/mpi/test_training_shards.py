@@ -115,7 +115,7 @@ def test_resumed_run_has_the_bits_of_an_unbroken_one(world, folder, before, afte
 
 @pytest.mark.parametrize("then", [1, 2, 5])
 def test_shards_of_another_number_of_ranks(world, folder, then):
-    """What `then` ranks have left is made here of a whole state: shared out, in an order of its own."""
+    """The shards of `then` ranks are made here of a whole state, in an order of their own."""
     config = config_in(folder)
     unbroken, _ = make(config, sharded=False)
     unbroken.fit(2)

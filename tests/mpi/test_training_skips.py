@@ -1,4 +1,4 @@
-"""``--on-nan skip``: single steps are left out; where nothing is learned any more, the run ends and says why."""
+"""``--on-nan skip``: single steps are left out; a run that learns nothing any more ends and says why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS, BATCH = 5, 4
 
 
 def data(broken: int = 0) -> ArrayDataset:
-    """Return images for STEPS steps, of which the first some are no numbers."""
+    """Return images for STEPS steps, the first ``broken`` of them NaN."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((STEPS * BATCH, 784)).astype(np.float32)
     x[:broken] = np.nan

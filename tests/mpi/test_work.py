@@ -196,7 +196,7 @@ def test_random_program(world, seed, level):
 
 
 def exchange(kind, group):
-    """Begin an operation that sends every block by itself, and return it, its results and what they are to be."""
+    """Begin an operation that sends every block by itself, and return it, its results and the expected ones."""
     rank, size = group.rank(), group.size()
     rows = np.zeros((size, 8))
     blocks = 10.0 * rank + np.repeat(np.arange(size), 8).reshape(size, 8)
@@ -334,7 +334,7 @@ def test_a_blocking_operation_in_a_callback_leaves_the_outer_wait_known(world):
 
 @pytest.mark.ranks(3)
 def test_operations_know_their_own_number(world):
-    """What one waits for is named by its number, not by that of the last one."""
+    """An operation is named by its own number, not by that of the last one."""
     if world.size == 1:
         pytest.skip("one rank waits for nobody")
     group = dist.new_group()

@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer: the optimizer that it shares out."""
+"""ZeroRedundancyOptimizer against the optimizer that it shares out."""
 
 from __future__ import annotations
 
