@@ -82,7 +82,6 @@ def cases(elements: list[int], ranks: list[int]) -> list[Case]:
 
 
 def main() -> None:
-    """Run the jobs, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--elements", type=int, nargs="+", default=[8, 1 << 16, 1 << 20], help="float64, of an array")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])

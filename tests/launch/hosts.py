@@ -116,11 +116,10 @@ class Hosts:
                     os.kill(int(pid), signal.SIGKILL)
 
     def mend(self, name: str) -> None:
-        """Bring a lost host back."""
         call(f"ip -n {self._space('switch')} link set {name} up")
 
     def limit(self, rate: str) -> None:
-        """Limit each host's rate, e.g. to ``1gbit``."""
+        """E.g. to ``1gbit``."""
         shape = f"root tbf rate {rate} burst 128kb latency 20ms"
         for name in self.names:
             call(f"tc -n {self._space(name)} qdisc replace dev eth0 {shape}")

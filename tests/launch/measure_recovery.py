@@ -99,11 +99,10 @@ class Row:
     repeated: list[int] = field(default_factory=list)
     """Completed steps that were made again."""
     lost: list[str] = field(default_factory=list)
-    """What became of the jobs that did not go on."""
+    """Ends of the jobs that did not go on."""
 
     @property
     def kills(self) -> int:
-        """Number of kills."""
         return len(self.seconds) + len(self.lost)
 
 
@@ -177,7 +176,6 @@ def _next(job: Program, folder: Path, after_s: float, steps: int) -> tuple[float
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ways", nargs="*", metavar="WAY", help=f"{', '.join(WAYS)} (all that this MPI can)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks (2 4 8)")

@@ -66,8 +66,8 @@ _NODE = (
     "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} Boards=1 SocketsPerBoard=1"
     " CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=1000 Gres=gpu:{gpus} State=UNKNOWN\n"
 )
-# Each node has a host name of its own, so that MPI takes the nodes for two; and the name has to have an address. Shared
-# memory of its own too: MPICH names files there by job and step, alike on both nodes.
+# Each node has a host name of its own, with an address, so that MPI takes the nodes for two. Shared memory of its own
+# too: MPICH names files there by job and step, alike on both nodes.
 _START_NODE = """\
 hostname "$1"
 mount -t tmpfs tmpfs /dev/shm
@@ -228,7 +228,6 @@ class MiniSlurm:
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, **options)
 
     def ask(self, *command: str, **options) -> str:
-        """Run one of Slurm's commands and return its output."""
         done = self._call(command, **options)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr}{done.stdout}")

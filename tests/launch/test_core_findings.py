@@ -362,7 +362,6 @@ CASES = {*BLOCK, *DO_NOT_BLOCK, *REFUSED, *DISAGREEMENTS}
 
 @pytest.fixture(scope="module")
 def jobs(request):
-    """Run the jobs side by side; return the futures by name."""
     wanted = chosen(request, "name") | {name for name in JOBS if name not in CASES}
     calls = {
         name: partial(mpirun, 2, program, timeout_s=limit, env=env)

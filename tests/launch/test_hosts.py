@@ -152,7 +152,7 @@ def run(some: hosts.Hosts, ranks: int, *command: str | Path, cyclic: bool = Fals
 
 
 def told(done: launcher.Completed):
-    """Return what rank 0 has printed; at the end UCX may print a warning, too, after it."""
+    """Return rank 0's print; at the end UCX may print a warning, too, after it."""
     return json.loads(done.stdout.partition("\n")[0])
 
 

@@ -59,7 +59,6 @@ def jobs(request):
 
 
 def report(job):
-    """Return the lines of the one rank that reports, and the rank."""
     said = [line for line in job.stderr.splitlines() if line.startswith("[rank ")]
     ranks = {line.split("]")[0].split()[1] for line in said}
     assert len(ranks) == 1 and sum("interrupted (Ctrl-C)" in line for line in said) == 1, job

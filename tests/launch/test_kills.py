@@ -42,7 +42,6 @@ def train(run: str, output: Path) -> Program:
 
 
 def ranks_of(job: Program) -> list[int]:
-    """Return the processes that are ranks, in the order of their start."""
     interpreter = Path(sys.executable).resolve()
     found = []
     for pid in job.members():

@@ -57,7 +57,7 @@ sys.exit(main(["train", *sys.argv[3:]]))
 
 
 def run(ranks: int, folder: Path, stop_at: int) -> launcher.Completed:
-    """Train on so many ranks to the end, or for ``stop_at`` steps if that is positive."""
+    """Train to the end, or for ``stop_at`` steps if positive."""
     options = ["--output", str(folder / "out"), "--resume", "auto", "--epochs", str(EPOCHS)]
     return launcher.mpirun(ranks, PROGRAM, str(folder), str(stop_at), *options, timeout_s=180)
 

@@ -25,7 +25,6 @@ def train(ranks: int | None, *options: str | Path) -> Completed:
 
 
 def error_of(done: Completed) -> str:
-    """Return the one line of a refused run."""
     assert done.rc == 2 and "Traceback" not in done.stderr, done
     (said,) = [line for line in done.stderr.splitlines() if "error" in line]
     assert said.startswith("mpiddp: error: "), done

@@ -63,8 +63,6 @@ needs_slurm = pytest.mark.skipif(fault is not None, reason=f"no Slurm to test wi
 
 
 class Jobs:
-    """Jobs, all submitted at the beginning, to wait and run side by side."""
-
     def __init__(self, cluster: mini_slurm.MiniSlurm, folder: Path) -> None:
         said = launcher.python(
             "from mpi4py import MPI; print(MPI.Get_library_version())", env={"MPI4PY_RC_INITIALIZE": "0"}

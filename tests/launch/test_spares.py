@@ -193,7 +193,6 @@ def test_script_goes_on_with_spares_and_one_that_is_not_needed_burns_no_core():
 
 
 def ranks_of(job: Program) -> list[int]:
-    """Return the processes that are ranks."""
     interpreter, found = Path(sys.executable).resolve(), []
     for pid in job.members():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Programs as new users wrote them, and the texts that they get."""
+"""Programs as new users wrote them, and their errors' texts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ def program(body, arguments="", before=""):
     return INIT.format(arguments=arguments, before=before) + body
 
 
-# -- prints --------------------------------------------------------------------------------------------------------
-
 LINES, RANKS = 300, 3
 PRINTS = f"""
 for line in range({LINES}):
@@ -48,8 +46,6 @@ def test_a_print_appears_at_once(before):
             job.wait_for(f"first from {rank}", 25)
         assert job.poll() is None
 
-
-# -- a spawn that was left in --------------------------------------------------------------------------------------
 
 SPAWN = """
 import multiprocessing, sys
@@ -111,9 +107,6 @@ def test_mp_spawn_that_was_left_in():
     assert_refused(mpirun(2, TORCH_SPAWN, timeout_s=200))
 
 
-# -- the beginning -------------------------------------------------------------------------------------------------
-
-
 def test_rank_and_world_size_of_the_backend_mpi_are_ignored_as_in_torch():
     job = mpirun(2, program("print('went on', dist.get_world_size())", "rank=0, world_size=0, backend='mpi'"))
     assert job.rc == 0 and job.stdout.count("went on 2") == 2, job
@@ -134,8 +127,6 @@ def test_an_error_before_the_start_ends_with_its_own_exit_code():
     assert "[rank 1/3" in job.stderr and "ValueError: boom" in job.stderr, job
     assert job.rc == 1 and "BAD TERMINATION" not in job.stderr and "Killed" not in job.stderr, job
 
-
-# -- point to point that cannot end --------------------------------------------------------------------------------
 
 MESSAGES = {
     "wrong tag": (
@@ -185,8 +176,6 @@ def test_two_that_both_receive_or_both_send(wait):
     ), job
 
 
-# -- DDP -----------------------------------------------------------------------------------------------------------
-
 UNEVEN = """
 from mpiddp import nn
 model = dist.DistributedDataParallel(nn.Linear(4, 2))
@@ -218,8 +207,6 @@ def test_a_timeline_of_a_program_without_ddp_is_mentioned(tmp_path):
     assert job.rc == 0 and not trace.exists(), job
     assert job.stderr.count("MPIDDP_TIMELINE traces the steps of DistributedDataParallel") == 1, job
 
-
-# -- the cures in error texts --------------------------------------------------------------------------------------
 
 CURES = """
 import contextlib

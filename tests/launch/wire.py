@@ -32,7 +32,7 @@ CONTENDERS = ("hierarchical", "ring", "native")
 BUCKETS_MB = (0.25, 1, 4, 25)
 SAMPLES, BATCH, HIDDEN = 2048, 256, 1024
 NOISE = 10.0
-"""Of the samples of the test: enough for some errors."""
+"""Of the test's samples: enough for some errors."""
 
 
 def sent_bytes() -> int:

@@ -1,4 +1,4 @@
-"""What every unit test gets: an environment that nobody before it has changed."""
+"""The environment of every unit test, unchanged by tests before it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def environment():
-    """Put the environment back: the command line sets BLAS threads, and later tests start programs with what is set."""
+    """Put the environment back: the command line sets BLAS threads, and later tests start programs."""
     before = dict(os.environ)
     yield
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""What MPI can do with device pointers, and how we claim to know; shown libraries that are not there."""
+"""MPI's abilities with device pointers, and our evidence for them, from libraries that are not there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe for device pointers, whatever becomes of its job: it ends well, crashes, hangs, lies or never begins."""
+"""The probe for device pointers, whose job ends well, crashes, hangs, lies or never begins."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_job_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatc
     )
 
     class Begun(subprocess.Popen):
-        """Whose time counts from when it hangs."""
+        """Its time counts from when it hangs."""
 
         def communicate(self, *args, **options):
             while not (tmp_path / "pid").exists() and self.poll() is None:

@@ -18,11 +18,10 @@ from mpiddp.faults import monitor
 
 SMALL = 256
 LINEAR = 2.5
-"""Most that twice the ranks may cost; what does not depend on them makes it less than 2."""
+"""Most that twice the ranks may cost; costs without ranks make it less than 2."""
 
 
 def bytecodes(call) -> int:
-    """Return how many bytecodes of Python run in a call."""
     count = 0
 
     def instruction(*_):
@@ -57,7 +56,7 @@ def bytecodes(call) -> int:
 
 
 def growth(make) -> float:
-    """Return how many times the bytecodes twice the ranks take, of what ``make`` returns for their number."""
+    """Return the factor by which twice the ranks multiply the bytecodes of ``make``'s result."""
     counts = []
     for size in (SMALL, 2 * SMALL):
         with made_up.mpi(size, size - 1):

@@ -1,4 +1,4 @@
-"""What the environment says, read from environments that are made up."""
+"""Settings from made-up environments."""
 
 from __future__ import annotations
 

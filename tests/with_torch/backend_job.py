@@ -1,4 +1,4 @@
-"""What every rank of `test_backend` runs: collectives, messages, groups and DDP of torch's on the backend "mpiddp"."""
+"""The ranks of `test_backend`: collectives, messages, groups and DDP of torch's on the backend "mpiddp"."""
 
 import threading
 import time

@@ -1,7 +1,7 @@
-"""What every rank of `test_cuda_tensors_go_as_cupy_arrays` runs: the way of CUDA tensors, on a fake device.
+"""The ranks of `test_cuda_tensors_go_as_cupy_arrays`: the way of CUDA tensors, on a fake device.
 
-There is no CUDA here. The tensors lie in the host's memory and say that they are CUDA's, CuPy is the fake of
-``tests/harness``, and torch's kernels are functions that its streams run late. mpiddp's half is all real.
+The tensors lie in the host's memory and say that they are CUDA's, CuPy is the fake of ``tests/harness``, and torch's
+kernels are functions that its streams run late. mpiddp's half is all real.
 """
 
 import types
@@ -19,8 +19,6 @@ GPU = torch.device("cuda", 0)
 
 
 class OnDevice(torch.Tensor):
-    """A tensor of the fake device."""
-
     is_cpu = property(lambda self: False)
     is_cuda = property(lambda self: True)
     device = property(lambda self: GPU)

@@ -1,4 +1,4 @@
-"""What every rank of `test_torch_s_own_shrink_group` runs: torch 2.15's shrink_group reaches mpiddp's."""
+"""The ranks of `test_torch_s_own_shrink_group`: torch 2.15's shrink_group reaches mpiddp's."""
 
 import torch
 import torch.distributed as dist

@@ -24,9 +24,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve()
 SILENCE_S = 90.0
-"""Longest time without news from any rank."""
+"""Without news from any rank."""
 START_S = 300.0
-"""Longest time until the ranks have imported torch and its tests."""
+"""Until the ranks have imported torch and its tests."""
 
 GPU = re.compile(r"skip_if_no_gpu|skip_if_lt_x_gpu|nccl_version|CUDA all_to_all")
 """Decorators of tests that need GPUs."""
@@ -52,9 +52,6 @@ SHORT = (
 """Some of each kind, for every change."""
 
 
-# ---- a rank
-
-
 def load(backend: str) -> Any:
     """Import torch's tests as those of a backend."""
     os.environ.setdefault("INIT_METHOD", "env://")
@@ -76,7 +73,7 @@ def applicable(tests: Any) -> list[str]:
 
 
 def run_rank(plan: dict[str, Any]) -> None:
-    """Run the tests of the plan and write what comes of each."""
+    """Run the tests of the plan and write each one's result."""
     import torch.distributed as dist
 
     import mpiddp.torch
@@ -127,9 +124,6 @@ def _trace() -> str:
     return "".join(traceback.format_exc().splitlines(keepends=True)[-30:])
 
 
-# ---- the driver
-
-
 class Job:
     """One mpiexec that runs some tests."""
 
@@ -147,7 +141,6 @@ class Job:
         self._program = launcher.Program(command, {"OMP_NUM_THREADS": "1"}, scratch=self.folder / "output")
 
     def news(self) -> list[list[dict[str, Any]]]:
-        """Return what each rank has written."""
         files = [self.folder / f"news-{rank}" for rank in range(self._ranks)]
         return [
             [json.loads(line) for line in file.read_text().split("\n") if line] if file.exists() else []
@@ -189,7 +182,7 @@ class Job:
 
 
 def run(names: list[str], ranks: int) -> dict[str, tuple[str, str]]:
-    """Run tests of torch's, and return outcome and text of each."""
+    """Return outcome and text of each test."""
     outcomes: dict[str, tuple[str, str]] = {}
     together = [name for name in names if not ALONE.search(name)]
     while together:
@@ -203,7 +196,6 @@ def run(names: list[str], ranks: int) -> dict[str, tuple[str, str]]:
 
 
 def main() -> int:
-    """Run what is asked for, print what came of it, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--short", action="store_true", help="some tests of each kind")

@@ -1,4 +1,4 @@
-"""How gradients get into leaves: added up, in slots, owned by nobody else."""
+"""Gradients in leaves: added up, in slots, owned by nobody else."""
 
 from __future__ import annotations
 

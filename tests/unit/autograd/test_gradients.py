@@ -1,4 +1,4 @@
-"""Every operation of the tensor against central differences in float64, and against torch where it is installed."""
+"""Every operation of the tensor against central differences in float64, and against torch if installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpiddp.autograd import Function, Tensor, cat, gradcheck, maximum, minimum, 
 
 
 def draw(*shapes: tuple[int, ...], low: float = -2.0, high: float = 2.0, seed: int = 0) -> list[np.ndarray]:
-    """Values with nothing near a kink at 0."""
+    """Draw values, none near a kink at 0."""
     rng = np.random.default_rng(seed)
     arrays = [rng.uniform(low, high, shape) for shape in shapes]
     return [np.where(np.abs(array) < 0.05, 0.3, array) for array in arrays]

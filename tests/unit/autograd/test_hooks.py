@@ -1,4 +1,4 @@
-"""Hooks and callbacks: who is called, in which order, and with what."""
+"""Hooks and callbacks: their calls, order and arguments."""
 
 from __future__ import annotations
 
@@ -114,9 +114,6 @@ def test_hooks_are_refused_where_they_would_never_fire() -> None:
         Tensor([1.0]).register_hook(print)
     with pytest.raises(RuntimeError, match="cannot be registered on non-leaf tensors"):
         (leaf(1) * 2).register_post_accumulate_grad_hook(print)
-
-
-# -- callbacks -----------------------------------------------------------------------------------------------------
 
 
 def test_callback_runs_once_after_all_hooks() -> None:

@@ -1,4 +1,4 @@
-"""What backward does to the graph, and what is recorded."""
+"""Backward's effect on the graph, and recording."""
 
 from __future__ import annotations
 
@@ -87,9 +87,6 @@ def test_frozen_leaf_gets_no_gradient() -> None:
     (x * w).backward()
     assert w.grad is None
     np.testing.assert_array_equal(x.grad, [2])
-
-
-# -- recording -----------------------------------------------------------------------------------------------------
 
 
 def test_no_grad_as_context_and_decorator() -> None:

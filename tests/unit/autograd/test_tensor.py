@@ -1,4 +1,4 @@
-"""What a tensor is: to NumPy, to Python, and to those who communicate it."""
+"""Tensors as seen by NumPy, by Python, and by communication."""
 
 from __future__ import annotations
 

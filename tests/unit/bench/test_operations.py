@@ -1,4 +1,4 @@
-"""The reference finds what is wrong, all of it, and nothing else."""
+"""The reference finds all that is wrong, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web server on this machine, that misbehaves where it is told to."""
+"""A web server on this machine that misbehaves on request."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ class Server(ThreadingHTTPServer):
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return what `builtin.SHA256` would be if these were MNIST's files."""
+    """Return `builtin.SHA256` as if these were MNIST's files."""
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in builtin.SHA256}

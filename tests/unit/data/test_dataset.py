@@ -103,7 +103,7 @@ def test_random_split_refuses(lengths: Any) -> None:
 
 
 def tutorial(n: int, sizes: list[float], seed: int) -> list[list[int]]:
-    """The partitions of the tutorial, in its own words."""
+    """Return the tutorial's partitions, in its own words."""
     rng = Random()
     rng.seed(seed)
     indexes = list(range(n))

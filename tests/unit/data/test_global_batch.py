@@ -11,7 +11,7 @@ from mpiddp.data import BatchShare, GlobalBatchSampler, randperm
 
 
 def batches(n: int, size: int, replicas: int, state: Any = None, **options: Any) -> list[list[int]]:
-    """Every global batch, put together from what the ranks really have of it."""
+    """Return every global batch, put together from the ranks' shares."""
     together: list[list[int]] = []
     shares: list[list[BatchShare]] = []
     for rank in range(replicas):

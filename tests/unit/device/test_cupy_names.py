@@ -1,4 +1,4 @@
-"""Every name of CuPy that ``mpiddp.device`` and ``tests.gpu`` use: the fake has it, and CuPy where it is installed."""
+"""Every name of CuPy that ``mpiddp.device`` and ``tests.gpu`` use: in the fake, and in CuPy if installed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from harness.faking import fake_gpu
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted([*ROOT.glob("mpiddp/device/*.py"), *ROOT.glob("tests/gpu/*.py")])
 ASKED_FOR = {"cupy.cuda.runtime.driverGetVersion", "cupy.cuda.runtime.runtimeGetVersion"}
-"""What is looked for before it is used."""
+"""Looked for before use."""
 
 
 def path_of(node: ast.AST | None, known: dict[str, str]) -> str | None:
-    """Return what of CuPy an expression is, by its dotted name; None for everything else."""
+    """Return the dotted name in CuPy of an expression; None for everything else."""
     if isinstance(node, ast.Name):
         return known.get(node.id)
     if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""The sources of the kernels, compiled for the processor and run on every dtype, and for a GPU where NVRTC is there."""
+"""The sources of the kernels, compiled for the processor and run on every dtype, and for a GPU if NVRTC is there."""
 
 from __future__ import annotations
 

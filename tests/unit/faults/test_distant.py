@@ -1,4 +1,4 @@
-"""The comparison of calls between nodes, with made-up groups: what is found, when, and how it is told."""
+"""The comparison of calls between nodes, with made-up groups: findings, their times and texts."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def computes(at: str, idle_s: float = 71.0, last: str = "all_reduce #4710") -> A
 
 
 def warning(rank: int, answers: dict[int, Answer | None], peers: tuple[int, ...] | None = None) -> tuple[str, int]:
-    """Return what ``rank`` would print, and how many ranks it asked."""
+    """Return the text that ``rank`` would print, and the number of ranks it asked."""
     size = len(answers)
     members = Members(GROUP, tuple(range(size)), size, 1800.0, SimpleNamespace())  # type: ignore[arg-type]
     world: Any = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Attention against central differences in float64, and against torch where it is installed."""
+"""Attention against central differences in float64, and against torch if installed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Models on a device: the same code as on the host, the same numbers, and no waiting but for the loss. The device is a
-fake that does its work late (see ``harness.faking``), so whoever forgets to wait reads what was there before."""
+"""Models on a device: the same code and numbers as on the host, and no waiting but for the loss.
+
+The device is a fake that does its work late (see ``harness.faking``): without a wait one reads old values.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def cupy() -> Iterator[Any]:
 
 
 class Waits:
-    """Counts what makes the host wait for the device."""
+    """Counts the host's waits for the device."""
 
     def __init__(self, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -119,7 +121,7 @@ def batches(shape: tuple[int, ...], steps: int) -> list[tuple[np.ndarray, np.nda
 
 
 def train(model: nn.Module, optimizer: optim.Optimizer, data: Any, waits: Waits | None = None) -> list[float]:
-    """Return the losses; reading one is the only thing that may wait."""
+    """Return the losses; only reading one may wait."""
     losses = []
     for x, y in data:
         before = waits.count if waits else 0

@@ -1,4 +1,4 @@
-"""Functions of networks against central differences in float64, and against torch where it is installed."""
+"""Functions of networks against central differences in float64, and against torch if installed."""
 
 from __future__ import annotations
 
@@ -109,9 +109,6 @@ def test_erf_is_exact_to_the_dtype() -> None:
     # The coefficients come from a least-squares fit, whose last bits are the BLAS kernel's, and so the processor's.
     np.testing.assert_allclose(erf(x), exact, rtol=0, atol=4e-15)
     np.testing.assert_allclose(erf(x.astype(np.float32)), exact, rtol=0, atol=3e-7)
-
-
-# -- linear and convolution ----------------------------------------------------------------------------------------
 
 
 @DTYPES
@@ -251,9 +248,6 @@ def test_max_pool_of_many_positions_keeps_one_number_a_window() -> None:
     assert kept_bytes < 1.5 * y.data.nbytes  # with a boolean for each position it would be 225 bytes a window
 
 
-# -- gradients are born in their slots -----------------------------------------------------------------------------
-
-
 def test_gradients_are_born_in_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 5), nn.Linear(5, 2, bias=False))
     flat = np.full(sum(p.size for p in model.parameters()), np.nan, np.float32)
@@ -284,9 +278,6 @@ def test_shared_weight_in_a_slot() -> None:
     for p, slot, value in zip(layer.parameters(), slots, expected, strict=True):
         assert p.grad is slot
         np.testing.assert_allclose(slot, value, rtol=1e-6)
-
-
-# -- embedding and normalisation -----------------------------------------------------------------------------------
 
 
 @DTYPES
@@ -342,8 +333,6 @@ def test_layer_norm(dtype: str) -> None:
     )
     assert gradcheck(lambda x, w, b: F.layer_norm(x, (4,), w, b), inputs)
 
-
-# -- losses --------------------------------------------------------------------------------------------------------
 
 TARGETS = {
     (5, 4): np.array([0, 3, -100, 1, 1]),
@@ -515,7 +504,7 @@ def test_losses_of_many_samples_in_float16(smoothing: float, weighted: bool) -> 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 1), (2, 3)])
 def test_cross_entropy_of_floats_that_are_no_probabilities(shape: tuple[int, ...]) -> None:
-    """Classes as floats would be spread over the scores, without a word where there are as many as classes."""
+    """Classes as floats would be spread over the scores, without a word if there are as many as classes."""
     with pytest.raises(ValueError, match=r"integer classes, or probabilities of shape \(3, 3\)"):
         F.cross_entropy(np.zeros((3, 3), np.float32), np.zeros(shape, np.float32))
 
@@ -527,9 +516,6 @@ def test_cross_entropy_does_not_overflow() -> None:
         loss.backward()
     assert loss.item() == 1000.0
     np.testing.assert_allclose(x.grad, [[0, 0], [-0.5, 0.5]])
-
-
-# -- errors --------------------------------------------------------------------------------------------------------
 
 
 def test_errors() -> None:

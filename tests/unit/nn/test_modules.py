@@ -331,8 +331,6 @@ def test_deepcopy_and_pickle() -> None:
     assert all(p.grad is None for p in net.parameters())
 
 
-# -- layers against torch's ----------------------------------------------------------------------------------------
-
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("Linear", (5, 3), {}, (4, 5)),
     ("Linear", (5, 3), {"bias": False}, (2, 4, 5)),
@@ -414,9 +412,6 @@ def test_batch_norm_refuses_other_shapes() -> None:
         nn.BatchNorm2d(3)(np.zeros((2, 3), np.float32))
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         nn.BatchNorm1d(3)(np.zeros((1, 3), np.float32))
-
-
-# -- utils ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])

@@ -109,8 +109,6 @@ def test_network_with_everything_learns() -> None:
 
 
 class Block(nn.Module):
-    """A transformer's block, from nothing but matmul, softmax and layers."""
-
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads

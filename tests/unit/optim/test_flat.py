@@ -36,7 +36,7 @@ def views(flat: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
 
 
 def models(dtype: Any = np.float32, seed: int = 0) -> tuple[list[Parameter], list[Parameter], list[Any], np.ndarray]:
-    """The same parameters apart and side by side, and slots for the gradients of the latter."""
+    """Return the same parameters apart and side by side, and slots for the gradients of the latter."""
     rng = np.random.default_rng(seed)
     flat = rng.standard_normal(sum(int(np.prod(shape)) for shape in SHAPES)).astype(dtype)
     together = [Parameter(view) for view in views(flat, SHAPES)]

@@ -1,4 +1,4 @@
-"""Which parameters share a bucket: torch's rules for explicit caps, ours for the default."""
+"""Parameters that share a bucket: torch's rules for explicit caps, ours for the default."""
 
 from __future__ import annotations
 

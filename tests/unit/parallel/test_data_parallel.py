@@ -22,7 +22,7 @@ from mpiddp.training.models import MLP
 
 Pair = namedtuple("Pair", "a b")
 DOCUMENTED_MB = (3.8, 1.7)
-"""What DataParallel's docstring says of its first device and of the others."""
+"""As in DataParallel's docstring: the first device, the others."""
 
 
 @pytest.fixture
@@ -183,9 +183,6 @@ def test_without_gpus_their_numbers_are_refused() -> None:
         DataParallel(Net(), [0])
 
 
-# -- several devices -------------------------------------------------------------------------------------------------
-
-
 class Mixed(nn.Module):
     """Convolution, batch norm, a parameter that is there twice, and one that is not used."""
 
@@ -304,7 +301,7 @@ def tape_arrays(output: Tensor) -> list[Any]:
 
 
 def memory_bytes(arrays: list[Any]) -> Counter[int]:
-    """Return the size of the memory of each device that arrays have a view of, each piece counted once."""
+    """Return each device's memory that arrays have a view of, each piece counted once."""
     pieces = {array.data.mem.ptr: array.data.mem for array in arrays}
     sizes: Counter[int] = Counter()
     for piece in pieces.values():

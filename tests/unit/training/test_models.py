@@ -70,7 +70,6 @@ def test_the_command_line_knows_the_same_models():
 
 
 def as_torchs(module, theirs):
-    """Copy parameters and running statistics into a torch module of the same names."""
     torch = pytest.importorskip("torch")
     theirs.load_state_dict({name: torch.tensor(x) for name, x in module.state_dict().items()})
     return theirs

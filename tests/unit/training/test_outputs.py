@@ -128,7 +128,7 @@ def test_full_disk_costs_a_line_and_not_the_run(tmp_path, caplog):
 
 
 class Full(io.StringIO):
-    """A file on a full disk, as one that buffers shows it."""
+    """On a full disk, as one that buffers shows it."""
 
     def flush(self) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,4 +1,4 @@
-"""What MODULE:CALLABLE names, and what is said where there is none."""
+"""MODULE:CALLABLE, and the errors without one."""
 
 from __future__ import annotations
 
