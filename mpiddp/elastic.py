@@ -166,11 +166,9 @@ def go_on(
     """Return ``attempt(change)``, made again in a new world whenever a rank fails meanwhile.
 
     ``attempt`` is called on all ranks but the spares, in their default group; first with None, then with the change.
-    Rank
-    0's result is also that of spares, and must be something that pickle takes. ``prepare`` is called before, with the
-    number of ranks without spares, on all ranks in a group of all; again after a failure. ``survivable`` is asked after
-    a
-    failure: False raises the error, on all ranks.
+    Rank 0's result is also that of spares, and must be something that pickle takes. ``prepare`` is called before, with
+    the number of ranks without spares, on all ranks in a group of all; again after a failure. ``survivable`` is asked
+    after a failure: False raises the error, on all ranks.
     """
     places = _Places(spares)
     change: Change | None = None

@@ -1,8 +1,8 @@
 """Data sets, samplers and the loader; only `shared_on_node` communicates.
 
 They share: ``seed`` and ``shuffle`` are the same on every rank, and give the same order; ``num_replicas`` and ``rank``
-are the world's by default; ``drop_last`` leaves out a last batch that is not full; samplers use only
-a data set's length.
+are the world's by default; ``drop_last`` leaves out a last batch that is not full; samplers use only a data set's
+length.
 """
 
 from .builtin import ByteWindows, digits, mnist, synthetic, text

@@ -50,14 +50,7 @@ def raw_digits() -> tuple[Array, Array]:
 def digits(train: bool = True, *, size: int = 28, seed: int = 0) -> ArrayDataset:
     """Return 1,437 handwritten digits for training or 360 for the test, normalized and scaled.
 
-    The arrays are images, float32 (n, 1, size, size), and labels, int64 (n,).
-
-    Parameters
-    ----------
-    size : int
-        Height and width in pixels; 28 is MNIST's, 8 as scanned.
-    seed : int
-        Of the split.
+    Images are float32 (n, 1, size, size), of 8 x 8 pixels as scanned, and labels int64 (n,). ``seed`` splits them.
     """
     pixels, labels = raw_digits()
     order = randperm(len(labels), seed)
@@ -108,21 +101,10 @@ def download_mnist(data_dir: Path) -> None:
 def mnist(data_dir: str | Path, train: bool = True, *, download: bool = False) -> ArrayDataset:
     """Return MNIST's 60,000 training or 10,000 test images, normalized.
 
-    The arrays are images, float32 (n, 1, 28, 28), and labels, int64 (n,).
-
-    Parameters
-    ----------
-    data_dir : path
-        Folder of the four IDX files, gzipped or not, or of torchvision's ``MNIST/raw``.
-    download : bool
-        Fetch missing files; several ranks may do so at once, `shared_on_node` lets one a node do it.
-
-    Raises
-    ------
-    OSError
-        A file is missing, or cannot be fetched; the text names the cure.
-    ValueError
-        A file is damaged, or images and labels do not match.
+    Images are float32 (n, 1, 28, 28), labels int64 (n,). ``data_dir`` has the four IDX files, gzipped or not, or
+    torchvision's ``MNIST/raw``. With ``download`` several ranks may fetch missing files at once; `shared_on_node` lets
+    one a node do it. OSError, with the cure, if a file is missing or cannot be fetched; ValueError if one is damaged or
+    images and labels do not match.
     """
     folder = Path(data_dir)
     part = "train" if train else "t10k"
@@ -186,14 +168,8 @@ def synthetic(
 ) -> ArrayDataset:
     """Return noisy copies of one random prototype a class: learnable data of any shape and number.
 
-    The arrays are ``n`` samples, float32 (n, *shape), and labels, int64 (n,); classes differ by one sample at most.
-
-    Parameters
-    ----------
-    train : bool
-        False: other samples of the same classes.
-    noise : float
-        Standard deviation; that of the prototypes is 1.
+    Samples are float32 (n, *shape), labels int64 (n,); classes differ by one sample at most. ``train=False`` gives
+    other samples of the same classes. ``noise`` is the standard deviation; that of the prototypes is 1.
     """
     if classes < 1 or n < 0:
         raise ValueError(f"synthetic needs at least one class and no negative n, got classes={classes} and n={n}")

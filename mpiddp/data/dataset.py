@@ -24,8 +24,7 @@ def default_collate(samples: list[Any]) -> Any:
 
     Arrays become arrays (n, ...), numbers an array (n,), strings and bytes lists; tuples (unlike torch's), named
     tuples, lists and mappings of them stay such. ValueError if there is no sample, or samples differ in length or
-    shape;
-    TypeError for a sample of another type.
+    shape; TypeError for a sample of another type.
 
     Examples
     --------
@@ -108,8 +107,7 @@ class ArrayDataset:
     """Samples along the first axis of NumPy or CuPy arrays of equal length.
 
     ``transform`` maps a batch (k, ...) of the first array; a single sample is a batch of one. An index may be an
-    integer,
-    a slice, a list or an array.
+    integer, a slice, a list or an array.
 
     Examples
     --------

@@ -96,18 +96,16 @@ class DistributedSampler(EpochSampler):
     """Give rank ``r`` of ``N`` every N-th sample of the epoch's order, from ``r`` on; order and padding are torch's.
 
     After :meth:`load_state_dict` the ranks share the rest of the epoch; ``len`` is that of a whole epoch. A second
-    epoch
-    in the same order warns of a forgotten :meth:`set_epoch`.
+    epoch in the same order warns of a forgotten :meth:`set_epoch`.
 
     Parameters
     ----------
     drop_last : bool
         Drop up to ``N - 1`` samples at the end, so that ranks have equally many.
     mode : {"pad", "exact"}
-        If ``N`` does not divide the length, "pad" (torch) repeats samples from the start of the order, so that ranks
-        have
-        equally many. "exact" repeats and drops none, and ranks differ by up to one: right for an evaluation; training
-        then needs :meth:`DistributedDataParallel.join <mpiddp.DistributedDataParallel.join>` or a
+        If ``N`` does not divide the length, "pad" (torch) repeats samples from the start of the order. "exact" repeats
+        and drops none, and ranks differ by up to one: right for an evaluation; training then needs
+        :meth:`DistributedDataParallel.join <mpiddp.DistributedDataParallel.join>` or a
         :class:`~mpiddp.data.GlobalBatchSampler`.
 
     Examples
@@ -169,24 +167,15 @@ class BatchShare:
 class GlobalBatchSampler(EpochSampler):
     """Divide batches of ``batch_size`` samples among the ranks: a step's samples do not depend on the number of ranks.
 
-    Batch ``k`` is samples ``k B`` to ``(k + 1) B`` of the epoch's order; rank ``r`` takes every N-th of them from ``r``
-    on. Pass it to :class:`~mpiddp.data.DataLoader` as ``batch_sampler``.
+    Pass it to :class:`~mpiddp.data.DataLoader` as ``batch_sampler``. Batch ``k`` is samples ``k B`` to ``(k + 1) B`` of
+    the epoch's order, ``B`` at least the number of ranks ``N``; rank ``r`` takes every N-th of them from ``r`` on.
+    After :meth:`load_state_dict` batches continue from the position, with any ``N`` and ``B``; ``len`` is that of a
+    whole epoch.
 
-    If ``N`` does not divide ``B``, ranks differ by one sample: weight their gradients, and sums over an epoch, by
-    ``current.samples``. Where a last batch has fewer samples than ranks, a rank without one gets the first as a
-    stand-in, with ``current.samples`` 0: all ranks take the step, and no model sees an empty batch. After
-    :meth:`load_state_dict` batches continue from the position, with any number of ranks and batch size; ``len`` is that
-    of a whole epoch.
-
-    Parameters
-    ----------
-    batch_size : int
-        ``B``, samples a step over all ranks; at least the number of ranks.
-
-    Attributes
-    ----------
-    current : BatchShare or None
-        Size of the batch given last; with workers use :attr:`DataLoader.current <mpiddp.data.DataLoader.current>`.
+    ``current`` is the :class:`BatchShare` of the batch given last (with workers use :attr:`DataLoader.current
+    <mpiddp.data.DataLoader.current>`). If ``N`` does not divide ``B``, ranks differ by one sample: weight their
+    gradients, and sums over an epoch, by ``current.samples``. A rank without a sample of a last batch gets the first as
+    a stand-in, with ``current.samples`` 0: all ranks take the step, and no model sees an empty batch.
 
     Examples
     --------

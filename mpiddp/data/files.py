@@ -136,22 +136,9 @@ NAMES = (
 def open_labelled(kind: str, places: Sequence[str | Path]) -> list[Array]:
     """Open samples and labels, and those of the test if there are any.
 
-    Parameters
-    ----------
-    kind : {"npy", "npz", "idx"}
-        The format.
-    places : sequence of path
-        One file for "npz" or folder for "npy", with arrays of one of the `NAMES`; else 2 or 4 files in that order.
-
-    Returns
-    -------
-    list of ndarray
-        2 or 4 arrays: samples as in the file, mapped if uncompressed, and labels, int64 (n,).
-
-    Raises
-    ------
-    ValueError
-        A file is damaged, names or number of files are others, or labels do not fit the samples.
+    ``places`` is one file for ``kind`` "npz" or one folder for "npy", with arrays of one of the `NAMES`; else ("npy",
+    "idx") 2 or 4 files in that order. The arrays are samples as in the file, mapped if uncompressed, and labels, int64
+    (n,). ValueError if a file is damaged, names or number of files are others, or labels do not fit the samples.
     """
     paths = [Path(place) for place in places]
     if kind == "npz" and len(paths) == 1:

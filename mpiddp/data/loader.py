@@ -41,12 +41,12 @@ class DataLoader:
     """Iterate over a data set in batches (``torch.utils.data.DataLoader``), in the sampler's order with any workers.
 
     A worker's exception is raised in the place of its batch; an abandoned iterator ends its threads. ``batch_size`` is
-    this rank's.
+    this rank's; ``pin_memory`` is ignored, as only ``device="cuda"`` uses pinned memory.
 
     Parameters
     ----------
     shuffle : bool
-        Use a :class:`~mpiddp.data.RandomSampler`, with ``generator``, random numbers or their seed.
+        Use a :class:`~mpiddp.data.RandomSampler` with ``generator``, random numbers or their seed.
     sampler : iterable of int, optional
         The order instead, such as a :class:`~mpiddp.data.DistributedSampler`.
     num_workers : int
@@ -54,15 +54,12 @@ class DataLoader:
     collate_fn : callable, optional
         Makes a batch of a list of samples. Default: the data set's ``batch``, which needs no loop over samples, or
         :func:`~mpiddp.data.default_collate`.
-    pin_memory : bool
-        Ignored: only ``device="cuda"`` uses pinned memory.
     batch_sampler : iterable of sequences of int, optional
         Indices of each batch, such as a :class:`~mpiddp.data.GlobalBatchSampler`, instead of ``batch_size``,
-        ``shuffle``,
-        ``sampler`` and ``drop_last``.
+        ``shuffle``, ``sampler`` and ``drop_last``.
     device : {"cpu", "cuda"}
-        Place of the batches. "cuda" is the current device, to which the next batch is copied while it computes; the
-        consumer's stream waits for the copy, the consumer does not.
+        "cuda" is the current device, to which the next batch is copied while it computes; the consumer's stream waits
+        for the copy, the consumer does not.
 
     Attributes
     ----------
@@ -72,11 +69,8 @@ class DataLoader:
     Examples
     --------
     >>> from mpiddp.data import ArrayDataset
-    >>> for (x,) in DataLoader(ArrayDataset(np.arange(5)), batch_size=2):
-    ...     print(x)
-    [0 1]
-    [2 3]
-    [4]
+    >>> [x.tolist() for (x,) in DataLoader(ArrayDataset(np.arange(5)), batch_size=2)]
+    [[0, 1], [2, 3], [4]]
     """
 
     def __init__(

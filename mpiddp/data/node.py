@@ -72,8 +72,9 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
     Parameters
     ----------
     load : callable
-        Returns NumPy arrays, of equal shapes and dtypes on every node. Whole mapped files (``numpy.memmap``) are not
-        copied but mapped by all. Its exception is raised on every rank, with a note that names the failing one.
+        Returns NumPy arrays; MismatchError on every rank if shapes or dtypes differ between nodes. Whole mapped files
+        (``numpy.memmap``) are not copied but mapped by all. Its exception is raised on every rank, with a note that
+        names the failing one.
     group : ProcessGroup, optional
         All ranks by default.
 
@@ -82,11 +83,6 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
     tuple of ndarray
         Read-only; the memory lives as long as any view of it. Without shared memory every rank loads its own, with one
         warning that says why. Empty on a rank outside of the group.
-
-    Raises
-    ------
-    MismatchError
-        Nodes have loaded arrays of different shapes or dtypes; on every rank.
 
     Examples
     --------

@@ -16,11 +16,11 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
 
     Notes
     -----
-    torch swaps element ``i`` with a random one ``j[i] >= i`` (Fisher and Yates; Durstenfeld, Algorithm 235, Comm. ACM
-    7, 1964), and all ``j`` are known beforehand. Step ``i`` takes the element at ``j[i]``, left there by the last
-    earlier step with the same ``j`` (or ``j[i]`` itself), and leaves there ``W[i]``, the element at ``i``: left by the
-    last earlier step whose ``j`` is ``i`` (or ``i``). So ``W[i] = W[parent[i]]`` in a forest about ``log n`` deep,
-    which pointer jumping (Wyllie 1979) resolves in a few whole-array operations.
+    torch swaps element ``i`` with a random one ``j[i] >= i`` (Durstenfeld, Algorithm 235, Comm. ACM 7, 1964). Step
+    ``i`` takes the element at ``j[i]``, left there by the last earlier step with the same ``j`` (or ``j[i]`` itself),
+    and leaves there ``W[i]``, the element at ``i``: left by the last earlier step whose ``j`` is ``i`` (or ``i``). So
+    ``W[i] = W[parent[i]]`` in a forest about ``log n`` deep, which pointer jumping (Wyllie 1979) resolves in a few
+    whole-array operations.
 
     Examples
     --------

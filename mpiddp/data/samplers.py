@@ -43,14 +43,9 @@ class SequentialSampler:
 class RandomSampler:
     """Visit the samples in a random order, a new one in each iteration.
 
-    Parameters
-    ----------
-    replacement : bool
-        Draw each sample independently of the others.
-    num_samples : int, optional
-        All by default; beyond the length, without replacement, further permutations follow.
-    generator : numpy.random.Generator or int, optional
-        Random numbers, or their seed; by default every process has another order.
+    With ``replacement`` each sample is drawn independently of the others. ``num_samples``, by default all, may be more:
+    without replacement further permutations follow. ``generator`` has the random numbers, or is their seed; by default
+    every process has another order.
     """
 
     def __init__(
@@ -90,11 +85,6 @@ class BatchSampler:
     """Group the indices of a sampler, which has a length, into lists of equal length.
 
     State and epoch are the sampler's; a state taken between batches has the position behind the last full batch.
-
-    Examples
-    --------
-    >>> list(BatchSampler(SequentialSampler(range(7)), batch_size=3, drop_last=False))
-    [[0, 1, 2], [3, 4, 5], [6]]
     """
 
     def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool) -> None:

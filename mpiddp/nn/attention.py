@@ -85,8 +85,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Return the means of ``value`` (..., S, V), weighted by the softmax of the queries' products with the keys.
 
-    After A. Vaswani et al., arXiv:1706.03762; keeps L S weights for each head. ``query`` is (..., L, E), ``key``
-    (..., S, E); a query that sees no key gets zeros.
+    After A. Vaswani et al., arXiv:1706.03762; keeps L S weights for each head. ``query`` is (..., L, E), ``key`` (...,
+    S, E); a query that sees no key gets zeros.
 
     Parameters
     ----------
@@ -160,11 +160,9 @@ class MultiheadAttention(Module):
         """Return the output, of the shape of ``query``, and the weights or None.
 
         Weights are (N, L, S), or (N, H, L, S) without ``average_attn_weights``; ``need_weights=False`` is faster.
-        ``key`` and
-        ``value`` have S positions; ``query`` itself makes the projections one product. Masks are (N, S) for
+        ``key`` and ``value`` have S positions; ``query`` itself makes the projections one product. Masks are (N, S) for
         ``key_padding_mask``, (L, S) or (N H, L, S) for ``attn_mask``: booleans, True hides a key, or numbers to add to
-        the
-        scores. ``is_causal`` hides later positions and, unlike torch's, needs no mask.
+        the scores. ``is_causal`` hides later positions and, unlike torch's, needs no mask.
         """
         q, k, v = (self._split(x) for x in self._projected(query, key, value))  # (N, H, L, E / H)
         p = self.dropout if self.training else 0.0

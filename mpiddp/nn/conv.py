@@ -152,8 +152,8 @@ def conv2d(
     """Correlate images (N, C, H, W) or (C, H, W) with kernels (O, C / groups, kh, kw) in ``groups`` of channels.
 
     The result (N, O, H', W') lies in memory as (O, H', W', N). ``stride``, ``padding`` (zeros around the image;
-    ``"same"``
-    keeps its size, ``"valid"`` is 0) and ``dilation``, the distance between kernel pixels, are ints or pairs of int.
+    ``"same"`` keeps its size, ``"valid"`` is 0) and ``dilation``, the distance between kernel pixels, are ints or pairs
+    of int.
     """
     if input.ndim == 3:
         batch = input.reshape((1, *input.shape))

@@ -271,9 +271,8 @@ class Module:
         """Move all parameters and buffers to a device, cast floats to a dtype, or both, in place.
 
         ``device`` is ``"cpu"``, ``"cuda"`` (the current GPU), ``"cuda:N"``, N, a floating dtype, or an object with
-        both. An
-        optimizer of the parameters stays valid; those that get another array lose their gradient. Move a model before
-        DistributedDataParallel wraps it.
+        both. An optimizer of the parameters stays valid; those that get another array lose their gradient. Move a model
+        before DistributedDataParallel wraps it.
         """
         convert = conversion(device.data if isinstance(device, Tensor) else device, dtype)
         if convert.dtype is not None and not is_floating(convert.dtype):

@@ -205,10 +205,8 @@ class BatchNorm(Module):
     """Base of the batch normalizations: parameters and running statistics.
 
     A subclass names its numbers of axes in ``ndims``, and may override ``normalize``. ``momentum`` is the share of a
-    batch
-    in the running statistics; None: the mean over all batches. Without ``track_running_stats`` evaluation uses the
-    batch's
-    statistics. ``affine`` learns weight and bias.
+    batch in the running statistics; None: the mean over all batches. Without ``track_running_stats`` evaluation uses
+    the batch's statistics. ``affine`` learns weight and bias.
     """
 
     ndims: tuple[int, ...] = ()

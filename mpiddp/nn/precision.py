@@ -124,10 +124,9 @@ class LossScale:
     """Factor of the loss that keeps float16 gradients from vanishing, as large as they can bear.
 
     ``growth_factor`` multiplies it after ``growth_interval`` good steps, ``backoff_factor`` after an overflow; powers
-    of
-    two are exact. It ends at 1, or ``init_scale`` if less: a gradient that overflows there does so without it (torch's
-    is
-    halved until every gradient is zero). Ranks agree without a message: averaged gradients are the same bits on all.
+    of two are exact. It ends at 1, or ``init_scale`` if less: a gradient that overflows there does so without it
+    (torch's is halved until every gradient is zero). Ranks agree without a message: averaged gradients are the same
+    bits on all.
     """
 
     def __init__(

@@ -16,8 +16,7 @@ class Adam(Optimizer):
 
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`, and in step t
     :math:`p \leftarrow p - \frac{\eta}{1 - \beta_1^t} m / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)`; ``betas`` in [0,
-    1).
-    ``amsgrad`` divides by the largest :math:`v` so far.
+    1). ``amsgrad`` divides by the largest :math:`v` so far.
     """
 
     decoupled_weight_decay = False

@@ -69,8 +69,7 @@ class ContiguousRun:
     """One parameter, or adjacent ones whose states have the same names and steps, for one step over all of them.
 
     ``data`` and ``grad`` are one-dimensional views of all, or the arrays of a single parameter that is not contiguous
-    or
-    small; ``state`` spans the records, which hold views of it.
+    or small; ``state`` spans the records, which hold views of it.
     """
 
     def __init__(self, data: Sequence[Array], grads: Sequence[Array], records: Sequence[Record]) -> None:

@@ -208,11 +208,9 @@ class OneCycleLR(LRScheduler):
 
     ``total_steps`` is by default ``epochs`` times ``steps_per_epoch``. The share ``pct_start`` of them goes up, on a
     cosine or, with ``anneal_strategy="linear"``, a line: from ``max_lr / div_factor`` to ``max_lr`` (one, or one for
-    each
-    group). The last rate is the first over ``final_div_factor``. ``cycle_momentum`` changes momentum (of Adam: the
-    first
-    beta): ``base_momentum`` at the largest rate, ``max_momentum`` at both ends. ``three_phase`` goes down to the first
-    rate as fast as up, and only then to the last.
+    each group). The last rate is the first over ``final_div_factor``. ``cycle_momentum`` changes momentum (of Adam: the
+    first beta): ``base_momentum`` at the largest rate, ``max_momentum`` at both ends. ``three_phase`` goes down to the
+    first rate as fast as up, and only then to the last.
     """
 
     def __init__(
