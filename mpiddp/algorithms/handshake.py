@@ -1,7 +1,7 @@
 """The handshake: an all-gather of calls and arrays' places, before ranks touch each other's memory.
 
-It is the barrier needed anyway; all ranks then choose alike, or raise the same error. Between nodes it also compares
-hashes of all calls so far.
+It is the barrier needed anyway; all ranks then choose alike, or raise the same error. Between nodes it compares hashes
+of all calls so far.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """All-reduce over several nodes: reduce in the node, across nodes slice by slice, gather in the node.
 
 Each of n nodes sends 2 (n - 1) / n of the array's bytes; a ring over all ranks up to p times as much. Slices, as many
-as the smallest node has ranks, cross in parallel, in pieces: one is sent while the one before it returns.
-
-References
-----------
-Horovod's and NCCL's hierarchical all-reduce; A. Awan et al., "Optimized broadcast for deep learning workloads on
-dense-GPU clusters"; Open MPI's coll/han.
+as the smallest node has ranks, cross in parallel, in pieces: one is sent while the one before it returns. As in
+Horovod, NCCL and Open MPI's coll/han.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ class PeerAccess(Protocol):
 
     def reduce_into(
         self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
-    ) -> None:
-        """Reduce elements of all arrays into one of this rank."""
+    ) -> None: ...
 
     def write(self, first: int, values: Array) -> None:
         """Write to all arrays, from element ``first`` on."""
@@ -64,8 +63,6 @@ class Views:
 
 
 class Copies:
-    """A flat array of this rank, and the addresses of all ranks'."""
-
     def __init__(self, memory: CrossMemory, rank: int, x: Array, addresses: list[int]) -> None:
         self._memory, self._rank, self._own, self._addresses = memory, rank, x, addresses
 

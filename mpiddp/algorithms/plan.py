@@ -30,7 +30,7 @@ from .gpu import table as device_table
 from .one_shot import OneShot
 
 Rows: TypeAlias = tuple[tuple[float, str], ...]
-"""With the largest number of bytes for which each is best."""
+"""Each with the largest number of bytes for which it is best."""
 
 MODULES: dict[str, ModuleType] = {
     "native": native,
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
     steps: Callable[..., Steps]
     """Takes the link and the arguments."""
     call: Call
-    """What the ranks compare."""
+    """Compared by the ranks."""
     run: Callable[[str, Sequence[Any]], None] | None = None
     """For short arrays; None: drive the steps."""
     trace: Callable[..., Any] | None = None
@@ -85,8 +85,6 @@ class Plan(NamedTuple):
 
 
 class Plans(Resource):
-    """By all that they depend on."""
-
     _MAX = 256
 
     def __init__(self, link: Link) -> None:
@@ -95,7 +93,6 @@ class Plans(Resource):
         _all.add(self)
 
     def remember(self, key: Any, plan: Plan) -> Plan:
-        """Forget the others if they are many."""
         if len(self._plans) >= self._MAX:
             self._plans.clear()
         self._plans[key] = plan
@@ -131,7 +128,6 @@ _OPERATIONS = {
     "inner all_reduce": "all_reduce",
     "inner reduce_scatter": "reduce_scatter",
 }
-"""In the table."""
 
 
 def label(name: str, algorithm: str | None) -> str:

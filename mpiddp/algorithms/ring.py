@@ -63,7 +63,6 @@ class HostTransport:
 
 
 def exchange(comm: MPI.Intracomm, rank: int, size: int, tag: int, outgoing: object, incoming: object) -> All:
-    """Send to the next rank and receive from the one before."""
     before, after = (rank - 1) % size, (rank + 1) % size
     return All([comm.Irecv(incoming, before, tag), comm.Isend(outgoing, after, tag)])
 

@@ -1,7 +1,6 @@
 """Tags of the algorithms' messages: operations in flight share a communicator.
 
-With its kind's tag a receive matches in the order of submission, equal on all ranks; without one, any operation's
-message.
+With its kind's tag a receive matches in the order of submission, equal on all ranks.
 """
 
 from __future__ import annotations
@@ -15,6 +14,5 @@ class Tag(enum.IntEnum):
     RING = 2
     TREE = 3
     NODES = 4
-    """A piece between nodes."""
     DEVICE_RING = 5
     """First of several concurrent rings, whose tags follow."""

@@ -38,7 +38,6 @@ ONE_SHOT_BYTES = 1 << 17
 """One shot saves a barrier; in two, more than two ranks read less."""
 _ONE_SHOT_CHUNK_BYTES = 1 << 20
 _BEGUN = Location(-1, 0)
-"""The first chunk is in the scratch."""
 
 
 class _Access(NamedTuple):
@@ -52,7 +51,6 @@ class _Access(NamedTuple):
 def _meet(
     link: Link, pipeline: Pipeline, operation: str, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT
 ) -> Steps:
-    """Wait for every rank; return None for messages only."""
     long = x.nbytes > COPY_BYTES
     place = place_of(x) if long else NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment and (not long or link.resource(CrossMemory).fault) and pipeline.begin():

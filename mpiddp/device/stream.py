@@ -1,7 +1,4 @@
-"""Streams, and marks in them, for which operations wait in place of synchronising the device.
-
-Operations work on streams of their own (`side`).
-"""
+"""Streams, and marks in them, for which operations wait in place of synchronising the device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Liveness: ranks in long waits ask each other for their progress.
 
-Each answers, from its watchdog thread or its wait at exit, with its begun operations of that group, the end of its
-program, and its activity. The waiter decides.
+Each answers, from its watchdog thread or its wait at exit, with its activity. The waiter decides.
 """
 
 from __future__ import annotations

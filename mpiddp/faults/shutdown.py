@@ -1,7 +1,6 @@
 """The end of a job: together when all goes well, at once with the reason when a rank fails.
 
-An uncaught exception ends the job with its traceback (`install`). An ended program answers the others until all have
-ended (`Shutdown`); then MPI is finalised.
+An ended program answers the others until all have ended (`Shutdown`); then MPI is finalised.
 """
 
 from __future__ import annotations

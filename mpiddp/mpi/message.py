@@ -1,11 +1,8 @@
 """The gate between arrays and MPI: an array becomes bytes here, or an error with its cure.
 
 MPI sends any memory: the gate refuses what the caller did not mean (strided, byte-swapped, Python objects, read-only
-results). Other libraries' arrays pass without a copy or an import.
-
-References
-----------
-DLPack 1.0, https://dmlc.github.io/dlpack; CUDA array interface 3, NumPy's array interface 3, PEP 688.
+results). Other libraries' arrays pass without a copy or an import (DLPack 1.0, CUDA array interface 3, NumPy's array
+interface 3, PEP 688).
 """
 
 from __future__ import annotations

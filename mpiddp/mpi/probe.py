@@ -1,7 +1,6 @@
-"""The probe for device pointers: jobs of two ranks that give them to MPI, and may crash.
+"""The probe for device pointers: a job of two ranks for each kind of communication, which may crash.
 
-``python -m mpiddp info --probe-gpu`` starts one for each kind of communication, and remembers the outcomes for this
-user, library and transports.
+``python -m mpiddp info --probe-gpu`` remembers the outcomes for this user, library and transports.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The processes that Open MPI's mpirun has started on this host, and those that die before MPI runs.
 
-Under ``--with-ft ulfm`` the others would wait in MPI_Init for the dead one for ever.
+Under ``--with-ft ulfm`` the others would wait in MPI_Init for ever.
 """
 
 from __future__ import annotations

@@ -31,12 +31,12 @@ append = ring.append
 
 
 class Signature(NamedTuple):
-    """What equal calls share; a message's is a plain tuple."""
+    """Shared by equal calls; a message's is a plain tuple."""
 
     group: int
     name: str
     call: Any
-    """What the ranks compare; None for a message."""
+    """Compared by the ranks; None for a message."""
     dtype: Any
     input_shape: tuple[int, ...] | None
     """None where unknown, as of objects."""

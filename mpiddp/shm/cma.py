@@ -1,11 +1,7 @@
 """Cross-memory attach: the kernel copies between the private memories of a node's processes.
 
 One copy in place of two pays for long arrays. Linux allows it between processes of one user that may trace each other
-(``kernel.yama.ptrace_scope`` above 0 and some containers forbid it): it is tried.
-
-References
-----------
-process_vm_readv(2); J. Vienne, "Benefits of cross memory attach for MPI libraries on HPC clusters", XSEDE 2014.
+(``kernel.yama.ptrace_scope`` above 0 and some containers forbid it): it is tried. See process_vm_readv(2).
 """
 
 from __future__ import annotations

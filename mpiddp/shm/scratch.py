@@ -1,4 +1,4 @@
-"""A group's staging memory on a node, and the pipeline of ordinary arrays through it."""
+"""Staging memory of a group on a node, and the pipeline of ordinary arrays through it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Scratch(Resource):
         self._round = 0
         self.ready = False
         self.fault = ""
-        """Why there is no memory; empty before a try."""
+        """Reason of missing memory; empty before a try."""
 
     def prepare(self) -> Steps:
         """Allocate on first use; return True if there is memory; collective."""

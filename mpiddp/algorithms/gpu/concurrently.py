@@ -9,8 +9,6 @@ from mpiddp.mpi.requests import Awaited, Steps
 
 
 class AnyOf:
-    """Several events, of which one is enough."""
-
     __slots__ = ("_awaited",)
 
     def __init__(self, awaited: Sequence[Awaited]) -> None:

@@ -25,8 +25,7 @@ from mpiddp.shm.segment import NOWHERE, Location
 from mpiddp.typing import Array
 
 
-class Lease:
-    """Held by the arrays in this rank's region."""
+class Lease: ...
 
 
 class DeviceSegment:
@@ -125,7 +124,7 @@ def segment(number: int) -> DeviceSegment | None:
 
 
 _MOST_FREE = 16
-_FIT = 2
+_FIT = 2  # regions of up to so many times an array serve it
 
 
 def empty(link: Link, nbytes: int) -> Steps:
@@ -207,7 +206,6 @@ def make(node: Channel, everybody: Channel, nbytes: int, device: int) -> Steps:
 
 
 def agreed(everybody: Channel, fault: str) -> Steps:
-    """Return this rank's fault, or that another has one."""
     worst = np.array([bool(fault)], np.int64)
     yield everybody.later.Iallreduce(MPI.IN_PLACE, worst, MPI.MAX)
     return fault or ("another rank cannot" if worst[0] else "")

@@ -1,7 +1,4 @@
-"""All-reduce of device arrays over several nodes: by shared memory in a node, and by rings across nodes.
-
-Symmetric arrays (see `cuda_ipc`) are reduced in place, others piece by piece in the node's scratch.
-"""
+"""All-reduce of device arrays over several nodes: by shared memory in a node, and by rings across nodes."""
 
 from __future__ import annotations
 

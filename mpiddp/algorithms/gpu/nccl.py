@@ -1,7 +1,7 @@
 """Collectives by NCCL, for groups of ``backend="nccl"`` with a GPU for each rank.
 
-One kernel on the group's stream behind the program's, complete by an event. What NCCL lacks, or defines differently,
-runs as without it.
+One kernel on the group's stream behind the program's, complete by an event. The rest, which NCCL lacks or defines
+differently, runs as without it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,6 @@ def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) 
 
 
 def _apart(x: Array, output: Array) -> Array:
-    """Copy ``x`` if it shares memory with ``output``."""
     shared = array_namespace(x).may_share_memory(x, output)
     return x.copy() if shared else x
 

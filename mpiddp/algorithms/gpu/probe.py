@@ -1,4 +1,4 @@
-"""The probe's job (see `mpi.probe`): it gives device pointers to MPI, checks the values, and may crash.
+"""The probe's job (see `mpi.probe`), which may crash.
 
 Rank 0 writes JSON lines: the library, the begin of the trial, its outcome.
 """

@@ -30,7 +30,7 @@ class DeviceScratch(Resource):
         self._link = link
         self.device = 0
         self.fault = ""
-        """Why there is no memory; empty before a try."""
+        """Reason of missing memory; empty before a try."""
         self._regions: list[Array] = []
         self._segment: cuda_ipc.DeviceSegment | None = None
         self._pinned: mmap.mmap | None = None

@@ -1,4 +1,4 @@
-"""The ring on device arrays through pinned host memory: copies, messages and additions at once.
+"""The ring on device arrays through pinned host memory.
 
 A part arrives, is copied up, added to by a kernel, copied down and sent on. Several rings run at once, with a stream
 for each kind of work.
