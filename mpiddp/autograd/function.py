@@ -133,10 +133,9 @@ class Function:
 
     A subclass defines ``forward(self, *inputs)`` on arrays, which returns one array, and ``backward(self, grad)``,
     which returns a gradient, or None, for each input up to the last one with a gradient. Attributes of ``self`` are
-    kept until backward. torch's static methods with a ``ctx`` work, too.
-
-    ``backward`` must not write to ``grad``, which other nodes may hold; it returns ``grad``, a view, or an array that
-    nobody else holds, best ``self.out(index)``, a leaf's ``grad_slot``, if not None.
+    kept until backward. torch's static methods with a ``ctx`` work, too. ``backward`` must not write to ``grad``, which
+    other nodes may hold; it returns ``grad``, a view, or an array that nobody else holds, best ``self.out(index)``, a
+    leaf's ``grad_slot``, if not None.
 
     Examples
     --------

@@ -18,12 +18,8 @@ def gradcheck(
 ) -> bool:
     """Compare backward with central differences of step ``eps`` in float64; AssertionError names the worst element.
 
-    Parameters
-    ----------
-    func : callable
-        Takes tensors, returns one; must be deterministic.
-    inputs : sequence
-        Floating-point arrays and tensors are copied to float64 and checked, others passed on.
+    ``func`` takes tensors, returns one, and must be deterministic. Floating-point ``inputs`` are copied to float64 and
+    checked, others passed on.
 
     Examples
     --------

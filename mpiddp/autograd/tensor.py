@@ -22,21 +22,10 @@ from .operations import ElementCount, Operand, Operations, values_of
 class Tensor(Operations):
     """An array on the tape, with torch's methods.
 
-    ``backward`` adds to ``grad``, an array; ``grad = None`` starts anew. In-place operations are not on the tape: they
-    are for tensors without a gradient and for :class:`no_grad`, in which ``+=`` is in place, too.
-
-    Parameters
-    ----------
-    data : array_like
-        An array is kept, not copied; Python floats become float32.
-    requires_grad : bool
-        Gradients flow to this tensor.
-
-    Attributes
-    ----------
-    grad_slot : array or None
-        Place of the gradient: the first accumulation into an empty ``grad`` writes here, also over what older
-        references to ``grad`` see.
+    ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to ``grad``, an array; ``grad = None``
+    starts anew. The first accumulation into an empty ``grad`` writes to ``grad_slot``, if any, also over what older
+    references to ``grad`` see. In-place operations are not on the tape: they are for tensors without a gradient and for
+    :class:`no_grad`, in which ``+=`` is in place, too.
 
     Examples
     --------
@@ -267,12 +256,8 @@ class Tensor(Operations):
     def backward(self, gradient: Any = None, retain_graph: bool | None = None) -> None:
         """Add the gradient of this tensor to ``grad`` of every leaf behind it, the model's last layers first.
 
-        Parameters
-        ----------
-        gradient : array or Tensor, optional
-            Weight of each element, of this tensor's shape; 1 for a tensor of one element.
-        retain_graph : bool, optional
-            Keep the graph for another backward.
+        ``gradient`` weights each element and has this tensor's shape; one element needs none. ``retain_graph`` keeps
+        the graph for another backward.
         """
         if not self.requires_grad:
             raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")

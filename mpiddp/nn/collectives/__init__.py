@@ -2,15 +2,15 @@
 
 Backward is the adjoint collective: each rank's gradient is that of the sum of all ranks' losses. They share:
 
-- A call is recorded on all ranks of the group if one rank's input requires a gradient (the ranks exchange one byte).
-  The others take part in backward, too, where torch waits for ever.
-- Every rank calls ``backward`` on a result that depends on the output, ``0 * output.sum()`` if nothing else; a missing
-  rank is named by the adjoint collective's timeout.
-- Recording is on for all ranks of a call or for none (`no_grad`): RuntimeError on all of them else.
+- A call is recorded on all ranks of the group if one rank's input requires a gradient (the ranks exchange one byte);
+  all take part in backward, where torch waits for ever.
+- Every rank calls ``backward`` on a result that depends on the output, ``0 * output.sum()`` if nothing else; the
+  timeout names a missing rank.
+- Recording is on for all ranks of a call or for none (`no_grad`), else RuntimeError on all of them.
 - Inputs are tensors or arrays of any layout, of equal shape and dtype on all ranks except in all_to_all and messages.
   Arrays to write to are C-contiguous, and share their memory with the returned tensor.
 - ``src`` and ``dst`` are global ranks. ``group`` is all ranks by default; a rank outside of it is warned and gets None.
-- ``op`` : SUM, AVG and PREMUL_SUM have a gradient; another one raises ValueError where it is recorded.
+- ``op`` : SUM, AVG and PREMUL_SUM have a gradient; another raises ValueError where it is recorded.
 - There are no second derivatives. Errors of the arguments are those of `mpiddp.distributed`.
 """
 
