@@ -148,8 +148,12 @@ def expect_idle() -> None:
         each.link.expect_idle()
 
 
-def discard() -> None:
-    """End all groups; freeing communicators needs all ranks."""
+def discard(given: ProcessGroup | None = None) -> None:
+    """End a group, or all for None and the default group, without the other ranks, who would have to free it, too."""
+    if given is not None and given is not _default:
+        del _groups[given]
+        given.link.discard()
+        return
     for each in _groups:
         each.link.discard()
     disown(NOT_INITIALIZED)

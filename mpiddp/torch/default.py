@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 
 from mpiddp import distributed as mpiddp
+from mpiddp.distributed import groups
 
 from . import cuda
 
@@ -35,9 +37,13 @@ def end(group: mpiddp.ProcessGroup) -> None:
     global _ours
     if _ours and group is mpiddp.group.WORLD:
         _ours = False
-        mpiddp.destroy_process_group()
+        free(group)
 
 
 def free(group: mpiddp.ProcessGroup) -> None:
-    """End a group of some ranks."""
-    mpiddp.destroy_process_group(group)
+    """End a group; unfinished operations, as after a timeout, are given up, as by torch's own backends."""
+    try:
+        mpiddp.destroy_process_group(group)
+    except mpiddp.DistError as error:
+        warnings.warn(f"{error}; they are given up", stacklevel=2)
+        groups.discard(group)

@@ -1,5 +1,6 @@
 """The ranks of `test_backend`: collectives, messages, groups and DDP of torch's on the backend "mpiddp"."""
 
+import contextlib
 import threading
 import time
 import warnings
@@ -153,6 +154,18 @@ def check_errors(rank: int, size: int) -> None:
         else:
             time.sleep(1.5)
             dist.all_reduce(torch.ones(2))
+        # What has timed out keeps no group from its end, as in Gloo.
+        part = dist.new_group(timeout=timedelta(seconds=0.5))
+        if rank == 0:
+            with contextlib.suppress(TimeoutError):
+                dist.all_reduce(torch.ones(2), group=part)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                dist.destroy_process_group(part)
+            assert "they are given up" in str(told[0].message), told
+        else:
+            dist.destroy_process_group(part)
+        dist.barrier()
 
 
 def _network(seed: int) -> nn.Module:
