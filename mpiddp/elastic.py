@@ -36,14 +36,11 @@ T = TypeVar("T")
 _OVER = 6
 """Tag of the message to spares that the run is over, beside those of `faults.liveness` and `faults.distant`."""
 _LOOK_S = 0.01
-"""Sleep of a spare between two looks."""
 NEEDED = "start with Open MPI's `mpirun --with-ft ulfm` (`python -m mpiddp info` tells what becomes of the others)"
-"""The cure where ranks do not live on."""
 _logger = logging.getLogger(__name__)
 
 
 _SPARE = -1
-"""The place of a spare, in messages."""
 
 
 class Change(NamedTuple):
@@ -220,7 +217,6 @@ class _Places:
         return job
 
     def changed(self) -> bool:
-        """Return True if ranks failed before the run began."""
         return self.job.world.size < MPI.COMM_WORLD.size
 
     def regroup(self) -> None:

@@ -37,7 +37,6 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def map_nested(function: Callable[[Any], Any], value: Any, kind: type = object) -> Any:
-    """Return nested containers like ``value``, with ``function`` applied to their leaves of a type."""
     found = children(value)
     if found is not None:
         return found[1]([map_nested(function, each, kind) for each in found[0]])

@@ -87,11 +87,8 @@ def flatten(state: Any, name: str = "") -> tuple[Any, dict[str, Array]]:
 
     Examples
     --------
-    >>> tree, arrays = flatten({"iter": 3, "error": {0: np.zeros(2)}}, "hook")
-    >>> arrays
+    >>> flatten({"iter": 3, "error": {0: np.zeros(2)}}, "hook")[1]
     {'hook.error.0': array([0., 0.])}
-    >>> unflatten(tree, arrays)
-    {'iter': 3, 'error': {0: array([0., 0.])}}
     """
     arrays: dict[str, Array] = {}
 
@@ -119,7 +116,7 @@ def flatten(state: Any, name: str = "") -> tuple[Any, dict[str, Array]]:
 
 
 def unflatten(tree: Any, arrays: Mapping[str, Array]) -> Any:
-    """Return the state that `flatten` has separated; its arrays are those given, not copies."""
+    """Undo `flatten`; the arrays are those given, not copies."""
     match tree:
         case {"__array__": name}:
             return arrays[name]

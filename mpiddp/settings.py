@@ -53,7 +53,7 @@ def _switch(name: str) -> bool | None:
 
 
 def launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return the launcher's announcement, or None for a process without a launcher."""
+    """Return None for a process without a launcher."""
     for name, rank_variable, size_variable, local_variable in _LAUNCHERS:
         rank, size = _integer(environ, rank_variable), _integer(environ, size_variable)
         if rank is None or size is None:
@@ -77,7 +77,6 @@ _LOCAL_SIZES = (
 
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the announced number of ranks on this node, or None."""
     for name in _LOCAL_SIZES:
         found = _integer(environ, name)
         if found is not None:
@@ -104,7 +103,7 @@ def announce_ranks() -> None:
 
 
 def rank_variables() -> dict[str, int]:
-    """Return those of RANK, WORLD_SIZE and LOCAL_RANK that are integers."""
+    """Return those that are integers."""
     found = {name: _integer(os.environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -122,13 +121,7 @@ _OF_A_JOB = (
 
 
 def outside_of_jobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment for a job of its own, started within a rank of another one.
-
-    Examples
-    --------
-    >>> outside_of_jobs({"PMI_RANK": "0", "RANK": "0", "SLURM_JOB_ID": "7", "HOME": "/home/me"})
-    {'SLURM_JOB_ID': '7', 'HOME': '/home/me'}
-    """
+    """Return the environment for a job of its own within a rank: an outer Slurm allocation stays."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", _RANK_PROCESS)
     return {name: value for name, value in environ.items() if name not in names and not name.startswith(_OF_A_JOB)}
 
@@ -136,12 +129,12 @@ def outside_of_jobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 _RANK_PROCESS = "MPIDDP_RANK_PROCESS"
 """Left by a rank for the programs that it starts: its process id and its job's name."""
 
-# Names of a job among all others, one launcher each; a job within a Slurm step has the step's too.
+# A job within a Slurm step has the step's name, too.
 _JOB_NAMES = ("PMIX_NAMESPACE", "PMI_PORT", "PALS_APID", "FLUX_JOB_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 def _job_names() -> tuple[str, str]:
-    """Return the job's name in the environment, and the socket to the launcher, or ``""``.
+    """Return the job's name, and the socket to the launcher, or ``""``.
 
     Hydra announces an mpirun inside a rank in the words of the outer one: only the socket differs. A program started by
     a rank has none, or the rank's own.
@@ -174,7 +167,7 @@ def started_by_rank() -> int | None:
 
 
 def launcher_survives() -> bool:
-    """Return True if the launcher lets the other ranks live when one fails (``mpirun --with-ft ulfm``)."""
+    """Return True under ``mpirun --with-ft ulfm``: the other ranks live on when one fails."""
     return _switch("OMPI_MCA_mpi_ft_enable") is True
 
 
@@ -196,7 +189,7 @@ def prepare_survival() -> None:
 
 
 def pretended_nodes() -> tuple[int, ...] | None:
-    """Return ``MPIDDP_NODES``, the pretended node of every rank (e.g. ``0,0,1,1``), for tests."""
+    """Return the pretended node of every rank (e.g. ``0,0,1,1``), for tests."""
     text = os.environ.get("MPIDDP_NODES")
     if not text:
         return None
@@ -329,7 +322,6 @@ def available_cores() -> int:
 
 
 def blas_threads() -> int | None:
-    """Return the BLAS threads that the environment grants, or None."""
     found = [value for value in (_integer(os.environ, name) for name in THREAD_VARIABLES) if value is not None]
     return min(found) if found else None
 

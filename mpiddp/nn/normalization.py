@@ -82,7 +82,7 @@ class NormalizeFunction(Normalization):
 
 
 class NormalizeWithFunction(Normalization):
-    """The same with given statistics."""
+    """With given statistics."""
 
     def forward(
         self, x: Array, weight: Array | None, bias: Array | None, mean: Array, variance: Array, eps: float
