@@ -41,13 +41,12 @@ from .trainer import Callback, Trainer
 from .user_code import call
 
 TEST_BATCH = 256
-"""A rank."""
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 
 
 def build_module(config: Config) -> nn.Module:
-    """Return a configuration's model, with equal initial values on all ranks; all call it."""
+    """Return the model, with equal initial values on all ranks; collective."""
     nn.manual_seed(config.seed)
     nn.random.set_stream(dist.get_rank())
     if config.model in MODELS:
@@ -207,7 +206,7 @@ def _forget(memory: PowerSGDState) -> None:
 
 
 def gpu_fault(wanted: str) -> str | None:
-    """Return why this rank's arrays cannot live on a GPU, or None for ``--device`` ``wanted``.
+    """Return why this rank's arrays cannot live on a GPU, or None.
 
     Called before `init_process_group`: it imports CuPy, and the rank gets its GPU before MPI starts.
     """
@@ -215,7 +214,7 @@ def gpu_fault(wanted: str) -> str | None:
 
 
 def agree_on_device(wanted: str, fault_here: str | None) -> bool:
-    """Return True, on all ranks, if arrays live on GPUs; UsageError if they are requested and some rank has none."""
+    """Return True if arrays live on GPUs; UsageError if they are requested and some rank has none; collective."""
     faults: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault_here)
     without = [rank for rank, text in enumerate(faults) if text is not None]

@@ -41,16 +41,16 @@ FORMAT = 2
 _STEP = re.compile(r"step-(\d+)")
 _SHARD = re.compile(r"rank-(\d+)\.safetensors")
 _VISIBLE_S = 60.0
-"""For rank 0 to see other ranks' shards: network file systems remember absent files."""
+"""Network file systems remember absent files for a while."""
 _POLL_S = 0.02
 
 
 class DamagedError(ValueError):
-    """A checkpoint is not as it was written; the text names the file and the damage."""
+    """The text names file and damage."""
 
 
 class NewerFormatError(ValueError):
-    """A checkpoint has the format of a newer mpiddp."""
+    """The format is a newer mpiddp's."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Checkpoint:
     state: dict[str, Any]
     """JSON values, with ``step`` (int) and mostly ``score`` (float or None, larger is better)."""
     shards: Mapping[int, Mapping[str, Array]] = field(default_factory=dict)
-    """Arrays of single ranks, in a checkpoint that was read."""
+    """Of single ranks, in a checkpoint that was read."""
 
     @property
     def step(self) -> int:
         return int(self.state["step"])
 
     def frozen(self) -> Checkpoint:
-        """Return a copy, on the host, that further training does not change."""
+        """Return a copy, on the host, that training does not change."""
         arrays: dict[str, np.ndarray[Any, Any]] = {name: on_host(x, copy=True) for name, x in self.arrays.items()}
         return Checkpoint(arrays, json.loads(json.dumps(self.state)))
 
@@ -85,7 +85,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint and compare it with its manifest; DamagedError, NewerFormatError."""
+    """Check lengths and digests; DamagedError, NewerFormatError."""
     try:
         manifest = json.loads(_read(folder / MANIFEST))
         written = manifest["format"]
@@ -113,12 +113,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def save_model(path: Path, model: Module) -> None:
-    """Save a model's parameters and buffers as safetensors; the file is replaced as a whole or not at all.
+    """Save a model's parameters and buffers as safetensors, whole or not at all; read by `mpiddp.load`.
 
     Parameters
     ----------
     path : Path
-        By custom ``model.safetensors``; read by `mpiddp.load`.
     model : Module
         Not its `DistributedDataParallel`.
     """
@@ -126,7 +125,7 @@ def save_model(path: Path, model: Module) -> None:
 
 
 class CheckpointStore:
-    """Checkpoints in a folder, written in the background by one process; keeps the ``keep`` newest and the best."""
+    """Keeps the ``keep`` newest checkpoints and the best, written in the background by one process."""
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         if keep < 1:
@@ -137,7 +136,7 @@ class CheckpointStore:
         self._writing: Future[None] | None = None
 
     def tidy(self) -> None:
-        """Restore names of folders that dead writers have moved aside, and remove their other remains."""
+        """Mend the remains of dead writers."""
         if self.folder.is_dir():
             _restore_names(self.folder)
             sweep(self.folder)
@@ -152,7 +151,7 @@ class CheckpointStore:
         return self.folder / f"step-{step:010d}"
 
     def save(self, checkpoint: Checkpoint, shards: Mapping[str, Any] | None = None) -> None:
-        """Copy a checkpoint and write it in the background; OSError if the previous one could not be written."""
+        """Copy and write in the background; OSError if the previous one could not be written."""
         self.finish()
         self._writing = self._pool.submit(self._write, checkpoint.frozen(), shards)
 
@@ -163,7 +162,7 @@ class CheckpointStore:
             writing.result()
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest whole checkpoint, or None, and newer ones' damage; NewerFormatError for a newer format."""
+        """Return the newest whole checkpoint, or None, and newer ones' damage; NewerFormatError."""
         _restore_names(self.folder)
         faults: list[str] = []
         for step in reversed(self.steps()):
@@ -195,7 +194,7 @@ class CheckpointStore:
 
 @contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder under its `temporary_name`, and rename it at the end; after an exception nothing is left.
+    """Rename a folder from its `temporary_name` at the end; after an exception nothing is left.
 
     A writer that dies between the two renames leaves the name empty: see `_restore_names`.
     """
@@ -213,7 +212,6 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def _await_shards(pending: Path, shards: Iterable[str]) -> None:
-    """Wait until rank 0 sees the shards, which are written."""
     deadline_s = time.monotonic() + _VISIBLE_S
     for name in shards:
         while not (pending / name).exists():
@@ -226,7 +224,7 @@ def _await_shards(pending: Path, shards: Iterable[str]) -> None:
 
 
 def remove_folders(folders: Iterable[Path]) -> None:
-    """Remove folders, each renamed first: a half removed one no longer has its name."""
+    """Each is renamed first: a half removed one no longer has its name."""
     for folder in folders:
         doomed = folder if _is_temporary(folder) else temporary_name(folder)
         if folder.exists():
@@ -235,7 +233,6 @@ def remove_folders(folders: Iterable[Path]) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove temporary files and folders of dead writers."""
     for entry in filter(_is_temporary, list(folder.iterdir())):
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)

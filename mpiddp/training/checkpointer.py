@@ -20,7 +20,6 @@ from .ranks import arrays_from, raise_on_all_ranks
 from .trainer import Trainer
 
 _MUST_AGREE = ("model", "data", "seed", "optimizer")
-"""Between a run and its checkpoint."""
 
 _logger = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class Checkpointer:
             _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
 
     def _write_shards(self, trainer: Trainer) -> dict[str, Any]:
-        """Write the arrays that ranks alone hold; return the manifest entries of all shards."""
+        """Return the manifest entries of all ranks' shards."""
         own = trainer.own_arrays()
         # Rank 0 has finished the previous checkpoint: no shard meets its folder.
         told: list[Any] = [None] * dist.get_world_size()
@@ -162,7 +161,6 @@ class Checkpointer:
                 _logger.warning(said, *difference)
 
     def _newest(self) -> Checkpoint | None:
-        """Return the newest whole checkpoint on rank 0, and warn of damaged ones."""
         if self._store is None:
             return None
         checkpoint, faults = self._store.newest()

@@ -382,7 +382,7 @@ def _check_name(flag: str, value: str, names: Iterable[str], form: str) -> None:
 
 
 def _check_parts(flag: str, value: str) -> None:
-    """Refuse an empty part before or behind the colon, or between commas."""
+    """Refuse empty parts."""
     kind, colon, rest = value.partition(":")
     parts = rest.split(",") if kind in FILES else [rest]
     if colon and not (kind and all(parts)):
@@ -391,23 +391,20 @@ def _check_parts(flag: str, value: str) -> None:
 
 
 OTHER_WORDS = options.other_words(Config)
-"""Other names of the options, with their names here."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and every field; options that are not given stay out of the namespace."""
     options.add_options(parser, Config)
 
 
 def read_options(arguments: argparse.Namespace) -> Config:
-    """Return the configuration of a parsed command line; UsageError."""
     return Config(**options.read_options(arguments, Config))
 
 
 def resumed_threads(output: Path, ranks: int) -> int | None:
     """Return the BLAS threads of a run's newest checkpoint, which decide the order of sums.
 
-    None without a checkpoint of as many ranks, whose bits would differ anyway, or with threads.
+    None without a checkpoint of as many ranks (others have other bits anyway), or with threads.
     """
     for state in sorted(output.glob("checkpoints/step-*/state.json"), reverse=True):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

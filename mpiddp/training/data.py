@@ -17,7 +17,7 @@ Split = tuple[Dataset, Dataset]
 
 
 def load_data(config: Config) -> Split:
-    """Return training and test data; UsageError on every rank, with file and cure, if absent or of unequal numbers."""
+    """UsageError on every rank, with file and cure, if data are absent or of unequal numbers."""
     train, test = raise_on_all_ranks(lambda: _load(config))
     lengths: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
     dist.all_gather_object(lengths, (len(train), len(test)))
@@ -76,7 +76,7 @@ _MADE = {"digits": _digits, "synthetic": _synthetic, "mnist": _mnist}
 
 
 def _called(name: str) -> Split:
-    """Return a user's data, on every rank, so that it may use `shared_on_node`."""
+    """Call on every rank, so that `shared_on_node` may be used."""
     train, test = (call("--data", name, train=part) for part in (True, False))
     for part in (train, test):
         if not isinstance(part, Dataset):

@@ -36,7 +36,7 @@ _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
 
 
 def collect(version: str) -> dict[str, Any]:
-    """Return a description, as JSON values, the same on every rank; ``version``: mpiddp's. Collective."""
+    """Return a description, as JSON values, the same on every rank; collective."""
     job = monitor.current()
     assert job is not None, "there is a default group"
     world = job.world
@@ -63,7 +63,7 @@ def collect(version: str) -> dict[str, Any]:
 
 
 def complaints(found: dict[str, Any]) -> list[str]:
-    """Return the likely mistakes in a description, a sentence each, with the cure."""
+    """Return the likely mistakes, with the cures."""
     said = []
     wheels = found["mpi"]["wheels"]
     if len(wheels) > 1:
@@ -108,10 +108,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
-    """Print the description on rank 0, and return the exit code; starts MPI.
-
-    ``probe_gpu``: first test in a job of its own if MPI takes device pointers; UsageError if that is impossible.
-    """
+    """Return the exit code; starts MPI. UsageError if ``probe_gpu`` cannot have a job of its own."""
     if probe_gpu:
         _probe()
     dist.init_process_group()
@@ -123,7 +120,7 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
 
 
 def _probe() -> None:
-    """Test device pointers before MPI runs here: a launcher starts the job."""
+    """In a job of its own: MPI does not run here yet."""
     announced = settings.launch()
     if announced is not None and announced.size > 1:
         raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
@@ -202,7 +199,7 @@ def _why_no_watchdog(job: Job) -> str:
 
 
 def _shared_memory() -> str:
-    """Return the kind of shared memory of a node's ranks; collective."""
+    """Return the kind of a node's shared memory; collective."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         array = dist.symmetric_empty(1, np.uint8)
@@ -234,10 +231,7 @@ def _most_threads_per_core(places: list[dict[str, Any]], threads: int) -> float:
 
 
 def reproducibility() -> dict[str, Any]:
-    """Return all that decides the last bits of results besides a `Trainer`'s state, as JSON values.
-
-    The built-in table of algorithms depends on the nodes of the ranks only.
-    """
+    """Return all that decides last bits besides a `Trainer`'s state; the table of algorithms depends on nodes only."""
     link = default_group().link
     asked = ",".join(f"{operation}:{name}" for operation, name in sorted(settings.algorithms().items()))
     return {
@@ -253,7 +247,7 @@ def reproducibility() -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, value then and value now of differences to another run's `reproducibility`."""
+    """Yield name, value then and value now."""
     now = reproducibility()
     same_ranks = then["ranks"] == now["ranks"]
     for name, value in now.items():

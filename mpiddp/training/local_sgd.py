@@ -14,10 +14,9 @@ from .trainer import Trainer
 
 
 class LocalSGD:
-    """Callback for the ends of steps, and state of this rank for checkpoints.
+    """Callback for the ends of steps, and this rank's state for checkpoints.
 
-    The model averages gradients in the first ``local_start`` steps only. Parameters are equal on all ranks at the end
-    of an epoch, for its evaluation.
+    Gradients are averaged in the first ``local_start`` steps only; parameters are equal at the end of an epoch.
     """
 
     def __init__(
@@ -36,13 +35,13 @@ class LocalSGD:
         )
 
     def __call__(self, trainer: Trainer) -> None:
-        """Average what is due after a step; everything after the last step of an epoch."""
+        """Average what is due; all after an epoch's last step."""
         self._averager.average_parameters(self._optimizer.param_groups)
         if trainer.step % self._steps_an_epoch == 0:
             self._averager.synchronize()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's parameters, optimizer state and position in the period; arrays are live."""
+        """Return parameters, optimizer state and position in the period; arrays are live."""
         return {
             "iter": self._hook_state.iter,
             "parameters": [p.data for group in self._optimizer.param_groups for p in group["params"]],
@@ -51,7 +50,7 @@ class LocalSGD:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`, with the optimizer's present options; arrays are copied."""
+        """Keep the optimizer's present options; arrays are copied."""
         self._hook_state.iter = state["iter"]
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         for parameter, saved in zip(parameters, state["parameters"], strict=True):

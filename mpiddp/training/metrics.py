@@ -17,7 +17,7 @@ from mpiddp.typing import Array
 
 
 def count_correct(output: Tensor | Array, target: Array) -> Any:
-    """Return the number of samples whose target (N, ...) is the class of the largest output (N, C, ...).
+    """Count the samples whose target (N, ...) is the class of the largest output (N, C, ...).
 
     Of several targets, as in text, the right share counts. A GPU's number is an array without axes, not waited for.
     """
@@ -28,7 +28,7 @@ def count_correct(output: Tensor | Array, target: Array) -> Any:
 
 
 class MetricSum:
-    """Sums over samples, and over all ranks by one short message; ``names`` are added as sums, not means.
+    """Sums (not means) of ``names`` over samples, and over ranks by one short message.
 
     >>> tally = MetricSum("loss", "correct")
     >>> tally.add(samples=3, loss=1.5, correct=2)
@@ -42,7 +42,7 @@ class MetricSum:
         self._unread: list[tuple[int, Array]] = []
 
     def add(self, **amounts: float | Array) -> None:
-        """Add to the sums named; numbers of a GPU, arrays without axes, are left to `read`."""
+        """Numbers of a GPU, arrays without axes, are left to `read`."""
         for name, amount in amounts.items():
             if is_device_array(amount):
                 self._unread.append((self._places[name], amount))  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ class MetricSum:
                 self.sums[self._places[name]] += amount
 
     def read(self, besides: Sequence[Array] = ()) -> list[float]:
-        """Add pending numbers of a GPU, and return those of other such arrays: one wait and one copy for all."""
+        """Add pending numbers of a GPU, and return those ``besides``: one wait and one copy for all."""
         arrays = [amount for _, amount in self._unread] + list(besides)
         if not arrays:
             return []
@@ -65,7 +65,6 @@ class MetricSum:
         self.sums += other.sums
 
     def all_reduce(self) -> Work:
-        """Start to add up the sums of all ranks."""
         self.read()
         work = all_reduce(self.sums, async_op=True)
         assert work is not None
@@ -75,7 +74,7 @@ class MetricSum:
         return float(self.sums[self._places[name]])
 
     def mean(self, name: str) -> float:
-        """Return a sum divided by the number of samples; NaN without samples."""
+        """NaN without samples."""
         return self[name] / self["samples"] if self["samples"] else float("nan")
 
 
@@ -100,7 +99,7 @@ class EpochMetrics:
     test_s: float
     """The pass over the test data."""
     lr: float
-    """Learning rate of the epoch's last step."""
+    """Of the epoch's last step."""
 
     def as_json(self) -> str:
         """Return one line of JSON, without line feed; values that are not finite are null."""

@@ -114,7 +114,6 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, x: Any) -> Tensor:
-        """Return (N, out_channels, H / stride, W / stride)."""
         y = F.relu(self.norm1(self.conv1(x)))
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
@@ -150,7 +149,7 @@ class Transformer(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, x: Any) -> Tensor:
-        """Return scores (N, 256, T), classes in the second axis as the losses have it, of bytes (N, T)."""
+        """Return scores (N, 256, T) of bytes (N, T)."""
         xp = array_namespace(x)
         x = self.drop(self.bytes(x) + self.positions(xp.arange(x.shape[1])))  # (N, T, width)
         scores: Tensor = self.head(self.norm(self.blocks(x)))
@@ -158,7 +157,7 @@ class Transformer(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Causal attention and a perceptron, of the normalized input and added to it; see `Transformer`."""
+    """Causal attention and a perceptron, of the normalized input and added to it."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

@@ -61,11 +61,7 @@ def option(
     within: Range | None = None,
     also: Iterable[str] = (),
 ) -> Any:
-    """Return a dataclass field that is an option.
-
-    ``table``: in a TOML file, besides the top, and the group in ``--help``; ``text``: the help; no ``choices``: any
-    value; ``also``: other names, for suggestions.
-    """
+    """Make a dataclass field an option; ``table``: TOML table and ``--help`` group, ``also``: names for suggestions."""
     metadata = {"table": table, "help": text, "choices": choices, "metavar": metavar, "within": within}
     return dataclasses.field(default=default, metadata={**metadata, "also": tuple(also)})
 
@@ -99,7 +95,6 @@ def other_words(cls: Any) -> dict[str, str]:
 
 
 def check(values: Any) -> None:
-    """Check choices and ranges; UsageError names the option."""
     for each in dataclasses.fields(values):
         value, within, choices = getattr(values, each.name), each.metadata["within"], each.metadata["choices"]
         if choices and value not in choices:
@@ -112,10 +107,7 @@ def check(values: Any) -> None:
 
 
 def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a dataclass from plain values, as from TOML or JSON; a mapping is a table.
-
-    UsageError: a key is unknown (the text names the nearest one), in the wrong table or given twice, or of wrong type.
-    """
+    """Return a dataclass's arguments from plain values; a mapping is a table. UsageError names the nearest key."""
     tables = {each.name: each.metadata["table"] for each in dataclasses.fields(cls)}
     found: dict[str, Any] = {}
     for place, key, value in _flattened(values):
@@ -141,7 +133,7 @@ def _flattened(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
 
 
 def _converted(key: str, value: Any, kind: Kind) -> Any:
-    """Return a plain value as a field's type: an int serves as a float, a string as a path, a list as a tuple."""
+    """Accept an int as a float, a string as a path, a list as a tuple."""
     if value is None and kind.optional:
         return None
     if kind.wanted is Path and isinstance(value, str | Path):
@@ -156,7 +148,7 @@ def _converted(key: str, value: Any, kind: Kind) -> Any:
 
 
 def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
-    """Add ``--config`` and every field; options that are not given stay out of the namespace."""
+    """Options that are not given stay out of the namespace."""
     parser.add_argument(
         "--config",
         type=Path,
@@ -205,7 +197,7 @@ def _reader(wanted: type) -> Callable[[str], Any]:
 
 
 def read_options(arguments: argparse.Namespace, cls: Any) -> dict[str, Any]:
-    """Return the arguments of a dataclass from a parsed command line; UsageError as in `from_mapping`."""
+    """UsageError as in `from_mapping`."""
     given = vars(arguments)
     values: dict[str, Any] = {}
     if "config" in given:

@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Lines:
-    """A text file, begun anew, flushed after every line."""
+    """Begun anew, flushed after every line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class JsonLines(_Lines):
 
 
 class CsvLines(_Lines):
-    """Names, then values of each epoch; missing values are empty."""
+    """Missing values are empty."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -78,7 +78,7 @@ class TensorBoardEvents:
             self.write(metrics)
 
     def write(self, metrics: EpochMetrics) -> None:
-        """Write an event for each number, at the epoch's number, and flush."""
+        """At the epoch's number."""
         numbers = {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
         values = [
             self._summaries.Summary.Value(tag=tag(name), simple_value=value)
@@ -96,7 +96,7 @@ class TensorBoardEvents:
 
 
 def tag(name: str) -> str:
-    """Return TensorBoard's name of a number, with the pass over the data after the slash.
+    """Return TensorBoard's name of a number.
 
     >>> tag("loss"), tag("test_loss"), tag("accuracy")
     ('loss/train', 'loss/test', 'accuracy/test')
@@ -109,8 +109,8 @@ def tag(name: str) -> str:
 class Outputs:
     """All files of metrics of a run, written on rank 0 from ``history`` on; OSError for unwritable files.
 
-    ``metrics`` is a file of JSON lines; ``output``, the run's folder, gets ``metrics.jsonl``, ``metrics.csv`` and, with
-    tensorboard installed, ``tensorboard/``.
+    ``metrics`` is a file of JSON lines; ``output`` gets ``metrics.jsonl``, ``metrics.csv`` and, with tensorboard,
+    ``tensorboard/``.
     """
 
     def __init__(self, metrics: Path | None, output: Path | None, history: Sequence[EpochMetrics] = ()) -> None:
@@ -149,7 +149,6 @@ def say(text: str) -> None:
 
 
 def configuration_lines(config: Config, ranks: int, nodes: int) -> str:
-    """Return the configuration, a line for each of its tables."""
     lines = [f"training on {ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}:"]
     for table, values in config.tables().items():
         said = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
@@ -168,7 +167,7 @@ def epoch_line(metrics: EpochMetrics, epochs: int) -> str:
 
 
 class Console:
-    """Callbacks that print on rank 0: one line per epoch, and a progress bar on a terminal."""
+    """Prints on rank 0: one line per epoch, and a progress bar on a terminal."""
 
     def __init__(self, epochs: int) -> None:
         self._epochs = epochs
@@ -187,7 +186,6 @@ class Console:
             self._bar.update()
 
     def epoch_end(self, trainer: Trainer) -> None:
-        """Print the epoch's line in place of the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -198,10 +196,7 @@ class Console:
 
 
 class RankLog:
-    """Context in which warnings and logged errors go to stderr with the rank in front.
-
-    ``rank-3.log`` in ``folder`` is appended to: everything from INFO on, epochs, the traceback at the end; OSError.
-    """
+    """Prints warnings and logged errors with the rank in front; all from INFO on goes to ``folder``."""
 
     def __init__(self, rank: int, size: int, folder: Path | None = None) -> None:
         self._prefix = f"[rank {rank}/{size}]"
@@ -246,7 +241,6 @@ class RankLog:
         self._waited_s = trainer.comm_exposed_s
 
     def epoch_end(self, trainer: Trainer) -> None:
-        """Log this rank's times of the epoch."""
         waited_s, metrics = trainer.comm_exposed_s - self._waited_s, trainer.history[-1]
         _logger.info(
             "epoch %d ended after step %d: %.2f s, of which this rank waited %.2f s for others; loss %.4f",
@@ -269,7 +263,7 @@ class _RankFormatter(logging.Formatter):
 
 
 _PATIENCE_S = 5.0
-"""Ranks may outlive a killed launcher by this time."""
+"""Of ranks, after a killed launcher."""
 _LOOK_S = 0.1
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
@@ -300,7 +294,7 @@ class RunLock:
         self._file.close()
 
     def _taken(self) -> bool:
-        """Lock the file; return False if it remains locked."""
+        """Return False if the file remains locked."""
         given_up_at = time.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 def raise_on_all_ranks(action: Callable[[], _Result], error_class: type[UsageError] = UsageError) -> _Result:
-    """Run an action that may fail on some ranks, such as reading a file; UsageError of the first failure on all."""
+    """Run an action that may fail on some ranks; UsageError of the first failure on all."""
     fault, result = None, None
     try:
         result = action()
@@ -36,7 +36,7 @@ def raise_on_all_ranks(action: Callable[[], _Result], error_class: type[UsageErr
 def arrays_from(
     rank: int, arrays: Mapping[str, Array], wanted: Callable[[str], bool] = lambda _: True
 ) -> Iterator[tuple[str, Array]]:
-    """Yield a rank's arrays, by name, on every rank that wants them, broadcast one at a time to save memory."""
+    """Yield a rank's arrays on every rank that wants them, broadcast one at a time to save memory."""
     layouts = [{name: (x.shape, x.dtype.str) for name, x in arrays.items()}]
     dist.broadcast_object_list(layouts, src=rank)
     for name, (shape, dtype) in layouts[0].items():

@@ -37,7 +37,7 @@ class RestorePoint:
         self._buffers: list[Array] = []
 
     def note(self, trainer: Trainer) -> None:
-        """Record this moment if failures are survivable: a callback before all others."""
+        """Record this moment; run before all other callbacks."""
         if not survivable():
             return
         self._loaded = None

@@ -71,10 +71,7 @@ def _check_folder(option: str, folder: Path) -> None:
 
 
 def run(config: Config, version: str) -> int:
-    """Train as configured, and return the exit code; starts MPI. ``version``: mpiddp's.
-
-    UsageError, on every rank, if the configuration cannot be run; RunError, if the run failed.
-    """
+    """Return the exit code; starts MPI. UsageError on every rank for a configuration, RunError for a failed run."""
     began_s = time.monotonic()
     tune_allocator()
     no_gpu = gpu_fault(config.device)
@@ -139,7 +136,7 @@ class _Run:
         return not self._config.zero and self._here.device != "cuda"
 
     def train(self, change: elastic.Change | None) -> int:
-        """Train to the end, from the state before the death of a rank, and return the exit code."""
+        """Go on from the state before the death of a rank; return the exit code."""
         if change is None:
             trainer = self._started(self._config)
         elif (source := elastic.farthest(self._point.moment)) is None:
@@ -165,7 +162,7 @@ class _Run:
         return trainer
 
     def _resumed(self, source: int, change: elastic.Change) -> Trainer:
-        """Return the trainer of a run that goes on with the state of rank ``source``."""
+        """Continue with the state of rank ``source``."""
         snapshot = self._point.snapshot(source)
         trainer = build_trainer(self._here, self._data, stop=self._stop)
         trainer.load_state_dict(snapshot.state, snapshot.arrays)
@@ -212,7 +209,7 @@ class _Run:
             self.outputs.epoch_end(trainer)  # another rank may have completed one more epoch
 
     def _callbacks(self, point: RestorePoint) -> dict[str, list[Callback]]:
-        """Return the callbacks: print, write, save, in this order."""
+        """Return the callbacks in the order print, write, save."""
         console = Console(self._config.epochs) if dist.get_rank() == 0 else None
         callbacks: dict[str, list[Callback]] = {
             "epoch_begin": [who.epoch_begin for who in (console, self._log) if who],
@@ -252,7 +249,7 @@ def _watched(trainer: Trainer, path: Path) -> Timeline:
 
 
 def _stop(stop: StopRequest, trainer: Trainer, checkpointer: Checkpointer | None) -> int:
-    """Save a checkpoint after a signal or at the deadline, and return the exit code for a restart."""
+    """Save a checkpoint, and return the exit code for a restart."""
     told: list[tuple[str | None, int]] = [(None, 0)] * dist.get_world_size()
     dist.all_gather_object(told, (stop.reason, stop.number))
     rank, reason, number = next((rank, *each) for rank, each in enumerate(told) if each[0])

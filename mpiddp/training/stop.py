@@ -14,7 +14,7 @@ from .options import UsageError
 
 
 def parse_duration(text: str) -> float | None:
-    """Return seconds, of a number of them, of ``M:SS`` or of ``H:MM:SS``; None for ``slurm``; else UsageError.
+    """Return seconds, of a number of them, ``M:SS`` or ``H:MM:SS``; None for ``slurm``; UsageError.
 
     >>> parse_duration("1:30:00")
     5400.0
@@ -32,9 +32,7 @@ def parse_duration(text: str) -> float | None:
 
 
 class Deadline:
-    """The end of a run, by ``time.monotonic()``, with ``margin_s`` for a checkpoint.
-
-    The next step is assumed to take as long as the longest so far, tests and checkpoints included.
+    """The end of a run, by ``time.monotonic()``, less ``margin_s``; a step counts as long as the longest.
 
     >>> Deadline(time.monotonic() + 60, margin_s=30).due()
     False
@@ -47,7 +45,7 @@ class Deadline:
         self._longest_s = 0.0
 
     def due(self) -> bool:
-        """Return True if the current step has to be the last one; asked once a step."""
+        """Return True if the current step has to be the last; asked once a step."""
         now_s = time.monotonic()
         if self._asked_s is not None:
             self._longest_s = max(self._longest_s, now_s - self._asked_s)
@@ -57,7 +55,7 @@ class Deadline:
 
 
 def deadline_of(max_time: str, margin_s: float, began_s: float) -> Deadline:
-    """Return the deadline of a run that began at ``began_s``; UsageError for ``slurm`` without an announced end."""
+    """UsageError for ``slurm`` without an announced end."""
     seconds = parse_duration(max_time)
     if seconds is not None:
         return Deadline(began_s + seconds, margin_s)
@@ -75,10 +73,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopRequest:
-    """Context in which the first signal is recorded; a second Ctrl-C interrupts at once. For the main thread.
-
-    ``number``: the signal received, or 0; ``late``: the deadline was due.
-    """
+    """Records the first signal; a second Ctrl-C interrupts at once. For the main thread."""
 
     def __init__(self, deadline: Deadline | None = None) -> None:
         self.number = 0
@@ -98,7 +93,7 @@ class StopRequest:
             signal.signal(each, handler)
 
     def __call__(self) -> bool:
-        """Return True to stop; to be asked once a step."""
+        """Asked once a step."""
         if self._deadline is not None and self._deadline.due():
             self.late = True
         return self.number != 0 or self.late

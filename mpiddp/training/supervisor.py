@@ -29,7 +29,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _FINAL = (UsageError.exit_code, EXIT_CHECKPOINTED, EXIT_INTERRUPTED)
 """Exit codes after which the same command would do the same, or the batch system starts it again."""
 _FRUITLESS = 2
-"""Restarts in a row without progress that end the attempts."""
+"""Restarts without progress that end the attempts."""
 _LOOK_S, _PAUSE_S, _GRACE_S = 0.1, 1.0, 10.0
 
 
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command until it ends well or is given up; return its exit code. UsageError before the first start."""
+    """Return the exit code of the last attempt; UsageError before the first."""
     if options.restarts < 0:
         raise UsageError(f"--restarts has to be at least 0, got {options.restarts}")
     if not options.lost_after > 0:
@@ -65,10 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Command:
-    """A command line, and its form for a restart.
-
-    UsageError for ``mpiddp train`` without ``--output``, which could only begin anew.
-    """
+    """UsageError for ``mpiddp train`` without ``--output``, which could only begin anew."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
@@ -83,7 +80,6 @@ class Command:
         return [*self.words, "--resume", "auto"] if resumes else self.words
 
     def checkpoints(self) -> Path | None:
-        """Return the folder of checkpoints, if the command names it."""
         output = self._option("--output") if self._trains else None
         return Path(output) / "checkpoints" if output else None
 
@@ -107,16 +103,12 @@ class _End:
 
     @property
     def well(self) -> bool:
-        """True if the programs of all ranks have ended well."""
+        """True if all ranks' programs have ended well."""
         return self.marked == marker.ENDED and self.code == 0
 
 
 class Supervisor:
-    """Starts a job and, when it ends badly, starts it again.
-
-    New files in ``watched`` are progress; without it every restart may have made some. ``path`` is the marker's;
-    ``lost_after_s``: time without a sign of life after which a job is ended.
-    """
+    """New files in ``watched`` are progress; without it every restart may have made some."""
 
     def __init__(
         self, command: Command, watched: Path | None, path: Path, lost_after_s: float, forwarding: _Forwarding
@@ -158,7 +150,7 @@ class Supervisor:
         return end.code or 1
 
     def _job(self, words: Sequence[str]) -> _End:
-        """Run the job once; none of its processes on this machine outlives a bad end."""
+        """None of the job's processes on this machine outlives a bad end."""
         self._path.write_text("")
         environment = os.environ | {"MPIDDP_MARKER": str(self._path)}
         try:
@@ -176,7 +168,7 @@ class Supervisor:
         return end
 
     def _wait(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait for the end; return True if this process brought it about."""
+        """Return True if this process brought the end about."""
         renewed, since_s = 0, time.monotonic()
         while process.poll() is None:
             time.sleep(_LOOK_S)
@@ -203,7 +195,7 @@ class Supervisor:
         return found
 
     def _newest(self) -> int:
-        """Return the time in ns of the newest watched file, or 0."""
+        """Return nanoseconds, or 0."""
         newest = 0
         if self._watched is not None:
             for path in self._watched.rglob("[!.]*"):
@@ -214,7 +206,7 @@ class Supervisor:
 
 
 class _Forwarding:
-    """Context in which signals of this process go to the job's launcher; ``stopped``: one asked for the end."""
+    """Forwards signals of this process to the job's launcher; ``stopped``: one asked for the end."""
 
     def __init__(self) -> None:
         self.stopped = False
@@ -246,7 +238,7 @@ class _Forwarding:
 
 @contextlib.contextmanager
 def _marker_file() -> Iterator[Path]:
-    """Make the marker in the working directory, which other nodes see, too."""
+    """In the working directory, which other nodes see, too."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=".mpiddp-run-", dir=Path.cwd())
     except OSError as error:

@@ -26,7 +26,7 @@ from .metrics import MetricSum
 
 
 class AveragedModel(Protocol):
-    """A model whose gradients are averaged over all ranks, as `DistributedDataParallel`, whose methods these are."""
+    """A model with averaged gradients, as `DistributedDataParallel`, whose methods these are."""
 
     module: Module
 
@@ -92,7 +92,6 @@ class NaiveAveraging:
 
 
 _MOST_NAMES = 5
-"""In an error."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,14 +118,13 @@ class Outcome:
     broken: list[str]
     """Parameters whose gradient is not finite."""
     finite: bool
-    """This rank's losses are."""
+    """This rank's losses are finite."""
     last: Batch
     waited_s: float
-    """This rank's wait for the sums."""
+    """Wait for the sums."""
 
 
 def new_sums() -> MetricSum:
-    """Return the sums that ranks exchange in a step."""
     return MetricSum("loss", "correct", "stop", "broken")
 
 
@@ -189,7 +187,7 @@ class TrainStep:
         return Outcome(tally, updated, overflowed, broken, finite, batch, waited_s)
 
     def predict(self, inputs: Any) -> Any:
-        """Return the output of the model itself, without averaging, as the loss takes it."""
+        """Return the model's output without averaging, as the loss takes it."""
         return self._call(self.model.module, inputs)
 
     def placed(self, batch: Any) -> Any:
@@ -197,12 +195,12 @@ class TrainStep:
 
     @staticmethod
     def _summing(tally: MetricSum) -> tuple[bool, Work]:
-        """Start to add up all ranks' metrics; return True for a finite loss on this rank, and the Work."""
+        """Start to sum all ranks' metrics; return True for a finite loss on this rank, and the Work."""
         tally.read()
         return bool(np.isfinite(tally["loss"])), tally.all_reduce()
 
     def _broken(self, tally: MetricSum) -> list[str]:
-        """Return the names of parameters whose averaged gradient is not finite; read pending device numbers, too."""
+        """Name parameters whose averaged gradient is not finite; read pending device numbers, too."""
         named = [(name, p.grad) for name, p in self.model.module.named_parameters() if p.grad is not None]
         if not self._on_device:
             return [name for name, grad in named if not is_finite(grad)]
@@ -212,7 +210,7 @@ class TrainStep:
         return [name for (name, grad), square in found if not (np.isfinite(square) or is_finite(grad))]
 
     def faults(self, outcome: Outcome) -> tuple[str, str]:
-        """Return the values that are not finite in a skipped step, with their ranks, and the likely cause.
+        """Name the values that are not finite, their ranks, and the likely cause.
 
         Collective; it discards the gradients.
         """
@@ -244,7 +242,7 @@ class TrainStep:
         return what, cause
 
     def _sharing(self, samples: int, total: int | None) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which layers that average over ranks in forward know this rank's weight."""
+        """Tell layers that average over ranks in forward this rank's weight."""
         return self.model.weighted(samples, total) if self._mixes_samples else contextlib.nullcontext()
 
     def _call(self, model: Callable[[Any], Any], inputs: Any) -> Any:
@@ -282,7 +280,7 @@ class TrainStep:
             loss.backward(None if factor == 1 else np.asarray(factor, loss.dtype))
 
     def _update(self, tally: MetricSum, broken: bool) -> tuple[bool, bool]:
-        """Change the parameters if loss and gradients are finite; return (updated, overflowed)."""
+        """Update if loss and gradients are finite; return (updated, overflowed)."""
         sound = bool(np.isfinite(tally["loss"]))
         overflowed = False
         if self.scaler is not None and sound:
@@ -302,7 +300,7 @@ class TrainStep:
         return sound and not broken, overflowed
 
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
-        """Compute this rank's gradient of a batch once more, locally, and return True if it is finite."""
+        """Compute this rank's gradient of a batch once more, locally."""
         with self.model.no_sync(), self._sharing(max(1, batch.samples), batch.total):
             loss = self._forward(batch, new_sums())
             if loss is not None:
@@ -316,7 +314,7 @@ def _no_mean_of_nothing(weight: float) -> contextlib.AbstractContextManager[Any]
 
 
 def is_finite(x: Array | None) -> bool:
-    """Return True if all elements are finite; one pass if they are."""
+    """Make one pass if all elements are finite."""
     if x is None:
         return True
     flat = x.reshape(-1)
@@ -333,7 +331,6 @@ def _sum_over_ranks(number: int) -> int:
 
 
 def _ranks_where(here: bool) -> str:
-    """Return the ranks of a true condition, as text; collective."""
     found = [False] * get_world_size()
     all_gather_object(found, here)
     return ", ".join(str(rank) for rank, yes in enumerate(found) if yes)

@@ -27,7 +27,7 @@ Callback = Callable[["Trainer"], object]
 MAX_SKIPPED = 100
 """Steps in a row that may be skipped, if an epoch has more of them."""
 EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
-"""Events of callbacks, called on every rank, in the order of the lists, with the trainer."""
+"""Of callbacks, called on every rank, in the order of the lists, with the trainer."""
 
 
 class Stateful(Protocol):
@@ -270,7 +270,6 @@ class Trainer:
             callback(self)
 
     def _train_epoch(self) -> None:
-        """Iterate over the training data, or over the rest of it."""
         self.model.module.train()
         self.train_loader.set_epoch(self.epoch)
         self._emit("epoch_begin")
@@ -327,7 +326,6 @@ class Trainer:
         )
 
     def _batches(self) -> Iterator[Batch]:
-        """Yield this rank's shares of the remaining batches."""
         for inputs, targets in self.train_loader:
             share = self.train_loader.current
             samples, total = (share.samples, share.global_samples) if share else (len(targets), None)
@@ -351,7 +349,7 @@ class Trainer:
             self._emit("step_skip")
 
     def _skip(self, train_step: TrainStep, outcome: Outcome) -> None:
-        """Skip a step, or raise if that is not wanted or goes on for too long."""
+        """Raise if skips are not wanted or go on for too long."""
         # Overflows end by themselves, as the scale decreases.
         self._skipped_in_a_row += not outcome.overflowed
         an_epoch = -(-length_hint(self.train_loader, MAX_SKIPPED * self.accumulate) // self.accumulate)

@@ -30,9 +30,7 @@ _Result = TypeVar("_Result")
 
 
 def import_string(option: str, name: str) -> Callable[..., Any]:
-    """Return the callable ``package.module:callable`` of ``option``; the working directory is searched too.
-
-    UsageError if there is none; other errors of the import propagate.
+    """Return the callable ``package.module:callable``; the working directory is searched too; UsageError.
 
     >>> import_string("--model", "math:sqrt")(4)
     2.0
@@ -58,7 +56,7 @@ def import_string(option: str, name: str) -> Callable[..., Any]:
 
 
 def call(option: str, name: str, **arguments: Any) -> Any:
-    """Return the result of a callable named as in `import_string`; UsageError if it takes other arguments, or raises.
+    """UsageError if the callable (see `import_string`) takes other arguments, or raises.
 
     >>> call("--data", "random:Random", x=3).randrange(1)
     0
@@ -80,7 +78,7 @@ def call(option: str, name: str, **arguments: Any) -> Any:
 
 
 def attempt(action: Callable[[], _Result], said: str) -> _Result:
-    """Run a user's code; its exception becomes a UsageError: ``said``, the error and its place in the code."""
+    """Run a user's code; its exception becomes a UsageError: ``said``, the error and its place."""
     try:
         return action()
     except UsageError:
@@ -179,7 +177,7 @@ class _SanityCheck:
 
 
 def _shape(x: Any) -> str:
-    """Return dtype and shape, without the samples, as text."""
+    """Return dtype and shape, without the samples."""
     shape = getattr(x, "shape", None)
     return f"{x.dtype} {tuple(shape[1:])}" if shape else f"of type {type(x).__name__}"
 
