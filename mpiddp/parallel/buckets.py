@@ -23,7 +23,7 @@ _logger = logging.getLogger("mpiddp")
 MIB = 1 << 20
 DEFAULT_CAP_BYTES = 25 * MIB
 LAST_CAP_BYTES = 1 * MIB
-"""Of the bucket sent last, which nothing hides; torch makes the first one small, which hides no communication."""
+"""The last bucket's, which nothing hides; torch's is the first's, which hides no communication."""
 
 LEAST_BYTES = MIB // 4
 """A smaller first bucket joins the second: its waits cost more than it hides (784-256-256-10)."""
@@ -133,7 +133,7 @@ def _gradient_memory(like: Array, length: int, group: ProcessGroup) -> Array:
 
 
 def _fill(order: Sequence[int], sizes_bytes: Sequence[int], caps_bytes: Sequence[int]) -> list[list[int]]:
-    """Fill buckets in ``order``; a bucket ends with the parameter that reaches its cap."""
+    """End a bucket with the parameter that reaches its cap."""
     buckets: list[list[int]] = []
     filled, cap = 0, 0
     for index in order:
@@ -191,7 +191,7 @@ class Slot(NamedTuple):
 
 
 class Buckets:
-    """The buckets of a model, iterable in the order of sending; making them and changing their order is collective.
+    """Iterable in the order of sending; making them and changing their order is collective.
 
     Parameters are numbered by registration, the same on all ranks; ``order`` is that in which gradients are expected:
     the reverse, until it is `settled`.

@@ -26,9 +26,8 @@ class DataParallel(Module):
 
     A part has ``ceil(n / devices)`` samples, the last one fewer; short batches make fewer parts. Every forward copies
     parts and parameters to the devices; on the host nothing is copied. Threads use their device, and its stream that is
-    current in the calling thread. Backward, one thread, runs each operation at its gradient, and adds parameters'
-    gradients up on the first device, the last part's first. The first replica's buffers are the model's; those of the
-    others are dropped.
+    current in the calling thread. Backward, one thread, adds parameters' gradients up on the first device, the last
+    part's first. The first replica's buffers are the model's.
 
     The first device also holds all outputs, the sums of gradients and the optimizer's state: for 784-256-256-10, SGD
     with momentum and a batch of 128 on two devices 3.8 MB, the second 1.7 MB (counted by the tests on fake devices).
@@ -42,8 +41,8 @@ class DataParallel(Module):
         One for each part: a GPU's number, ``"cuda:N"``, or ``"cpu"``, not both kinds; the model is on the first. By
         default all visible GPUs for a model on one, else ``["cpu", "cpu"]``: two threads.
     output_device : int or str, optional
-        Of the outputs; by default the first. Make a GPU current to go on with them.
-    dim : int, default 0
+        By default the first. Make a GPU current to go on with the outputs.
+    dim : int
         The axis of the batch.
 
     Examples
@@ -118,9 +117,7 @@ def _is_batch(value: Any) -> bool:
 
 
 def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
-    """Cut arrays and tensors in nested tuples, lists and dicts into a part for each place; the rest goes to all.
-
-    The first parts have ``ceil(n / len(places))`` elements; place None is the host.
+    """Cut arrays and tensors in nested containers into a part for each place (None: host); the rest goes to all.
 
     >>> import numpy as np
     >>> [part.shape for part in scatter(np.zeros((30, 2)), [None] * 4)]
@@ -141,7 +138,7 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
 
 
 def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
-    """Return a replica of a module for each place, for as many threads; memory there is shared."""
+    """Return replicas; memory of one place is shared."""
     replicas = []
     for index, place in enumerate(places):
         made: dict[int, Module] = {}
@@ -175,7 +172,7 @@ def _copied(buffer: Array, place: Place) -> Array:
 def parallel_apply(
     modules: Sequence[Module], arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], places: Sequence[Place]
 ) -> list[Any]:
-    """Call each module with its positional and keyword arguments, in parallel threads.
+    """Call each module in a thread.
 
     A thread's current stream is the calling thread's, so that work keeps its order; threads' own default streams are
     synchronised. The first module's error is raised, with a note of its number.
@@ -213,7 +210,7 @@ def _settle(place: Place) -> None:
 
 
 def gather(outputs: Sequence[Any], place: Place = None, dim: int = 0) -> Any:
-    """Join outputs, nested alike, along ``dim`` at a place; scalars become a vector."""
+    """Join outputs, nested alike; scalars become a vector."""
     first = outputs[0]
     if _is_batch(first):
         parts, axis = [_to(x.reshape(1) if x.ndim == 0 else x, place) for x in outputs], dim if first.ndim else 0

@@ -1,7 +1,6 @@
 """Communication hooks, as torch's ``ddp_comm_hooks``: other ways to average a bucket than one all-reduce.
 
-A hook takes its state and a `GradBucket`, and returns a `Work` or a `Future` of the averaged gradients: an array, or a
-list of arrays.
+A hook takes its state and a `GradBucket`, and returns a `Work` or a `Future` of the averages: an array, or a list.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ CommHook = Callable[[Any, GradBucket], Any]
 
 
 def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
-    """Reduce a bucket by ``hook``; RuntimeError if it returns neither a `Work` nor a `Future`."""
+    """Raise RuntimeError unless the hook returns a `Work` or a `Future`."""
     outcome = hook(state, bucket)
     if isinstance(outcome, Work):
         return outcome.get_future()
@@ -34,7 +33,7 @@ def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
 
 
 def averages(value: Any, bucket: GradBucket) -> Array:
-    """Return the array, or the first of the list, of a hook's future; RuntimeError unless of the bucket's length."""
+    """Return the array, or the first of the list; RuntimeError unless of the bucket's length."""
     if isinstance(value, (list, tuple)) and value:
         value = value[0]
     length = bucket.buffer().size
@@ -58,7 +57,7 @@ def group_of(process_group: GroupLike) -> ProcessGroup:
 
 
 def submitted(x: Array, group: ProcessGroup, op: ReduceOp = ReduceOp.SUM) -> Future:
-    """Reduce ``x`` over the group in place."""
+    """Reduce ``x`` in place."""
     work = all_reduce(x, op, group, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])

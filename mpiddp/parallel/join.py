@@ -158,10 +158,7 @@ def _agree(group: ProcessGroup, reduces: bool, syncs: bool, active: bool) -> tup
 
 
 def announce(model: Joinable, reduces: bool, syncs: bool) -> tuple[int, int | None]:
-    """Announce this forward's communication; return the buffers' source and the number of ranks with inputs.
-
-    The number is None if another joinable has asked for it.
-    """
+    """Announce a forward; return the buffers' source and the number of ranks with inputs (None: another asks)."""
     work = Join.notify_join_context(model)
     _, _, source = _agree(model.join_process_group, reduces, syncs, active=True)
     if work is None:
@@ -189,6 +186,6 @@ class DDPJoinHook(JoinHook):
                 self._reducer.weight = None
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Copy the model of the last rank of those that joined last."""
+        """Copy the model of the last of those that joined last."""
         _, _, source = _agree(self._group, False, False, active=is_last_joiner)
         broadcast_arrays(self._state.arrays(), self._group, source)

@@ -23,7 +23,7 @@ from .hooks import allreduce_hook, completed, group_of
 from .replicas import broadcast_arrays
 
 Parameters = Iterable[Parameter] | Iterable[dict[str, Any]]
-"""Parameters, or an optimizer's parameter groups."""
+"""Or an optimizer's parameter groups."""
 
 
 def parameters_of(params: Parameters) -> list[Parameter]:
@@ -34,7 +34,7 @@ def parameters_of(params: Parameters) -> list[Parameter]:
 
 
 def average_parameters(params: Iterable[Parameter], process_group: GroupLike = None) -> None:
-    """Replace parameters by their averages over a group's ranks, in one message for each dtype."""
+    """Average in one message for each dtype."""
     for arrays in _by_dtype(params):
         flat = packed(arrays)
         all_reduce(flat, ReduceOp.AVG, process_group)
@@ -110,7 +110,6 @@ class HierarchicalModelAverager(ModelAverager):
         Group sizes by period, both ascending, each size a divisor of the last, which is that of the whole group. Of
         periods due together the largest group averages.
     warmup_steps : int
-        Steps before the first averaging.
     process_group : ProcessGroup, optional
         Making its small groups is collective over all ranks.
 
@@ -216,7 +215,7 @@ class DiLoCo(ModelAverager):
         self.outer_optimizer = SGD(self._outer, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
     def average_parameters(self, params: Parameters) -> None:
-        """Count a step and make the due fragment's outer step; ``params`` are the constructor's, else ValueError."""
+        """Count a step and make the due fragment's outer step; ``params`` are the constructor's."""
         if list(map(id, parameters_of(params))) != list(map(id, self._parameters)):
             raise ValueError("DiLoCo averages the parameters that it was made with, in their order; make another one")
         self.step += 1
@@ -241,12 +240,12 @@ class DiLoCo(ModelAverager):
         fragment.synchronized_at = self.step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps, the global parameters (live arrays) and the outer optimizer's state."""
+        """Return steps, global parameters (live arrays) and the outer optimizer's state."""
         outer = [parameter.data for parameter in self._outer]
         return {"step": self.step, "outer": outer, "outer_optimizer": self.outer_optimizer.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` with the same parameters and fragments; arrays are copied."""
+        """Continue with the same parameters and fragments; arrays are copied."""
         self.step = state_dict["step"]
         for parameter, saved in zip(self._outer, state_dict["outer"], strict=True):
             parameter.data[...] = saved
@@ -270,14 +269,14 @@ class _Fragment:
         for outer, arrays in zip(self.outer, local, strict=True):
             outer.grad = outer.data - packed(arrays)
             all_reduce(outer.grad, ReduceOp.AVG, group)
-        optimizer.step()  # of these parameters: the others have no gradient
+        optimizer.step()
         for outer, arrays in zip(self.outer, local, strict=True):
             unpack(outer.data, arrays)
             outer.grad = None
 
 
 def _split(parameters: list[Parameter], count: int) -> list[list[Parameter]]:
-    """Cut parameters into ``count`` non-empty runs of about equal size."""
+    """Cut into non-empty runs of about equal size."""
     runs: list[list[Parameter]] = [[]]
     total, done = sum(parameter.data.nbytes for parameter in parameters), 0
     for index, parameter in enumerate(parameters):

@@ -12,7 +12,7 @@ from mpiddp.distributed.groups import GroupLike
 from mpiddp.nn import Module
 
 current_weight: ContextVar[float | None] = ContextVar("current_weight", default=None)
-"""For layers that mix ranks' gradients in backward; None: 1 / ranks."""
+"""Set for layers that mix ranks' gradients in backward; None: 1 / ranks."""
 
 
 def rank_weight(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:

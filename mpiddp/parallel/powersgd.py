@@ -98,7 +98,7 @@ class PowerSGDState:
         return (before / after if after else 0.0), before, after
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next iterations depend on but the options; arrays are live, and this rank's."""
+        """Return all that the next iterations depend on but the options; arrays are live, and this rank's."""
         return {
             "iter": self.iter,
             "rng": self.rng.bit_generator.state,
@@ -183,7 +183,7 @@ def _rounds(
     others: list[Array],
     square: Array | None,
 ) -> Steps:
-    """Average ``matrices`` in two rounds and ``others`` with the first of them, all in place."""
+    """Average ``matrices`` in two rounds and ``others`` with the first of them, in place."""
     whole = bucket.buffer() if square is None else square.reshape(-1)
     xp = array_namespace(whole)
     error = _with_feedback(state, bucket.index(), whole)
@@ -223,7 +223,7 @@ _ROUNDS = plan.plain(_rounds, make_call("powerSGD"))
 
 
 def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:
-    """Add the last error to ``whole``; return a copy of it, minus the sent part later."""
+    """Return a copy of ``whole`` with the last error, minus the sent part later."""
     if not state.use_error_feedback:
         return None
     error = state.error_dict.get(index)
@@ -236,7 +236,7 @@ def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | No
 
 
 def _first_factors(state: PowerSGDState, index: int, matrices: Sequence[Array]) -> list[Array]:
-    """Return an orthonormal Q for each matrix: the last one, or a random one, the same on all ranks."""
+    """Return an orthonormal Q a matrix: the last one, or a random one, the same on all ranks."""
     shapes = [(m.shape[1], min(*m.shape, state.matrix_approximation_rank)) for m in matrices]
     qs = state.q_memory_dict.get(index, [])
     if not state.warm_start or [q.shape for q in qs] != shapes:
@@ -251,7 +251,7 @@ def _first_factors(state: PowerSGDState, index: int, matrices: Sequence[Array]) 
 
 
 def _orthonormal(x: Array, epsilon: float) -> Array:
-    """Return an orthonormal basis of the columns, completed where they depend."""
+    """Return an orthonormal basis of the columns, completed if they depend."""
     xp = array_namespace(x)
     wide: Any = x if x.dtype.itemsize > 2 else x.astype(np.float32)
     if epsilon == 0:

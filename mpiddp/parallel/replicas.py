@@ -48,7 +48,7 @@ def _describe(parameter: tuple[str, tuple[int, ...], str]) -> str:
 
 
 def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int = 0) -> None:
-    """Copy the arrays of ``source``, a rank of the group, to all, in one message for host and GPU each."""
+    """Copy the arrays of the group's rank ``source`` in one message for host and GPU each."""
     for xp in dict.fromkeys(map(array_namespace, arrays)):
         together = [x for x in arrays if array_namespace(x) is xp]
         packed = xp.concatenate([xp.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in together])
@@ -76,7 +76,7 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
 
 
 class ModuleState:
-    """A module's parameters and buffers but the ``ignored`` names, looked up each time: they may be replaced."""
+    """Parameters and buffers but the ``ignored`` names, looked up each time: they may be replaced."""
 
     def __init__(self, module: Any, ignored: Iterable[str] | None = None) -> None:
         if ignored is None:
@@ -110,7 +110,7 @@ class BufferCommHookLocation(Enum):
 
 
 class BufferSync:
-    """Makes a module's buffers the same on all ranks of ``group``; sources are ranks of it."""
+    """Makes a module's buffers the same on all ranks of ``group``; sources are its ranks."""
 
     def __init__(self, state: ModuleState, group: ProcessGroup) -> None:
         self._state, self._group = state, group
@@ -122,7 +122,7 @@ class BufferSync:
         return self._hook is not None
 
     def register_hook(self, state: object, hook: BufferHook, location: BufferCommHookLocation) -> None:
-        """Replace the broadcast by ``hook(state, named_buffers)``."""
+        """Replace the broadcast."""
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
         self._hook = state, hook, location

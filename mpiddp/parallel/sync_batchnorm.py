@@ -22,8 +22,7 @@ from .naive import current_weight
 def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Array]:
     """Merge counts (parts,), means and sums of squared deviations (parts, C), in order; a count may be 0.
 
-    T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
-    COMPSTAT 1982.
+    T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae ... for computing sample variances", COMPSTAT 1982.
     """
     total, mean, square = 0, means[0] * 0, squares[0] * 0
     for part, count in enumerate(download(counts).astype(int).tolist()):
@@ -37,7 +36,7 @@ def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Arr
 
 
 class _NormalizeAcrossRanks(Normalization):
-    """Normalisation over all axes but the second, and all ranks' batches."""
+    """Over all axes but the second, and all ranks' batches."""
 
     def forward(
         self, x: Array, weight: Array | None, bias: Array | None, eps: float, group: ProcessGroup, statistics: list[Any]

@@ -26,7 +26,7 @@ from mpiddp.optim import Optimizer
 _ROUNDS = 16
 _MOST_SPANS = 1_000_000
 LANES = ("forward", "backward", "wait", "optimizer")
-"""The first lanes of every rank; others follow in the order of their first spans."""
+"""Of every rank; others follow in the order of their first spans."""
 
 
 class Span(NamedTuple):
@@ -138,7 +138,7 @@ class Timeline:
 
 
 def events(everybody: list[list[Span]]) -> list[dict[str, Any]]:
-    """Convert spans to Chrome's trace format: a process for each rank, a thread for each lane."""
+    """Make a process of each rank, a thread of each lane."""
     start = min((span.begin_ns for spans in everybody for span in spans), default=0)
     found: list[dict[str, Any]] = []
     for rank, spans in enumerate(everybody):
@@ -165,7 +165,7 @@ def covered_ns(spans: list[Span]) -> int:
 
 
 def summary(everybody: list[list[Span]]) -> str:
-    """Return a table of the ranks: mean times, exposed communication, overlap and lateness.
+    """Return a table of the ranks.
 
     exposed: the wait at the end of backward; overlap: the rest of communication; late: mean time between the earliest
     rank's end of backward and this one's; last: how often it was the last.
@@ -191,7 +191,7 @@ _asked_for: Timeline | None = None
 
 
 def timeline_of_environment(group: ProcessGroup) -> Timeline | None:
-    """Return the process's timeline of ``MPIDDP_TIMELINE``: written when its group is destroyed or the program ends."""
+    """Return the timeline of ``MPIDDP_TIMELINE``: written when its group is destroyed or the program ends."""
     global _asked_for
     path = settings.timeline()
     if path is None:

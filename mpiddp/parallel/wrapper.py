@@ -28,10 +28,7 @@ from .timeline import Timeline, timeline_of_environment
 
 
 class Wrapper(Joinable):
-    """DistributedDataParallel, as far as it does not depend on the module's library.
-
-    A subclass is a module of its library too; it sets ``module``, calls `_replicate` and defines the abstract methods.
-    """
+    """DistributedDataParallel of any library; a subclass is its module, sets ``module``, calls `_replicate`."""
 
     module: Any
     training: bool
@@ -46,7 +43,7 @@ class Wrapper(Joinable):
     @staticmethod
     @abstractmethod
     def _queue_callback(callback: Callable[[], object], /) -> None:
-        """Call ``callback`` at the end of the running backward."""
+        """Call back at the end of the running backward."""
 
     @abstractmethod
     def _register_output_hook(self, output: Any) -> Any:

@@ -79,7 +79,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             self.optim.add_param_group({**added, "params": self._own(added)})
 
     def _local(self) -> Optimizer:
-        """Return this rank's optimizer with the present options of the parameter groups."""
+        """Return this rank's, with the present options of the parameter groups."""
         assert self.optim is not None
         for group, local in zip(self.param_groups, self.optim.param_groups, strict=True):
             local.update({name: value for name, value in group.items() if name != "params"})
