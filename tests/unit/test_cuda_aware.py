@@ -31,7 +31,8 @@ TRIED, FAILED = Support(True, "tried"), Support(False, "crashed")
         (None, TRIED, TRIED),
     ],
 )
-def test_weighing(declared, tried, expected):
+def test_weighing(monkeypatch, declared, tried, expected):
+    monkeypatch.setattr(cuda_aware, "library_name", lambda: "MPICH 5.0")
     assert cuda_aware._weighed(declared, tried) == expected
 
 
