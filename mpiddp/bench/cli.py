@@ -200,7 +200,6 @@ COMMANDS = (
 
 
 def add_parser(commands: Any) -> None:
-    """Add ``bench`` and ``plot`` to the result of ``ArgumentParser.add_subparsers``."""
     parser = commands.add_parser(
         "bench",
         help="measure operations, compare, tune, predict",

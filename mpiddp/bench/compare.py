@@ -41,7 +41,7 @@ RATIOS = (
 
 
 class Mpi4py(Contender):
-    """The MPI library's blocking calls, on a communicator of its own."""
+    """On a communicator of its own."""
 
     name = "mpi4py"
 
@@ -49,7 +49,6 @@ class Mpi4py(Contender):
         self._comm = comm
 
     def prepare(self, b: Buffers) -> Call | None:
-        """Return None if MPI does not define the operation."""
         comm, x, output, root = self._comm, b.x, b.output, b.root
         op = mpi_op(b.dtype, reduce_op(b.op))
         if op is None or b.dtype.kind not in "biufc":
@@ -78,7 +77,7 @@ class Mpi4py(Contender):
 
 
 class Memcpy(Contender):
-    """One copy of S bytes from the operation's array to another, by all ranks at once: the bound of memory.
+    """One copy of S bytes by all ranks at once: the bound of memory.
 
     The barrier at its end counts: ranks that share a core copy one after the other.
     """
@@ -102,14 +101,12 @@ class Memcpy(Contender):
 
 
 class Measured(NamedTuple):
-    """A contender at one size; medians of the rounds in seconds."""
-
     point: Point
     rounds: list[float]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Return the exit code: 1 if a result was wrong."""
+    """Return 1 if a result was wrong."""
     kind, operation = dtype(arguments.dtype), arguments.operation
     check_reduction(operation, arguments.op, kind)
     with job() as here:

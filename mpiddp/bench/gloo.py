@@ -59,7 +59,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {"net": Net, "mlp": lambda: _mlp(
 
 
 class Gloo(Contender):
-    """``torch.distributed`` on Gloo; MPI gives the ranks of ``job`` their numbers and an address. Collective."""
+    """Collective; MPI gives the ranks their numbers and an address."""
 
     name = "gloo"
 
@@ -110,7 +110,7 @@ class Gloo(Contender):
         return call
 
     def train_step(self, network: str, batch: Any) -> Call:
-        """Return a step of SGD on a batch under torch's DistributedDataParallel."""
+        """Return a step of SGD under torch's DistributedDataParallel."""
         model = DistributedDataParallel(NETWORKS[network](), gradient_as_bucket_view=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
         images, labels = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)

@@ -29,7 +29,7 @@ from .timing import Clock
 
 
 class Bench:
-    """The ranks of a benchmark, made by `job`; ``comm`` is for plain MPI."""
+    """The ranks of a benchmark; ``comm`` is for plain MPI."""
 
     def __init__(self) -> None:
         self.world = monitor.start().world
@@ -55,7 +55,7 @@ class Bench:
         self.say(header(self._described))
 
     def write(self, path: Path | None, kind: str, series: Sequence[results.Series] = (), **more: Any) -> None:
-        """Let rank 0 write the results, if a file is wanted; its `UsageError` is raised on all ranks."""
+        """Write on rank 0, if a file is wanted; its `UsageError` is raised on all ranks."""
         fault = None
         if path is not None and self.rank == 0:
             try:
@@ -67,7 +67,7 @@ class Bench:
             raise UsageError(fault)
 
     def gloo(self) -> Any:
-        """Return the `gloo.Gloo` of these ranks; None, and a line, if one of them has no torch. Collective."""
+        """Return None, and print a line, if a rank has no torch; else a `gloo.Gloo`. Collective."""
         fault = None
         try:
             module = load("mpiddp.bench.gloo")
@@ -98,7 +98,6 @@ class Bench:
 
 
 def header(environment: dict[str, Any]) -> str:
-    """Return the environment as the comment lines above a table."""
     nodes = environment["nodes"]
     where = (
         f"{environment['ranks']} rank{'s' * (environment['ranks'] > 1)} on {len(nodes)} node{'s' * (len(nodes) > 1)}"
@@ -113,13 +112,12 @@ def header(environment: dict[str, Any]) -> str:
 
 
 def _mpi_build() -> list[str]:
-    """Return the lines of the library's version that tell builds apart."""
+    """Return lines that tell builds apart."""
     lines = [" ".join(line.split()) for line in MPI.Get_library_version().splitlines()]
     return lines[:1] + [line for line in lines if line.startswith("MPICH Device")]
 
 
 def _mpi_settings() -> dict[str, str]:
-    """Return the variables for MPI's algorithms, transports and threads."""
     prefixes = ("MPIR_CVAR_", "OMPI_MCA_coll", "OMPI_MCA_pml", "OMPI_MCA_btl", "UCX_TLS", "MPI4PY_RC_THREAD")
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
 
@@ -157,7 +155,7 @@ def dtype(name: str) -> np.dtype[Any]:
 
 
 def symmetric(largest_bytes: int) -> Allocate:
-    """Return an allocator of arrays up to a size, the same on all ranks, from two allocated once. Collective."""
+    """Return an allocator of two arrays up to a size, the same on all ranks. Collective."""
     halves: list[Array] = [dist.symmetric_empty(largest_bytes, np.uint8) for _ in range(2)]  # type: ignore[misc]
 
     def allocate(count: int, kind: np.dtype[Any]) -> Array:

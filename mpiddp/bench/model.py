@@ -42,7 +42,7 @@ class Link(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A measured ring, with all ranks on one node or each on its own."""
+    """A measured ring, on one node or on a node a rank."""
 
     size_bytes: int
     ranks: int
@@ -59,7 +59,7 @@ def ring(link: Link, size_bytes: float, ranks: int) -> float:
 
 
 def predict(algorithm: str, near: Link, far: Link, size_bytes: float, ranks: int, per_node: int) -> float:
-    """Return the seconds of an all-reduce by one of `ALGORITHMS`; ``near`` links in a node, ``far`` between nodes."""
+    """Return seconds; ``near`` links are in a node, ``far`` ones between nodes."""
     m = min(per_node, ranks)
     nodes = -(-ranks // m)
     if algorithm == "ring":

@@ -44,7 +44,7 @@ class Computation:
         self.layers, self.products = layers, products
 
     def run(self, after: Callable[[int], object]) -> None:
-        """Compute, and call ``after`` with the number of each finished layer."""
+        """Call ``after`` with the number of each finished layer."""
         for layer in range(self.layers):
             for _ in range(self.products):
                 np.matmul(self._a, self._b, out=self._c)
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(here: Bench, arguments: argparse.Namespace, gradients: Array) -> Computation:
-    """Return a computation as long as ``--compute``, or as the communication."""
+    """Make it as long as ``--compute``, or as the communication."""
     seconds = arguments.compute
     if seconds is None:
         seconds = statistics.median(here.clock.each(lambda: dist.all_reduce(gradients, dist.ReduceOp.AVG), 5))
@@ -94,7 +94,7 @@ def _no_bucket(_: int) -> None:
 
 
 def _measure(here: Bench, computation: Computation, gradients: Array, count: int, rounds: int) -> dict[str, Any]:
-    """Return the medians of all ways in seconds, and the number of wrong elements."""
+    """Return medians in seconds, and the number of wrong elements."""
     layers, average = computation.layers, dist.ReduceOp.AVG
     buckets = np.array_split(gradients, count)
     # Layer l completes the buckets that end with it.

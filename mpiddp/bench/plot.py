@@ -35,7 +35,7 @@ Scaling = dict[str, dict[int, float]]
 
 
 class Crossover(NamedTuple):
-    """A size from which another series is the fastest."""
+    """From ``size`` another series is the fastest."""
 
     size_bytes: float
     seconds: float
@@ -44,7 +44,7 @@ class Crossover(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A diagram: lines over numbers, or bars over names."""
+    """Lines over numbers, or bars over names."""
 
     title: str
     x_label: str
@@ -53,7 +53,7 @@ class Panel(NamedTuple):
     """By name, values by x."""
     logarithmic: bool = False
     dotted: dict[str, Points] = {}  # noqa: RUF012 (never changed)
-    """Lines that go with those of the same name, such as an ideal."""
+    """Of the same name, such as an ideal."""
     marks: Sequence[Crossover] = ()
 
 
@@ -65,7 +65,7 @@ class Run(NamedTuple):
     """Lines of ``metrics.jsonl``; None if not finite, or not measured."""
 
     def curve(self, key: str) -> Points:
-        """Return a metric by epoch, without epochs that have none."""
+        """Leave out epochs that have none."""
         return {each["epoch"]: value for each in self.epochs if (value := each.get(key)) is not None}
 
     @property
@@ -93,10 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def file_panels(files: list[Path]) -> list[Panel]:
-    """Make the panels of benchmarks' files; those of one kind share panels, and lines get the files' names.
-
-    UsageError: a file cannot be read or is empty, or the kinds have no panel in common.
-    """
+    """Files of one kind share panels; UsageError: unreadable or empty files, or kinds without a common panel."""
     documents = [(file, *results.read(file)) for file in files]
     kinds = {document["kind"] for _, document, _ in documents}
     if not kinds & set(_ROWS) and "train" not in kinds:
@@ -155,7 +152,6 @@ _ROWS = {"overlap": _of_overlap, "ddp": _of_ddp, "model": _of_model}
 
 
 def scaling_of_rows(rows: list[dict[str, Any]]) -> Scaling:
-    """Sort the rows of ``bench train`` by network and kind of scaling."""
     found: Scaling = {}
     for row in rows:
         found.setdefault(f"{row['network']}, {row['scaling']}", {})[row["ranks"]] = row["samples_per_s"]
@@ -176,7 +172,7 @@ def _of_scaling(measured: Scaling) -> list[Panel]:
 
 
 def group_series(files: list[Path]) -> dict[str, list[Series]]:
-    """Group series by operation, reduction, dtype and ranks; equal names get the files' names added."""
+    """Group by operation, reduction, dtype and ranks; equal names get the files' names added."""
     groups: dict[str, list[tuple[Path, Series]]] = {}
     for file in files:
         for each in results.read(file)[1]:
@@ -207,7 +203,7 @@ def _of_series(title: str, drawn: list[Series]) -> list[Panel]:
 
 
 def crossovers(drawn: list[Series]) -> list[Crossover]:
-    """Find the sizes, common to all series, at which the fastest changes; one copy of the bytes does not compete.
+    """Find the sizes at which the fastest changes; one copy of the bytes does not compete.
 
     A crossing is that of straight lines through the measured points on logarithmic axes.
     """
@@ -227,7 +223,7 @@ def crossovers(drawn: list[Series]) -> list[Crossover]:
 
 
 def _crossing(times: dict[str, dict[int, float]], before: str, after: str, between: tuple[int, int]) -> Crossover:
-    """Return the crossing of two lines between two sizes; the first size if there is none."""
+    """Return the first size if the lines do not cross."""
     first, last = between
     gap = [math.log(times[after][size] / times[before][size]) for size in between]
     share = gap[0] / (gap[0] - gap[1]) if gap[0] > 0 > gap[1] else 0.0
@@ -236,7 +232,7 @@ def _crossing(times: dict[str, dict[int, float]], before: str, after: str, betwe
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read the folders of training runs; UsageError if a folder is none of ``train --output``, or has no epoch."""
+    """UsageError if a folder is none of ``train --output``, or has no epoch."""
     parts = [folder.resolve().parts for folder in folders]
     length = 1  # of names: the ends of paths, long enough to tell them apart
     while length < max(map(len, parts)) and len({each[-length:] for each in parts}) < len(set(parts)):
@@ -261,7 +257,7 @@ def _read_run(folder: Path, name: str) -> Run:
 
 
 def scaling_of_runs(runs: Sequence[Run]) -> Scaling:
-    """Return the scaling of each work done on several numbers of ranks; the median of equal runs."""
+    """Return the median of equal runs, for work done on several numbers of ranks."""
     found: dict[str, dict[int, list[float]]] = {}
     for each in runs:
         work = ", ".join(f"{key} {each.config[key]}" for key in _SAME_WORK if each.config.get(key) is not None)
@@ -274,7 +270,7 @@ def scaling_of_runs(runs: Sequence[Run]) -> Scaling:
 
 
 def run_panels(runs: Sequence[Run]) -> list[Panel]:
-    """Make panels: metrics over epochs, and scaling where runs differ in ranks alone."""
+    """Draw metrics over epochs, and scaling where runs differ in ranks alone."""
     names = [f"{each.name} ({each.ranks} rank{'s' * (each.ranks > 1)})" for each in runs]
 
     def curves(key: str, factor: float = 1) -> dict[str, Points]:
@@ -294,7 +290,6 @@ def run_panels(runs: Sequence[Run]) -> list[Panel]:
 
 
 def table(runs: Sequence[Run]) -> str:
-    """Format a line for each run: its epochs, last loss, best accuracy and speed."""
     width = max(len("run"), *(len(each.name) for each in runs))
     lines = [f"{'run':{width}}  ranks  epochs  last loss  best accuracy (epoch)  samples/s"]
     for each in runs:
@@ -309,7 +304,7 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def draw(panels: list[Panel], path: Path) -> None:
-    """Draw an even number of panels, two a row; UsageError without matplotlib, or if the file cannot be written."""
+    """Draw an even number of panels, two a row; UsageError without matplotlib, or for an unwritable file."""
     try:
         figures, ticker = load("matplotlib.figure"), load("matplotlib.ticker")
     except ImportError as error:

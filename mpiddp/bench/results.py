@@ -32,7 +32,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: float) -> str:
-    """Write a size as `parse_size` reads it: in the largest unit that leaves it whole, else with one decimal.
+    """Write a size as `parse_size` reads it: in the largest whole unit, else with one decimal.
 
     >>> format_size(8), format_size(65536), format_size(1000), format_size(1_500_000)
     ('8', '64K', '1000', '1.4M')
@@ -45,7 +45,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def size_range(begin: int, end: int, factor: float) -> list[int]:
-    """List the sizes from ``begin`` to ``end``, each ``factor`` times its predecessor; ValueError if there are none.
+    """List sizes, each ``factor`` times its predecessor; ValueError if there are none.
 
     >>> size_range(8, 100, 2)
     [8, 16, 32, 64]
@@ -65,7 +65,7 @@ def size_range(begin: int, end: int, factor: float) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One size of a series; times in seconds."""
+    """Times in seconds."""
 
     size_bytes: int
     count: int
@@ -80,7 +80,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One contender's times of one operation over sizes; bandwidths in bytes per second."""
+    """Bandwidths in bytes per second."""
 
     name: str
     operation: str
@@ -98,7 +98,7 @@ class Series:
 
 
 def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[Series], **more: Any) -> None:
-    """Write a result (``kind``: the command; ``more``: its own entries), whole or not at all; UsageError."""
+    """Write whole or not at all; ``more``: entries of the command alone."""
     document = {"format": FORMAT, "kind": kind, "environment": environment, **more}
     document["series"] = [dataclasses.asdict(each) for each in series]
     beside = path.with_name(path.name + ".part")
@@ -111,7 +111,7 @@ def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[S
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Series]]:
-    """Read a file of `write`: the whole document, and its series; UsageError if it is another one."""
+    """Return the whole document, and its series; UsageError for another file."""
     try:
         document = json.loads(path.read_text())
         if document["format"] != FORMAT:

@@ -20,7 +20,7 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Return the exit code: 1 if a result was wrong."""
+    """Return 1 if a result was wrong."""
     kind = dtype(arguments.dtype)
     operation = arguments.operation
     check_reduction(operation, arguments.op, kind)

@@ -15,7 +15,7 @@ import numpy as np
 from mpiddp.mpi.lazy import MPI
 
 BUDGET_S = 0.1
-"""For the iterations of one size, if their number is not given."""
+"""Of one size, if the number of iterations is not given."""
 FEWEST, MOST = 20, 2000
 
 Call = Callable[[], object]
@@ -26,15 +26,13 @@ def nothing() -> None:
 
 
 class Way(NamedTuple):
-    """A call that takes turns with others, and its iterations in each turn."""
-
     call: Call
     iterations: int = 1
     before: Call = nothing
 
 
 class Clock:
-    """Measures calls that all ranks of a communicator, its own, make together."""
+    """Measures calls that all ranks of its own communicator make together."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
@@ -63,7 +61,7 @@ class Clock:
         return int(min(max(budget_s / max(min(took), 1e-7), fewest), MOST))
 
     def take_turns(self, ways: Mapping[str, Way], rounds: int) -> dict[str, list[list[float]]]:
-        """Measure calls in turn, so that the machine's other load meets all alike; return each round's seconds by name.
+        """Measure in turn, so that the machine's other load meets all alike.
 
         The order rotates. An unmeasured call at the head of each turn brings code and data back into the caches.
         """
