@@ -32,7 +32,7 @@ from .results import Point, Series
 from .timing import Call
 
 Allocate = Callable[[int, np.dtype[Any]], Array]
-"""Makes a flat array of so many elements; called by all ranks alike."""
+"""Makes a flat array; called by all ranks alike."""
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
@@ -79,11 +79,7 @@ def bus_factor(operation: str, size: int) -> float:
 
 
 class Buffers:
-    """The arrays of an operation on one rank.
-
-    all_gather, reduce_scatter and all_to_all are the forms on one array; ``size_bytes`` is S, rounded down to whole
-    elements for each rank, at least one.
-    """
+    """all_gather, reduce_scatter and all_to_all are forms on one array; S is rounded down, to one element at least."""
 
     def __init__(
         self,
@@ -100,7 +96,7 @@ class Buffers:
         self.root = 0
         blocks = size if operation in _ALL_BLOCKS else 1
         self.count = 0 if operation == "barrier" else max(size_bytes // blocks // dtype.itemsize, 1)
-        """Elements of each rank's block, the count of nccl-tests."""
+        """Of each rank's block, as in nccl-tests."""
         self.total_bytes = self.count * blocks * dtype.itemsize
         """S."""
         whole = _ALL_BLOCKS.get(operation, ())
@@ -113,7 +109,7 @@ class Buffers:
         return [x[rank * self.count : (rank + 1) * self.count] for rank in range(self.size)]
 
     def reset(self) -> None:
-        """Fill the arrays with values that no reduction changes: no overflow, no slow numbers."""
+        """Fill with values that no reduction changes: no overflow, no slow numbers."""
         value = 1 if self.op == "product" else 0
         self.x[...] = value
         if self.output is not self.x:
@@ -129,10 +125,7 @@ class Buffers:
         return pattern(rank, self.dtype, self.op)
 
     def count_wrong(self, *, spoils_inputs: bool = False) -> int:
-        """Count this rank's wrong elements of the result on the arrays of `fill`.
-
-        ``spoils_inputs``: a reduction may overwrite the arrays of ranks without a result, as Gloo's does.
-        """
+        """Count wrong elements after `fill`; ``spoils_inputs``: ranks without a result lose theirs, as in Gloo."""
         on_root = self.rank == self.root
         count, output = self.count, self.output
         match self.operation:
@@ -161,7 +154,6 @@ class Buffers:
         return 0
 
     def point(self, seconds: Sequence[float], algorithm: str, wrong: int | None) -> Point:
-        """Return these arrays' point of a series."""
         median_s = statistics.median(seconds)
         return Point(self.total_bytes, self.count, median_s, min(seconds), max(seconds), len(seconds), algorithm, wrong)
 
@@ -173,7 +165,7 @@ class Buffers:
 
 @functools.cache
 def pattern(rank: int, dtype: np.dtype[Any], op: str) -> Array:
-    """Return a rank's `PERIOD` values, exact in every dtype, as is their reduction over some hundred ranks."""
+    """Return `PERIOD` values, exact in every dtype, as is their reduction over some hundred ranks."""
     rng = np.random.default_rng((_SEED, rank))
     if dtype.kind == "b":
         return rng.random(PERIOD) < 0.5
@@ -186,7 +178,6 @@ def pattern(rank: int, dtype: np.dtype[Any], op: str) -> Array:
 
 
 def reduced(size: int, dtype: np.dtype[Any], op: str) -> Array:
-    """Return the reduction of the patterns of ranks 0 to ``size`` - 1."""
     rows = np.stack([pattern(rank, dtype, op) for rank in range(size)])
     if dtype.kind == "b":
         if op == "bxor":
@@ -215,7 +206,7 @@ def repeat(x: Array, values: Array) -> None:
 
 
 def count_mismatches(x: Array, values: Array, first: int = 0) -> int:
-    """Count the elements of a flat array that differ from a pattern, which begins at its position ``first``.
+    """Count the elements that differ from a pattern, which begins at its position ``first``.
 
     The tolerance is one unit in the last place, of the value or of one: the error of a rounded average, far less than a
     missing contribution.
@@ -248,7 +239,7 @@ def reduce_op(name: str) -> dist.ReduceOp:
 
 
 def check_reduction(operation: str, op: str, dtype: np.dtype[Any]) -> None:
-    """Raise `UsageError` for a reduction that is not defined on a dtype."""
+    """Raise `UsageError` for an undefined reduction."""
     if operation in REDUCING:
         try:
             check(dtype, reduce_op(op))
@@ -257,13 +248,13 @@ def check_reduction(operation: str, op: str, dtype: np.dtype[Any]) -> None:
 
 
 def root_of(operation: str) -> int:
-    """Return the root for tables: 0, or -1 without one."""
+    """Return 0, or -1 without a root."""
     return 0 if operation in _ROOTED else -1
 
 
 @contextlib.contextmanager
 def choosing(operation: str, algorithm: str) -> Iterator[None]:
-    """Make mpiddp use one algorithm, "auto" for its own choice; ValueError if there is none such."""
+    """Set mpiddp's algorithm; "auto": its own choice."""
     if algorithm == "auto":
         yield
         return
@@ -290,7 +281,7 @@ class Contender(ABC):
 
     @abstractmethod
     def prepare(self, b: Buffers) -> Call | None:
-        """Return the operation on these arrays; None if the library does not offer it."""
+        """Return None if the library has no such operation."""
 
     def algorithm(self, b: Buffers) -> str:
         return ""
@@ -301,7 +292,6 @@ class Mpiddp(Contender):
         self.name = name
 
     def algorithm(self, b: Buffers) -> str:
-        """Name the built-in table's choice."""
         if b.operation not in plan.ONE_NODE:
             return "native"
         link = dist.groups.default_group().link
