@@ -32,7 +32,7 @@ class DistributedDataParallel(Wrapper, Module):
     device_ids, output_device, dim, check_reduction, gradient_as_bucket_view, batched_grad_copy
         For compatibility: a model is where its arrays are, gradients are views of their bucket.
     broadcast_buffers : bool, optional
-        Older name of ``forward_sync_buffers``; False also leaves the buffers unsynchronised at construction.
+        Older name of ``forward_sync_buffers``; False: not at construction, either.
     init_sync : bool
         Check that parameters are alike and copy the first rank's values.
     process_group : ProcessGroup, optional
@@ -41,7 +41,7 @@ class DistributedDataParallel(Wrapper, Module):
     bucket_cap_mb_list : sequence of float, optional
         Of the first, second, ... bucket.
     find_unused_parameters : bool
-        Allow parameters without a gradient: ``grad`` stays None if unused on all ranks; else absent ones are zeros.
+        Allow them: ``grad`` stays None if unused on all ranks, else absent ones are zeros.
     static_graph : bool
         The unused parameters are those of the first iteration.
     mixed_precision
@@ -49,8 +49,8 @@ class DistributedDataParallel(Wrapper, Module):
     forward_sync_buffers : bool, optional
         Copy the first rank's buffers before every forward that follows a reduced backward; default True.
     skip_all_reduce_unused_params : bool
-        With ``find_unused_parameters``: do not send buckets of unused parameters, which must be the same on all ranks,
-        else ranks wait until the timeout. A rank without samples runs an empty batch.
+        With ``find_unused_parameters``: do not send buckets of unused parameters, which must be the same on all ranks
+        (else a timeout). A rank without samples runs an empty batch.
 
     Raises
     ------

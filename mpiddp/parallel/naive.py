@@ -40,7 +40,7 @@ def average_gradients(
         Samples of this rank's mean loss, to average over samples; by default over ranks.
     group : ProcessGroup, optional
     total : float, optional
-        Samples of all ranks; by default found by an all-reduce of 8 bytes.
+        Samples of all ranks; by default by an all-reduce.
 
     References
     ----------

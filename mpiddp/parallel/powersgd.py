@@ -37,16 +37,16 @@ class PowerSGDState:
     matrix_approximation_rank : int
         Begin with 1 or 2 and double it until the accuracy is right.
     start_powerSGD_iter : int
-        Iterations before compression: early gradients hardly have a low rank. More than 1 with feedback or warm start,
-        until the buckets have their final order.
+        Iterations before compression: early gradients hardly have a low rank. With feedback or warm start above 1, as
+        buckets get their final order.
     min_compression_rate : float
         Matrices that shrink by less are sent uncompressed.
     use_error_feedback : bool
-        Add the error of an approximation to the next gradient; keeps a copy of the gradients.
+        Add an approximation's error to the next gradient; keeps a copy.
     warm_start : bool
         Begin with the last Q: a power iteration over steps.
     orthogonalization_epsilon : float
-        0: orthonormal by QR; else by Gram-Schmidt with this added to the norms, as in torch.
+        0: QR; else Gram-Schmidt with this added to the norms, as in torch.
     random_seed : int
         Of the first Q, equal on all ranks.
     compression_stats_logging_frequency, batch_tensors_with_same_shape

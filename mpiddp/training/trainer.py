@@ -49,8 +49,7 @@ class Trainer:
     loss_fn : callable
         Mean loss, a Tensor, of output and targets.
     train_loader : DataLoader
-        Batches (inputs, targets), equally many on every rank; with a `GlobalBatchSampler` steps do not depend on the
-        number of ranks.
+        (inputs, targets), equally many on every rank; a `GlobalBatchSampler` makes steps independent of their number.
     test_loader : DataLoader, optional
         Each test sample on one rank: ``DistributedSampler(..., mode="exact")``.
     correct_fn : callable
@@ -58,23 +57,22 @@ class Trainer:
     stop : callable, optional
         Asked once a step; all ranks stop after the same step.
     on_nan : {"stop", "skip"}
-        Raise in a step whose loss or gradients are not finite, or skip it: at most `MAX_SKIPPED` in a row, fewer than
-        an epoch's.
+        In a step whose loss or gradients are not finite; skips at most `MAX_SKIPPED` in a row, fewer than an epoch's.
     callbacks : mapping of str to sequence of callable, optional
         By event: ``epoch_begin``, ``step_end``, ``epoch_end``, and ``step_skip`` before the ``step_end`` of a skipped
         step. They may communicate if all ranks do.
     stateful : mapping of str to Stateful, optional
-        Further state for checkpoints, of each rank.
+        Each rank's further state for checkpoints.
     accumulate : int
         Batches of a step; the last step of an epoch takes the rest.
     clip_norm : float, optional
-        Limit of the norm of all averaged gradients together.
+        Limit of all averaged gradients' norm.
     scheduler : LRScheduler, optional
-        Advances after every step, also a skipped one.
+        Advances after skipped steps, too.
     precision : MixedPrecision, optional
-        Of the model: forward runs in half precision.
+        Runs the model's forward in half precision.
     scaler : LossScale, optional
-        Scales the losses; a step whose scaled gradients overflow is skipped.
+        Scales the losses; steps that overflow are skipped.
 
     Attributes
     ----------
@@ -89,8 +87,7 @@ class Trainer:
     Examples
     --------
     >>> trainer = Trainer(ddp, optimizer, F.nll_loss, train_loader, test_loader)  # doctest: +SKIP
-    >>> trainer.fit(epochs=20)  # doctest: +SKIP
-    >>> trainer.history[-1].accuracy  # doctest: +SKIP
+    >>> trainer.fit(epochs=20)[-1].accuracy  # doctest: +SKIP
     0.98
     """
 
