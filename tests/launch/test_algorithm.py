@@ -1,5 +1,3 @@
-"""Jobs whose ranks ask for algorithms."""
-
 from __future__ import annotations
 
 from harness.launcher import mpirun

@@ -1,5 +1,3 @@
-"""The benchmarks as a user starts them."""
-
 from __future__ import annotations
 
 import json

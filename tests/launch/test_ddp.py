@@ -1,5 +1,3 @@
-"""Whole programs under DistributedDataParallel: their ends and remains."""
-
 from __future__ import annotations
 
 import json

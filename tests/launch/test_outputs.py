@@ -1,5 +1,3 @@
-"""The outputs of a training run, and their plots."""
-
 from __future__ import annotations
 
 import csv

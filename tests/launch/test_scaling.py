@@ -1,5 +1,3 @@
-"""Scaling of training: measured by one command, drawn by another."""
-
 from __future__ import annotations
 
 import json

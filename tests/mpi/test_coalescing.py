@@ -1,5 +1,3 @@
-"""Several collectives as one."""
-
 from __future__ import annotations
 
 import pickle

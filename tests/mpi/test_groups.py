@@ -1,5 +1,3 @@
-"""Process groups: making, asking, ranks, non-members, destroying."""
-
 from __future__ import annotations
 
 import gc

@@ -1,5 +1,3 @@
-"""Local SGD: averaging models now and then, and outer steps."""
-
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,3 @@
-"""The plain way: one all-reduce for each parameter after backward."""
-
 from __future__ import annotations
 
 import numpy as np

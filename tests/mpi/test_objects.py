@@ -1,5 +1,3 @@
-"""Collectives and point to point on Python objects."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""SyncBatchNorm: BatchNorm on the joined batch."""
-
 from __future__ import annotations
 
 from typing import Any

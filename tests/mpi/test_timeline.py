@@ -1,5 +1,3 @@
-"""The timeline: one trace of all ranks by one clock."""
-
 from __future__ import annotations
 
 import json

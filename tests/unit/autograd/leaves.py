@@ -1,5 +1,3 @@
-"""Leaves for the tests of the tape."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Sizes as people write them, and the options of the command line."""
-
 from __future__ import annotations
 
 import argparse

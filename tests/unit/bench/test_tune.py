@@ -1,5 +1,3 @@
-"""The choice of ``bench tune``, made from times."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace

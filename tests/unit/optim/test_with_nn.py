@@ -1,5 +1,3 @@
-"""Optimizers with the package's own parameters, as users have them."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""DataParallel: the model on the parts of a batch, in threads."""
-
 from __future__ import annotations
 
 import threading

@@ -1,5 +1,3 @@
-"""Description of a job, and the commit that a run was made from."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Counting: sums and means, and how they are written."""
-
 from __future__ import annotations
 
 import json

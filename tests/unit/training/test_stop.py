@@ -1,5 +1,3 @@
-"""Signals and deadlines ask a run to stop."""
-
 from __future__ import annotations
 
 import os
