@@ -99,6 +99,7 @@ class GroupMonitor(Resource):
 
     def verify_failed(self, sequence: int, error: Exception) -> None:
         """Raise the mismatch behind an error, if any: it is the better reason."""
+        self._job.failures.translate(error)
         if not isinstance(error, MismatchError) or isinstance(error, calls.UnknownCallError):
             self._await_told(error)
         self.verify(sequence)
