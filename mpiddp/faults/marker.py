@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from mpiddp import settings
 from mpiddp.mpi.lazy import SetupError
 
 RUNNING, WATCHED, ENDED = "running", "watched", "ended"
-"""A watched job's marker is renewed while its rank 0 lives."""
+"""A watched job's marker is renewed while its rank 0 lives, and has rank 0's host and process behind the word."""
 _RENEW_S = 1.0
 
 _renewed_s = 0.0
@@ -25,12 +26,22 @@ def begin(rank: int, watched: bool) -> None:
     path = _path(rank)
     if path is not None:
         try:
-            path.write_text(WATCHED if watched else RUNNING)
+            path.write_text(f"{WATCHED} {socket.gethostname()} {os.getpid()}" if watched else RUNNING)
         except OSError as error:
             raise SetupError(
                 f"MPIDDP_MARKER={path} cannot be written ({error}): start `python -m mpiddp run` in a folder that the"
                 " node of rank 0 sees, too"
             ) from error
+
+
+def is_watched(text: str) -> bool:
+    return text.split()[:1] == [WATCHED]
+
+
+def is_gone(text: str) -> bool:
+    """Return True if a watched job's rank 0 was a process of this host, and is none any more."""
+    _, host, pid = text.split() if is_watched(text) else ("", "", "")
+    return host == socket.gethostname() and not Path(f"/proc/{pid}").exists()
 
 
 def renew(rank: int) -> None:

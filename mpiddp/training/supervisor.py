@@ -31,6 +31,8 @@ _FINAL = (UsageError.exit_code, EXIT_CHECKPOINTED, EXIT_INTERRUPTED)
 _FRUITLESS = 2
 """Restarts without progress that end the attempts."""
 _LOOK_S, _PAUSE_S, _GRACE_S = 0.1, 1.0, 10.0
+_GONE_S = 20.0
+"""For a launcher to notice that rank 0 is gone: Open MPI's sometimes waits for ever when ranks of two hosts abort."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -175,8 +177,11 @@ class Supervisor:
             found = self._path.stat().st_mtime_ns
             if found != renewed:
                 renewed, since_s = found, time.monotonic()
-            late = time.monotonic() > since_s + self._lost_after_s
-            if late and self._path.read_text() == marker.WATCHED:
+            silent_s = time.monotonic() - since_s
+            if silent_s < min(_GONE_S, self._lost_after_s):
+                continue
+            text = self._path.read_text()
+            if marker.is_gone(text) or (marker.is_watched(text) and silent_s > self._lost_after_s):
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_GRACE_S)
