@@ -80,19 +80,16 @@ def is_hydra(mpiexec: Path) -> bool:
     return mpiexec.with_name("mpiexec.hydra").exists()
 
 
-def test_launcher_of_the_other_mpi():
+def test_launcher_of_the_other_mpi(tmp_path):
     other = other_mpiexec()
     if other is None:
         pytest.skip(
             "no other MPI: neither MPIDDP_TEST_OTHER_MPIEXEC names its mpiexec, nor is it in an environment here"
         )
-    script = Path(__file__).with_name("_init.py")
+    script = tmp_path / "init.py"
     script.write_text(INIT)
-    try:
-        with launcher.Program([other, "-n", "2", sys.executable, script]) as job:
-            done = job.wait(60)
-    finally:
-        script.unlink()
+    with launcher.Program([other, "-n", "2", sys.executable, script]) as job:
+        done = job.wait(60)
     assert done.rc not in (0, 124) and "went on" not in done.stdout, done
     assert (
         done.stderr.count("start with the mpirun that belongs to this library")

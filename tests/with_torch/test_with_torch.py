@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("ranks", thinned([1, 2, 3], 3))
 def test_backend(ranks: int) -> None:
-    ended = launcher.mpirun(ranks, HERE / "backend_job.py", timeout_s=120)
+    ended = launcher.mpirun(ranks, HERE / "backend_job.py", timeout_s=240)
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
 
 
@@ -39,7 +39,7 @@ def test_cuda_tensors_go_as_cupy_arrays(ranks: int) -> None:
     search = f"{FOLDER}:{launcher.environment().get('PYTHONPATH', '')}"
     command = [*launcher.launch(ranks), sys.executable, HERE / "cuda_job.py"]
     with launcher.Program(command, {"PYTHONPATH": search, "PYTHONWARNINGS": "ignore:ranks"}) as job:
-        ended = job.wait(120)
+        ended = job.wait(240)
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
 
 
@@ -54,9 +54,9 @@ def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(tmp_pa
     mpiexec = [*launcher.launch(2), sys.executable, "-m", "mpiddp.torch", path, str(tmp_path / "ours")]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]
     with launcher.Program([*mpiexec, *SCRIPTS_OF_TORCHRUN]) as job:
-        ours = job.wait(120)
+        ours = job.wait(240)
     with launcher.Program([*torchrun, str(tmp_path / "theirs"), *SCRIPTS_OF_TORCHRUN], {"OMP_NUM_THREADS": "1"}) as job:
-        theirs = job.wait(120)
+        theirs = job.wait(240)
     # Gloo's processes may abort at their end, when another one has closed its connections.
     assert ours.rc == 0 and ours.stdout == theirs.stdout != "", (str(ours), str(theirs))
     said = re.findall(r"^-- (.*)\nloss \d", ours.stdout, re.MULTILINE)
@@ -83,7 +83,7 @@ def test_import_torch_finds_the_backend_and_starts_no_mpi(first: str, tmp_path: 
     environment = launcher.environment()
     search = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
     with launcher.Program([*launcher.launch(2), sys.executable, "-c", code], {"PYTHONPATH": search}) as job:
-        ended = job.wait(60)
+        ended = job.wait(120)
     assert ended.rc == 0 and ended.stdout.count("sum 2.0") == 2, ended
 
 
@@ -104,7 +104,7 @@ def _has_ulfm() -> bool:
 @pytest.mark.skipif(not _has_ulfm(), reason="only Open MPI's mpirun lets ranks live on")
 def test_a_killed_rank_raises_on_the_others_and_training_goes_on() -> None:
     with launcher.start(3, SCRIPTS / "survive.py", options=["--with-ft", "ulfm"]) as job:
-        ended = job.wait(60)
+        ended = job.wait(120)
     raised = [line for line in ended.stdout.splitlines() if "RankFailedError of ranks [1]" in line]
     assert len(raised) == 2 and all(float(line.split()[-2]) < 10 for line in raised), ended
     assert ended.stdout.count("12 steps, 2 ranks, equal: True") == 2, ended
@@ -124,7 +124,7 @@ def test_a_spare_takes_the_place_of_a_killed_rank_and_the_model_has_the_same_bit
 
 def _elastic(spares: int) -> launcher.Completed:
     with launcher.start(3 + spares, SCRIPTS / "elastic.py", str(spares), options=["--with-ft", "ulfm"]) as job:
-        return job.wait(120)
+        return job.wait(240)
 
 
 def _torch_has_backends() -> bool:
@@ -136,7 +136,7 @@ def _torch_has_backends() -> bool:
 @pytest.mark.once
 @pytest.mark.skipif(not _torch_has_backends(), reason="torch takes Backends written in Python since 2.15")
 def test_torch_s_own_shrink_group() -> None:
-    ended = launcher.mpirun(4, HERE / "shrink_job.py", timeout_s=120)
+    ended = launcher.mpirun(4, HERE / "shrink_job.py", timeout_s=240)
     assert ended.rc == 0 and ended.stdout.count("all right") == 3, ended
 
 
