@@ -10,7 +10,7 @@ import pytest
 from harness.launcher import mpirun, side_by_side
 from harness.tiers import chosen, thinned
 
-from launch import hosts
+from launch import blocking_pairs, hosts
 
 PROGRAM = """
 import os, time
@@ -144,6 +144,16 @@ def test_both_sides_of_every_pair_of_calls_are_named(nodes, first, last):
     limit_s = 60 + 4 * (last - first)
     job = mpirun(3, pairs, nodes, str(first), str(last), timeout_s=limit_s, env={"MPIDDP_NODES": NODES[nodes]})
     assert job.rc == 0 and job.stdout.count(": 0 missed") == 3, job
+
+
+@pytest.mark.long
+def test_both_sides_of_blocking_calls_are_named():
+    """Some of all pairs, which `blocking_pairs` runs as a program."""
+    cases = blocking_pairs.cases([8, 1 << 16], [2, 3])[:20]
+    with side_by_side({str(case): case.run for case in cases}, places=3) as futures:
+        for case in cases:
+            job = futures[str(case)].result()
+            assert blocking_pairs.names_both(case, job), (case, job)
 
 
 @pytest.mark.parametrize("nodes", thinned(NODES, "two nodes"))
