@@ -221,7 +221,8 @@ def test_calls_that_differ_are_found_over_the_wire(two, tmp_path):
     (tmp_path / "program.py").write_text(DISAGREEING)
     with two.start(4, [sys.executable, tmp_path / "program.py"]) as job:
         done = job.wait(60)
-    assert done.rc == 111, done
+    # Open MPI's ranks end their job when a connection to another host is closed, with 14, which may come first.
+    assert done.rc == 111 or ("Open MPI" in hosts.mpi_library() and done.rc == 14), done
     assert re.search(
         r"rank [02] calls all_reduce #1 of 4 float32 .*, rank [23] calls all_reduce #1 of 4", done.stderr
     ), done
