@@ -6,6 +6,7 @@ of all calls so far.
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any, NamedTuple
 
@@ -31,13 +32,27 @@ class Entries(NamedTuple):
     """Bytes in the segment's region, or an ordinary array's address."""
     factors: Array
     """Of PREMUL_SUM; else 1."""
+    segment: int | None
+    """Of all arrays, or None."""
 
     def of(self, ranks: Array) -> Entries:
-        return Entries(*(column[ranks] for column in self))
+        return _entries(self.segments[ranks], self.offsets[ranks], self.factors[ranks])
 
     def common_segment(self) -> int:
-        first = int(self.segments[0])
-        return first if first > 0 and (self.segments == first).all() else 0
+        """Return 0 for arrays elsewhere."""
+        return max(self.segment or 0, 0)
+
+
+def _entries(segments: Array, offsets: Array, factors: Array) -> Entries:
+    first = int(segments[0])
+    return Entries(segments, offsets, factors, first if (segments == first).all() else None)
+
+
+@functools.lru_cache(maxsize=256)
+def _equal_entries(size: int, place: Location, factor: float) -> Entries:
+    """Return read-only entries, the same for each step of a training."""
+    segments, offsets, factors = (np.broadcast_to(np.array(value), size) for value in (*place, factor))
+    return Entries(segments, offsets, factors, place.segment)
 
 
 def exchange(
@@ -61,14 +76,17 @@ def compare(link: Link, call: Call) -> Steps:
 def _exchange(link: Link, call: Call, place: Location, factor: float) -> Steps:
     # in a later step this rank may have begun other operations
     sequence = 0 if link.now is link.later else link.sequence
-    mine = np.frombuffer(_ENTRY.pack(sequence, *call, *place, factor, _history(link)), np.int64)
-    told = np.empty((link.size, mine.size), np.int64)
-    yield link.now.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
-    compare_records(link, told[:, :4])
-    segments, offsets, factors, histories = told.T[4:]
+    mine = _ENTRY.pack(sequence, *call, *place, factor, _history(link))
+    told = bytearray(len(mine) * link.size)
+    yield link.now.Iallgather(mine, told)
+    if told == mine * link.size:
+        return _equal_entries(link.size, place, factor)
+    table = np.frombuffer(told, np.int64).reshape(link.size, -1)
+    compare_records(link, table[:, :4])
+    segments, offsets, factors, histories = table.T[4:]
     if not link.one_node and (histories != histories[0]).any():
         yield from _find_difference(link)
-    return Entries(segments, offsets, factors.view(np.float64))
+    return _entries(segments, offsets, factors.view(np.float64))
 
 
 def _history(link: Link) -> int:

@@ -21,7 +21,7 @@ from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Operation
-from mpiddp.mpi.recorder import START, Entry, Signature, append, program_files
+from mpiddp.mpi.recorder import Entry, Signature, append, program_files
 from mpiddp.mpi.reduction import ReduceOp, combining, finish, is_half, premultiply
 from mpiddp.mpi.requests import READY, Steps
 from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, Round
@@ -73,7 +73,6 @@ class OneShot:
         """Make a call with nothing pending in this process; a timeout aborts the group."""
         link, eager = self._link, self._eager
         link.sequence = sequence = link.sequence + 1
-        start = monotonic()
         output, x = args[self._output], args[self._input]
         if self._distinct and np.may_share_memory(x, output):
             x = x.copy()
@@ -81,11 +80,11 @@ class OneShot:
         entry = None  # made now for a call that waits, else at its end
         for rounds, shown, result, change, awaited, end in self._shots:
             if not eager.writable() and not eager.spin(eager.writable):
-                entry = self._wait(label, output, eager.writable, start, entry)
+                entry = self._wait(label, output, eager.writable, entry)
             part = x if shown is _whole else None if shown is None else shown(x)
             current = eager.begin(rounds, record, part, change)
             if awaited is not None and not awaited() and not eager.spin(awaited):
-                entry = self._wait(label, output, awaited, start, entry)
+                entry = self._wait(label, output, awaited, entry)
             if end is not None:
                 end(current, output if result is _whole else result(output))
         if entry is not None:
@@ -99,7 +98,7 @@ class OneShot:
         code = frame.f_code
         if code is not self._caller:
             code, frame = self._find_caller(frame)
-        append((self.signature, sequence, code, frame.f_lasti, start, monotonic()))
+        append((self.signature, sequence, code, frame.f_lasti, now := monotonic(), now))
         if awaited is None:
             self._monitor.publish_unawaited(sequence, self._call)
 
@@ -110,9 +109,7 @@ class OneShot:
             self._caller = code
         return code, frame
 
-    def _wait(
-        self, label: str, output: Array | None, happened: Callable[[], bool], start: float, entry: Entry | None
-    ) -> Entry:
+    def _wait(self, label: str, output: Array | None, happened: Callable[[], bool], entry: Entry | None) -> Entry:
         """Publish the call to other ranks and the watchdog, and compare calls during a long wait.
 
         Returns its entry in the flight recorder, made here if None.
@@ -121,7 +118,6 @@ class OneShot:
         operation = Operation(label, link.members, output, None, True, link.sequence)
         if entry is None:
             entry = recorder.begin(self.signature, link.sequence)
-            entry[START] = start
             monitor.publish(link.sequence, self._call)
         began = requests.begin_wait(operation)
         try:

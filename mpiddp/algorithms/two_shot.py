@@ -56,10 +56,10 @@ def _meet(
     if not place.segment and (not long or link.resource(CrossMemory).fault) and pipeline.begin():
         place = _BEGUN
     entries: Entries = yield from handshake.exchange(link, operation, x, op, root, place)
-    if (entries.segments == _BEGUN.segment).all():
+    if entries.segment == _BEGUN.segment:
         return _Access(entries, None, begun=True)
     peers: PeerAccess | None = in_place(link, x, entries)
-    if peers is None and long and not entries.segments.any():
+    if peers is None and long and entries.segment == NOWHERE.segment:
         peers = yield from copied(link, x, entries)
     if peers is None and not (yield from link.resource(Scratch).prepare()):
         return None

@@ -114,7 +114,12 @@ class Comm:
             told[:, 0] = np.arange(self.size)
 
     def Iallgather(self, mine: Any, told: Any) -> Any:
-        told[0][...] = mine[0]
+        if isinstance(mine, bytes):  # a handshake of arrays that lie elsewhere, word 5
+            table = np.frombuffer(told, np.int64).reshape(self.size, -1)
+            table[...] = np.frombuffer(mine, np.int64)
+            table[1:, 5] += 64
+        else:
+            told[0][...] = mine[0]
         return READY
 
     def _at_once(self, *_: object) -> Any:
