@@ -15,24 +15,27 @@ from mpiddp.autograd import Tensor
 from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
 from mpiddp.device import choice, cuda_fault, upload
 from mpiddp.device.half import bfloat16
+from mpiddp.distributed.groups import default_group
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.nn.normalization import BatchNorm
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
 from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
 from mpiddp.parallel import (
+    DiLoCo,
     DistributedDataParallel,
+    PostLocalSGDState,
     PowerSGDState,
     SyncBatchNorm,
     ZeroRedundancyOptimizer,
     batched_powerSGD_hook,
     bf16_compress_hook,
     fp16_compress_hook,
+    post_localSGD_hook,
     powerSGD_hook,
 )
 from mpiddp.typing import Array
 
 from .config import Config, UsageError
-from .local_sgd import LocalSGD
 from .metrics import count_correct
 from .models import MODELS
 from .ranks import raise_on_all_ranks
@@ -193,6 +196,53 @@ def build_trainer(
     if memory is not None:
         trainer.callbacks["step_skip"].append(lambda _: _forget(memory))
     return trainer
+
+
+class LocalSGD:
+    """Ranks average parameters every few steps: a callback for their ends, and this rank's state for checkpoints.
+
+    Gradients are averaged in the first ``local_start`` steps only; parameters are equal at the end of an epoch.
+    """
+
+    def __init__(
+        self, config: Config, model: DistributedDataParallel, optimizer: Optimizer, steps_an_epoch: int
+    ) -> None:
+        self._optimizer, self._steps_an_epoch = optimizer, steps_an_epoch
+        self._hook_state = PostLocalSGDState(None, default_group(), config.local_start, False)
+        model.register_comm_hook(self._hook_state, post_localSGD_hook)
+        self._averager = DiLoCo(
+            optimizer.param_groups,
+            config.period,
+            config.fragments,
+            lr=config.outer_lr,
+            momentum=config.outer_momentum,
+            warmup_steps=config.local_start,
+        )
+
+    def __call__(self, trainer: Trainer) -> None:
+        """Average what is due; all after an epoch's last step."""
+        self._averager.average_parameters(self._optimizer.param_groups)
+        if trainer.step % self._steps_an_epoch == 0:
+            self._averager.synchronize()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return parameters, optimizer state and position in the period; arrays are live."""
+        return {
+            "iter": self._hook_state.iter,
+            "parameters": [p.data for group in self._optimizer.param_groups for p in group["params"]],
+            "optimizer": self._optimizer.state_dict()["state"],
+            "averager": self._averager.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the optimizer's present options; arrays are copied."""
+        self._hook_state.iter = state["iter"]
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        for parameter, saved in zip(parameters, state["parameters"], strict=True):
+            parameter.data[...] = saved
+        options = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": options})
+        self._averager.load_state_dict(state["averager"])
 
 
 def _scaler(config: Config) -> nn.LossScale:
