@@ -22,6 +22,7 @@ from mpiddp.distributed.shrink import survivable
 from mpiddp.errors import EXIT_CHECKPOINTED
 from mpiddp.parallel import DistributedDataParallel, Timeline
 from mpiddp.serialization import write_atomically
+from mpiddp.typing import Array
 
 from . import info
 from .build import agree_on_device, build_trainer, gpu_fault
@@ -31,8 +32,7 @@ from .config import Config, RunError, UsageError
 from .data import load_data
 from .info import git_commit
 from .outputs import Console, Outputs, RankLog, configuration_lines, say
-from .ranks import raise_on_all_ranks
-from .restore import RestorePoint
+from .ranks import arrays_from, raise_on_all_ranks
 from .stop import Deadline, StopRequest, deadline_of
 from .trainer import Callback, Trainer
 from .user_code import sanity_check
@@ -217,6 +217,59 @@ class _Run:
             "epoch_end": [who.epoch_end for who in (console, self.outputs, self._checkpointer, self._log) if who],
         }
         return {event: [point.note, *others] for event, others in callbacks.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """Arguments of `Trainer.load_state_dict`."""
+
+    state: dict[str, Any]
+    arrays: dict[str, Array]
+
+
+class RestorePoint:
+    """The last consistent moment (steps and epochs made) of the run on this rank, and the way back to it.
+
+    Only an optimizer's step changes parameters and its state, and it waits for no one: these are always consistent.
+    Changes of forward and loader since are copied here; dropout follows from the step. A communication hook's memory is
+    that of the most advanced rank.
+    """
+
+    def __init__(self) -> None:
+        self.moment: tuple[int, int] | None = None
+        self._loaded: Snapshot | None = None
+        self._trainer: Trainer | None = None
+        self._loader: dict[str, Any] = {}
+        self._buffers: list[Array] = []
+
+    def note(self, trainer: Trainer) -> None:
+        """Record this moment; run before all other callbacks."""
+        if not survivable():
+            return
+        self._loaded = None
+        self._trainer, self.moment = trainer, (trainer.step, trainer.epoch)
+        self._loader = trainer.train_loader.state_dict()
+        self._buffers = [x.copy() for x in trainer.model.module.buffers()]
+
+    def snapshot(self, source: int) -> Snapshot:
+        """Return the state of rank ``source``, from now on this rank's too; collective."""
+        mine = self._snapshot() if dist.get_rank() == source else Snapshot({}, {})
+        told = [mine.state]
+        dist.broadcast_object_list(told, src=source)
+        state, arrays = told[0], dict(arrays_from(source, mine.arrays))
+        self._loaded = Snapshot(state, arrays)
+        self.moment = state["step"], state["epoch"]
+        return self._loaded
+
+    def _snapshot(self) -> Snapshot:
+        if self._loaded is not None:
+            return self._loaded
+        trainer = self._trainer
+        assert trainer is not None, "there is a moment"
+        trainer.train_loader.load_state_dict(self._loader)
+        for x, kept in zip(trainer.model.module.buffers(), self._buffers, strict=True):
+            x[...] = kept
+        return Snapshot(trainer.common_state(), trainer.arrays() | trainer.own_arrays())
 
 
 def _describe(config: Config, surroundings: Mapping[str, Any]) -> None:
