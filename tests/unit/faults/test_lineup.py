@@ -55,14 +55,8 @@ def dump(
 
 
 def test_a_missing_rank_among_a_thousand() -> None:
-    dumps = [
-        dump(
-            rank,
-            [entry(number) for number in range(4000, 4710)]
-            + ([] if rank in (17, 40, 41) else [entry(4710, state="started", line=121)]),
-        )
-        for rank in range(1000)
-    ]
+    common, last = [entry(number) for number in range(4000, 4710)], entry(4710, state="started", line=121)
+    dumps = [dump(rank, common + [last] * (rank not in (17, 40, 41))) for rank in range(1000)]
     text = lineup.line_up(dumps)
     assert text.splitlines() == [
         "job n1.7: dumps of 1000 ranks (0-999), after rank 0: timeout",
