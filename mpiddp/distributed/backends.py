@@ -102,6 +102,5 @@ def is_torchelastic_launched() -> bool:
 
 def is_backend_available(backend: str) -> bool:
     """Return whether this backend, in any case, can be used."""
-    return {"mpi": is_mpi_available, "gloo": is_gloo_available, "nccl": is_nccl_available}.get(
-        backend.lower(), lambda: False
-    )()
+    name = backend.lower()
+    return name == Backend.MPI or (name == Backend.NCCL and is_nccl_available())

@@ -19,7 +19,7 @@ from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
 from . import debug
-from .dispatch import dispatch, keep, root_rank
+from .dispatch import dispatch, expect_on_root, keep, root_rank
 from .groups import GroupLike, ProcessGroup, member
 
 # Errors name both of torch's names.
@@ -287,28 +287,10 @@ def gather(
         return None
     root = root_rank(found, dst, group_dst, default=0)
     x = as_array(tensor, "gather", writable=False)
-    outputs = _on_root(gather_list, found, root, "gather", "gather_list", "destination", writable=True)
+    expect_on_root(gather_list, found, root, "gather_list", "destination")
+    outputs = as_arrays(gather_list, "gather", found.link.size, name="gather_list") if gather_list else None
     _expect_list_like(outputs or (), x, found, "gather", "gather_list")
     return _move("gather", found, async_op, outputs or (), (x,), (outputs, x, root), root=root)
-
-
-def _on_root(
-    given: Sequence[ArrayLike] | None,
-    group: ProcessGroup,
-    root: int,
-    operation: str,
-    name: str,
-    role: str,
-    writable: bool,
-) -> list[Array] | None:
-    """Return the arrays of a list that the root alone must give."""
-    if group.link.rank == root:
-        if not given:
-            raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
-        return as_arrays(given, operation, group.link.size, writable=writable, name=name)
-    if given:
-        raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{role} ranks.")
-    return None
 
 
 def scatter(
@@ -325,7 +307,10 @@ def scatter(
         return None
     root = root_rank(found, src, group_src, default=0)
     x = as_array(tensor, "scatter")
-    inputs = _on_root(scatter_list, found, root, "scatter", "scatter_list", "source", writable=False)
+    expect_on_root(scatter_list, found, root, "scatter_list", "source")
+    inputs = None
+    if scatter_list:
+        inputs = as_arrays(scatter_list, "scatter", found.link.size, writable=False, name="scatter_list")
     _expect_list_like(inputs or (), x, found, "scatter", "scatter_list")
     return _move("scatter", found, async_op, (x,), inputs or (), (x, inputs, root), root=root)
 

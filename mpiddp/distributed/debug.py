@@ -17,7 +17,7 @@ import numpy as np
 
 from mpiddp.algorithms import plan as planning
 from mpiddp.algorithms.plan import Plan
-from mpiddp.device import is_device_array
+from mpiddp.device import download, is_device_array
 from mpiddp.errors import ArrayError
 from mpiddp.faults import monitor
 from mpiddp.faults.calls import mismatch
@@ -72,12 +72,8 @@ def caller() -> str:
 
 
 def log(operation: Operation) -> None:
-    logger.info("[rank %d] %s, called at %s", _rank(), operation, caller())
-
-
-def _rank() -> int:
     job = monitor.current()
-    return 0 if job is None else job.world.rank
+    logger.info("[rank %d] %s, called at %s", 0 if job is None else job.world.rank, operation, caller())
 
 
 class Watched:
@@ -101,8 +97,7 @@ class Watched:
 
 
 def _checksum(x: Array) -> int:
-    host = x.get() if is_device_array(x) else x  # type: ignore[attr-defined]
-    return zlib.crc32(as_bytes(host).data)
+    return zlib.crc32(as_bytes(download(x)).data)
 
 
 def traced(plan: Plan) -> Plan:

@@ -21,15 +21,6 @@ Layout: TypeAlias = tuple[tuple[int, ...], ...]
 Names: TypeAlias = tuple[str, ...]
 
 
-def _checked_type(device_type: object) -> str:
-    if device_type not in ("cpu", "cuda"):
-        raise RuntimeError(
-            f'device_type must be "cpu" or "cuda", without a number, got {device_type!r}: an array says itself where it'
-            " lies"
-        )
-    return str(device_type)
-
-
 def _checked_names(names: Sequence[str] | None, ndim: int) -> Names | None:
     if names is None:
         return None
@@ -86,7 +77,11 @@ class DeviceMesh:
 
     @staticmethod
     def _check(device_type: str, mesh: Any, names: Sequence[str] | None) -> tuple[np.ndarray[Any, Any], Names | None]:
-        _checked_type(device_type)
+        if device_type not in ("cpu", "cuda"):
+            raise RuntimeError(
+                f'device_type must be "cpu" or "cuda", without a number, got {device_type!r}: an array says itself'
+                " where it lies"
+            )
         ranks = np.array(mesh)
         if ranks.dtype.kind not in "iu" or ranks.ndim == 0 or ranks.size == 0:
             raise TypeError(f"a mesh is an array of ranks of at least one dimension, got {mesh!r}")
@@ -123,7 +118,7 @@ class DeviceMesh:
         if parts == [list(range(parent.size()))]:
             return parent
         described = "_".join(names[axis] for axis in axes) if names else f"dim_{name}"
-        return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", backend_of(parent.link))[1]
+        return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", backend_of(parent.link))
 
     def _part(self, layout: Layout, names: Names, groups: list[ProcessGroup]) -> DeviceMesh:
         """Return this rank's slice; outside of the root mesh, the first."""

@@ -154,3 +154,11 @@ def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | No
             raise ValueError("Must specify global_rank or group_rank")
         global_rank = default
     return group.group_rank(global_rank)
+
+
+def expect_on_root(given: Sequence[Any] | None, group: ProcessGroup, root: int, name: str, role: str) -> None:
+    """Raise ValueError unless the root, and no other rank, has given a list."""
+    if group.rank() == root and not given:
+        raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
+    if group.rank() != root and given:
+        raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{role} ranks.")

@@ -234,7 +234,6 @@ def get_pg_count() -> int:
 
 
 def destroy(given: GroupLike = None) -> None:
-    global _default, _made, _missing
     if given is not None and not isinstance(given, ProcessGroup):
         if given == GroupMember.NON_GROUP_MEMBER:
             return
@@ -250,4 +249,4 @@ def destroy(given: GroupLike = None) -> None:
         each.link.close()
         del _groups[each]
     if not _groups:
-        _default, _made, _missing = None, 0, NOT_INITIALIZED
+        disown(NOT_INITIALIZED)

@@ -121,7 +121,8 @@ def split(
     timeout: timedelta | float | None,
     description: str | None,
     backend: str,
-) -> tuple[int | None, ProcessGroup | None]:
+) -> ProcessGroup | None:
+    """Return this rank's group; None if it is in no part."""
     seconds(timeout)
     me = parent.rank()
     mine = next((index for index, part in enumerate(parts) if me in part), None)
@@ -132,8 +133,7 @@ def split(
         comm = parent.link.now.Split(color, key)
         return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout, description, backend)
 
-    made = _together(parent, make, what)
-    return mine, made
+    return _together(parent, make, what)
 
 
 def new_group(
@@ -166,7 +166,7 @@ def new_group(
     if sort_ranks:
         chosen.sort()
     if not use_local_synchronization:
-        _, made = split(parent, [chosen], "new_group", timeout, group_desc, kind)
+        made = split(parent, [chosen], "new_group", timeout, group_desc, kind)
         return GroupMember.NON_GROUP_MEMBER if made is None else made
     seconds(timeout)
     if parent.rank() not in chosen:
@@ -226,8 +226,8 @@ def _all_parts(
     description: str | None,
     backend: str,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    mine, made = split(parent, parts, what, timeout, description, backend)
-    return made, [made if index == mine else GroupMember.NON_GROUP_MEMBER for index in range(len(parts))]
+    made = split(parent, parts, what, timeout, description, backend)
+    return made, [made if parent.rank() in part else GroupMember.NON_GROUP_MEMBER for part in parts]
 
 
 def new_subgroups_by_enumeration(
@@ -278,4 +278,4 @@ def split_group(
     flat = [rank for part in parts for rank in part]
     if len(set(flat)) != len(flat):
         raise ValueError(f"the split groups must share no rank, got {parts}")
-    return split(parent, parts, "split_group", timeout, group_desc, kind)[1]
+    return split(parent, parts, "split_group", timeout, group_desc, kind)

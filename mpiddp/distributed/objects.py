@@ -18,7 +18,7 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
-from .dispatch import perform, root_rank
+from .dispatch import expect_on_root, perform, root_rank
 from .groups import GroupLike, ProcessGroup, member
 from .p2p import recv, send
 
@@ -93,19 +93,12 @@ def gather_object(
     if found is None:
         return
     root = root_rank(found, dst, group_dst, default=0)
-    _expect_on_root(object_gather_list, found, root, "object_gather_list", "destination")
+    expect_on_root(object_gather_list, found, root, "object_gather_list", "destination")
     if object_gather_list:
         _expect_room(object_gather_list, found, "gather_object", "object_gather_list")
     gathered = perform(found, plain(_gather, make_call("gather_object", root=root)), (_pickled(obj), root))
     if object_gather_list:
         object_gather_list[: found.size()] = gathered
-
-
-def _expect_on_root(given: object, group: ProcessGroup, root: int, name: str, role: str) -> None:
-    if group.rank() == root and not given:
-        raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
-    if group.rank() != root and given:
-        raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{role} ranks.")
 
 
 def broadcast_object_list(

@@ -61,7 +61,12 @@ def symmetric_empty(
     extents = tuple(map(operator.index, shape if np.iterable(shape) else (shape,)))
     if any(extent < 0 for extent in extents):
         raise ValueError(f"symmetric_empty needs a shape without negative dimensions, got {extents}")
-    on_gpu = _checked(device) == "cuda"
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f'symmetric_empty needs "cpu" or "cuda" as `device`, got {device!r}')
+    on_gpu = device == "cuda"
+    cuda_fault = devices.cuda_fault() if on_gpu else None
+    if cuda_fault is not None:
+        raise DistError(f'symmetric_empty with device="cuda": {cuda_fault}')
     plan = _ON_GPU if on_gpu else _ON_HOST
     memory, fault = perform(found, plan, (math.prod(extents) * kind.itemsize,))
     if memory is not None:
@@ -78,15 +83,6 @@ def symmetric_empty(
 
 
 _CURE = "free memory, or raise the limits of /dev/shm and of the job"
-
-
-def _checked(device: str) -> str:
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f'symmetric_empty needs "cpu" or "cuda" as `device`, got {device!r}')
-    fault = devices.cuda_fault() if device == "cuda" else None
-    if fault is not None:
-        raise DistError(f'symmetric_empty with device="cuda": {fault}')
-    return device
 
 
 @compares_calls

@@ -10,17 +10,13 @@ import numpy as np
 
 from mpiddp import nested
 from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device.packing import packed
 from mpiddp.mpi.message import as_array
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.typing import Array
 
 from .collectives import all_reduce
 from .groups import GroupLike, member
-
-
-def _is_jax_array(x: object) -> bool:
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(x, jax.Array)
 
 
 def _node(tree: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
@@ -48,9 +44,9 @@ def _array(leaf: Any) -> Array:
 
 
 def _like(leaf: Any, result: Array) -> Any:
-    if _is_jax_array(leaf):
-        numpy = sys.modules["jax"].numpy
-        return numpy.from_dlpack(result) if is_device_array(result) else numpy.array(result)
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(leaf, jax.Array):
+        return jax.numpy.from_dlpack(result) if is_device_array(result) else jax.numpy.array(result)
     if isinstance(leaf, np.generic):
         return result[()]
     return result.item() if isinstance(leaf, int | float | complex) else result
@@ -95,8 +91,8 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
     for place, x in enumerate(arrays):
         alike.setdefault((array_namespace(x), x.dtype), []).append(place)
     results: list[Any] = [None] * len(leaves)
-    for (xp, _), places in alike.items():
-        flat = xp.concatenate([arrays[place].reshape(-1) for place in places])
+    for places in alike.values():
+        flat = packed([arrays[place] for place in places])
         all_reduce(flat, op, found)
         start = 0
         for place in places:
