@@ -13,20 +13,27 @@ from pathlib import Path
 
 from mpiddp import settings
 from mpiddp.mpi.lazy import SetupError
+from mpiddp.mpi.processes import runs
 
 RUNNING, WATCHED, ENDED = "running", "watched", "ended"
-"""A watched job's marker is renewed while its rank 0 lives, and has rank 0's host and process behind the word."""
+"""A watched job's marker is renewed while its rank 0 lives, and has rank 0's host and process behind the word, unless
+others survive it.
+"""
 _RENEW_S = 1.0
 
 _renewed_s = 0.0
 
 
-def begin(rank: int, watched: bool) -> None:
-    """Write the marker; SetupError if it cannot: a job that ends well would count as failed."""
+def begin(rank: int, watched: bool, survivable: bool) -> None:
+    """Write the marker; SetupError if it cannot: a job that ends well would count as failed.
+
+    ``survivable``: the job goes on without this process, with another rank 0, which begins anew.
+    """
     path = _path(rank)
     if path is not None:
+        process = "" if survivable else f" {socket.gethostname()} {os.getpid()}"
         try:
-            path.write_text(f"{WATCHED} {socket.gethostname()} {os.getpid()}" if watched else RUNNING)
+            path.write_text(f"{WATCHED}{process}" if watched else RUNNING)
         except OSError as error:
             raise SetupError(
                 f"MPIDDP_MARKER={path} cannot be written ({error}): start `python -m mpiddp run` in a folder that the"
@@ -40,8 +47,8 @@ def is_watched(text: str) -> bool:
 
 def is_gone(text: str) -> bool:
     """Return True if a watched job's rank 0 was a process of this host, and is none any more."""
-    _, host, pid = text.split() if is_watched(text) else ("", "", "")
-    return host == socket.gethostname() and not Path(f"/proc/{pid}").exists()
+    word, host, pid = (*text.split(), "", "", "")[:3]
+    return word == WATCHED and host == socket.gethostname() and not runs(pid)
 
 
 def renew(rank: int) -> None:

@@ -273,7 +273,7 @@ def _begin(job: Job) -> Job:
     shutdown.set_dumps(Dumps(job.liveness, job.world).collect)
     why = why_unwatched(job)
     watched = job.world.size > 1 and not why
-    marker.begin(job.world.rank, watched)
+    marker.begin(job.world.rank, watched, job.failures.survivable)
     if watched:
         _shutdown.stop = Watchdog(job).stop
     elif why and job.world.rank == 0:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from mpiddp.faults import marker
 from mpiddp.training import supervisor
 
 # A rank 0 that lives for a moment, or stays, and a launcher that waits for ever.
@@ -14,19 +15,26 @@ LAUNCHER = """
 import os, pathlib, subprocess, sys, time
 rank_0 = subprocess.Popen([sys.executable, "-c", "import time; time.sleep({seconds})"])
 marker = pathlib.Path(os.environ["MPIDDP_MARKER"])
-marker.write_text(f"watched {host} {{rank_0.pid}}")
-rank_0.wait()
+marker.write_text(f"{word} {{rank_0.pid}}")
+if {waits}:
+    rank_0.wait()
 time.sleep(60)
 """
 
 
 @pytest.mark.parametrize(
-    ("host", "seconds", "ended"), [("here", 0, True), ("elsewhere", 0, False), ("here", 60, False)]
+    ("host", "seconds", "waits", "ended"),
+    [
+        ("here", 0, True, True),
+        pytest.param("here", 0, False, True, id="zombie"),
+        ("elsewhere", 0, True, False),
+        ("here", 60, True, False),
+    ],
 )
-def test_launcher_whose_rank_0_is_gone_is_ended(monkeypatch, tmp_path, host, seconds, ended):
+def test_launcher_whose_rank_0_is_gone_is_ended(monkeypatch, tmp_path, host, seconds, waits, ended):
     monkeypatch.setattr(supervisor, "_GONE_S", 1.0)
     monkeypatch.setattr("socket.gethostname", lambda: "here")
-    program = LAUNCHER.format(host=host, seconds=seconds)
+    program = LAUNCHER.format(word=f"watched {host}", seconds=seconds, waits=waits)
     command = supervisor.Command([sys.executable, "-c", program])
     lost_after_s = 4.0
     one = supervisor.Supervisor(command, None, tmp_path / "marker", lost_after_s, supervisor._Forwarding())
@@ -34,3 +42,12 @@ def test_launcher_whose_rank_0_is_gone_is_ended(monkeypatch, tmp_path, host, sec
     end = one._job(command.words)
     assert end.lost and not end.well
     assert (time.monotonic() - began < lost_after_s) == ended
+
+
+@pytest.mark.parametrize("survivable", [False, True])
+def test_job_whose_ranks_survive_rank_0_is_not_gone_with_it(monkeypatch, tmp_path, survivable):
+    monkeypatch.setenv("MPIDDP_MARKER", str(tmp_path / "marker"))
+    monkeypatch.setattr(marker, "runs", lambda pid: False)
+    marker.begin(0, True, survivable)
+    text = (tmp_path / "marker").read_text()
+    assert marker.is_watched(text) and marker.is_gone(text) != survivable
