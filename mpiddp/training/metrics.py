@@ -62,7 +62,9 @@ class MetricSum:
         return numbers
 
     def merge(self, other: MetricSum) -> None:
-        self.sums += other.sums
+        """Add the sums that both have."""
+        for name, place in self._places.items():
+            self.sums[place] += other[name]
 
     def all_reduce(self) -> Work:
         self.read()

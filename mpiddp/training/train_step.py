@@ -124,8 +124,9 @@ class Outcome:
     """Wait for the sums."""
 
 
-def new_sums() -> MetricSum:
-    return MetricSum("loss", "correct", "stop", "broken")
+def new_sums(*others: str) -> MetricSum:
+    """Those of a checkpoint: its format fixes their number, without ``others``."""
+    return MetricSum("loss", "correct", "stop", *others)
 
 
 @dataclasses.dataclass
@@ -154,7 +155,7 @@ class TrainStep:
 
     def step(self, first: Batch, following: Iterator[Batch], stop: Callable[[], bool]) -> Outcome:
         """Make a step of ``first`` and up to `accumulate` - 1 that follow; ``stop`` is asked at the last one."""
-        tally = new_sums()
+        tally = new_sums("broken")
         reference = max(1, first.samples)
         batch, samples, total = first, first.samples, first.total
         for _ in range(self.accumulate - 1):
@@ -227,8 +228,8 @@ class TrainStep:
         elif not self.averages:
             found: list[Any] = [None] * get_world_size()
             all_gather_object(found, outcome.broken)
-            rank, names = next((rank, names) for rank, names in enumerate(found) if names)
-            what = f"the gradient of {_listed(names)} is not finite on rank {rank}"
+            names = next(filter(None, found))
+            what = f"the gradient of {_listed(names)} is not finite on rank {_ranks_where(outcome.broken == names)}"
             cause = "finite losses; lower the learning rate, or look for a division by zero in a backward"
         else:
             what = f"the averaged gradient of {_listed(outcome.broken)} is not finite"

@@ -82,6 +82,13 @@ def test_gradient_that_is_not_finite_on_one_rank_stops_all_with_its_name(world):
         trainer.fit(config.epochs)
 
 
+def test_averaged_gradient_that_is_not_finite_is_so_on_all_ranks(world):
+    trainer, config, name = with_a_gradient_that_is_not_finite(world, 0, local_start=2)
+    ranks = ", ".join(map(str, range(world.size)))
+    with pytest.raises(FloatingPointError, match=rf"gradient of {name} is not finite on rank {ranks} at step 1 "):
+        trainer.fit(config.epochs)
+
+
 def test_gradient_that_is_not_finite_on_one_rank_skips_the_step_of_all(world):
     trainer, config, _ = with_a_gradient_that_is_not_finite(world, 5, on_nan="skip")
     trainer.callbacks["epoch_end"].append(lambda t: assert_same_bits_everywhere(parameters(t)))

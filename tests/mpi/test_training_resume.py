@@ -44,6 +44,17 @@ def timeless(trainer: Trainer) -> list:
     return [dataclasses.replace(m, epoch_s=0, test_s=0, samples_per_s=0, comm_exposed=0) for m in trainer.history]
 
 
+def test_running_sums_are_those_of_the_format(world):
+    """Samples, loss, correct, stop; others would ask for another format."""
+    trainer = make(stop_after=1)[0]
+    trainer.fit(EPOCHS)
+    state, arrays = trainer.state_dict(), trainer.arrays()
+    assert state["running"][0] == BATCH and len(state["running"]) == 4
+    other = make()[0]
+    other.load_state_dict(state, arrays)
+    assert other.running.sums.tolist() == state["running"]
+
+
 @pytest.mark.parametrize(
     ("step", "average"), [(1, "ddp"), (4, "naive"), (STEPS_AN_EPOCH, "ddp"), (2 * STEPS_AN_EPOCH - 1, "ddp")]
 )
