@@ -62,8 +62,9 @@ class LinearFunction(Function):
 def check_dtypes(name: str, input: Any, weight: Any) -> None:
     """Refuse an input of another dtype than the weights: NumPy would promote."""
     if input.dtype != weight.dtype:
-        # NumPy makes float64: it is the array to convert.
-        name_of, other = ("weight", input) if weight.dtype == np.float64 else ("x", weight)
+        # NumPy makes float64: it is the array to convert, but not to integers.
+        promoted = weight.dtype == np.float64 and input.dtype.kind == "f"
+        name_of, other = ("weight", input) if promoted else ("x", weight)
         raise RuntimeError(
             f"{name} needs input and weight of one dtype, got {input.dtype} and {weight.dtype}: convert"
             f" {name_of}.astype({str(other.dtype)!r}), or the model by its to()"

@@ -568,6 +568,9 @@ def test_layers_refuse_inputs_of_another_dtype(dtype: str) -> None:
         with pytest.raises(RuntimeError, match=wanted):
             call()
     assert nn.Linear(3, 2).to("float64")(x.astype(np.float64)).dtype == np.float64
+    if np.dtype(dtype).kind != "f":
+        with pytest.raises(RuntimeError, match=r"convert x\.astype\('float64'\)"):
+            F.linear(x, np.ones((2, 3)))
 
 
 def test_plain_arrays_and_tensors_alike() -> None:
