@@ -44,11 +44,7 @@ def left_to_threads() -> bool:
 
 def _frames(thread: int | None) -> list[FrameType]:
     frame = sys._current_frames().get(thread or 0)
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
+    return [] if frame is None else [each for each, _ in traceback.walk_stack(frame)]
 
 
 def _summaries(thread: int) -> list[traceback.FrameSummary]:

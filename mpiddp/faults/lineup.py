@@ -56,7 +56,7 @@ def line_up(dumps: Sequence[Dump]) -> str:
         raise ValueError(f"the dumps are of several jobs: {', '.join(jobs)}; give those of one")
     by_rank = {dump["mpiddp"]["rank"]: dump for dump in dumps}
     reasons = sorted({dump["mpiddp"]["reason"] for dump in dumps})
-    lines = [f"job {jobs[0]}: dumps of {_number(len(by_rank))} ({ranges(by_rank)}), after {' and '.join(reasons[:3])}"]
+    lines = [f"job {jobs[0]}: dumps of {counted(len(by_rank))} ({ranges(by_rank)}), after {' and '.join(reasons[:3])}"]
     for uid, (description, ranks) in sorted(_groups(by_rank.values()).items()):
         lines += _group(uid, description, ranks, by_rank)
     return "\n".join([*lines, *_pending(by_rank)])
@@ -82,8 +82,8 @@ def _group(uid: str, description: str, ranks: Sequence[int], by_rank: dict[int, 
     present = [rank for rank in ranks if rank in by_rank]
     calls = {rank: _calls(by_rank[rank], uid) for rank in present}
     absent = sorted(set(ranks) - set(present))
-    title = f"group {uid} ({description}) of {_number(len(ranks))}"
-    lines = [f"  no dump of {_number(len(absent))}: {ranges(absent)}"] if absent else []
+    title = f"group {uid} ({description}) of {counted(len(ranks))}"
+    lines = [f"  no dump of {counted(len(absent))}: {ranges(absent)}"] if absent else []
     first = max((min(found) for found in calls.values() if found), default=0)
     last = max((max(found) for found in calls.values() if found), default=0)
     for number in range(first, last + 1):
@@ -136,23 +136,27 @@ def _rows(found: dict[int, _Row]) -> list[str]:
     rows = [(sorted(itertools.chain(*places.values())), *state, places) for state, places in states.items()]
     rows.sort(key=lambda row: (len(row[0]), row[0]))
     lines = [
-        f"  {'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}: {text}, {state}{_places(places)}"
+        f"  {'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}: {text}, {state}{_at(places)}"
         for ranks, text, state, places in rows[:_MAX_ROWS]
     ]
     if len(rows) > _MAX_ROWS:
         rest = sum(len(ranks) for ranks, *_ in rows[_MAX_ROWS:])
-        lines.append(f"  and {_number(rest)} in {len(rows) - _MAX_ROWS} other states")
+        lines.append(f"  and {counted(rest)} in {len(rows) - _MAX_ROWS} other states")
     return lines
 
 
-def _places(ranks_by_line: dict[str, list[int]]) -> str:
-    """Return the program's lines, those of the fewest ranks first."""
+def _at(ranks_by_line: dict[str, list[int]]) -> str:
     if len(ranks_by_line) == 1:
         return "".join(f", at {at}" for at in ranks_by_line if at)
+    return f", at {places(ranks_by_line)}"
+
+
+def places(ranks_by_line: dict[str, list[int]]) -> str:
+    """Return the program's lines, those of the fewest ranks first."""
     found = sorted(ranks_by_line.items(), key=lambda item: (len(item[1]), item[1]))
     named = [f"{at or 'an unknown line'} ({ranges(ranks)})" for at, ranks in found[:_MAX_PLACES]]
     rest = [f"and {len(found) - _MAX_PLACES} other lines"] if len(found) > _MAX_PLACES else []
-    return f", at {'; '.join([*named, *rest])}"
+    return "; ".join([*named, *rest])
 
 
 def _pending(by_rank: dict[int, Dump]) -> list[str]:
@@ -165,7 +169,7 @@ def _pending(by_rank: dict[int, Dump]) -> list[str]:
     return [f"{count} messages have not ended; the first of each rank:", *_rows(found)] if found else []
 
 
-def _number(count: int) -> str:
+def counted(count: int) -> str:
     return f"{count} rank{'s' * (count != 1)}"
 
 

@@ -119,10 +119,7 @@ class Liveness:
 
     def send(self, to: int, tag: int, message: bytes) -> None:
         with self._lock:
-            self._send(to, tag, message)
-
-    def _send(self, to: int, tag: int, message: bytes) -> None:
-        self._sent.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
+            self._sent.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
 
     def progress(self) -> None:
         now = time.monotonic()
@@ -137,7 +134,7 @@ class Liveness:
                 message = bytearray(status.Get_count(MPI.BYTE))
                 self._comm.Recv([message, MPI.BYTE], source, tag)
                 if tag == _QUESTION:
-                    self._send(source, _ANSWER, self._answer(*_ASKED.unpack(message)))
+                    self.send(source, _ANSWER, self._answer(*_ASKED.unpack(message)))
                 elif tag == _ENDING:
                     self.ending = True
                 elif tag in self.handlers:
@@ -164,15 +161,15 @@ class Liveness:
     def announce_end(self) -> None:
         """Tell rank 0 that this rank reports why the job ends."""
         if self._watched and self.rank != 0:
-            with self._lock, contextlib.suppress(MPI.Exception):
-                self._send(0, _ENDING, b"")
+            with contextlib.suppress(MPI.Exception):
+                self.send(0, _ENDING, b"")
 
     def ask(self, group: int, ranks: Sequence[int], stacks: bool = False) -> None:
         with self._lock:
             self._forget_sent()
             for rank in ranks:
                 self._answers.pop((rank, group), None)
-                self._send(rank, _QUESTION, _ASKED.pack(group, stacks))
+                self.send(rank, _QUESTION, _ASKED.pack(group, stacks))
 
     def inquire(
         self, group: int, ranks: Sequence[int], stacks: bool = False, silence_s: float = SILENCE_S

@@ -269,8 +269,7 @@ def _begin(job: Job) -> Job:
         _shutdown = shutdown.Shutdown()
         atexit.register(_shutdown)
     _shutdown.job, _shutdown.stop = job, lambda: None
-    shutdown.set_liveness(job.liveness)
-    shutdown.set_dumps(Dumps(job.liveness, job.world).collect)
+    shutdown.report_by(job.liveness, Dumps(job.liveness, job.world).collect)
     why = why_unwatched(job)
     watched = job.world.size > 1 and not why
     marker.begin(job.world.rank, watched, job.failures.survivable)

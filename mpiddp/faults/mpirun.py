@@ -10,10 +10,9 @@ import ctypes
 import os
 import signal
 import threading
-from pathlib import Path
 
 from mpiddp import settings
-from mpiddp.mpi.processes import runs, started_ranks
+from mpiddp.mpi import processes
 
 _DAEMONS = ("prted", "orted", "srun", "slurmstepd")
 """Other parents of ranks, whose stderr is not read."""
@@ -34,25 +33,19 @@ class Launcher:
             return
         if threading.current_thread() is not threading.main_thread():
             return
-        self._ranks = started_ranks(self._pid)
-        for number in _HANDLED[: 2 if rank == 0 and self._reads() else 1]:
+        self._ranks = processes.started_ranks(self._pid)
+        reads = processes.name(self._pid) not in ("", *_DAEMONS)  # mpirun itself, on this host
+        for number in _HANDLED[: 2 if rank == 0 and reads else 1]:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _left_to_the_watchdog)
                 self._handled.append(number)
-
-    def _reads(self) -> bool:
-        """Return True if the parent is mpirun itself, on this host."""
-        try:
-            return Path(f"/proc/{self._pid}/comm").read_text().strip() not in _DAEMONS
-        except OSError:
-            return False
 
     def handles_termination(self) -> bool:
         return signal.SIGTERM in self._handled and signal.getsignal(signal.SIGTERM) is _left_to_the_watchdog
 
     def all_run(self) -> bool:
         """Return True if all ranks of this host run; otherwise mpirun itself says why the job ends."""
-        return all(map(runs, self._ranks))
+        return all(map(processes.runs, self._ranks))
 
     def write(self, text: str) -> None:
         with contextlib.suppress(OSError):

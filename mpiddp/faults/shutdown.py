@@ -112,15 +112,10 @@ def _exit_code(error: BaseException) -> int:
     return next((code for kind, code in codes if isinstance(error, kind)), 1)
 
 
-def set_liveness(liveness: Liveness) -> None:
-    global _liveness
-    _liveness = liveness
-
-
-def set_dumps(collect: Callable[[str], str]) -> None:
+def report_by(liveness: Liveness, collect: Callable[[str], str]) -> None:
     """``collect`` lets all ranks dump for a reason, and returns a line about it."""
-    global _collect
-    _collect = collect
+    global _liveness, _collect
+    _liveness, _collect = liveness, collect
 
 
 def dumped(text: str, reason: str) -> str:
@@ -164,9 +159,13 @@ def label() -> str:
 
 
 def say(text: str) -> None:
+    write(labelled(text))
+
+
+def write(text: str) -> None:
     stream = sys.__stderr__ or sys.stderr
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or a broken pipe
-        stream.write(labelled(text))
+        stream.write(text)
         stream.flush()
 
 
@@ -260,10 +259,7 @@ class Shutdown:
                 set_rank(self.job.world.rank, self.job.world.size)
         except KeyboardInterrupt:
             self.job.liveness.interrupted = True
-            abort(
-                lambda: interruption("its program has ended; ", None),
-                EXIT_INTERRUPTED,
-            )
+            abort(lambda: interruption("its program has ended; ", None), EXIT_INTERRUPTED)
         marker.end(self.job.world.rank)
         self.stop()
 

@@ -12,11 +12,10 @@ from typing import NamedTuple
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.world import World
 
-from .lineup import ranges
+from .lineup import counted, places, ranges
 from .liveness import Answer, Liveness
 
 _MAX_ROWS = 5
-_MAX_PLACES = 3
 
 
 def warning(liveness: Liveness, world: World, operation: Operation, at: str, waited_s: float, next_s: float) -> str:
@@ -77,15 +76,15 @@ def _rows(world: World, operation: Operation, at: str, awaited: Sequence[int], a
         lines.append("  it waits for:")
     else:
         count = sum(len(row.ranks) for row in rows)
-        lines.append(f"  {_number(count)} {'is' if count == 1 else 'are'} NOT in it:")
+        lines.append(f"  {counted(count)} {'is' if count == 1 else 'are'} NOT in it:")
     lines += [f"    {_who(world, row.ranks):<30}  {row.at:<30}  {row.detail}".rstrip() for row in rows[:_MAX_ROWS]]
     if len(rows) > _MAX_ROWS:
         rest = sum(len(row.ranks) for row in rows[_MAX_ROWS:])
-        lines.append(f"    and {_number(rest)} in {len(rows) - _MAX_ROWS} other states")
+        lines.append(f"    and {counted(rest)} in {len(rows) - _MAX_ROWS} other states")
     if begun:
-        lines.append(f"  {_number(sum(map(len, begun.values())))} began it and went on: {_places(begun)}")
+        lines.append(f"  {counted(sum(map(len, begun.values())))} began it and went on: {places(begun)}")
     here = sum(map(len, waiting.values()))
-    lines.append(f"  {_number(here)} {'waits' if here == 1 else 'wait'} in it at {_places(waiting)}")
+    lines.append(f"  {counted(here)} {'waits' if here == 1 else 'wait'} in it at {places(waiting)}")
     return lines
 
 
@@ -111,18 +110,6 @@ def _who(world: World, ranks: Sequence[int]) -> str:
     return f"ranks {ranges(ranks)} ({where})"
 
 
-def _places(ranks_by_line: dict[str, list[int]]) -> str:
-    found = sorted(ranks_by_line.items(), key=lambda item: (len(item[1]), item[1]))
-    named = [f"{at or 'an unknown line'} ({ranges(ranks)})" for at, ranks in found[:_MAX_PLACES]]
-    if len(found) > _MAX_PLACES:
-        named.append(f"and {len(found) - _MAX_PLACES} other lines")
-    return "; ".join(named)
-
-
-def _number(count: int) -> str:
-    return f"{count} rank{'s' * (count != 1)}"
-
-
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
@@ -131,7 +118,7 @@ def survey(liveness: Liveness, world: World, group: int) -> str:
     """Return the states and stacks of all ranks, equal ones together."""
     others = [rank for rank in world.ranks if rank != world.rank]
     answers = liveness.inquire(group, others, stacks=True) | {world.rank: liveness.own_answer(group, stacks=True)}
-    lines = [f"mpiddp: job {world.job}, {_number(world.size)}"]
+    lines = [f"mpiddp: job {world.job}, {counted(world.size)}"]
     for of_rank in (_by_state, _stacks_of):
         found: dict[str, list[int]] = {}
         for rank in world.ranks:

@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -108,7 +107,7 @@ class Watchdog:
                 if signal.SIGTERM in numbers:
                     self._terminated()
                 if signal.SIGUSR2 in numbers:
-                    _print(self._survey())
+                    shutdown.write(self._survey() + "\n")
                 if any(each in ready for each in self._doorbell.sockets):
                     self._doorbell.answer(self._survey)
                 self._look(signal.SIGINT in numbers)
@@ -192,7 +191,7 @@ class Watchdog:
             at = self._liveness.own_answer(operation.members.number).state.at
             text = stalls.warning(self._liveness, self._world, operation, at, waited_s, wait.distance_s)
             if text and still():
-                _print(text)
+                shutdown.write(text + "\n")
 
     def _survey(self) -> str:
         found = [operation.members.number for operation in waiting.values()]
@@ -227,10 +226,3 @@ class Watchdog:
 
 def _python_handles_interrupts() -> bool:
     return signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def _print(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        stream = sys.__stderr__ or sys.stderr
-        stream.write(text + "\n")
-        stream.flush()

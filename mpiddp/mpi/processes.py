@@ -59,7 +59,7 @@ def watch_start() -> Iterator[None]:
     """End the job if a rank of this host dies during the block, where mpirun lets the others live."""
     over = threading.Event()
     expected = settings.local_ranks() or 0 if settings.launcher_survives() else 0
-    if expected > 1 and _name(os.getppid()) in _STARTERS:
+    if expected > 1 and name(os.getppid()) in _STARTERS:
         threading.Thread(target=_watch, args=(expected, over), name="mpiddp-start", daemon=True).start()
     try:
         yield
@@ -67,7 +67,8 @@ def watch_start() -> Iterator[None]:
         over.set()
 
 
-def _name(pid: int) -> str:
+def name(pid: int) -> str:
+    """Return a process's command; "" where it has ended or is not to be seen."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
