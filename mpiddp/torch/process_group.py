@@ -37,11 +37,12 @@ _OPS = {
 }
 
 
-def _reduction(op: Any) -> mpiddp.ReduceOp:
-    found = _OPS.get(op.op)
-    if found is None:
-        found = mpiddp.ReduceOp.PREMUL_SUM(float(op.__getstate__()[1]))
-    return found
+def _reduction(opts: Any) -> mpiddp.ReduceOp:
+    """Return an option's reduction; SUM without options."""
+    if opts is None:
+        return mpiddp.ReduceOp.SUM
+    op = opts.reduceOp
+    return _OPS.get(op.op) or mpiddp.ReduceOp.PREMUL_SUM(float(op.__getstate__()[1]))
 
 
 _NO_TIMEOUT_OF_ITS_OWN = default_pg_timeout.total_seconds()
@@ -163,14 +164,14 @@ class Operations:
     def end_coalescing(self, device: Any = None) -> Work:
         """Return one Work for what has been submitted since `start_coalescing`."""
         collected, self._coalesced = self._coalesced or [], None
-        return _All(collected)
+        return Work(collected, [each for work in collected for each in work.result()], Loan())
 
     _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
 
     # ---- collectives
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work | None:
-        tensor, op = tensors[0], mpiddp.ReduceOp.SUM if opts is None else _reduction(opts.reduceOp)
+        tensor, op = tensors[0], _reduction(opts)
         if self._timeout_s is None and opts is not None and not opts.asyncOp and is_plain(tensor):
             # `_call` in half the time, which is felt at 8 bytes.
             self._calls += 1
@@ -187,7 +188,7 @@ class Operations:
         return self._call(mpiddp.all_reduce, (loan.output(tensor), op), tensors, loan, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work | None:
-        loan, op = Loan(), mpiddp.ReduceOp.SUM if opts is None else _reduction(opts.reduceOp)
+        loan, op = Loan(), _reduction(opts)
         return self._calls_of(mpiddp.all_reduce, [(loan.output(each), op) for each in tensors], tensors, loan, opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work | None:
@@ -200,7 +201,7 @@ class Operations:
         loan, tensor = Loan(), tensors[opts.rootTensor]
         root = opts.rootRank
         x = loan.output(tensor) if root == self.group.rank() else loan.input(tensor)
-        return self._call(mpiddp.reduce, (x,), tensors, loan, opts, group_dst=root, op=_reduction(opts.reduceOp))
+        return self._call(mpiddp.reduce, (x,), tensors, loan, opts, group_dst=root, op=_reduction(opts))
 
     def barrier(self, opts: Any = None) -> Work | None:
         return self._call(mpiddp.barrier, (), (), Loan(), opts, timeout_s=_seconds(getattr(opts, "timeout", None)))
@@ -249,14 +250,14 @@ class Operations:
         loan = Loan()
         inputs = [loan.input(each) for each in input_tensors[0]]
         x = loan.output(output_tensors[0])
-        return self._call(mpiddp.reduce_scatter, (x, inputs, _reduction(opts.reduceOp)), output_tensors, loan, opts)
+        return self._call(mpiddp.reduce_scatter, (x, inputs, _reduction(opts)), output_tensors, loan, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work | None:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
         """Make several calls that end as one."""
-        loan, op = Loan(), mpiddp.ReduceOp.SUM if opts is None else _reduction(opts.reduceOp)
+        loan, op = Loan(), _reduction(opts)
         pairs = zip(outputs, inputs, strict=True)
         calls = [(loan.output(output), loan.input(each), op) for output, each in pairs]
         return self._calls_of(mpiddp.reduce_scatter_single, calls, outputs, loan, opts)
@@ -387,11 +388,6 @@ class Received(Work):
         return self._group.group_rank(super().source_rank())
 
     _source_rank = source_rank
-
-
-class _All(Work):
-    def __init__(self, works: Sequence[Work]) -> None:
-        super().__init__(works, [each for work in works for each in work.result()], Loan())
 
 
 def _all_reduce_sparse(tensor: torch.Tensor, op: mpiddp.ReduceOp, group: mpiddp.ProcessGroup) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from mpiddp import distributed as mpiddp
@@ -16,10 +18,7 @@ def symmetric_empty(
     It is in the host's memory; collectives reduce it, and contiguous views of it, in place.
     """
     sizes = shape if isinstance(shape, tuple) else (shape,)
-    count = 1
-    for size in sizes:
-        count *= size
-    memory = mpiddp.symmetric_empty(count * dtype.itemsize, "uint8", group)
+    memory = mpiddp.symmetric_empty(math.prod(sizes) * dtype.itemsize, "uint8", group)
     if memory is None:
         raise ValueError("symmetric_empty: this rank is not a member of the group")
     return torch.from_numpy(memory).view(dtype).view(sizes)
