@@ -15,10 +15,10 @@ from .backend import register
 
 if TYPE_CHECKING:
     from .ddp import DistributedDataParallel as DistributedDataParallel
-    from .shrink import shrink_group as shrink_group
+    from .default import shrink_group as shrink_group
     from .symmetric import symmetric_empty as symmetric_empty
 
-_NAMES = {"DistributedDataParallel": "ddp", "shrink_group": "shrink", "symmetric_empty": "symmetric"}
+_NAMES = {"DistributedDataParallel": "ddp", "shrink_group": "default", "symmetric_empty": "symmetric"}
 
 __all__ = ["DistributedDataParallel", "register", "shrink_group", "symmetric_empty"]
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from mpiddp import distributed as mpiddp
 from mpiddp.distributed import groups
@@ -47,3 +51,24 @@ def free(group: mpiddp.ProcessGroup) -> None:
     except mpiddp.DistError as error:
         warnings.warn(f"{error}; they are given up", stacklevel=2)
         groups.discard(group)
+
+
+def shrink_group(ranks_to_exclude: Sequence[int] = ()) -> None:
+    """Make torch's default group anew without failed ranks, and without ``ranks_to_exclude``.
+
+    Ranks are numbered anew in the old order, all other groups end, and a DistributedDataParallel has to wrap its module
+    again. ValueError if there is no such rank, or this one is to be excluded.
+
+    Examples
+    --------
+    >>> try:  # doctest: +SKIP
+    ...     loss.backward()
+    ... except RankFailedError as error:
+    ...     shrink_group(error.ranks)
+    ...     model = DistributedDataParallel(model.module)
+    """
+    backend = dist.get_backend()
+    timeout = c10d._get_default_group().timeout
+    mpiddp.shrink_group(ranks_to_exclude)
+    dist.destroy_process_group()
+    dist.init_process_group(backend, init_method="mpi://", timeout=timeout)
