@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import sys
+
+from .namespace import cupy
 
 _index: int | None = None
 
@@ -16,8 +17,7 @@ def cuda_fault() -> str | None:
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'mpiddp[cuda12]' or 'mpiddp[cuda13]', whichever your driver has"
     try:
-        cupy = importlib.import_module("cupy")
-        if not cupy.is_available():
+        if not cupy().is_available():
             return "CuPy finds no usable GPU: check nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES"
     except Exception as error:  # CUDA fails in many ways
         return f"CuPy cannot be imported: {error}"
@@ -28,7 +28,7 @@ def device_count() -> int:
     """Return the number of visible GPUs."""
     if cuda_fault() is not None:
         return 0
-    return int(importlib.import_module("cupy").cuda.runtime.getDeviceCount())
+    return int(cupy().cuda.runtime.getDeviceCount())
 
 
 def set_device(index: int) -> None:
@@ -42,14 +42,14 @@ def set_device(index: int) -> None:
             f"set_device({index}): this process sees {count} GPUs; use get_node_local_rank() % {max(count, 1)}"
         )
     if count:
-        importlib.import_module("cupy").cuda.Device(index).use()
+        cupy().cuda.Device(index).use()
     _index = index
 
 
 def current_device() -> int:
     """Return the number of the chosen device, 0 at first (``torch.cuda.current_device``)."""
     if _index is None and in_use():
-        return int(importlib.import_module("cupy").cuda.runtime.getDevice())
+        return int(cupy().cuda.runtime.getDevice())
     return _index or 0
 
 
@@ -57,8 +57,7 @@ def choose(local_rank: int) -> None:
     """Choose a GPU, unless CuPy is not in use or the program has chosen or used one."""
     if not in_use() or _index is not None:
         return
-    cupy = importlib.import_module("cupy")
-    if not cupy.cuda.runtime.getDevice() and not cupy.get_default_memory_pool().total_bytes():
+    if not cupy().cuda.runtime.getDevice() and not cupy().get_default_memory_pool().total_bytes():
         set_device(local_rank % device_count())
 
 
@@ -72,7 +71,7 @@ def device_uuid() -> bytes:
 
     A bus id names no part of a device; but CuPy cuts a UUID at its first zero byte.
     """
-    runtime = importlib.import_module("cupy").cuda.runtime
+    runtime = cupy().cuda.runtime
     device = runtime.getDevice()
     uuid = bytes(runtime.getDeviceProperties(device)["uuid"])[:16]
     return uuid.ljust(16, b"\0") + str(runtime.deviceGetPCIBusId(device)).encode()

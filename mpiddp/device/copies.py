@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from mpiddp.typing import Array
 
+from .namespace import cupy
+
 
 def _copy(target: int, source: int, nbytes: int, kind: str, stream: Any) -> None:
     if nbytes:
-        runtime = importlib.import_module("cupy").cuda.runtime
+        runtime = cupy().cuda.runtime
         runtime.memcpyAsync(target, source, nbytes, getattr(runtime, f"memcpy{kind}"), stream.ptr)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from typing import Any
 
 from mpiddp.typing import Array
 
 from .choice import cuda_fault
-from .namespace import expect_bfloat16
+from .namespace import cupy, expect_bfloat16
 
 
 def is_read_only(x: Any) -> bool:
@@ -30,6 +29,5 @@ def adopt(x: Any) -> Array:
         raise TypeError(f"its memory is on a GPU, and arrays there are CuPy's to communicate: {fault}")
     if str(getattr(x, "dtype", "")).endswith("bfloat16"):
         expect_bfloat16()
-    cupy = importlib.import_module("cupy")
-    found: Array = cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
+    found: Array = cupy().from_dlpack(x) if hasattr(x, "__dlpack__") else cupy().asarray(x)
     return found

@@ -5,19 +5,13 @@ A handle exports a whole allocation, parts of which CuPy's pool reuses while oth
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 from mpiddp.typing import Array
 
+from .namespace import cupy
 from .place import at
 
 GRANULE_BYTES = 1 << 21
 _HOST_POINTERS = 91  # cudaDevAttrCanUseHostPointerForRegisteredMem
-
-
-def _cuda() -> Any:
-    return importlib.import_module("cupy").cuda
 
 
 class Memory:
@@ -31,16 +25,16 @@ class Memory:
         self.device = device
         with at(device):
             try:
-                self._memory = _cuda().Memory(self.nbytes)
+                self._memory = cupy().cuda.Memory(self.nbytes)
             except RuntimeError:  # CuPy's CUDARuntimeError
-                importlib.import_module("cupy").get_default_memory_pool().free_all_blocks()
-                self._memory = _cuda().Memory(self.nbytes)
+                cupy().get_default_memory_pool().free_all_blocks()
+                self._memory = cupy().cuda.Memory(self.nbytes)
         self.start = int(self._memory.ptr)
 
     def handle(self) -> bytes:
         """Return 64 bytes by which another process opens it; RuntimeError where impossible."""
         with at(self.device):
-            return bytes(_cuda().runtime.ipcGetMemHandle(self.start))
+            return bytes(cupy().cuda.runtime.ipcGetMemHandle(self.start))
 
 
 HANDLE_BYTES = 64
@@ -49,19 +43,18 @@ HANDLE_BYTES = 64
 def open_handle(handle: bytes, device: int) -> int:
     """Map another process's memory; RuntimeError where impossible."""
     with at(device):
-        return int(_cuda().runtime.ipcOpenMemHandle(handle))
+        return int(cupy().cuda.runtime.ipcOpenMemHandle(handle))
 
 
 def close_handle(start: int, device: int) -> None:
     with at(device):
-        _cuda().runtime.ipcCloseMemHandle(start)
+        cupy().cuda.runtime.ipcCloseMemHandle(start)
 
 
 def array(start: int, nbytes: int, owner: object, device: int) -> Array:
     """Return bytes of a device over its own, a peer's or registered host memory; they keep ``owner``."""
-    cuda, cupy = _cuda(), importlib.import_module("cupy")
-    memory = cuda.UnownedMemory(start, nbytes, owner, device)
-    made: Array = cupy.ndarray((nbytes,), dtype="uint8", memptr=cuda.MemoryPointer(memory, 0))
+    memory = cupy().cuda.UnownedMemory(start, nbytes, owner, device)
+    made: Array = cupy().ndarray((nbytes,), dtype="uint8", memptr=cupy().cuda.MemoryPointer(memory, 0))
     return made
 
 
@@ -71,10 +64,10 @@ def address(x: Array) -> int:
 
 def reads_host_memory(device: int) -> bool:
     """Return True if kernels may use registered host memory at the host's addresses."""
-    return bool(_cuda().runtime.deviceGetAttribute(_HOST_POINTERS, device))
+    return bool(cupy().cuda.runtime.deviceGetAttribute(_HOST_POINTERS, device))
 
 
 def settle(device: int) -> None:
     """Call where memory changes hands, never in a step."""
     with at(device):
-        _cuda().runtime.deviceSynchronize()
+        cupy().cuda.runtime.deviceSynchronize()

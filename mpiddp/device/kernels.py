@@ -6,13 +6,14 @@ Rows and outputs may be mapped memory of other processes.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mpiddp.typing import Array
+
+from .namespace import cupy
 
 MOST_ROWS = 16
 """Rows, and outputs: a kernel's parameters are limited."""
@@ -88,7 +89,7 @@ def source(
 
 @functools.cache
 def _kernel(*what: Any) -> Any:
-    return importlib.import_module("cupy").ElementwiseKernel(**source(*what), no_return=True)
+    return cupy().ElementwiseKernel(**source(*what), no_return=True)
 
 
 def fold(
@@ -114,7 +115,7 @@ def fold(
     numbers += [wide.type(divisor)] if divisor != 1 else []
     kernel = _kernel(dtype.name, combine, len(rows), len(outs), factors is not None, divisor != 1, narrow)
     arrays = [x.view(np.uint16) if x.dtype.name in _HALVES else x for x in (*rows, *outs)]
-    with importlib.import_module("cupy").cuda.Device(stream.device_id), stream:
+    with cupy().cuda.Device(stream.device_id), stream:
         kernel(*arrays[: len(rows)], *numbers, *arrays[len(rows) :])
 
 

@@ -14,6 +14,11 @@ import numpy as np
 from mpiddp.typing import Array, DTypeLike
 
 
+def cupy() -> Any:
+    """Return CuPy, whose first import takes a second."""
+    return importlib.import_module("cupy")
+
+
 def is_device_array(x: object) -> bool:
     """Return True for a CuPy array."""
     cupy = sys.modules.get("cupy")
@@ -30,7 +35,7 @@ _FIRST_WITH_BFLOAT16 = 14
 
 def expect_bfloat16() -> None:
     """Raise `TypeError` if CuPy has no kernels for bfloat16; messages and sums in shared memory need none."""
-    version = importlib.import_module("cupy").__version__
+    version = cupy().__version__
     if int(version.split(".")[0]) < _FIRST_WITH_BFLOAT16:
         raise TypeError(
             f"bfloat16 on a GPU needs CuPy {_FIRST_WITH_BFLOAT16} or later, and this is CuPy {version}: upgrade it, or"
@@ -48,5 +53,5 @@ def expect_known(dtype: DTypeLike) -> None:
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Make an uninitialised array on the current device."""
     expect_known(dtype)
-    made: Array = importlib.import_module("cupy").empty(shape, dtype)
+    made: Array = cupy().empty(shape, dtype)
     return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections import defaultdict, deque
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from mpiddp.typing import Array
 
+from .namespace import cupy
 from .stream import Mark
 
 _SMALLEST_BYTES = 1 << 12
@@ -23,7 +23,7 @@ def take(nbytes: int) -> Array:
     size = max(_SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
     with contextlib.suppress(IndexError):  # other threads take memory too
         return _free[size].pop()
-    memory: Any = importlib.import_module("cupy").cuda.alloc_pinned_memory(size)
+    memory: Any = cupy().cuda.alloc_pinned_memory(size)
     return np.frombuffer(memory, np.uint8, size)
 
 
@@ -41,16 +41,15 @@ def give_when(reached: Mark, memory: Array) -> None:
 
 def register(start: int, nbytes: int) -> str:
     """Pin existing memory, for kernels at its own address (cudaHostRegister); return why not, or ""."""
-    cupy = importlib.import_module("cupy")
     try:
-        cupy.cuda.runtime.hostRegister(start, nbytes, _PORTABLE | _MAPPED)
+        cupy().cuda.runtime.hostRegister(start, nbytes, _PORTABLE | _MAPPED)
     except RuntimeError as error:  # CuPy's CUDARuntimeError
         return str(error)
     return ""
 
 
 def unregister(start: int) -> None:
-    importlib.import_module("cupy").cuda.runtime.hostUnregister(start)
+    cupy().cuda.runtime.hostUnregister(start)
 
 
 _PORTABLE, _MAPPED = 1, 2

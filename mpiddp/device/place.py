@@ -6,26 +6,21 @@ CuPy works on the thread's current device, wherever its arguments lie.
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
 from mpiddp.typing import Array
 
 from .choice import in_use
-from .namespace import is_device_array
+from .namespace import cupy, is_device_array
 from .stream import follow, hold, ready
 from .transfer import download
 
 Place = int | None
 
 
-def _cupy() -> Any:
-    return importlib.import_module("cupy")
-
-
 def here() -> int:
-    return int(_cupy().cuda.runtime.getDevice())
+    return int(cupy().cuda.runtime.getDevice())
 
 
 def place_of(x: Array) -> Place:
@@ -42,22 +37,22 @@ def moved(x: Array, place: Place) -> Array:
         return x
     if place is None:
         return download(x)
-    cupy = _cupy()
+    xp = cupy()
     if not is_device_array(x):
-        with cupy.cuda.Device(place):
-            return cupy.asarray(x)  # type: ignore[no-any-return]
-    with cupy.cuda.Device(x.device.id):  # type: ignore[attr-defined]
-        source = cupy.ascontiguousarray(x).reshape(x.shape)  # which would give a scalar an axis
+        with xp.cuda.Device(place):
+            return xp.asarray(x)  # type: ignore[no-any-return]
+    with xp.cuda.Device(x.device.id):  # type: ignore[attr-defined]
+        source = xp.ascontiguousarray(x).reshape(x.shape)  # which would give a scalar an axis
     finished = ready(source)
-    with cupy.cuda.Device(place):
+    with xp.cuda.Device(place):
         follow(current_stream(place), finished)
-        copy: Array = cupy.array(source)
+        copy: Array = xp.array(source)
     hold(source, ready(copy))
     return copy
 
 
 def current_stream(place: Place) -> Any:
-    return None if place is None else _cupy().cuda.get_current_stream(place)
+    return None if place is None else cupy().cuda.get_current_stream(place)
 
 
 @contextlib.contextmanager
@@ -66,7 +61,7 @@ def at(place: Place, stream: Any = None) -> Iterator[None]:
     if place is None:
         yield
         return
-    with _cupy().cuda.Device(place), contextlib.nullcontext() if stream is None else stream:
+    with cupy().cuda.Device(place), contextlib.nullcontext() if stream is None else stream:
         yield
 
 
@@ -82,5 +77,5 @@ def returning() -> Iterator[None]:
     if not in_use():
         yield
         return
-    with _cupy().cuda.Device():
+    with cupy().cuda.Device():
         yield

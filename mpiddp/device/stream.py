@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import time
 from collections.abc import Generator, Iterator
@@ -11,12 +10,10 @@ from typing import Any
 
 from mpiddp.typing import Array
 
+from .namespace import cupy
+
 _REACHED, _NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady
 _sides: dict[tuple[str, int], Any] = {}
-
-
-def _cuda() -> Any:
-    return importlib.import_module("cupy").cuda
 
 
 class Mark:
@@ -28,7 +25,7 @@ class Mark:
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         """CUDARuntimeError if the device has failed."""
         # Event.done does not tell a failed device from a busy one.
-        status = _cuda().runtime.eventQuery(self.event.ptr)
+        status = cupy().cuda.runtime.eventQuery(self.event.ptr)
         if status not in (_REACHED, _NOT_READY):
             self.event.synchronize()  # raises what it is
         return bool(status == _REACHED)
@@ -41,17 +38,17 @@ class Mark:
 
 def current(x: Array) -> Any:
     """Use it only while the device of ``x`` is current: default streams of all devices have one address."""
-    return _cuda().get_current_stream(x.device.id)  # type: ignore[attr-defined]
+    return cupy().cuda.get_current_stream(x.device.id)  # type: ignore[attr-defined]
 
 
 def ready(x: Array) -> Mark:
     """Return a mark behind the program's work on the device of ``x``."""
-    with _cuda().Device(x.device.id):  # type: ignore[attr-defined]
+    with cupy().cuda.Device(x.device.id):  # type: ignore[attr-defined]
         return marked(current(x))
 
 
 def hold(x: Array, reached: Mark) -> None:
-    with _cuda().Device(x.device.id):  # type: ignore[attr-defined]
+    with cupy().cuda.Device(x.device.id):  # type: ignore[attr-defined]
         follow(current(x), reached)
 
 
@@ -60,18 +57,18 @@ def side(role: str, x: Array) -> Any:
     number = x.device.id  # type: ignore[attr-defined]
     made = _sides.get((role, number))
     if made is None:
-        cuda = _cuda()
+        cuda = cupy().cuda
         with cuda.Device(number):
             made = _sides[role, number] = cuda.Stream(non_blocking=True)
     return made
 
 
 def marked(stream: Any) -> Mark:
-    return Mark(stream.record(_cuda().Event(disable_timing=True)))
+    return Mark(stream.record(cupy().cuda.Event(disable_timing=True)))
 
 
 def mark(stream: Any) -> Mark:
-    with _cuda().Device(stream.device_id):  # an event belongs to the current device
+    with cupy().cuda.Device(stream.device_id):  # an event belongs to the current device
         return marked(stream)
 
 
@@ -112,14 +109,14 @@ def drop(role: str) -> None:
 @contextlib.contextmanager
 def on(stream: Any) -> Iterator[None]:
     """Make a `side` stream and its device current."""
-    with _cuda().Device(stream.device_id), stream:
+    with cupy().cuda.Device(stream.device_id), stream:
         yield
 
 
 @contextlib.contextmanager
 def external(pointer: int, device: int) -> Iterator[None]:
     """Make another library's stream and its device current."""
-    cuda = _cuda()
+    cuda = cupy().cuda
     with cuda.Device(device), cuda.ExternalStream(pointer, device):
         yield
 

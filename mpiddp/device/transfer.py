@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from mpiddp.typing import Array
 
 from .choice import cuda_fault, current_device
-from .namespace import expect_known, is_device_array
+from .namespace import cupy, expect_known, is_device_array
 
 
 def upload(x: Array) -> Array:
@@ -21,9 +20,8 @@ def upload(x: Array) -> Array:
     if is_device_array(x) or cuda_fault() is not None:
         return x
     expect_known(x.dtype)
-    cupy = importlib.import_module("cupy")
-    with cupy.cuda.Device(current_device()):  # each thread has its own
-        copy: Array = cupy.asarray(x)
+    with cupy().cuda.Device(current_device()):  # each thread has its own
+        copy: Array = cupy().asarray(x)
     return copy
 
 
@@ -36,10 +34,10 @@ def download(x: Array) -> np.ndarray[Any, Any]:
 def placed(value: Any, like: Array) -> Array:
     """Return ``value``, as an array, beside ``like``."""
     if is_device_array(like):
-        return importlib.import_module("cupy").asarray(value)  # type: ignore[no-any-return]
+        return cupy().asarray(value)  # type: ignore[no-any-return]
     return np.asarray(download(value))
 
 
 def synchronize() -> None:
     """Wait for all work of the current device (``torch.cuda.synchronize``)."""
-    importlib.import_module("cupy").cuda.Device().synchronize()
+    cupy().cuda.Device().synchronize()

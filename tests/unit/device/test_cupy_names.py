@@ -54,7 +54,7 @@ def bindings(tree: ast.AST, known: dict[str, str]) -> Iterator[tuple[str, str]]:
 def names(source: str) -> set[str]:
     """Return the dotted names of CuPy that a module uses."""
     tree = ast.parse(source)
-    known = {"cupy": "cupy"}
+    known = {"cupy": "cupy", "cupy()": "cupy"}
     for _ in range(3):  # what a name stands for may be told by another one
         known |= dict(bindings(tree, known))
     found = {path_of(node, known) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
