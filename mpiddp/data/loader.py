@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mpiddp.device import empty, pinned, stream
-from mpiddp.device.copies import up
 from mpiddp.device.stream import Mark
+from mpiddp.device.transfer import up
 from mpiddp.nested import map_nested
 from mpiddp.typing import Array
 

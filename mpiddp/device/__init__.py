@@ -1,6 +1,6 @@
 """Devices: NumPy or CuPy, streams, copies and kernels. The only importer of cupy, and only when it is used."""
 
-from . import choice, copies, dlpack, ipc, kernels, nccl, pinned, stream
+from . import choice, dlpack, ipc, kernels, nccl, pinned, stream, transfer
 from .choice import cuda_fault, current_device, device_count, in_use, set_device
 from .namespace import array_namespace, empty, is_device_array
 from .transfer import download, placed, synchronize, upload
@@ -17,7 +17,6 @@ def forget() -> None:
 
 __all__ = [
     "array_namespace",
-    "copies",
     "cuda_fault",
     "current_device",
     "device_count",
@@ -35,5 +34,6 @@ __all__ = [
     "set_device",
     "stream",
     "synchronize",
+    "transfer",
     "upload",
 ]

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from typing import Any
 
-from mpiddp.device import copies, is_device_array, pinned, stream
+from mpiddp.device import is_device_array, pinned, stream, transfer
 from mpiddp.typing import Array
 
 from .lazy import MPI
@@ -63,7 +63,7 @@ def send(x: Array, departure: Departure, comm: MPI.Intracomm, to: int, tag: int)
             memory = pinned.take(x.nbytes)
             source = memory[: x.nbytes]
             side = stream.after("down", x)
-            copies.down(memory, x, side)
+            transfer.down(memory, x, side)
             yield stream.mark(side)
         yield departure
         request = comm.Isend(as_message(source, x.nbytes), to, tag)
@@ -93,6 +93,6 @@ class DeviceReceive:
         yield message.Irecv(as_message(memory[:size_bytes], size_bytes))
         side = stream.side("up", self._x)
         stream.follow(side, self._begin)
-        copies.up(self._x.reshape(-1)[: size_bytes // self._x.itemsize], memory, side)
+        transfer.up(self._x.reshape(-1)[: size_bytes // self._x.itemsize], memory, side)
         yield stream.mark(side)
         pinned.give(memory)

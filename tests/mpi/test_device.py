@@ -331,12 +331,12 @@ def test_the_fake_is_late(cupy: Any) -> None:
     memory = pinned.take(x.nbytes)
     memory[...] = 0
     side = stream.after("down", x)
-    device.copies.down(memory, x, side)
+    device.transfer.down(memory, x, side)
     assert not memory.any()
     stream.mark(side).Wait()
     assert same(memory[: x.nbytes].view(x.dtype), np.arange(1000.0))
     with pytest.raises(AssertionError, match="not pinned"):
-        device.copies.down(np.empty(8000, np.uint8), x, side)
+        device.transfer.down(np.empty(8000, np.uint8), x, side)
 
 
 @pytest.mark.parametrize("name", [*LONG, "staged"])

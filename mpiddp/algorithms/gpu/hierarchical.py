@@ -8,7 +8,7 @@ from mpiddp.algorithms import handshake
 from mpiddp.algorithms.handshake import Entries
 from mpiddp.algorithms.hierarchical import in_place_everywhere
 from mpiddp.algorithms.local_reduce import accumulated_in, bounds
-from mpiddp.device import array_namespace, copies, kernels, stream
+from mpiddp.device import array_namespace, kernels, stream, transfer
 from mpiddp.mpi import p2p_device
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.reduction import ReduceOp, combining
@@ -57,10 +57,10 @@ def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) 
     for start in range(0, x.size, step):
         piece = x[start : start + step]
         buffers = scratch.begin_round(piece.size, x.dtype)
-        copies.across(buffers[link.node.rank], piece, down)
+        transfer.across(buffers[link.node.rank], piece, down)
         yield stream.mark(down)
         yield from _reduce(link, buffers, op, factors)
-        copies.across(piece, buffers[link.node.rank], down)
+        transfer.across(piece, buffers[link.node.rank], down)
     yield stream.mark(down)
 
 

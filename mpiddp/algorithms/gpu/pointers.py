@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpiddp.algorithms import native
-from mpiddp.device import array_namespace, copies, stream
+from mpiddp.device import array_namespace, stream, transfer
 from mpiddp.device.place import place_of
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
@@ -125,5 +125,5 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     yield All(requests)
     with stream.on(side):
         finish(op, result, link.size)
-    copies.across(output, result, side)
+    transfer.across(output, result, side)
     yield stream.mark(side)

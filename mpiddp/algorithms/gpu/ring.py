@@ -6,7 +6,8 @@ Kernels form the sums, with an event between kernel and message. Of several ring
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 
 from mpiddp.algorithms import ring
 from mpiddp.algorithms.tags import Tag
@@ -16,8 +17,6 @@ from mpiddp.mpi.message import movable
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import READY, Awaited, Steps
 from mpiddp.typing import Array
-
-from .concurrently import run_concurrently
 
 RINGS = 2
 PART_BYTES = 1 << 23
@@ -67,3 +66,36 @@ def by_rings(x: Array, ranks: int, part_bytes: int, rings: int, steps: Callable[
     yield from run_concurrently(
         [steps(pieces[index::rings], Tag.DEVICE_RING + index) for index in range(min(rings, len(pieces)))]
     )
+
+
+class AnyOf:
+    __slots__ = ("_awaited",)
+
+    def __init__(self, awaited: Sequence[Awaited]) -> None:
+        self._awaited = awaited
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        return bool(sum([each.Test() for each in self._awaited]))
+
+    def Wait(self) -> None:  # noqa: N802
+        while not self.Test():
+            os.sched_yield()
+
+
+def run_concurrently(generators: Sequence[Steps]) -> Steps:
+    """Run all to their ends, as one operation.
+
+    They overtake each other: their messages need tags of their own.
+    """
+    waiting: dict[int, Awaited] = {}
+    ready = list(range(len(generators)))
+    while True:
+        for index in ready:
+            try:
+                waiting[index] = next(generators[index])
+            except StopIteration:
+                waiting.pop(index, None)
+        if not waiting:
+            return
+        yield AnyOf(list(waiting.values()))
+        ready = [index for index, awaited in waiting.items() if awaited.Test()]

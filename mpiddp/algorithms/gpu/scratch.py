@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.device import copies, ipc, pinned, stream
+from mpiddp.device import ipc, pinned, stream, transfer
 from mpiddp.device.place import moved, place_of
 from mpiddp.errors import DistError
 from mpiddp.mpi.link import Link, Resource
@@ -83,7 +83,7 @@ class DeviceScratch(Resource):
         yield stream.ready(copy)
         yield from steps(copy.reshape(-1))
         side = stream.side("add", copy)
-        copies.across(x, copy, side)
+        transfer.across(x, copy, side)
         yield stream.mark(side)
 
     def _unpin(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpiddp.device import copies, is_device_array, pinned, stream
+from mpiddp.device import is_device_array, pinned, stream, transfer
 from mpiddp.device.place import Place, place_of
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
@@ -44,14 +44,14 @@ class HostCopies:
     def down(self) -> Steps:
         sides = self._sides("down")
         for x in self._reads:
-            copies.down(self._memory[id(x)], x, sides[place_of(x)])
+            transfer.down(self._memory[id(x)], x, sides[place_of(x)])
         for side in sides.values():
             yield stream.mark(side)
 
     def up(self) -> Steps:
         sides = self._sides("up")
         for x in self._writes:
-            copies.up(x, self._memory[id(x)], sides[place_of(x)])
+            transfer.up(x, self._memory[id(x)], sides[place_of(x)])
         for side in sides.values():
             yield stream.mark(side)
         for memory in self._memory.values():

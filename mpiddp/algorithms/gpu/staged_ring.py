@@ -12,7 +12,7 @@ from collections import deque
 
 from mpiddp.algorithms import ring
 from mpiddp.algorithms.local_reduce import accumulated_in, bounds
-from mpiddp.device import copies, pinned, stream
+from mpiddp.device import pinned, stream, transfer
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.reduction import ReduceOp
@@ -46,7 +46,7 @@ class StagedTransport:
 
     def load(self, x: Array) -> None:
         stream.follow(self._down, stream.mark(self._add))
-        copies.down(self._going, x, self._down)
+        transfer.down(self._going, x, self._down)
         self._loaded, self._loaded_bytes = stream.mark(self._down), x.nbytes
 
     def shift(self, target: Array) -> Steps:
@@ -58,7 +58,7 @@ class StagedTransport:
         incoming = [self._coming[: target.nbytes], MPI.BYTE]
         yield ring.exchange(self._comm, self.rank, self.size, self._tag, outgoing, incoming)
         stream.follow(self._up, reusable)
-        copies.up(target, self._coming, self._up)
+        transfer.up(target, self._coming, self._up)
         copied = stream.mark(self._up)
         stream.follow(self._add, copied)
         self._copied.append(copied)

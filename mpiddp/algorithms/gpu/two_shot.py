@@ -10,7 +10,7 @@ from __future__ import annotations
 from mpiddp.algorithms import handshake
 from mpiddp.algorithms.handshake import Entries
 from mpiddp.algorithms.local_reduce import bounds
-from mpiddp.device import copies, kernels, stream
+from mpiddp.device import kernels, stream, transfer
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, combining
 from mpiddp.mpi.requests import Steps
@@ -75,7 +75,7 @@ def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) 
 
     def put(start: int, stop: int, buffers: list[Array]) -> None:
         for _, first, last in others(start, stop):
-            copies.across(buffers[link.rank][first:last], x[start + first : start + last], down)
+            transfer.across(buffers[link.rank][first:last], x[start + first : start + last], down)
 
     def fold(start: int, stop: int, buffers: list[Array]) -> None:
         edges = bounds(stop - start, link.size, x.itemsize)
@@ -87,7 +87,7 @@ def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) 
 
     def collect(start: int, stop: int, buffers: list[Array]) -> None:
         for rank, first, last in others(start, stop):
-            copies.across(x[start + first : start + last], buffers[rank][first:last], add)
+            transfer.across(x[start + first : start + last], buffers[rank][first:last], add)
 
     for start in range(0, x.size, step):
         stop = min(start + step, x.size)

@@ -12,7 +12,7 @@ import pytest
 from harness.faking import fake_gpu
 
 from mpiddp import device
-from mpiddp.device import choice, copies, dlpack, half, ipc, kernels, pinned, place, stream
+from mpiddp.device import choice, dlpack, half, ipc, kernels, pinned, place, stream, transfer
 
 
 @pytest.fixture
@@ -104,10 +104,10 @@ def test_pinned_memory(cupy: Any) -> None:
     x = cupy.arange(1000, dtype=np.float32)
     memory = pinned.take(x.nbytes)
     side = stream.after("down", x)
-    copies.down(memory, x, side)
+    transfer.down(memory, x, side)
     stream.mark(side).Wait()
     y = cupy.zeros(1000, np.float32)
-    copies.up(y, memory, stream.after("down", y))  # after the zeros
+    transfer.up(y, memory, stream.after("down", y))  # after the zeros
     stream.mark(side).Wait()
     assert (y.get() == x.get()).all()
 
