@@ -244,18 +244,18 @@ class _Places:
             place, before = holders[job.world.rank], self.size
             self.slot, self.size = None if place is None else held.index(place), len(held)
             self.prepared = bool(told[:, 1].all())
-            if not self.prepared and not groups.has_default():
+            if not self.prepared and not groups.is_initialized():
                 init.begin(job, None, self._timeout_s, self._backend)
         return Change(tuple(free), before, self.size, holders.count(None))
 
     def take(self) -> None:
         """Make a default group of all ranks but the spares; all call it."""
         job = self.job
-        if groups.has_default() and self.size == job.world.size:
+        if groups.is_initialized() and self.size == job.world.size:
             return
         self._heard.clear()
         job.liveness.handlers[_OVER] = lambda _, message: self._heard.append(bytes(message))
-        if groups.has_default():
+        if groups.is_initialized():
             groups.destroy()
         with time_limit(self._timeout_s, "elastic.run"):
             color, key = (MPI.UNDEFINED, 0) if self.slot is None else (0, self.slot)
@@ -283,7 +283,7 @@ class _Places:
     def tell(self, outcome: tuple[Any, BaseException | None]) -> None:
         """Tell the spares the outcome, from rank 0 of the run."""
         job = self.job
-        if self.slot != 0 or job.failures.happened() or not groups.has_default():
+        if self.slot != 0 or job.failures.happened() or not groups.is_initialized():
             return
         working = groups.default_group().link.ranks
         for rank in job.world.ranks:

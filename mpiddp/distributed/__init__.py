@@ -74,6 +74,7 @@ from .groups import (
     get_rank,
     get_world_size,
     group,
+    is_initialized,
 )
 from .init import (
     destroy_process_group,
@@ -82,7 +83,6 @@ from .init import (
     get_node_local_rank,
     init_process_group,
     is_available,
-    is_initialized,
 )
 from .monitored import monitored_barrier
 from .new_groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .backends import backend_of
-from .groups import ProcessGroup, default_group, get_rank, has_default
+from .groups import ProcessGroup, default_group, get_rank, is_initialized
 from .init import init_process_group
 from .new_groups import agree, checked_ranks, split
 
@@ -86,7 +86,7 @@ class DeviceMesh:
         if ranks.dtype.kind not in "iu" or ranks.ndim == 0 or ranks.size == 0:
             raise TypeError(f"a mesh is an array of ranks of at least one dimension, got {mesh!r}")
         found = _checked_names(names, ranks.ndim)
-        if not has_default():
+        if not is_initialized():
             init_process_group()
         size = default_group().size()
         if ranks.size > size:
@@ -287,7 +287,7 @@ def init_device_mesh(
     """
     shape = tuple(int(n) for n in mesh_shape)
     _checked_names(mesh_dim_names, len(shape))
-    if not has_default():
+    if not is_initialized():
         init_process_group()
     size = default_group().size()
     if not shape or min(shape) < 1 or math.prod(shape) != size:

@@ -139,7 +139,8 @@ def default_group() -> ProcessGroup:
     return _default
 
 
-def has_default() -> bool:
+def is_initialized() -> bool:
+    """Return True if there is a default process group."""
     return _default is not None
 
 

@@ -35,11 +35,6 @@ def is_available() -> bool:
     return True
 
 
-def is_initialized() -> bool:
-    """Return True if there is a default process group."""
-    return groups.has_default()
-
-
 def _check_init_method(init_method: str | None, store: object) -> None:
     if store is not None and init_method is not None:
         raise AssertionError("Cannot specify both init_method and store.")
@@ -97,7 +92,7 @@ def init_process_group(
     DistError
         If the launch cannot work, with the cure.
     """
-    if groups.has_default():
+    if groups.is_initialized():
         raise ValueError("trying to initialize the default process group twice!")
     kind = check_backend(backend)
     _check_init_method(init_method, store)
@@ -205,4 +200,4 @@ def _mention_timeline() -> None:
 
 
 atexit.register(_mention_timeline)
-os.register_at_fork(after_in_child=lambda: groups.disown(_FORKED) if groups.has_default() else None)
+os.register_at_fork(after_in_child=lambda: groups.disown(_FORKED) if groups.is_initialized() else None)

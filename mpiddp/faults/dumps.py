@@ -145,7 +145,8 @@ class Dumps:
     def contents(self, reason: str) -> dict[str, Any]:
         entries, began = [each for each in list(recorder.ring) if each[0][0] in recorder.groups], recorder.collectives()
         own_ns = time.time_ns() - time.monotonic_ns()
-        scheduled = {id(entry) for each in _links() for entry in each.queue.behind_the_head() if entry is not None}
+        links = [each.link for each in tuple(recorder.groups.values()) if each.link is not None]
+        scheduled = {id(entry) for link in links for entry in link.queue.behind_the_head() if entry is not None}
         whole = len(entries) < recorder.SIZE
         of_group = Counter[str]()
         record = began - sum(entry[0][2] is not None for entry in entries)
@@ -235,10 +236,6 @@ class Dumps:
         first, second = (ranks.index(source), ranks.index(target))
         profiled = f"send {first}->{second}" if name == "send" else f"recv {second}<-{first}"
         return f"{_uid(signature.group)} {source}->{target} tag {signature.tag}", ranks, profiled
-
-
-def _links() -> list[Any]:
-    return [each.link for each in tuple(recorder.groups.values()) if each.link is not None]
 
 
 def _groups(entries: Sequence[Recorded]) -> list[tuple[int, recorder.Group]]:
