@@ -38,7 +38,7 @@ from mpiddp.typing import Array
 from .config import Config, UsageError
 from .metrics import count_correct
 from .models import MODELS
-from .ranks import raise_on_all_ranks
+from .ranks import gathered, raise_on_all_ranks
 from .train_step import AveragedModel, NaiveAveraging
 from .trainer import Callback, Trainer
 from .user_code import call
@@ -265,8 +265,7 @@ def gpu_fault(wanted: str) -> str | None:
 
 def agree_on_device(wanted: str, fault_here: str | None) -> bool:
     """Return True if arrays live on GPUs; UsageError if they are requested and some rank has none; collective."""
-    faults: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(faults, fault_here)
+    faults = gathered(fault_here)
     without = [rank for rank, text in enumerate(faults) if text is not None]
     if not without:
         choice.choose(dist.get_node_local_rank())  # the launcher may not have announced it

@@ -16,7 +16,7 @@ from .build import group_options
 from .checkpoint import Checkpoint, CheckpointStore, file_entry, remove_folders
 from .config import Config, UsageError
 from .outputs import RunLock, say
-from .ranks import arrays_from, raise_on_all_ranks
+from .ranks import arrays_from, broadcasted, gathered, raise_on_all_ranks
 from .trainer import Trainer
 
 _MUST_AGREE = ("model", "data", "seed", "optimizer")
@@ -108,13 +108,12 @@ class Checkpointer:
         """Return the manifest entries of all ranks' shards."""
         own = trainer.own_arrays()
         # Rank 0 has finished the previous checkpoint: no shard meets its folder.
-        told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, (bool(own), WRITER))
+        writers = gathered((bool(own), WRITER))
         self._shard_fault = None
-        if not any(has_shard for has_shard, _ in told):
+        if not any(has_shard for has_shard, _ in writers):
             return {}
         name = f"rank-{dist.get_rank():05d}.safetensors"
-        pending = temporary_name(self._folder / f"step-{trainer.step:010d}", writer=told[0][1])
+        pending = temporary_name(self._folder / f"step-{trainer.step:010d}", writer=writers[0][1])
         entries, fault = {}, None
         if own:
             content = encode_arrays(own)
@@ -124,7 +123,7 @@ class Checkpointer:
                 entries[name] = file_entry(content)
             except OSError as error:
                 fault = f"rank {dist.get_rank()}: {error}"
-        dist.all_gather_object(told, (entries, fault))
+        told = gathered((entries, fault))
         self._shard_fault = next((fault for _, fault in told if fault is not None), None)
         if self._shard_fault is not None and self._store is not None:
             remove_folders([pending])
@@ -138,9 +137,7 @@ class Checkpointer:
         if self._config.resume == "no":
             return
         found = raise_on_all_ranks(self._newest)
-        told = [found.state if found else None]
-        dist.broadcast_object_list(told, src=0)
-        (state,) = told
+        state = broadcasted(found.state if found else None, 0)
         if state is None:
             return
         _check(state["config"], self._config)

@@ -10,7 +10,7 @@ from mpiddp.data.builtin import download_mnist, map_text, split_text
 from mpiddp.errors import MismatchError
 
 from .config import FILES, Config, UsageError
-from .ranks import raise_on_all_ranks
+from .ranks import gathered, raise_on_all_ranks
 from .user_code import call
 
 Split = tuple[Dataset, Dataset]
@@ -19,8 +19,7 @@ Split = tuple[Dataset, Dataset]
 def load_data(config: Config) -> Split:
     """UsageError on every rank, with file and cure, if data are absent or of unequal numbers."""
     train, test = raise_on_all_ranks(lambda: _load(config))
-    lengths: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
-    dist.all_gather_object(lengths, (len(train), len(test)))
+    lengths = gathered((len(train), len(test)))
     for rank, found in enumerate(lengths):
         if found != lengths[0]:
             raise UsageError(

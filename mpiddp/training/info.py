@@ -29,6 +29,7 @@ from mpiddp.mpi.world import World
 from mpiddp.shm import segment
 
 from .config import UsageError
+from .ranks import gathered
 
 _PACKAGES = ("mpi4py", "numpy", "safetensors")
 # CuPy's wheels have other names than its module.
@@ -40,8 +41,6 @@ def collect(version: str) -> dict[str, Any]:
     job = monitor.current()
     assert job is not None, "there is a default group"
     world = job.world
-    places: list[Any] = [None] * world.size
-    dist.all_gather_object(places, _place(world))
     mpi = cuda_aware.inspect(world.comm)
     return {
         "versions": {"mpiddp": version, **_versions()},
@@ -57,7 +56,7 @@ def collect(version: str) -> dict[str, Any]:
         "algorithms": _algorithms(),
         "blas": {"name": _blas_name(), "threads": settings.blas_threads() or settings.available_cores()},
         "cuda": cuda_fault() or "usable",
-        "ranks": places,
+        "ranks": gathered(_place(world)),
         "command": " ".join(sys.argv),
     }
 

@@ -1,9 +1,9 @@
-"""Errors of one rank raised on all, and arrays of one rank received by all."""
+"""Values of all ranks on all, errors and arrays of one rank on all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,10 +13,24 @@ from mpiddp.typing import Array
 
 from .config import UsageError
 
-_Result = TypeVar("_Result")
+_T = TypeVar("_T")
 
 
-def raise_on_all_ranks(action: Callable[[], _Result], error_class: type[UsageError] = UsageError) -> _Result:
+def gathered(value: _T) -> list[_T]:
+    """Return the values of all ranks, on every rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def broadcasted(value: _T, src: int) -> _T:
+    """Return the value of rank ``src``."""
+    told = [value]
+    dist.broadcast_object_list(told, src=src)
+    return told[0]
+
+
+def raise_on_all_ranks(action: Callable[[], _T], error_class: type[UsageError] = UsageError) -> _T:
     """Run an action that may fail on some ranks; UsageError of the first failure on all."""
     fault, result = None, None
     try:
@@ -25,9 +39,7 @@ def raise_on_all_ranks(action: Callable[[], _Result], error_class: type[UsageErr
         fault = str(error)
     # With a timeout ranks poll; without, waits for a download would keep cores busy inside MPI.
     dist.barrier(timeout=default_group().link.timeout_s)
-    faults: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(faults, fault)
-    for rank, text in enumerate(faults):
+    for rank, text in enumerate(gathered(fault)):
         if text is not None:
             raise error_class(f"{text} (on rank {rank})" if rank else text)
     return result  # type: ignore[return-value]
@@ -37,9 +49,8 @@ def arrays_from(
     rank: int, arrays: Mapping[str, Array], wanted: Callable[[str], bool] = lambda _: True
 ) -> Iterator[tuple[str, Array]]:
     """Yield a rank's arrays on every rank that wants them, broadcast one at a time to save memory."""
-    layouts = [{name: (x.shape, x.dtype.str) for name, x in arrays.items()}]
-    dist.broadcast_object_list(layouts, src=rank)
-    for name, (shape, dtype) in layouts[0].items():
+    layouts = broadcasted({name: (x.shape, x.dtype.str) for name, x in arrays.items()}, rank)
+    for name, (shape, dtype) in layouts.items():
         x = arrays[name].copy() if dist.get_rank() == rank else np.empty(shape, dtype)
         dist.broadcast(x, src=rank)
         if wanted(name):

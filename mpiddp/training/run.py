@@ -19,7 +19,7 @@ from mpiddp.data import Dataset
 from mpiddp.device.allocator import tune_allocator
 from mpiddp.distributed.groups import default_group
 from mpiddp.distributed.shrink import survivable
-from mpiddp.errors import EXIT_CHECKPOINTED
+from mpiddp.errors import EXIT_CHECKPOINTED, EXIT_INTERRUPTED
 from mpiddp.parallel import DistributedDataParallel, Timeline
 from mpiddp.serialization import write_atomically
 from mpiddp.typing import Array
@@ -30,15 +30,11 @@ from .checkpoint import save_model, sweep
 from .checkpointer import Checkpointer
 from .config import Config, RunError, UsageError
 from .data import load_data
-from .info import git_commit
 from .outputs import Console, Outputs, RankLog, configuration_lines, say
-from .ranks import arrays_from, raise_on_all_ranks
+from .ranks import arrays_from, broadcasted, gathered, raise_on_all_ranks
 from .stop import Deadline, StopRequest, deadline_of
 from .trainer import Callback, Trainer
 from .user_code import sanity_check
-
-EXIT_INTERRUPTED = 130
-"""As a shell reports a command ended by Ctrl-C."""
 
 _logger = logging.getLogger(__name__)
 
@@ -124,7 +120,9 @@ class _Run:
         logs = config.output / "logs" if config.log_ranks and config.output else None
         log = raise_on_all_ranks(lambda: self._log or RankLog(world.rank, world.size, logs))
         # Other nodes may not know the end of the job.
-        deadline = raise_on_all_ranks(lambda: _deadline(config, self._began_s) if first else None)
+        deadline = raise_on_all_ranks(
+            lambda: deadline_of(config.max_time, config.margin, self._began_s) if first and config.max_time else None
+        )
         deadline = _known_to_all(deadline)
         if self._log is None:
             self._log = self._stack.enter_context(log)
@@ -147,7 +145,7 @@ class _Run:
             trainer = self._started(dataclasses.replace(self._config, resume="auto") if alone else self._config)
         else:
             trainer = self._resumed(source, change)
-        return self._train(trainer, self._point)
+        return self._train(trainer)
 
     def _started(self, config: Config) -> Trainer:
         trainer = build_trainer(self._here, self._data, stop=self._stop)
@@ -165,7 +163,7 @@ class _Run:
         """Continue with the state of rank ``source``."""
         snapshot = self._point.snapshot(source)
         trainer = build_trainer(self._here, self._data, stop=self._stop)
-        trainer.load_state_dict(snapshot.state, snapshot.arrays)
+        trainer.load_state_dict(*snapshot)
         if self._config.output is not None:
             self._checkpoints(self._config).regroup(trainer)
         if dist.get_rank() == 0:
@@ -182,11 +180,11 @@ class _Run:
             self._checkpointer = Checkpointer(config, self._surroundings["versions"])
         return self._checkpointer
 
-    def _train(self, trainer: Trainer, point: RestorePoint) -> int:
-        point.note(trainer)
+    def _train(self, trainer: Trainer) -> int:
+        self._point.note(trainer)
         timeline = _watched(trainer, self._config.timeline) if self._config.timeline else None
         raise_on_all_ranks(lambda: self._open_outputs(trainer))
-        for event, callbacks in self._callbacks(point).items():
+        for event, callbacks in self._callbacks().items():
             trainer.callbacks[event] += callbacks
         try:
             trainer.fit(self._config.epochs)
@@ -208,7 +206,7 @@ class _Run:
         elif self.outputs is not None:
             self.outputs.epoch_end(trainer)  # another rank may have completed one more epoch
 
-    def _callbacks(self, point: RestorePoint) -> dict[str, list[Callback]]:
+    def _callbacks(self) -> dict[str, list[Callback]]:
         """Return the callbacks in the order print, write, save."""
         console = Console(self._config.epochs) if dist.get_rank() == 0 else None
         callbacks: dict[str, list[Callback]] = {
@@ -216,15 +214,11 @@ class _Run:
             "step_end": [who.step_end for who in (console, self._checkpointer) if who],
             "epoch_end": [who.epoch_end for who in (console, self.outputs, self._checkpointer, self._log) if who],
         }
-        return {event: [point.note, *others] for event, others in callbacks.items()}
+        return {event: [self._point.note, *others] for event, others in callbacks.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """Arguments of `Trainer.load_state_dict`."""
-
-    state: dict[str, Any]
-    arrays: dict[str, Array]
+Snapshot = tuple[dict[str, Any], dict[str, Array]]
+"""Arguments of `Trainer.load_state_dict`."""
 
 
 class RestorePoint:
@@ -253,11 +247,9 @@ class RestorePoint:
 
     def snapshot(self, source: int) -> Snapshot:
         """Return the state of rank ``source``, from now on this rank's too; collective."""
-        mine = self._snapshot() if dist.get_rank() == source else Snapshot({}, {})
-        told = [mine.state]
-        dist.broadcast_object_list(told, src=source)
-        state, arrays = told[0], dict(arrays_from(source, mine.arrays))
-        self._loaded = Snapshot(state, arrays)
+        state, arrays = self._snapshot() if dist.get_rank() == source else ({}, {})
+        state, arrays = broadcasted(state, source), dict(arrays_from(source, arrays))
+        self._loaded = state, arrays
         self.moment = state["step"], state["epoch"]
         return self._loaded
 
@@ -269,27 +261,21 @@ class RestorePoint:
         trainer.train_loader.load_state_dict(self._loader)
         for x, kept in zip(trainer.model.module.buffers(), self._buffers, strict=True):
             x[...] = kept
-        return Snapshot(trainer.common_state(), trainer.arrays() | trainer.own_arrays())
+        return trainer.common_state(), trainer.arrays() | trainer.own_arrays()
 
 
 def _describe(config: Config, surroundings: Mapping[str, Any]) -> None:
     assert config.output is not None
     sweep(config.output)
     write_atomically(config.output / "config.json", config.as_json().encode())
-    commits = {"mpiddp": git_commit(Path(__file__)), "working directory": git_commit(Path.cwd())}
+    commits = {"mpiddp": info.git_commit(Path(__file__)), "working directory": info.git_commit(Path.cwd())}
     described = {**surroundings, "commits": commits, "started": datetime.now(UTC).isoformat(timespec="seconds")}
     write_atomically(config.output / "run.json", (json.dumps(described, indent=1) + "\n").encode())
 
 
-def _deadline(config: Config, began_s: float) -> Deadline | None:
-    return deadline_of(config.max_time, config.margin, began_s) if config.max_time is not None else None
-
-
 def _known_to_all(deadline: Deadline | None) -> Deadline | None:
     """Return rank 0's deadline by this rank's clock: rank 0 may fail before it."""
-    told = [None if deadline is None else (deadline.end_s - time.monotonic(), deadline.margin_s)]
-    dist.broadcast_object_list(told, src=0)
-    (left,) = told
+    left = broadcasted(None if deadline is None else (deadline.end_s - time.monotonic(), deadline.margin_s), 0)
     return None if left is None else Deadline(time.monotonic() + left[0], left[1])
 
 
@@ -303,9 +289,8 @@ def _watched(trainer: Trainer, path: Path) -> Timeline:
 
 def _stop(stop: StopRequest, trainer: Trainer, checkpointer: Checkpointer | None) -> int:
     """Save a checkpoint, and return the exit code for a restart."""
-    told: list[tuple[str | None, int]] = [(None, 0)] * dist.get_world_size()
-    dist.all_gather_object(told, (stop.reason, stop.number))
-    rank, reason, number = next((rank, *each) for rank, each in enumerate(told) if each[0])
+    requests = enumerate(gathered((stop.reason, stop.number)))
+    rank, reason, number = next((rank, *request) for rank, request in requests if request[0])
     said = f"{reason} on rank {rank}: stopped after step {trainer.step}"
     if checkpointer is not None:
         checkpointer.save(trainer)

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace, is_device_array, upload
-from mpiddp.distributed import Work, all_gather_object, all_reduce, get_world_size
+from mpiddp.distributed import Work, all_reduce
 from mpiddp.nested import map_nested
 from mpiddp.nn import LossScale, MixedPrecision, Module
 from mpiddp.nn.utils import clip_grad_norm_
@@ -23,6 +23,7 @@ from mpiddp.parallel.naive import current_weight, rank_weight
 from mpiddp.typing import Array
 
 from .metrics import MetricSum
+from .ranks import gathered
 
 
 class AveragedModel(Protocol):
@@ -226,9 +227,7 @@ class TrainStep:
                 " else look at this batch's inputs and at what the loss takes the logarithm of"
             )
         elif not self.averages:
-            found: list[Any] = [None] * get_world_size()
-            all_gather_object(found, outcome.broken)
-            names = next(filter(None, found))
+            names = next(filter(None, gathered(outcome.broken)))
             what = f"the gradient of {_listed(names)} is not finite on rank {_ranks_where(outcome.broken == names)}"
             cause = "finite losses; lower the learning rate, or look for a division by zero in a backward"
         else:
@@ -332,9 +331,7 @@ def _sum_over_ranks(number: int) -> int:
 
 
 def _ranks_where(here: bool) -> str:
-    found = [False] * get_world_size()
-    all_gather_object(found, here)
-    return ", ".join(str(rank) for rank, yes in enumerate(found) if yes)
+    return ", ".join(str(rank) for rank, yes in enumerate(gathered(here)) if yes)
 
 
 def _listed(names: list[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from mpiddp import nn
 from mpiddp.autograd import Tensor, no_grad
 from mpiddp.data import DataLoader
-from mpiddp.distributed import all_gather_object, get_rank, get_world_size
+from mpiddp.distributed import get_rank, get_world_size
 from mpiddp.distributed.groups import default_group
 from mpiddp.optim import Optimizer
 from mpiddp.optim.lr_scheduler import LRScheduler
@@ -21,6 +21,7 @@ from mpiddp.serialization import flatten, unflatten
 from mpiddp.typing import Array
 
 from .metrics import EpochMetrics, MetricSum, count_correct
+from .ranks import gathered
 from .train_step import AveragedModel, Batch, Outcome, TrainStep, new_sums
 
 Callback = Callable[["Trainer"], object]
@@ -193,8 +194,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all other state, as JSON values; collective."""
-        own: list[Any] = [None] * get_world_size()
-        all_gather_object(own, (nn.random.get_state(), flatten(self._states(), "stateful")[0]))
+        own = gathered((nn.random.get_state(), flatten(self._states(), "stateful")[0]))
         random_states, states = (list(each) for each in zip(*own, strict=True))
         return self.common_state() | {"random": random_states, "stateful": states}
 
