@@ -111,8 +111,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 def run_info(arguments: argparse.Namespace) -> int:
     _limit_threads()
-    environment = mpiddp.training.info
-    code: int = environment.run(mpiddp.__version__, as_json=arguments.json, probe_gpu=arguments.probe_gpu)
+    code: int = mpiddp.training.info.run(mpiddp.__version__, as_json=arguments.json, probe_gpu=arguments.probe_gpu)
     return code
 
 
@@ -150,18 +149,12 @@ def run_flight(arguments: argparse.Namespace) -> int:
 
 def _limit_threads(before: int | None = None) -> None:
     """Share the cores among the ranks of a node before NumPy is imported; a resumed run keeps ``before``."""
-    threads = settings.limit_blas_threads(before)
-    if threads is not None and _is_first():
+    threads, launch = settings.limit_blas_threads(before), settings.launch()
+    if threads is not None and (launch is None or launch.rank == 0):  # as far as is known without MPI
         why = "as before" if before else "its share of the node's cores"
         print(
             f"BLAS threads: {threads} a rank ({why}; OMP_NUM_THREADS sets another number)", file=sys.stderr, flush=True
         )
-
-
-def _is_first() -> bool:
-    """Return True on rank 0, as far as is known without MPI."""
-    announced = settings.launch()
-    return announced is None or announced.rank == 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

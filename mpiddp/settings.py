@@ -5,6 +5,7 @@ No other module reads them. Each is read on request, so that a test or a script 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -50,6 +51,15 @@ def _switch(name: str) -> bool | None:
     if text not in ("", "0", "1"):
         raise ValueError(f"{name} must be 0 or 1; got {text!r}")
     return None if text == "" else text == "1"
+
+
+def _number(name: str, default: str) -> tuple[str, float]:
+    """Return a variable's text and its number, or NaN."""
+    text = os.environ.get(name, default)
+    try:
+        return text, float(text)
+    except ValueError:
+        return text, math.nan
 
 
 def launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
@@ -201,11 +211,7 @@ def pretended_nodes() -> tuple[int, ...] | None:
 
 def default_timeout_s() -> float:
     """Return the default time limit of an operation (30 minutes)."""
-    text = os.environ.get("MPIDDP_TIMEOUT", "1800")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
+    text, seconds = _number("MPIDDP_TIMEOUT", "1800")
     if not seconds > 0:
         raise ValueError(f"MPIDDP_TIMEOUT must be a number of seconds above 0; got {text!r}")
     return seconds
@@ -213,11 +219,7 @@ def default_timeout_s() -> float:
 
 def warn_after_s() -> float:
     """Return the seconds of waiting before the first warning; 0: no warnings."""
-    text = os.environ.get("MPIDDP_WARN_AFTER", "60")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
+    text, seconds = _number("MPIDDP_WARN_AFTER", "60")
     if not seconds >= 0:
         raise ValueError(f"MPIDDP_WARN_AFTER must be a number of seconds, or 0 for no warnings; got {text!r}")
     return seconds
@@ -310,15 +312,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpiddp"
 
 
+def cores(pid: int = 0) -> set[int]:
+    """Return the cores of a process's affinity mask."""
+    return os.sched_getaffinity(pid) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def core_mask() -> int:
-    """Return the cores of this process's affinity mask as the bits of an integer."""
-    if not hasattr(os, "sched_getaffinity"):
-        return (1 << (os.cpu_count() or 1)) - 1
-    return sum(1 << core for core in os.sched_getaffinity(0))
+    """Return the cores of this process as the bits of an integer."""
+    return sum(1 << core for core in cores())
 
 
 def available_cores() -> int:
-    return core_mask().bit_count()
+    return len(cores())
 
 
 def blas_threads() -> int | None:
@@ -328,8 +333,8 @@ def blas_threads() -> int | None:
 
 def _launcher_cores() -> int:
     """Return the cores of the parent, the launcher's daemon: all ranks of the node share them."""
-    cores = len(os.sched_getaffinity(os.getppid())) if hasattr(os, "sched_getaffinity") else available_cores()
-    return min(cores, _integer(os.environ, "SLURM_CPUS_ON_NODE") or cores)
+    count = len(cores(os.getppid()))
+    return min(count, _integer(os.environ, "SLURM_CPUS_ON_NODE") or count)
 
 
 def _share_of_cores() -> int:

@@ -54,7 +54,7 @@ LAZY = {
     "mpiddp.torch": "`import torch` loads it to find the backend, and shall not wait for the rest",
     "mpiddp.torch.backend": "as mpiddp.torch",
     "mpiddp.torch.rendezvous": "as mpiddp.torch",
-    "mpiddp.bench": "the command line reads the options before NumPy is there; torch and matplotlib are extras",
+    "mpiddp.bench.*": "the command line reads the options before NumPy is there; torch and matplotlib are extras",
 }
 """Modules that may import inside a function (``.*``: all of a package), and why."""
 

@@ -2,12 +2,3 @@
 
 Modules are imported on first use; `cli` needs no NumPy.
 """
-
-from __future__ import annotations
-
-import importlib
-from types import ModuleType
-
-
-def load(name: str) -> ModuleType:
-    return importlib.import_module(name)

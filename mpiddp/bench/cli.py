@@ -6,12 +6,13 @@ A benchmark is a row of `COMMANDS` and a module with ``run(arguments)``, which r
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiddp import bench, settings
+from mpiddp import settings
 from mpiddp.training.config import UsageError
 
 from .results import parse_size, size_range
@@ -32,7 +33,7 @@ _EXAMPLE = "mpirun -np 4 python -m mpiddp bench"
 
 class Command(NamedTuple):
     name: str
-    module: str
+    """Of its module, too."""
     summary: str
     options: Callable[[argparse.ArgumentParser], None]
 
@@ -83,10 +84,14 @@ def _json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file, for plot and model")
 
 
-def _sweep(parser: argparse.ArgumentParser, begin: str, end: str, factor: float) -> None:
+def _sizes(parser: argparse.ArgumentParser, begin: str, end: str, factor: float) -> None:
     parser.add_argument("-b", "--begin", type=size, default=size(begin), metavar="SIZE", help=f"smallest ({begin})")
     parser.add_argument("-e", "--end", type=size, default=size(end), metavar="SIZE", help=f"largest ({end})")
     parser.add_argument("-f", "--factor", type=float, default=factor, help=f"from one size to the next ({factor:g})")
+
+
+def _sweep(parser: argparse.ArgumentParser, factor: float) -> None:
+    _sizes(parser, "8", "64M", factor)
     parser.add_argument(
         "-n",
         "--iterations",
@@ -100,7 +105,7 @@ def _sweep(parser: argparse.ArgumentParser, begin: str, end: str, factor: float)
 
 
 def _operation(parser: argparse.ArgumentParser) -> None:
-    _sweep(parser, "8", "64M", 2)
+    _sweep(parser, 2)
     parser.add_argument(
         "-c", "--check", type=int, choices=(0, 1), default=1, help="check the result of each size (1) or not (0)"
     )
@@ -120,7 +125,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         metavar="OPERATION",
         help=", ".join(OPERATIONS),
     )
-    _sweep(parser, "8", "64M", 8)
+    _sweep(parser, 8)
     _rounds(parser)
     parser.add_argument("--no-gloo", dest="gloo", action="store_false", help="without Gloo, which needs torch")
     _json(parser)
@@ -137,9 +142,7 @@ def _overlap(parser: argparse.ArgumentParser) -> None:
 
 
 def _tune(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-b", "--begin", type=size, default=size("1K"), metavar="SIZE", help="smallest (1K)")
-    parser.add_argument("-e", "--end", type=size, default=size("16M"), metavar="SIZE", help="largest (16M)")
-    parser.add_argument("-f", "--factor", type=float, default=4, help="from one size to the next (4)")
+    _sizes(parser, "1K", "16M", 4)
     _rounds(parser)
 
 
@@ -190,12 +193,12 @@ def _plot(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = (
-    Command("compare", "compare", "mpiddp, plain mpi4py, one copy of the bytes and Gloo, in turns", _compare),
-    Command("overlap", "overlap", "the share of communication that hides behind computation", _overlap),
-    Command("ddp", "ddp", "training steps: alone, with averaged gradients, and torch's on Gloo", _ddp),
-    Command("train", "train", "strong and weak scaling of the main job from 1 rank to all", _train),
-    Command("tune", "tune", "the MPIDDP_ALGORITHM that is faster than the built-in table", _tune),
-    Command("model", "model", "a prediction of all-reduce on more ranks", _model),
+    Command("compare", "mpiddp, plain mpi4py, one copy of the bytes and Gloo, in turns", _compare),
+    Command("overlap", "the share of communication that hides behind computation", _overlap),
+    Command("ddp", "training steps: alone, with averaged gradients, and torch's on Gloo", _ddp),
+    Command("train", "strong and weak scaling of the main job from 1 rank to all", _train),
+    Command("tune", "the MPIDDP_ALGORITHM that is faster than the built-in table", _tune),
+    Command("model", "a prediction of all-reduce on more ranks", _model),
 )
 
 
@@ -217,7 +220,7 @@ def add_parser(commands: Any) -> None:
     for command in COMMANDS:
         found = kinds.add_parser(command.name, help=command.summary, description=f"Measure: {command.summary}.")
         command.options(found)
-        found.set_defaults(run=_run, module=command.module)
+        found.set_defaults(run=_run, module=command.name)
     plot = commands.add_parser(
         "plot",
         help="draw results of benchmarks and training runs",
@@ -235,5 +238,5 @@ def _run(arguments: argparse.Namespace) -> int:
         except ValueError as error:
             raise UsageError(str(error)) from None
     settings.limit_blas_threads()
-    code: int = bench.load(f"mpiddp.bench.{arguments.module}").run(arguments)
+    code: int = importlib.import_module(f"mpiddp.bench.{arguments.module}").run(arguments)
     return code

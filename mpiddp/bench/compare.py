@@ -154,12 +154,8 @@ def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace,
 
 
 def _line(size: str, times: list[str], ratios: list[str], algorithm: str) -> str:
-    return (
-        size.rjust(8)
-        + "".join(cell.rjust(12) for cell in times)
-        + "".join(cell.rjust(18) for cell in ratios)
-        + (f"  {algorithm}")
-    )
+    cells = [size.rjust(8), *(time.rjust(12) for time in times), *(ratio.rjust(18) for ratio in ratios)]
+    return f"{''.join(cells)}  {algorithm}"
 
 
 def _ratio(measured: dict[str, Measured], slow: str, fast: str) -> str:

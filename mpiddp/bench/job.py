@@ -23,7 +23,7 @@ from mpiddp.mpi.world import library_name
 from mpiddp.training.config import UsageError
 from mpiddp.typing import Array
 
-from . import load, results
+from . import results
 from .operations import Allocate
 from .timing import Clock
 
@@ -70,17 +70,16 @@ class Bench:
         """Return None, and print a line, if a rank has no torch; else a `gloo.Gloo`. Collective."""
         fault = None
         try:
-            module = load("mpiddp.bench.gloo")
+            from . import gloo
         except ImportError as error:
             fault = str(error)
         fault = next(filter(None, self.comm.allgather(fault)), None)
         if fault is None:
-            return module.Gloo(self)
+            return gloo.Gloo(self)
         self.say(f"# Gloo is left out: {fault}; pip install torch")
         return None
 
     def environment(self) -> dict[str, Any]:
-        cores = self.comm.allgather(settings.core_mask())
         return {
             "mpi": library_name(),
             "mpi_build": _mpi_build(),
@@ -92,7 +91,7 @@ class Bench:
             "nodes": [self.world.nodes.count(node) for node in sorted(set(self.world.nodes))],
             "host": self.world.hosts[0],
             "processor": _processor(),
-            "cores": int(np.bitwise_or.reduce(np.array(cores, object))).bit_count(),
+            "cores": len(set().union(*self.comm.allgather(settings.cores()))),
             "command": " ".join(sys.argv),
         }
 

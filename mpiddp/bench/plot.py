@@ -6,6 +6,7 @@ Files and folders become panels, two a row; `draw` makes the picture.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import math
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mpiddp.training.config import UsageError
 
-from . import load, results
+from . import results
 from .results import Series, format_size
 
 _LEAD = 1.05
@@ -186,7 +187,7 @@ def group_series(files: list[Path]) -> dict[str, list[Series]]:
     for title, entries in groups.items():
         names = [each.name for _, each in entries]
         found[title] = [
-            Series(**{**vars(each), "name": f"{each.name} ({file.stem})"}) if names.count(each.name) > 1 else each
+            dataclasses.replace(each, name=f"{each.name} ({file.stem})") if names.count(each.name) > 1 else each
             for file, each in entries
         ]
     return found
@@ -306,11 +307,12 @@ def table(runs: Sequence[Run]) -> str:
 def draw(panels: list[Panel], path: Path) -> None:
     """Draw an even number of panels, two a row; UsageError without matplotlib, or for an unwritable file."""
     try:
-        figures, ticker = load("matplotlib.figure"), load("matplotlib.ticker")
+        from matplotlib import ticker
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError(f"plot needs matplotlib ({error}): pip install 'mpiddp[plot]'") from None
     rows = len(panels) // 2
-    figure = figures.Figure(figsize=(_WIDTH, _HEIGHT * rows), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, _HEIGHT * rows), layout="constrained")
     for axes, panel in zip(figure.subplots(rows, 2, squeeze=False).flat, panels, strict=True):
         if panel.x_label == "network":
             _bars(axes, panel)

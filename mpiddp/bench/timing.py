@@ -51,7 +51,8 @@ class Clock:
             call()
             took[index] = now() - start
         self._comm.Allreduce(MPI.IN_PLACE, took, MPI.MAX)
-        return [float(seconds) for seconds in took]
+        seconds: list[float] = took.tolist()
+        return seconds
 
     def enough(
         self, call: Call, warmup: int, before: Call = nothing, budget_s: float = BUDGET_S, fewest: int = FEWEST
@@ -68,7 +69,7 @@ class Clock:
         took: dict[str, list[list[float]]] = {name: [] for name in ways}
         names = list(ways)
         for index in range(rounds):
-            first = index % max(len(names), 1)
+            first = index % len(names)
             for name in names[first:] + names[:first]:
                 call, iterations, before = ways[name]
                 before()

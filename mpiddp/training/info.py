@@ -137,13 +137,9 @@ def _place(world: World) -> dict[str, Any]:
         "node": world.nodes[world.rank],
         "local_rank": world.local_rank,
         "pid": os.getpid(),
-        "cores": _cores(),
+        "cores": sorted(settings.cores()),
         "gpu": world.local_rank % count if count else None,
     }
-
-
-def _cores() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def _ranges(numbers: list[int]) -> str:
