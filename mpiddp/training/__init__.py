@@ -9,16 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checkpoint import save_model as save_model
-    from .config import Config as Config
-    from .config import UsageError as UsageError
-    from .metrics import EpochMetrics as EpochMetrics
-    from .models import MLP as MLP
-    from .models import Net as Net
-    from .models import ResNet as ResNet
-    from .models import Transformer as Transformer
-    from .train_step import NaiveAveraging as NaiveAveraging
-    from .trainer import Trainer as Trainer
+    from .checkpoint import save_model
+    from .config import Config, UsageError
+    from .metrics import EpochMetrics
+    from .models import MLP, Net, ResNet, Transformer
+    from .train_step import NaiveAveraging
+    from .trainer import Trainer
 
 __all__ = [
     "MLP",

@@ -187,7 +187,9 @@ def build_trainer(
         clip_norm=config.clip_norm,
         scheduler=build_scheduler(config, optimizer, steps_an_epoch),
         precision=nn.MixedPrecision(model.module, dtype) if half else None,
-        scaler=_scaler(config) if config.dtype == "float16" else None,
+        scaler=nn.LossScale(config.loss_scale, growth_interval=config.loss_scale_steps)
+        if config.dtype == "float16"
+        else None,
     )
     if config.average == "local" and isinstance(model, DistributedDataParallel):
         trainer.averages_gradients = False
@@ -243,10 +245,6 @@ class LocalSGD:
         options = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": options})
         self._averager.load_state_dict(state["averager"])
-
-
-def _scaler(config: Config) -> nn.LossScale:
-    return nn.LossScale(config.loss_scale, growth_interval=config.loss_scale_steps)
 
 
 def _forget(memory: PowerSGDState) -> None:

@@ -270,8 +270,6 @@ class Config:
         options.check(self)
         _check_name("--model", self.model, MODELS, "MODULE:CALLABLE")
         _check_name("--data", self.data, DATA, "text:FILE, npy:, npz: or idx:FILE[,FILE] or MODULE:CALLABLE")
-        _check_parts("--model", self.model)
-        _check_parts("--data", self.data)
         if self.max_time is not None:
             parse_duration(self.max_time)
         for wrong, said in self._contradictions():
@@ -379,10 +377,6 @@ def _plain(value: Any) -> Any:
 def _check_name(flag: str, value: str, names: Iterable[str], form: str) -> None:
     if value not in names and ":" not in value:
         raise UsageError(f"{flag} has to be {', '.join(names)}, {form}, got {value!r}{nearest(value, names)}")
-
-
-def _check_parts(flag: str, value: str) -> None:
-    """Refuse empty parts."""
     kind, colon, rest = value.partition(":")
     parts = rest.split(",") if kind in FILES else [rest]
     if colon and not (kind and all(parts)):

@@ -109,6 +109,7 @@ def check(values: Any) -> None:
 def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dataclass's arguments from plain values; a mapping is a table. UsageError names the nearest key."""
     tables = {each.name: each.metadata["table"] for each in dataclasses.fields(cls)}
+    wanted = kinds(cls)
     found: dict[str, Any] = {}
     for place, key, value in _flattened(values):
         if place not in {"", *tables.values()}:
@@ -119,7 +120,7 @@ def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"configuration key {key!r} belongs to [{tables[key]}], not to [{place}]")
         if key in found:
             raise UsageError(f"configuration key {key!r} is there twice, at the top and in [{tables[key]}]")
-        found[key] = _converted(key, value, kinds(cls)[key])
+        found[key] = _converted(key, value, wanted[key])
     return found
 
 
@@ -158,32 +159,22 @@ def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
         " command line overrides it",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
+    wanted = kinds(cls)
     for each in dataclasses.fields(cls):
-        wanted, _ = kinds(cls)[each.name]
-        metadata, choices = each.metadata, each.metadata["choices"]
-        table = metadata["table"]
+        kind, metadata = wanted[each.name].wanted, each.metadata
+        table, choices = metadata["table"], metadata["choices"]
         if table not in groups:
             groups[table] = parser.add_argument_group(f"[{table}]")
-        group = groups[table]
-        common: dict[str, Any] = {"default": argparse.SUPPRESS}
-        if wanted is bool:
+        how: dict[str, Any]
+        if kind is bool:
             state = " (default: yes)" if each.default else ""
-            group.add_argument(
-                flag(each.name), action=argparse.BooleanOptionalAction, help=metadata["help"] + state, **common
-            )
-            continue
-        if wanted is tuple:
-            common |= {"nargs": "+", "metavar": metadata["metavar"] or "NUMBER"}
-        elif not choices:
-            common["metavar"] = metadata["metavar"] or wanted.__name__.upper()
-        state = "" if each.default is None else f" (default: {each.default})"
-        group.add_argument(
-            flag(each.name),
-            type=_reader(float if wanted is tuple else wanted),
-            choices=choices or None,
-            help=(metadata["help"] + state).replace("%", "%%"),
-            **common,
-        )
+            how = {"action": argparse.BooleanOptionalAction}
+        else:
+            state = "" if each.default is None else f" (default: {each.default})"
+            how = {"type": _reader(kind)} if kind is not tuple else {"type": _reader(float), "nargs": "+"}
+            how |= {"choices": choices} if choices else {"metavar": metadata["metavar"] or kind.__name__.upper()}
+        text = (metadata["help"] + state).replace("%", "%%")
+        groups[table].add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)
 
 
 def _reader(wanted: type) -> Callable[[str], Any]:

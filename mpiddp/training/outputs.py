@@ -33,7 +33,7 @@ class _Lines:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # csv writes its own line ends
-        self._file = path.open("w", newline="")
+        self._file = path.open("w", buffering=1, newline="")
 
     def close(self) -> None:
         self._file.close()
@@ -42,7 +42,6 @@ class _Lines:
 class JsonLines(_Lines):
     def write(self, metrics: EpochMetrics) -> None:
         self._file.write(metrics.as_json() + "\n")
-        self._file.flush()
 
 
 class CsvLines(_Lines):
@@ -52,11 +51,9 @@ class CsvLines(_Lines):
         super().__init__(path)
         self._writer = csv.DictWriter(self._file, [field.name for field in dataclasses.fields(EpochMetrics)])
         self._writer.writeheader()
-        self._file.flush()
 
     def write(self, metrics: EpochMetrics) -> None:
         self._writer.writerow(dataclasses.asdict(metrics))
-        self._file.flush()
 
 
 class TensorBoardEvents:

@@ -166,7 +166,7 @@ class Supervisor:
         code = process.returncode
         end = _End(code if code >= 0 else 128 - code, self._path.read_text(), lost)
         if not end.well:
-            _kill(self._members())
+            self._kill_members()
         return end
 
     def _wait(self, process: subprocess.Popen[bytes]) -> bool:
@@ -190,14 +190,13 @@ class Supervisor:
                 return True
         return False
 
-    def _members(self) -> list[int]:
-        """Return the processes that inherited the marker: launchers put ranks into sessions of their own."""
-        mark, found = f"MPIDDP_MARKER={self._path}".encode(), []
+    def _kill_members(self) -> None:
+        """Kill the processes that inherited the marker: launchers put ranks into sessions of their own."""
+        mark = f"MPIDDP_MARKER={self._path}".encode()
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-        return found
+                    os.kill(int(folder.name), signal.SIGKILL)
 
     def _newest(self) -> int:
         """Return nanoseconds, or 0."""
@@ -255,12 +254,6 @@ def _marker_file() -> Iterator[Path]:
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def _kill(pids: Sequence[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def _say(text: str) -> None:
