@@ -9,7 +9,6 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,9 +37,9 @@ _LAUNCHERS = (
 )
 
 
-def _integer(environ: Mapping[str, str], name: str) -> int | None:
+def _integer(name: str) -> int | None:
     try:
-        return int(environ[name])
+        return int(os.environ[name])
     except (KeyError, ValueError):
         return None
 
@@ -62,16 +61,16 @@ def _number(name: str, default: str) -> tuple[str, float]:
         return text, math.nan
 
 
-def launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
+def launch() -> Launch | None:
     """Return None for a process without a launcher."""
     for name, rank_variable, size_variable, local_variable in _LAUNCHERS:
-        rank, size = _integer(environ, rank_variable), _integer(environ, size_variable)
+        rank, size = _integer(rank_variable), _integer(size_variable)
         if rank is None or size is None:
             continue
-        local_rank = _integer(environ, local_variable)
-        if local_rank is None and _integer(environ, "SLURM_PROCID") == rank:
-            local_rank = _integer(environ, "SLURM_LOCALID")  # srun --mpi=pmi2 sets PMI_RANK but no local rank
-        if name.startswith("mpirun (MPICH") and "SLURM_STEP_NUM_TASKS" in environ and "MPI_LOCALRANKID" not in environ:
+        local_rank = _integer(local_variable)
+        if local_rank is None and _integer("SLURM_PROCID") == rank:
+            local_rank = _integer("SLURM_LOCALID")  # srun --mpi=pmi2 sets PMI_RANK but no local rank
+        if "Hydra" in name and "SLURM_STEP_NUM_TASKS" in os.environ and local_variable not in os.environ:
             name = "srun"
         return Launch(name, rank, size, local_rank)
     return None
@@ -86,12 +85,12 @@ _LOCAL_SIZES = (
 )
 
 
-def local_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
+def local_ranks() -> int | None:
     for name in _LOCAL_SIZES:
-        found = _integer(environ, name)
+        found = _integer(name)
         if found is not None:
             return found
-    return _slurm_tasks(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), _integer(environ, "SLURM_NODEID") or 0)
+    return _slurm_tasks(os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""), _integer("SLURM_NODEID") or 0)
 
 
 def _slurm_tasks(text: str, node: int) -> int | None:
@@ -114,7 +113,7 @@ def announce_ranks() -> None:
 
 def rank_variables() -> dict[str, int]:
     """Return those that are integers."""
-    found = {name: _integer(os.environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    found = {name: _integer(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -130,10 +129,10 @@ _OF_A_JOB = (
 )
 
 
-def outside_of_jobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def outside_of_jobs() -> dict[str, str]:
     """Return the environment for a job of its own within a rank: an outer Slurm allocation stays."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", _RANK_PROCESS)
-    return {name: value for name, value in environ.items() if name not in names and not name.startswith(_OF_A_JOB)}
+    return {name: value for name, value in os.environ.items() if name not in names and not name.startswith(_OF_A_JOB)}
 
 
 _RANK_PROCESS = "MPIDDP_RANK_PROCESS"
@@ -151,7 +150,7 @@ def _job_names() -> tuple[str, str]:
     """
     names = ",".join(os.environ.get(name, "") for name in _JOB_NAMES)
     try:
-        found = os.fstat(_integer(os.environ, "PMI_FD") or -1)
+        found = os.fstat(_integer("PMI_FD") or -1)
     except OSError:
         return names, ""
     return names, str(found.st_ino) if stat.S_ISSOCK(found.st_mode) else ""
@@ -256,7 +255,7 @@ def timeline() -> str | None:
 
 def job_end_s() -> int | None:
     """Return the end of this Slurm job in seconds since 1970, or None."""
-    return _integer(os.environ, "SLURM_JOB_END_TIME")
+    return _integer("SLURM_JOB_END_TIME")
 
 
 def deterministic() -> bool:
@@ -327,19 +326,19 @@ def available_cores() -> int:
 
 
 def blas_threads() -> int | None:
-    found = [value for value in (_integer(os.environ, name) for name in THREAD_VARIABLES) if value is not None]
+    found = [value for value in (_integer(name) for name in THREAD_VARIABLES) if value is not None]
     return min(found) if found else None
 
 
 def _launcher_cores() -> int:
     """Return the cores of the parent, the launcher's daemon: all ranks of the node share them."""
     count = len(cores(os.getppid()))
-    return min(count, _integer(os.environ, "SLURM_CPUS_ON_NODE") or count)
+    return min(count, _integer("SLURM_CPUS_ON_NODE") or count)
 
 
 def _share_of_cores() -> int:
     found = launch()
-    local_size = 1 if found is None else local_ranks(os.environ) or found.size
+    local_size = 1 if found is None else local_ranks() or found.size
     return max(1, min(available_cores(), _launcher_cores() // local_size)) if local_size > 1 else available_cores()
 
 

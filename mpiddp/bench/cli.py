@@ -28,8 +28,6 @@ DTYPES = (
     *("int8", "uint8", "int16", "int32", "int64", "uint64", "bool"),
 )
 
-_EXAMPLE = "mpirun -np 4 python -m mpiddp bench"
-
 
 class Command(NamedTuple):
     name: str
@@ -206,7 +204,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
         help="measure operations, compare, tune, predict",
-        description=f"Measure mpiddp's operations. Start it with {_EXAMPLE} all_reduce.",
+        description="Measure mpiddp's operations. Start it with mpirun -np 4 python -m mpiddp bench all_reduce.",
     )
     kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     for name in OPERATIONS:

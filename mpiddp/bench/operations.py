@@ -35,7 +35,7 @@ Allocate = Callable[[int, np.dtype[Any]], Array]
 """Makes a flat array; called by all ranks alike."""
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ONE_ARRAY = ("all_reduce", "broadcast", "reduce")
 _ALL_BLOCKS = {
     "all_gather": ("output",),
@@ -245,11 +245,6 @@ def check_reduction(operation: str, op: str, dtype: np.dtype[Any]) -> None:
             check(dtype, reduce_op(op))
         except TypeError as error:
             raise UsageError(f"--op {op} --dtype {dtype.name}: {error}") from None
-
-
-def root_of(operation: str) -> int:
-    """Return 0, or -1 without a root."""
-    return 0 if operation in _ROOTED else -1
 
 
 @contextlib.contextmanager

@@ -39,7 +39,6 @@ class Crossover(NamedTuple):
     """From ``size`` another series is the fastest."""
 
     size_bytes: float
-    seconds: float
     before: str
     after: str
 
@@ -228,8 +227,7 @@ def _crossing(times: dict[str, dict[int, float]], before: str, after: str, betwe
     first, last = between
     gap = [math.log(times[after][size] / times[before][size]) for size in between]
     share = gap[0] / (gap[0] - gap[1]) if gap[0] > 0 > gap[1] else 0.0
-    seconds = times[before][first] * (times[before][last] / times[before][first]) ** share
-    return Crossover(first * (last / first) ** share, seconds, before, after)
+    return Crossover(first * (last / first) ** share, before, after)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:

@@ -9,7 +9,7 @@ import numpy as np
 from mpiddp.training.config import UsageError
 
 from .job import Bench, dtype, job, symmetric
-from .operations import Buffers, Mpiddp, check_reduction, choosing, new_series, root_of
+from .operations import ROOTED, Buffers, Mpiddp, check_reduction, choosing, new_series
 from .results import Point, Series
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (
@@ -76,7 +76,7 @@ def _table_row(series: Series, point: Point) -> str:
         str(point.count),
         series.dtype,
         series.op,
-        str(root_of(series.operation)),
+        "0" if series.operation in ROOTED else "-1",
         *(f"{seconds * 1e6:.2f}" for seconds in (point.median_s, point.min_s, point.max_s)),
         f"{series.algorithm_bandwidth(point) / 1e9:.2f}",
         f"{series.bus_bandwidth(point) / 1e9:.2f}",

@@ -37,7 +37,7 @@ def test_examples():
 
 
 @pytest.mark.parametrize(
-    ("environ", "expected"),
+    ("announced", "expected"),
     [
         ({}, None),
         (
@@ -69,8 +69,9 @@ def test_examples():
         ({"PMI_RANK": "1"}, None),
     ],
 )
-def test_launch(environ, expected):
-    assert settings.launch(environ) == expected
+def test_launch(monkeypatch, announced, expected):
+    monkeypatch.setattr(os, "environ", announced)
+    assert settings.launch() == expected
 
 
 def test_announced_ranks_keep_what_is_set(environ):
@@ -84,7 +85,7 @@ def test_announced_ranks_keep_what_is_set(environ):
 
 
 @pytest.mark.parametrize(
-    ("environ", "expected"),
+    ("announced", "expected"),
     [
         ({}, None),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": "4"}, 2),
@@ -95,8 +96,9 @@ def test_announced_ranks_keep_what_is_set(environ):
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "3"}, None),
     ],
 )
-def test_local_ranks(environ, expected):
-    assert settings.local_ranks(environ) == expected
+def test_local_ranks(monkeypatch, announced, expected):
+    monkeypatch.setattr(os, "environ", announced)
+    assert settings.local_ranks() == expected
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,8 @@ def test_who_inherits_a_launch_is_no_rank(environ, tmp_path, rank, later, is_ran
             environ.setenv(name, numbers.get(value, value))
         assert settings.started_by_rank() == (None if is_rank else rank_pid)
         left = settings.outside_of_jobs()
-        assert settings.launch(left) is None and not [name for name in left if name.startswith("MPIDDP_")]
+        environ.setattr(os, "environ", left)
+        assert settings.launch() is None and not [name for name in left if name.startswith("MPIDDP_")]
 
 
 def test_without_a_launcher_nobody_claims_a_rank(environ):
