@@ -118,21 +118,18 @@ def _signature(function: Any) -> str:
         signature = inspect.signature(function)
     except ValueError:  # inherited from C
         return "(...)"
-    parts, keyword_only = [], False
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            parts.append(f"*{parameter.name}")
-            keyword_only = True
-            continue
-        if parameter.kind is parameter.VAR_KEYWORD:
-            parts.append(f"**{parameter.name}")
-            continue
-        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
-            parts.append("*")
-            keyword_only = True
-        given = "" if parameter.default is parameter.empty else f"={_value(parameter.default)}"
-        parts.append(f"{parameter.name}{given}")
-    return f"({', '.join(parts)})"
+    parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    parameters = [
+        each if each.default is each.empty else each.replace(default=_Text(_value(each.default))) for each in parameters
+    ]
+    return str(inspect.Signature(parameters))
+
+
+class _Text(str):
+    """Stands in a signature as it is, without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def _value(value: object) -> str:
