@@ -24,22 +24,17 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from mpiddp.mpi.requests import Steps
 
-from . import alone as device_alone
-from . import hierarchical as device_hierarchical
-from . import nccl, staged, staged_ring
-from . import pointers as device_pointers
-from . import ring as device_ring
-from . import two_shot as device_two_shot
+from . import alone, hierarchical, nccl, pointers, ring, staged, staged_ring, two_shot
 
 ALGORITHMS: dict[str, ModuleType] = {
-    "device_two_shot": device_two_shot,
-    "device_hierarchical": device_hierarchical,
-    "device_pointers": device_pointers,
-    "device_ring": device_ring,
+    "device_two_shot": two_shot,
+    "device_hierarchical": hierarchical,
+    "device_pointers": pointers,
+    "device_ring": ring,
     "staged_ring": staged_ring,
 }
 
-MODULES = frozenset(each.__name__ for each in (device_alone, nccl, staged, *ALGORITHMS.values()))
+MODULES = frozenset(each.__name__ for each in (alone, nccl, staged, *ALGORITHMS.values()))
 
 SHORT_BYTES = 1 << 16
 """Up to this size latency dominates: a guess, not measured."""
@@ -75,7 +70,7 @@ def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, 
     if chosen is None and nccl.does(operation, link, dtype, op):
         return [(ANY_SIZE, getattr(nccl, operation))]
     if link.size == 1:
-        return [(ANY_SIZE, getattr(device_alone, operation))]
+        return [(ANY_SIZE, getattr(alone, operation))]
     through_host: Plan = [(limit, functools.partial(getattr(staged, operation), steps)) for limit, steps in host]
     if chosen in ALGORITHMS:
         _expect_possible(chosen, link)
@@ -84,16 +79,16 @@ def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, 
         return through_host
     by_address = _takes_addresses(operation, dtype, op)
     if operation != "all_reduce":
-        return [(ANY_SIZE, getattr(device_pointers, operation))] if by_address else through_host
+        return [(ANY_SIZE, getattr(pointers, operation))] if by_address else through_host
     if link.one_node:
-        long: Callable[..., Steps] = device_two_shot.all_reduce
+        long: Callable[..., Steps] = two_shot.all_reduce
     elif by_address:
-        long = device_pointers.all_reduce
+        long = pointers.all_reduce
     elif link.node_count < link.size:
-        long = device_hierarchical.all_reduce
+        long = hierarchical.all_reduce
     else:
-        long = device_ring.all_reduce if addresses.point_to_point.yes else staged_ring.all_reduce
-    short = [(SHORT_BYTES, device_pointers.all_reduce)] if by_address else _until(SHORT_BYTES, through_host)
+        long = ring.all_reduce if addresses.point_to_point.yes else staged_ring.all_reduce
+    short = [(SHORT_BYTES, pointers.all_reduce)] if by_address else _until(SHORT_BYTES, through_host)
     return [*short, (ANY_SIZE, long)]
 
 
