@@ -133,6 +133,7 @@ def end(entry: Entry) -> None:
 
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_PROGRAMS = tuple(PACKAGE + name + os.sep for name in ("bench", "examples", "training"))
 _libraries: tuple[str, ...] = (
     PACKAGE,
     "<frozen",
@@ -150,8 +151,8 @@ def add_library(folder: str) -> None:
 
 
 def is_program(file: str) -> bool:
-    """Return False for files of the package, Python or a library."""
-    return not file.startswith(_libraries)
+    """Return False for files of a library, Python or the package but for its own programs."""
+    return file.startswith(_PROGRAMS) or not file.startswith(_libraries)
 
 
 def program_frame(frame: FrameType) -> FrameType:
@@ -159,11 +160,11 @@ def program_frame(frame: FrameType) -> FrameType:
     found: FrameType | None = frame
     while found is not None:
         file = found.f_code.co_filename
-        if file in program_files:
-            return found
         if file not in _other_files:
-            (program_files if is_program(file) else _other_files).add(file)
-            continue
+            if is_program(file):
+                program_files.add(file)
+                return found
+            _other_files.add(file)
         found = found.f_back
     return frame
 

@@ -8,6 +8,8 @@ import inspect
 import sys
 import time
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,6 +121,22 @@ def test_the_line_is_the_programs(world, group):
     found, _ = entries(group)
     assert [each["frames"][0]["line"] for each in found] == [first, second, second, third]
     assert {each["frames"][0]["name"] for each in found} == {"test_the_line_is_the_programs"}
+
+
+@pytest.mark.parametrize(
+    "folder, own", [("examples", True), ("bench", True), ("training", True), ("parallel", False), ("", False)]
+)
+def test_programs_of_the_package_are_programs(world, group, folder, own):
+    """`python -m mpiddp train` has no other line; DDP's lines say nothing."""
+    file = str(Path(dist.__file__).parent / folder / "made_up.py")
+    given: dict[str, Callable[..., None]] = {}
+    exec(compile("def call(reduce, x, group):\n\n    reduce(x, group=group)", file, "exec"), given)
+    for _ in range(2):
+        given["call"](dist.all_reduce, X.copy(), group)
+    here = line() - 1
+    found, _ = entries(group)
+    expected = (file, 3) if own else (__file__, here)
+    assert [(each["frames"][0]["filename"], each["frames"][0]["line"]) for each in found] == [expected] * 2
 
 
 def test_pending_operations_are_scheduled_or_started(world, group):
