@@ -23,6 +23,7 @@ from mpiddp.typing import Array
 
 # Call; segment and offset; factor; history.
 _ENTRY = struct.Struct("<qQqqqqdq")
+_PLACE_AND_FACTOR = slice(32, 56)
 
 
 class Entries(NamedTuple):
@@ -49,10 +50,10 @@ def _entries(segments: Array, offsets: Array, factors: Array) -> Entries:
 
 
 @functools.lru_cache(maxsize=256)
-def _equal_entries(size: int, place: Location, factor: float) -> Entries:
-    """Return read-only entries, the same for each step of a training."""
-    segments, offsets, factors = (np.broadcast_to(np.array(value), size) for value in (*place, factor))
-    return Entries(segments, offsets, factors, place.segment)
+def _equal_entries(size: int, entry: bytes) -> Entries:
+    """Return read-only entries, the same for each step of a training; bytes tell a factor of 0.0 from -0.0."""
+    segments, offsets, factors = np.frombuffer(entry * size, np.int64).reshape(size, -1).T
+    return _entries(segments, offsets, factors.view(np.float64))
 
 
 def exchange(
@@ -80,7 +81,7 @@ def _exchange(link: Link, call: Call, place: Location, factor: float) -> Steps:
     told = bytearray(len(mine) * link.size)
     yield link.now.Iallgather(mine, told)
     if told == mine * link.size:
-        return _equal_entries(link.size, place, factor)
+        return _equal_entries(link.size, mine[_PLACE_AND_FACTOR])
     table = np.frombuffer(told, np.int64).reshape(link.size, -1)
     compare_records(link, table[:, :4])
     segments, offsets, factors, histories = table.T[4:]

@@ -45,6 +45,13 @@ def test_factor_of_half_types_gives_the_same_bits_in_arrays_of_any_length(world,
     assert (long.reshape(-1, 64).view(np.uint16) == short.view(np.uint16)).all()
 
 
+@pytest.mark.parametrize("count", [4, 100_000, 1_000_000])
+def test_factor_of_zero_has_its_own_sign(world, count):
+    for factor in (0.0, -0.0, 0.0):
+        dist.all_reduce(x := np.ones(count), dist.ReduceOp.PREMUL_SUM(factor))
+        assert (np.signbit(x) == np.signbit(factor)).all() and not x.any()
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("made", ["by hand", "by an operation"])
 def test_error_in_a_callback_does_not_lose_the_others(made, error):
