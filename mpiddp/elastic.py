@@ -26,6 +26,7 @@ from mpiddp.distributed.backends import backend_of
 from mpiddp.errors import DistError
 from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
+from mpiddp.faults.liveness import Tag
 from mpiddp.faults.shutdown import time_limit
 from mpiddp.mpi.lazy import MPI
 
@@ -33,8 +34,6 @@ __all__ = ["Stateful", "run"]
 
 T = TypeVar("T")
 
-_OVER = 6
-"""Tag of the message to spares that the run is over, beside those of `faults.liveness` and `faults.distant`."""
 _LOOK_S = 0.01
 NEEDED = "start with Open MPI's `mpirun --with-ft ulfm` (`python -m mpiddp info` tells what becomes of the others)"
 _logger = logging.getLogger(__name__)
@@ -254,7 +253,7 @@ class _Places:
         if groups.is_initialized() and self.size == job.world.size:
             return
         self._heard.clear()
-        job.liveness.handlers[_OVER] = lambda _, message: self._heard.append(bytes(message))
+        job.liveness.handlers[Tag.RUN_OVER] = lambda _, message: self._heard.append(bytes(message))
         if groups.is_initialized():
             groups.destroy()
         with time_limit(self._timeout_s, "elastic.run"):
@@ -288,7 +287,7 @@ class _Places:
         working = groups.default_group().link.ranks
         for rank in job.world.ranks:
             if rank not in working:
-                job.liveness.send(rank, _OVER, _pickled(outcome))
+                job.liveness.send(rank, Tag.RUN_OVER, _pickled(outcome))
 
 
 def _pickled(outcome: tuple[Any, BaseException | None]) -> bytes:

@@ -19,9 +19,8 @@ from mpiddp.mpi.link import Link
 from mpiddp.typing import Array
 
 from .calls import RECORD, Call, Calls, mismatch
-from .liveness import Liveness
+from .liveness import Liveness, Tag
 
-_RECORDS, _MISMATCH = 4, 5  # beside the tags of `liveness`
 _HEAD = struct.Struct("<qq")
 _MILESTONE = np.dtype([("sequence", "<i8"), ("history", "<i8")])
 
@@ -30,7 +29,7 @@ class Distant:
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
         self._groups: weakref.WeakValueDictionary[int, Comparison] = weakref.WeakValueDictionary()
-        liveness.handlers.update({_RECORDS: self._receive, _MISMATCH: self._hear})
+        liveness.handlers.update({Tag.RECORDS: self._receive, Tag.MISMATCH: self._hear})
 
     def watch(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> Comparison | None:
         """Compare a group's calls until the result is dropped; ``report`` runs in the watchdog's thread."""
@@ -43,12 +42,12 @@ class Distant:
         for group, each in tuple(self._groups.items()):
             message = each.news()
             if message:
-                self._liveness.send(each.successor, _RECORDS, _HEAD.pack(group, 0) + message)
+                self._liveness.send(each.successor, Tag.RECORDS, _HEAD.pack(group, 0) + message)
             error = each.compare()
             if error is not None:
                 text = _HEAD.pack(group, 0) + str(error).encode()
                 for rank in each.others:
-                    self._liveness.send(rank, _MISMATCH, text)
+                    self._liveness.send(rank, Tag.MISMATCH, text)
                 each.report(error)
 
     def _receive(self, source: int, message: bytearray) -> None:

@@ -29,10 +29,9 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.recorder import Recorded, Signature
 from mpiddp.mpi.world import World
 
-from .liveness import Liveness
+from .liveness import Liveness, Tag
 
 _VERSION = "2.10"
-_REQUEST, _ANSWER = 6, 7  # beside the tags of `liveness` and `distant`
 _WRITTEN_S, _POLL_S = 2.0, 0.01
 """For the others to write theirs; watchdogs look twice a second."""
 _NAMES = {
@@ -99,10 +98,10 @@ class Dumps:
         self._prefix = f"{Path.cwd()}/" * (not given.startswith("/")) + given if given else str(default)
         self._wanted, self._own_folder = given != "0", given is not None
         self._wrote: dict[int, bool] = {}
-        liveness.handlers.update({_REQUEST: self._hear, _ANSWER: self._note})
+        liveness.handlers.update({Tag.DUMP: self._hear, Tag.DUMPED: self._note})
 
     def _hear(self, source: int, message: bytearray) -> None:
-        self._liveness.send(source, _ANSWER, bytes([self.write(message.decode())]))
+        self._liveness.send(source, Tag.DUMPED, bytes([self.write(message.decode())]))
 
     def _note(self, source: int, message: bytearray) -> None:
         self._wrote[source] = bool(message[0])
@@ -117,7 +116,7 @@ class Dumps:
             if self._world.thread_multiple:
                 for rank in self._world.ranks:
                     if rank != self._rank:
-                        self._liveness.send(rank, _REQUEST, reason.encode())
+                        self._liveness.send(rank, Tag.DUMP, reason.encode())
                 deadline = time.monotonic() + _WRITTEN_S
                 while len(self._wrote) < self._world.size and time.monotonic() < deadline:
                     self._liveness.progress()

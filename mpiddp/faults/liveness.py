@@ -6,6 +6,7 @@ Each answers, from its watchdog thread or its wait at exit, with its activity. T
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import struct
 import threading
@@ -23,7 +24,6 @@ from mpiddp.mpi.operation import Operation
 from . import activity
 from .calls import last_call
 
-_QUESTION, _ANSWER, _ENDING = 1, 2, 3
 _ASKED, _HEAD = struct.Struct("<q?"), struct.Struct("<qq???")
 _NO_GROUP = 0
 SILENCE_S = 3.0
@@ -32,6 +32,19 @@ _TEXT_CHARACTERS = 300
 _STACKS_CHARACTERS = 8000
 _MAX_NAMED = 8
 _MAX_RETIRED = 1000
+
+
+class Tag(enum.IntEnum):
+    """Of all messages on the communicator; `Liveness.handlers` take those that are not its own."""
+
+    QUESTION = 1
+    ANSWER = 2
+    ENDING = 3
+    RECORDS = 4
+    MISMATCH = 5
+    DUMP = 6
+    DUMPED = 7
+    RUN_OVER = 8
 
 
 class State(NamedTuple):
@@ -133,9 +146,9 @@ class Liveness:
                 source, tag = status.Get_source(), status.Get_tag()
                 message = bytearray(status.Get_count(MPI.BYTE))
                 self._comm.Recv([message, MPI.BYTE], source, tag)
-                if tag == _QUESTION:
-                    self.send(source, _ANSWER, self._answer(*_ASKED.unpack(message)))
-                elif tag == _ENDING:
+                if tag == Tag.QUESTION:
+                    self.send(source, Tag.ANSWER, self._answer(*_ASKED.unpack(message)))
+                elif tag == Tag.ENDING:
                     self.ending = True
                 elif tag in self.handlers:
                     self.handlers[tag](source, message)
@@ -162,14 +175,14 @@ class Liveness:
         """Tell rank 0 that this rank reports why the job ends."""
         if self._watched and self.rank != 0:
             with contextlib.suppress(MPI.Exception):
-                self.send(0, _ENDING, b"")
+                self.send(0, Tag.ENDING, b"")
 
     def ask(self, group: int, ranks: Sequence[int], stacks: bool = False) -> None:
         with self._lock:
             self._forget_sent()
             for rank in ranks:
                 self._answers.pop((rank, group), None)
-                self.send(rank, _QUESTION, _ASKED.pack(group, stacks))
+                self.send(rank, Tag.QUESTION, _ASKED.pack(group, stacks))
 
     def inquire(
         self, group: int, ranks: Sequence[int], stacks: bool = False, silence_s: float = SILENCE_S

@@ -192,6 +192,34 @@ def test_script_goes_on_with_spares_and_one_that_is_not_needed_burns_no_core():
     assert share < 0.2, share
 
 
+ASKED = """
+import os, pathlib, signal, sys, time
+import mpiddp as dist
+from mpiddp import elastic
+
+class State:
+    def state_dict(self):
+        return None
+
+def step(state, number):
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGUSR2)
+    end = time.monotonic() + 20
+    while len(list(pathlib.Path(sys.argv[1]).glob("rank_?"))) < 3 and time.monotonic() < end:
+        time.sleep(0.05)
+
+dist.init_process_group()
+elastic.run(step, State, 1, spares=1)
+"""
+
+
+def test_question_to_a_job_with_spares_is_answered_by_all(tmp_path):
+    settings = {"MPIDDP_FLIGHT_RECORDER": f"{tmp_path}/rank_"}
+    with launcher.start(3, ASKED, str(tmp_path), env=settings, options=ULFM) as job:
+        done = job.wait(60)
+    assert done.rc == 0 and "flight recorder: 3 of 3 ranks wrote" in done.stderr, done
+
+
 def ranks_of(job: Program) -> list[int]:
     interpreter, found = Path(sys.executable).resolve(), []
     for pid in job.members():

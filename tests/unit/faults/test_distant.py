@@ -125,7 +125,7 @@ def test_a_destroyed_group_is_forgotten() -> None:
     nodes[0].call(SUM)
     nodes[1].kept = None
     look(nodes)
-    nodes[0].send(1, distant._MISMATCH, distant._HEAD.pack(9, 0) + b"late")
+    nodes[0].send(1, distant.Tag.MISMATCH, distant._HEAD.pack(9, 0) + b"late")
     assert not nodes[1].told
 
 
