@@ -291,7 +291,7 @@ class Mpiddp(Contender):
             return "native"
         link = dist.groups.default_group().link
         name = plan.algorithm_of(b.operation, link, b.total_bytes)
-        if name == "native" and mpi_op(b.dtype, reduce_op(b.op)) is None:
+        if name == "native" and b.operation in REDUCING and mpi_op(b.dtype, reduce_op(b.op)) is None:
             return "exchange"
         return name
 

@@ -67,6 +67,13 @@ def test_reductions_are_right(here, operation, dtype, op):
         assert wrong_after(here, who, buffers) == 0
 
 
+@pytest.mark.parametrize(("operation", "named"), [("broadcast", "native"), ("all_reduce", "exchange")])
+def test_half_types_are_moved_by_mpi_and_reduced_by_exchange(here, operation, named):
+    buffers = Buffers(operation, here.rank, here.size, 1024, np.dtype("float16"))
+    with choosing(operation, "native"):
+        assert Mpiddp().algorithm(buffers) == named
+
+
 def options(*given: str) -> argparse.Namespace:
     found = build_parser().parse_args(["bench", *given])
     found.sizes = [found.begin, found.end] if hasattr(found, "begin") else []
