@@ -132,8 +132,13 @@ _OF_A_JOB = (
 def outside_of_jobs() -> dict[str, str]:
     """Return the environment for a job of its own within a rank: an outer Slurm allocation stays."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", _RANK_PROCESS)
-    return {name: value for name, value in os.environ.items() if name not in names and not name.startswith(_OF_A_JOB)}
+    left = {name: value for name, value in os.environ.items() if name not in names and not name.startswith(_OF_A_JOB)}
+    own, outer = MARKERS
+    return {outer if name == own else name: value for name, value in left.items()}
 
+
+MARKERS = "MPIDDP_MARKER", "MPIDDP_OUTER_MARKER"
+"""The file by which `python -m mpiddp run` follows its job, and finds its processes; in a job within a rank."""
 
 _RANK_PROCESS = "MPIDDP_RANK_PROCESS"
 """Left by a rank for the programs that it starts: its process id and its job's name."""
@@ -244,7 +249,7 @@ def debug_level() -> str:
 
 def marker() -> Path | None:
     """Return the file by which `python -m mpiddp run` follows its job, or None."""
-    text = os.environ.get("MPIDDP_MARKER")
+    text = os.environ.get(MARKERS[0])
     return Path(text) if text else None
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
+from mpiddp import settings
 from mpiddp.faults import marker
 from mpiddp.training import supervisor
 
@@ -51,3 +55,18 @@ def test_job_whose_ranks_survive_rank_0_is_not_gone_with_it(monkeypatch, tmp_pat
     marker.begin(0, True, survivable)
     text = (tmp_path / "marker").read_text()
     assert marker.is_watched(text) and marker.is_gone(text) != survivable
+
+
+def test_programs_of_ranks_end_with_their_job(monkeypatch, tmp_path):
+    monkeypatch.setenv("MPIDDP_MARKER", str(tmp_path / "marker"))
+    environments = [dict(os.environ), settings.outside_of_jobs()]
+    assert "MPIDDP_MARKER" not in environments[1], "it is not theirs to write"
+    command = supervisor.Command(["true"])
+    one = supervisor.Supervisor(command, None, tmp_path / "marker", 1.0, supervisor._Forwarding())
+    programs = [subprocess.Popen(["sleep", "60"], env=each) for each in environments]
+    try:
+        one._kill_members()
+        assert [each.wait(10) for each in programs] == [-signal.SIGKILL] * 2
+    finally:
+        for each in programs:
+            each.kill()
