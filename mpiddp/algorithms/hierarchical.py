@@ -88,7 +88,7 @@ def _where_they_lie(link: Link, peers: PeerAccess, x: Array, op: ReduceOp, facto
 
 def _in_the_scratch(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
     scratch = link.resource(Scratch)
-    step = max(scratch.chunk_bytes // x.itemsize, 1)
+    step = max(scratch.buffer_bytes // x.itemsize, 1)
     for start in range(0, x.size, step):
         chunk = x[start : start + step]
         buffers = scratch.begin_round(chunk.size, x.dtype)

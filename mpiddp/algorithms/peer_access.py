@@ -1,6 +1,7 @@
 """Peer access: a rank reads and writes its node's arrays in place, between two synchronisations.
 
-Symmetric arrays are views; ordinary ones the kernel copies (see `shm.cma`), through a buffer in the cache.
+Symmetric arrays are views. Between nodes the kernel copies ordinary ones (see `shm.cma`) through a buffer in the
+cache.
 """
 
 from __future__ import annotations
@@ -20,23 +21,17 @@ from .handshake import Entries, views
 from .local_reduce import reduce_rows
 
 PIECE_BYTES = 1 << 20
-"""Of a copy: 16 MiB on 2 ranks took 3.5 ms by 256 KiB, 2.8 by this; longer leave the cache."""
+"""Of a copy; longer ones leave the cache."""
 
 
 class PeerAccess(Protocol):
-    def reduce(
-        self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
-    ) -> None:
-        """Reduce elements of all arrays into those of ``ranks`` (see `reduce_rows`)."""
-
     def reduce_into(
         self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
-    ) -> None: ...
+    ) -> None:
+        """Reduce elements of all arrays (see `reduce_rows`)."""
 
     def write(self, first: int, values: Array) -> None:
         """Write to all arrays, from element ``first`` on."""
-
-    def copy(self, rank: int, into: Array) -> None: ...
 
 
 class Views:
@@ -81,19 +76,6 @@ class Copies:
         step = max(min(PIECE_BYTES // dtype.itemsize, count), 1)
         return self._memory.buffer(size * step * dtype.itemsize).view(dtype).reshape(size, step)
 
-    def reduce(
-        self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
-    ) -> None:
-        spare = self._spare(last - first)
-        kept = self._rank if self._rank in ranks else ranks[0]
-        for start in range(first, last, spare.shape[1]):
-            rows = self._rows(start, min(start + spare.shape[1], last), spare)
-            result = rows[kept]
-            reduce_rows(op, rows, (result,), size, factors)
-            for rank in ranks:
-                if rank != self._rank:
-                    self._memory.write(rank, self._addresses[rank] + start * result.itemsize, result)
-
     def reduce_into(
         self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
     ) -> None:
@@ -108,12 +90,6 @@ class Copies:
                 self._own[first : first + values.size] = values
             else:
                 self._memory.write(rank, address + first * values.itemsize, values)
-
-    def copy(self, rank: int, into: Array) -> None:
-        if rank == self._rank:
-            as_bytes(into)[...] = as_bytes(self._own)
-        else:
-            self._memory.read(rank, self._addresses[rank], into)
 
 
 def in_place(node: Channel, x: Array, entries: Entries) -> Views | None:

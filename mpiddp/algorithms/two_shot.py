@@ -3,8 +3,8 @@
 After the handshake the arrays' places decide:
 
 - Symmetric arrays, unless short, are reduced in place, at about the cost of one copy.
-- Long ordinary arrays are, too, by the kernel's copies (see `peer_access`).
 - Others pass through a scratch in chunks; for two ranks and for short arrays in one shot: every rank reduces all.
+  Copies by the kernel, from one process to another, save a copy and were not faster.
 
 The barriers are MPI's: a flag to spin on does not see a failure. Reference: the two shots of PyTorch's symmetric memory
 and NVIDIA's TensorRT-LLM.
@@ -22,7 +22,6 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
-from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.scratch import Pipeline, Scratch
 from mpiddp.shm.segment import NOWHERE, Location, address_of, find
 from mpiddp.typing import Array
@@ -30,19 +29,16 @@ from mpiddp.typing import Array
 from . import fallback, handshake, native
 from .handshake import Entries
 from .local_reduce import bounds, reduce_rows
-from .peer_access import PeerAccess, copied, in_place, place_of
+from .peer_access import Views, in_place
 
-COPY_BYTES = 1 << 22
-"""Below, the kernel's copies cost more."""
 ONE_SHOT_BYTES = 1 << 17
 """One shot saves a barrier; in two, more than two ranks read less."""
-_ONE_SHOT_CHUNK_BYTES = 1 << 20
 _BEGUN = Location(-1, 0)
 
 
 class _Access(NamedTuple):
     entries: Entries
-    peers: PeerAccess | None
+    peers: Views | None
     """None: through the scratch."""
     begun: bool = False
     """All first chunks are in the scratch."""
@@ -51,16 +47,13 @@ class _Access(NamedTuple):
 def _meet(
     link: Link, pipeline: Pipeline, operation: str, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT
 ) -> Steps:
-    long = x.nbytes > COPY_BYTES
-    place = place_of(x) if long else NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
-    if not place.segment and (not long or link.resource(CrossMemory).fault) and pipeline.begin():
+    place = NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
+    if not place.segment and pipeline.begin():
         place = _BEGUN
     entries: Entries = yield from handshake.exchange(link, operation, x, op, root, place)
     if entries.segment == _BEGUN.segment:
         return _Access(entries, None, begun=True)
-    peers: PeerAccess | None = in_place(link, x, entries)
-    if peers is None and long and entries.segment == NOWHERE.segment:
-        peers = yield from copied(link, x, entries)
+    peers = in_place(link, x, entries)
     if peers is None and not (yield from link.resource(Scratch).prepare()):
         return None
     return _Access(entries, peers)
@@ -119,7 +112,7 @@ def _reduce(link: Link, operation: str, x: Array, op: ReduceOp, root: int) -> St
                     flat[start + edges[rank] : start + edges[rank + 1]] = buffer[edges[rank] : edges[rank + 1]]
 
     if link.size == 2 or x.nbytes <= ONE_SHOT_BYTES:
-        pipeline = Pipeline(link, x, x.size, put_all, reduce_all, chunk_bytes=_ONE_SHOT_CHUNK_BYTES)
+        pipeline = Pipeline(link, x, x.size, put_all, reduce_all)
     else:
         pipeline = Pipeline(link, x, x.size, put, reduce_slice, collect)
     found: _Access | None = yield from _meet(link, pipeline, operation, x, op, root)

@@ -1,6 +1,6 @@
 """Cross-memory attach: the kernel copies between the private memories of a node's processes.
 
-One copy in place of two pays for long arrays. Linux allows it between processes of one user that may trace each other
+Linux allows it between processes of one user that may trace each other
 (``kernel.yama.ptrace_scope`` above 0 and some containers forbid it): it is tried. See process_vm_readv(2).
 """
 

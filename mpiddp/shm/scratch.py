@@ -14,8 +14,10 @@ from mpiddp.typing import Array
 
 from . import segment
 
-CHUNK_BYTES = 1 << 21
-"""Less if many ranks' chunks exceed `_NODE_BYTES`."""
+BUFFER_BYTES = 1 << 21
+"""Less if many ranks' buffers exceed `_NODE_BYTES`."""
+CHUNK_BYTES = 1 << 19
+"""Of a pipeline: an array's part and its copy stay in a core's cache."""
 _NODE_BYTES = 1 << 24
 _SMALLEST_BYTES = 1 << 17
 
@@ -33,7 +35,7 @@ class Scratch(Resource):
     def __init__(self, link: Link) -> None:
         self._link = link
         share = max(_NODE_BYTES // link.node.size, _SMALLEST_BYTES)
-        self.chunk_bytes = min(CHUNK_BYTES, 1 << share.bit_length() - 1)
+        self.buffer_bytes = min(BUFFER_BYTES, 1 << share.bit_length() - 1)
         self._regions: list[Array] = []
         self._views: dict[tuple[int, int, np.dtype[Any]], list[Array]] = {}
         self._round = 0
@@ -45,7 +47,7 @@ class Scratch(Resource):
         """Allocate on first use; return True if there is memory; collective."""
         if not self.ready and not self.fault:
             node = self._link.node
-            found: segment.Allocation = yield from segment.allocate(node, self._link, self._BUFFERS * self.chunk_bytes)
+            found: segment.Allocation = yield from segment.allocate(node, self._link, self._BUFFERS * self.buffer_bytes)
             self.fault = found.fault
             if found.memory is not None:
                 self._regions = list(np.frombuffer(found.memory, np.uint8).reshape(node.size, -1))
@@ -57,7 +59,7 @@ class Scratch(Resource):
         index = self._round % self._BUFFERS
         found = self._views.get((index, count, dtype))
         if found is None:
-            start = index * self.chunk_bytes
+            start = index * self.buffer_bytes
             found = [region[start : start + count * dtype.itemsize].view(dtype) for region in self._regions]
             if len(self._views) >= self._MAX_VIEWS:
                 self._views.clear()
@@ -102,12 +104,11 @@ class Pipeline:
         collect: Step | None = None,
         *,
         rows: int = 1,
-        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._link, self._scratch = link, link.resource(Scratch)
         self._dtype, self._length, self._rows = like.dtype, length, rows
         self._put, self._take, self._collect = put, take, collect
-        self._step = max(min(chunk_bytes, self._scratch.chunk_bytes) // like.itemsize // rows, 1)
+        self._step = max(min(CHUNK_BYTES, self._scratch.buffer_bytes) // like.itemsize // rows, 1)
 
     def begin(self) -> bool:
         """Put the first chunk; return False if that is not possible.
