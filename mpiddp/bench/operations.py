@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp.algorithms import plan
-from mpiddp.mpi.reduction import check, mpi_op
+from mpiddp.algorithms import fallback, plan
+from mpiddp.mpi.reduction import check
 from mpiddp.training.config import UsageError
 from mpiddp.typing import Array
 
@@ -291,8 +291,9 @@ class Mpiddp(Contender):
             return "native"
         link = dist.groups.default_group().link
         name = plan.algorithm_of(b.operation, link, b.total_bytes)
-        if name == "native" and b.operation in REDUCING and mpi_op(b.dtype, reduce_op(b.op)) is None:
-            return "exchange"
+        if name == "native" and b.operation in REDUCING:
+            steps = fallback.choose(b.operation, link, b.dtype, reduce_op(b.op), b.total_bytes)
+            return steps.__module__.rpartition(".")[2]
         return name
 
     def prepare(self, b: Buffers) -> Call:

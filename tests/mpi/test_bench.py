@@ -67,9 +67,18 @@ def test_reductions_are_right(here, operation, dtype, op):
         assert wrong_after(here, who, buffers) == 0
 
 
-@pytest.mark.parametrize(("operation", "named"), [("broadcast", "native"), ("all_reduce", "exchange")])
-def test_half_types_are_moved_by_mpi_and_reduced_by_exchange(here, operation, named):
-    buffers = Buffers(operation, here.rank, here.size, 1024, np.dtype("float16"))
+@pytest.mark.parametrize(
+    ("operation", "dtype", "deterministic", "named"),
+    [
+        ("broadcast", "float16", "0", "native"),
+        ("all_reduce", "float16", "0", "exchange"),
+        ("all_reduce", "float32", "0", "native"),
+        ("all_reduce", "float32", "1", "exchange"),
+    ],
+)
+def test_algorithm_in_the_place_of_mpis_own_is_named(here, monkeypatch, operation, dtype, deterministic, named):
+    monkeypatch.setenv("MPIDDP_DETERMINISTIC", deterministic)
+    buffers = Buffers(operation, here.rank, here.size, 1024, np.dtype(dtype))
     with choosing(operation, "native"):
         assert Mpiddp().algorithm(buffers) == named
 
