@@ -16,6 +16,7 @@ import contextlib
 import os
 import pickle
 import socket
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -211,7 +212,7 @@ class Dumps:
             "output_dtypes": dtypes,
             "state": state,
             "retired": bool(end),
-            "timeout_ms": int(group.timeout_s * 1e3),
+            "timeout_ms": int(min(group.timeout_s * 1e3, sys.maxsize)),
             "is_p2p": is_message,
             "frames": [
                 {

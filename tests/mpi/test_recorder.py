@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import gc
 import inspect
+import math
 import sys
 import time
 import weakref
@@ -147,6 +148,13 @@ def test_pending_operations_are_scheduled_or_started(world, group):
     for each in works:
         each.wait()
     assert [each["state"] for each in entries(group)[0]] == ["completed"] * 3
+
+
+def test_group_without_a_time_limit(world):
+    group = dist.new_group(timeout=math.inf)
+    dist.all_reduce(X.copy(), group=group)
+    assert [each["state"] for each in entries(group)[0]] == ["completed"]
+    dist.destroy_process_group(group)
 
 
 def test_messages(world, group):
