@@ -7,7 +7,6 @@ an optimizer steps over a whole model in a few operations.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -87,6 +86,10 @@ class GradBucket:
             assign(self._buffer, buffer.reshape(-1))
 
 
+def _size(parameters: Sequence[ParameterLike]) -> int:
+    return sum(parameter.data.size for parameter in parameters)
+
+
 def _views(flat: Array, parameters: Sequence[ParameterLike]) -> list[Array]:
     views, start = [], 0
     for parameter in parameters:
@@ -99,17 +102,20 @@ def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> 
     """Move parameters' arrays and gradients side by side, buckets of one dtype, in node-shared memory; collective."""
     made: dict[int, GradBucket] = {}
     for dtype in dict.fromkeys(bucket[0].dtype for bucket in buckets):
-        chosen = [(index, bucket) for index, bucket in enumerate(buckets) if bucket[0].dtype == dtype]
-        together = [parameter for _, bucket in chosen for parameter in bucket]
-        length = sum(parameter.data.size for parameter in together)
-        xp = array_namespace(together[0].data)
-        _move_together(together, xp.empty(length, dtype=dtype))
-        gradients, start = _gradient_memory(together[0].data, length, group), 0
-        for index, bucket in chosen:
-            size = sum(math.prod(parameter.shape) for parameter in bucket)
-            buffer = gradients[start : start + size]
-            made[index] = GradBucket(index, bucket, buffer, is_last=index == len(buckets) - 1)
-            start += size
+        chosen = {index: bucket for index, bucket in enumerate(buckets) if bucket[0].dtype == dtype}
+        together = [parameter for bucket in chosen.values() for parameter in bucket]
+        like, length = together[0].data, _size(together)
+        values = array_namespace(like).empty(length, dtype=dtype)
+        for parameter, view in zip(together, _views(values, together), strict=True):
+            view[...] = parameter.data
+            parameter.data = view
+        gradients = symmetric_empty(length, dtype, group, "cuda" if is_device_array(like) else "cpu")
+        assert gradients is not None, "the reducer is a member of its group"
+        start = 0
+        for index, bucket in chosen.items():
+            stop = start + _size(bucket)
+            made[index] = GradBucket(index, bucket, gradients[start:stop], is_last=index == len(buckets) - 1)
+            start = stop
     ordered = [made[index] for index in range(len(buckets))]
     for grad_bucket in ordered:
         for parameter, slot in zip(grad_bucket.parameters(), grad_bucket.gradients(), strict=True):
@@ -118,18 +124,6 @@ def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> 
                 parameter.grad = slot
             parameter.grad_slot = slot
     return ordered
-
-
-def _move_together(parameters: Sequence[ParameterLike], flat: Array) -> None:
-    for parameter, view in zip(parameters, _views(flat, parameters), strict=True):
-        view[...] = parameter.data
-        parameter.data = view
-
-
-def _gradient_memory(like: Array, length: int, group: ProcessGroup) -> Array:
-    shared = symmetric_empty(length, like.dtype, group, "cuda" if is_device_array(like) else "cpu")
-    assert shared is not None, "the reducer is a member of its group"
-    return shared
 
 
 def _fill(order: Sequence[int], sizes_bytes: Sequence[int], caps_bytes: Sequence[int]) -> list[list[int]]:
@@ -235,12 +229,11 @@ class Buckets:
         chosen = self._assign(order)
         self.order = order
         self._buckets = lay_out([[self._parameters[index] for index in members] for members in chosen], self._group)
-        slots = {
+        self.slots = {
             index: Slot(bucket, gradient)
             for members, bucket in zip(chosen, self._buckets, strict=True)
             for index, gradient in zip(members, bucket.gradients(), strict=True)
         }
-        self.slots = [slots[index] for index in range(len(slots))]
 
     def __len__(self) -> int:
         return len(self._buckets)

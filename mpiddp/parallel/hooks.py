@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.device.half import bfloat16, converted
-from mpiddp.distributed import Future, ReduceOp, Work, all_reduce
+from mpiddp.distributed import Future, Work, all_reduce
 from mpiddp.distributed.groups import GroupLike, ProcessGroup, default_group, member
 from mpiddp.typing import Array
 
@@ -56,9 +56,9 @@ def group_of(process_group: GroupLike) -> ProcessGroup:
     return member(process_group, "a communication hook") or default_group()
 
 
-def submitted(x: Array, group: ProcessGroup, op: ReduceOp = ReduceOp.SUM) -> Future:
-    """Reduce ``x`` in place."""
-    work = all_reduce(x, op, group, async_op=True)
+def submitted(x: Array, group: ProcessGroup) -> Future:
+    """Sum ``x`` in place."""
+    work = all_reduce(x, group=group, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
 
@@ -111,16 +111,12 @@ def bf16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
     return _compress_hook(bfloat16(), process_group, bucket)
 
 
-def _wrapper(dtype_of: Any, hook: CommHook) -> CommHook:
-    def wrapped(state: Any, bucket: GradBucket) -> Any:
-        buffer = bucket.buffer()
-        dtype = dtype_of()
-        if not _is_wider(buffer, dtype):
-            inner = hook(state, bucket)
-        else:
-            small = GradBucket(bucket.index(), bucket.parameters(), converted(buffer, dtype), bucket.is_last())
-            inner = hook(state, small)
-        return inner.get_future() if isinstance(inner, Work) else inner
+def _wrapper(dtype_of: Callable[[], np.dtype[Any]], hook: CommHook) -> CommHook:
+    def wrapped(state: object, bucket: GradBucket) -> Future:
+        buffer, dtype = bucket.buffer(), dtype_of()
+        if _is_wider(buffer, dtype):
+            bucket = GradBucket(bucket.index(), bucket.parameters(), converted(buffer, dtype), bucket.is_last())
+        return call(hook, state, bucket)
 
     return wrapped
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.autograd import queue_callback
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, Work, all_reduce
 from mpiddp.distributed.collectives import all_reduce_bucket
 from mpiddp.mpi.requests import poll
@@ -46,8 +45,8 @@ class Reducer:
         caps_bytes: Sequence[int] | None,
         find_unused: bool,
         static_graph: bool,
-        skip_unused: bool = False,
-        queue_callback: Callable[[Callable[[], object]], None] = queue_callback,
+        skip_unused: bool,
+        queue_callback: Callable[[Callable[[], object]], None],
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [parameter for _, parameter in named_parameters]

@@ -83,13 +83,11 @@ class ModuleState:
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         self._module, self._ignored = module, frozenset(ignored)
 
-    def _parameter(self, name: str, parameter: Any) -> ParameterLike:
-        found: ParameterLike = parameter
-        return found
+    def _parameter(self, name: str, parameter: Any) -> Any:
+        return parameter
 
-    def _buffer(self, buffer: Any) -> Array:
-        found: Array = buffer
-        return found
+    def _buffer(self, buffer: Any) -> Any:
+        return buffer
 
     def parameters(self) -> list[tuple[str, ParameterLike]]:
         named = self._module.named_parameters()

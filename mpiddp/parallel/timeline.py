@@ -215,7 +215,7 @@ class _WriteAtEnd(Resource):
 
 
 def _at_exit() -> None:
-    if _asked_for is not None and is_initialized():
+    if is_initialized():
         _WriteAtEnd().close()
 
 
