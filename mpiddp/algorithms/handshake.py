@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,9 +17,13 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
-from mpiddp.shm import segment
-from mpiddp.shm.segment import Location
+from mpiddp.shm.segment import NOWHERE, Location
 from mpiddp.typing import Array
+
+
+class _Segment(Protocol):
+    def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any], /) -> Array: ...
+
 
 # Call; segment and offset; factor; history.
 _ENTRY = struct.Struct("<qQqqqqdq")
@@ -43,6 +47,16 @@ class Entries(NamedTuple):
         """Return 0 for arrays elsewhere."""
         return max(self.segment or 0, 0)
 
+    def views(self, found: _Segment, ranks: tuple[int, ...], count: int, dtype: np.dtype[Any]) -> list[Array]:
+        """Return the arrays in their common segment, of world ranks."""
+        return [
+            found.view(rank, offset, count, dtype) for rank, offset in zip(ranks, self.offsets.tolist(), strict=True)
+        ]
+
+    def factors_of(self, op: ReduceOp) -> list[float] | None:
+        """Return None but for PREMUL_SUM."""
+        return None if op.factor is None else self.factors.tolist()
+
 
 def _entries(segments: Array, offsets: Array, factors: Array) -> Entries:
     first = int(segments[0])
@@ -60,18 +74,18 @@ def exchange(
     link: Link,
     operation: str,
     x: Array,
-    op: ReduceOp | None = None,
+    place: Location,
+    op: ReduceOp | None,
     root: int = NO_ROOT,
-    place: Location | None = None,
 ) -> Steps:
     """Wait for every rank; one yield, on ``now``; MismatchError on all, if calls differ."""
     call = make_call(operation, x.dtype, op, x.size, root)
-    return _exchange(link, call, place or segment.find(x), 1.0 if op is None or op.factor is None else op.factor)
+    return _exchange(link, call, place, 1.0 if op is None or op.factor is None else op.factor)
 
 
 def compare(link: Link, call: Call) -> Steps:
     """Wait for every rank; MismatchError on all, if calls differ."""
-    yield from _exchange(link, call, segment.NOWHERE, 1.0)
+    yield from _exchange(link, call, NOWHERE, 1.0)
 
 
 def _exchange(link: Link, call: Call, place: Location, factor: float) -> Steps:
@@ -115,11 +129,3 @@ def _find_difference(link: Link) -> Steps:
     told = np.empty((link.size, mine.size), RECORD)
     yield link.later.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
     raise first_difference(link, told)
-
-
-def views(node_ranks: tuple[int, ...], entries: Entries, count: int, dtype: np.dtype[Any]) -> list[Array]:
-    found = segment.segment(entries.common_segment())
-    return [
-        found.view(rank, offset, count, dtype)
-        for rank, offset in zip(node_ranks, entries.offsets.tolist(), strict=True)
-    ]

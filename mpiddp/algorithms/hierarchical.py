@@ -7,6 +7,7 @@ Horovod, NCCL and Open MPI's coll/han.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -35,10 +36,10 @@ _PART_BYTES = 1 << 14
 
 @compares_calls
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    entries: Entries = yield from handshake.exchange(link, "all_reduce", x, op, place=place_of(x))
+    entries: Entries = yield from handshake.exchange(link, "all_reduce", x, place_of(x), op)
     mine = entries.of(link.node_ranks)
     flat = x.reshape(-1)
-    factors = None if op.factor is None else mine.factors.tolist()
+    factors = mine.factors_of(op)
     peers: PeerAccess | None = None
     if in_place_everywhere(link, entries.segments):
         peers = Views([flat]) if link.node.size == 1 else in_place(link.node, x, mine)
@@ -117,14 +118,13 @@ class _Crossing:
 
     def __init__(self, across: Channel, sums: Array, out: Array, op: ReduceOp) -> None:
         self._across, self._out, self._op = across, out, op
-        self._edges = bounds(sums.size, across.size, sums.itemsize)
-        self._rows = [np.empty(self._part(across.rank).size, sums.dtype) for _ in range(across.size)]
-        self._rows[across.rank] = self._part(across.rank, sums)
-        self._sums = sums  # on the wire until the requests are complete
-        self._requests = self._post(self._rows, [self._part(rank, sums) for rank in range(across.size)])
-
-    def _part(self, rank: int, x: Array | None = None) -> Array:
-        return (self._out if x is None else x)[self._edges[rank] : self._edges[rank + 1]]
+        slices = [slice(*edges) for edges in itertools.pairwise(bounds(sums.size, across.size, sums.itemsize))]
+        self._parts = [out[part] for part in slices]
+        self._outgoing = [sums[part] for part in slices]  # on the wire until the requests are complete
+        mine = self._outgoing[across.rank]
+        self._rows = [np.empty_like(mine) for _ in slices]
+        self._rows[across.rank] = mine
+        self._requests = self._post(self._rows, self._outgoing)
 
     def _post(self, incoming: list[Array], outgoing: list[Array]) -> list[MPI.Request]:
         comm = self._across.later
@@ -134,11 +134,10 @@ class _Crossing:
 
     def reduce(self) -> Steps:
         yield All(self._requests)
-        mine = self._part(self._across.rank)
+        mine = self._parts[self._across.rank]
         reduce_rows(self._op, self._rows, (mine,), 1)
-        self._rows, self._sums = [], mine
-        parts = [self._part(rank) for rank in range(self._across.size)]
-        self._requests = self._post(parts, [mine] * self._across.size)
+        self._rows = self._outgoing = []
+        self._requests = self._post(self._parts, [mine] * self._across.size)
 
     def gather(self) -> Steps:
         yield All(self._requests)

@@ -77,15 +77,18 @@ def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Step
     if countable(x):
         yield link.now.Ireduce_scatter_block(x, output, reduction)
     else:
-        requests = []
-        for root, block in enumerate(x.reshape(link.size, -1)):
-            results = chunks(output) if root == link.rank else [None] * len(chunks(block))
-            requests += [
-                link.now.Ireduce(piece, result, reduction, root)
-                for piece, result in zip(chunks(block), results, strict=True)
-            ]
-        yield All(requests)
+        yield All(reduce_blocks(link.now, output, x, reduction))
     finish(op, output, link.size)
+
+
+def reduce_blocks(comm: MPI.Intracomm, output: Array, x: Array, reduction: MPI.Op) -> list[MPI.Request]:
+    """Reduce block r of ``x`` into rank r's ``output``, by a reduction for each."""
+    requests = []
+    for root, block in enumerate(x.reshape(comm.size, -1)):
+        pieces = chunks(block)
+        results = chunks(output.reshape(-1)) if root == comm.rank else [None] * len(pieces)
+        requests += [comm.Ireduce(*pair, reduction, root) for pair in zip(pieces, results, strict=True)]
+    return requests
 
 
 def all_gather(link: Channel, output: Array, x: Array) -> Steps:

@@ -14,10 +14,10 @@ from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm.cma import CrossMemory
-from mpiddp.shm.segment import Location, address_of, find
+from mpiddp.shm.segment import Location, address_of, find, segment
 from mpiddp.typing import Array
 
-from .handshake import Entries, views
+from .handshake import Entries
 from .local_reduce import reduce_rows
 
 PIECE_BYTES = 1 << 20
@@ -94,7 +94,8 @@ class Copies:
 
 def in_place(node: Channel, x: Array, entries: Entries) -> Views | None:
     """Return None unless all are symmetric in one segment."""
-    return Views(views(node.ranks, entries, x.size, x.dtype)) if entries.common_segment() else None
+    number = entries.common_segment()
+    return Views(entries.views(segment(number), node.ranks, x.size, x.dtype)) if number else None
 
 
 def copied(link: Link, x: Array, entries: Entries) -> Steps:

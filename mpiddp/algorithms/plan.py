@@ -205,11 +205,9 @@ def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Step
     """Return the steps for a part of another operation."""
     plans = link.resource(Plans)
     key = (name, None, op, x.dtype, x.shape, output.shape, type(x))
-    plan = plans.get(key) or plans.remember(key, make(link, f"inner {name}", None, output, x, op, places=_PLACES[name]))
-    return plan.steps(link, *((x, op) if name == "all_reduce" else (output, x, op)))
-
-
-_PLACES = {"all_reduce": (0, 0), "reduce_scatter": (0, 1)}
+    args, places = ((x, op), (0, 0)) if name == "all_reduce" else ((output, x, op), (0, 1))
+    plan = plans.get(key) or plans.remember(key, make(link, f"inner {name}", None, output, x, op, places=places))
+    return plan.steps(link, *args)
 
 
 def plain(steps: Callable[..., Steps], call: Call) -> Plan:

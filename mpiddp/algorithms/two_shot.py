@@ -12,7 +12,6 @@ and NVIDIA's TensorRT-LLM.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -50,17 +49,13 @@ def _meet(
     place = NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment and pipeline.begin():
         place = _BEGUN
-    entries: Entries = yield from handshake.exchange(link, operation, x, op, root, place)
+    entries: Entries = yield from handshake.exchange(link, operation, x, place, op, root)
     if entries.segment == _BEGUN.segment:
         return _Access(entries, None, begun=True)
     peers = in_place(link, x, entries)
     if peers is None and not (yield from link.resource(Scratch).prepare()):
         return None
     return _Access(entries, peers)
-
-
-def _factors(op: ReduceOp, entries: Entries) -> list[float] | None:
-    return None if op.factor is None else entries.factors.tolist()
 
 
 @compares_calls
@@ -118,13 +113,13 @@ def _reduce(link: Link, operation: str, x: Array, op: ReduceOp, root: int) -> St
     found: _Access | None = yield from _meet(link, pipeline, operation, x, op, root)
     if found is None:
         return False
-    factors = _factors(op, found.entries)
+    factors = found.entries.factors_of(op)
     if found.peers is None:
         yield from pipeline.run(found.begun)
     else:
-        edges = bounds(x.size, link.size, x.itemsize)
+        first, last = _own_slice(link, 0, x.size, x)
         to = range(link.size) if root == NO_ROOT else (root,)
-        found.peers.reduce(op, edges[link.rank], edges[link.rank + 1], to, link.size, factors)
+        found.peers.reduce(op, first, last, to, link.size, factors)
         yield link.later.Ibarrier()
     return True
 
@@ -166,7 +161,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     if found is None:
         yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
         return
-    factors = _factors(op, found.entries)
+    factors = found.entries.factors_of(op)
     if found.peers is None:
         yield from pipeline.run(found.begun)
     else:
@@ -181,11 +176,14 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
     source = as_bytes(x)
     blocks = as_bytes(output).reshape(link.size, -1)
 
+    def put(start: int, stop: int, buffers: list[Array]) -> None:
+        buffers[link.rank][...] = source[start:stop]
+
     def take(start: int, stop: int, buffers: list[Array]) -> None:
         for rank, buffer in enumerate(buffers):
             blocks[rank, start:stop] = source[start:stop] if rank == link.rank else buffer
 
-    pipeline = Pipeline(link, source, source.size, _putting(link, source), take)
+    pipeline = Pipeline(link, source, source.size, put, take)
     found: _Access | None = yield from _meet(link, pipeline, "all_gather", x)
     if found is None:
         yield from native.all_gather(link.after(), output, x)
@@ -219,13 +217,3 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
         if link.rank != root:
             found.peers.copy(root, x)
         yield link.later.Ibarrier()
-
-
-def _putting(link: Link, source: Array) -> Callable[[int, int, list[Array]], None]:
-    def put(start: int, stop: int, buffers: list[Array]) -> None:
-        buffers[link.rank][...] = source[start:stop]
-
-    return put
-
-
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]

@@ -81,7 +81,7 @@ def meeting(link: Link) -> Callable[[], object]:
     x, op = np.zeros(1), ReduceOp.SUM
 
     def meet() -> None:
-        entries = drive(handshake.exchange(link, "all_reduce", x, op))
+        entries = drive(handshake.exchange(link, "all_reduce", x, segment.find(x), op))
         entries.of(link.node_ranks)
         hierarchical.in_place_everywhere(link, entries.segments)
 

@@ -140,7 +140,7 @@ def empty(link: Link, nbytes: int) -> Steps:
             f"symmetric_empty was called for {told[0, 0]} bytes on rank {link.ranks[0]} and for {told[odd, 0]} bytes on"
             f" rank {link.ranks[odd]} of {link}; shape and dtype must be equal on all ranks"
         )
-    if link.node_count == link.size:
+    if not link.shares_memory:
         return None, ""
     common = _in_common(told[:, 1:], link.nodes)
     if common is not None:

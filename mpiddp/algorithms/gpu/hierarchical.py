@@ -22,9 +22,9 @@ from .scratch import DeviceScratch
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     ready = stream.ready(x)
-    entries: Entries = yield from handshake.exchange(link, "all_reduce", x, op, place=cuda_ipc.find(x))
+    entries: Entries = yield from handshake.exchange(link, "all_reduce", x, cuda_ipc.find(x), op)
     mine, flat = entries.of(link.node_ranks), x.reshape(-1)
-    factors = None if op.factor is None else mine.factors.tolist()
+    factors = mine.factors_of(op)
     yield ready
     if np.diff(link.node_starts, append=link.size).max() > kernels.MOST_ROWS:
         yield from _around(link, x, op)
@@ -45,10 +45,7 @@ def _where_they_lie(link: Link, x: Array, entries: Entries) -> list[Array]:
         return [x]
     segment = cuda_ipc.segment(entries.common_segment())
     assert segment is not None, "in place everywhere"
-    return [
-        segment.view(rank, offset, x.size, x.dtype)
-        for rank, offset in zip(link.node.ranks, entries.offsets.tolist(), strict=True)
-    ]
+    return entries.views(segment, link.node.ranks, x.size, x.dtype)
 
 
 def _in_pieces(link: Link, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:

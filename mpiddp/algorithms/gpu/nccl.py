@@ -82,10 +82,9 @@ def _of(link: Link) -> Connection:
 def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
     if not connected(link):
         return False
-    if operation in ("broadcast", "all_gather"):
-        return True
-    reducing = operation in ("all_reduce", "reduce", "reduce_scatter") and op is not None
-    return reducing and not settings.deterministic() and nccl.reduces(dtype, op.name)  # type: ignore[union-attr]
+    if op is None:
+        return operation in ("broadcast", "all_gather")
+    return not settings.deterministic() and nccl.reduces(dtype, op.name)
 
 
 def _apart(x: Array, output: Array) -> Array:

@@ -13,7 +13,7 @@ from mpiddp.device import array_namespace, stream, transfer
 from mpiddp.device.place import place_of
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.message import chunks, movable
+from mpiddp.mpi.message import chunks
 from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
 from mpiddp.mpi.requests import All, Steps
 from mpiddp.typing import Array
@@ -77,7 +77,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     with stream.on(side):
         premultiply(op, x)
     yield stream.mark(side)
-    yield All([link.later.Iallreduce(MPI.IN_PLACE, movable(piece), reduction) for piece in chunks(x)])
+    yield All([link.later.Iallreduce(MPI.IN_PLACE, piece, reduction) for piece in chunks(x)])
     with stream.on(side):
         finish(op, x, link.size)
     yield stream.mark(side)
@@ -92,17 +92,13 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
         sent = x if at_root or op.factor is None else x.copy()
         premultiply(op, sent)
     yield stream.mark(side)
-    requests = []
-    for piece in chunks(sent):
-        if at_root:
-            requests.append(link.later.Ireduce(MPI.IN_PLACE, movable(piece), reduction, root))
-        else:
-            requests.append(link.later.Ireduce(movable(piece), None, reduction, root))
-    yield All(requests)
     if at_root:
+        yield All([link.later.Ireduce(MPI.IN_PLACE, piece, reduction, root) for piece in chunks(sent)])
         with stream.on(side):
             finish(op, x, link.size)
         yield stream.mark(side)
+    else:
+        yield All([link.later.Ireduce(piece, None, reduction, root) for piece in chunks(sent)])
 
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
@@ -115,14 +111,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
         sent, result = x.copy(), array_namespace(x).empty_like(output)
         premultiply(op, sent)
     yield stream.mark(side)
-    requests = []
-    for root, block in enumerate(sent.reshape(link.size, -1)):
-        results = chunks(result.reshape(-1)) if root == link.rank else [None] * len(chunks(block))
-        requests += [
-            link.later.Ireduce(piece, target, reduction, root)
-            for piece, target in zip(chunks(block), results, strict=True)
-        ]
-    yield All(requests)
+    yield All(native.reduce_blocks(link.later, result, sent, reduction))
     with stream.on(side):
         finish(op, result, link.size)
     transfer.across(output, result, side)

@@ -41,7 +41,6 @@ SHORT_BYTES = 1 << 16
 ANY_SIZE = float("inf")
 
 _BY_MESSAGES = ("all_gather", "all_gather_list", "gather", "scatter", "all_to_all", "all_to_all_single")
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _UNKNOWN = Support(False, "not asked")
 
 Plan = list[tuple[float, Callable[..., Steps]]]
@@ -84,7 +83,7 @@ def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, 
         long: Callable[..., Steps] = two_shot.all_reduce
     elif by_address:
         long = pointers.all_reduce
-    elif link.node_count < link.size:
+    elif link.shares_memory:
         long = hierarchical.all_reduce
     else:
         long = ring.all_reduce if addresses.point_to_point.yes else staged_ring.all_reduce
@@ -100,7 +99,7 @@ def _until(limit: float, rows: Plan) -> Plan:
 def _takes_addresses(operation: str, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
     if operation in _BY_MESSAGES:
         return addresses.point_to_point.yes
-    if operation in _REDUCING and (op is None or mpi_op(dtype, op) is None or settings.deterministic()):
+    if op is not None and (mpi_op(dtype, op) is None or settings.deterministic()):
         return False
     return addresses.collectives.yes
 

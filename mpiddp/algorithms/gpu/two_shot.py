@@ -23,8 +23,8 @@ from .scratch import DeviceScratch
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     ready = stream.ready(x)
-    entries: Entries = yield from handshake.exchange(link, "all_reduce", x, op, place=cuda_ipc.find(x))
-    factors = None if op.factor is None else entries.factors.tolist()
+    entries: Entries = yield from handshake.exchange(link, "all_reduce", x, cuda_ipc.find(x), op)
+    factors = entries.factors_of(op)
     segment = cuda_ipc.segment(entries.common_segment())
     yield ready
     if link.size > kernels.MOST_ROWS:
@@ -49,10 +49,7 @@ def _in_place(
 ) -> stream.Mark:
     edges = bounds(x.size, link.size, x.itemsize)
     first, last = edges[link.rank], edges[link.rank + 1]
-    rows = [
-        segment.view(rank, offset + first * x.itemsize, last - first, x.dtype)
-        for rank, offset in zip(link.ranks, entries.offsets.tolist(), strict=True)
-    ]
+    rows = [row[first:last] for row in entries.views(segment, link.ranks, x.size, x.dtype)]
     side = stream.side("add", x)
     kernels.fold(combining(op), rows, rows, side, _divisor(op, link), factors)
     return stream.mark(side)
