@@ -84,17 +84,19 @@ def _start(library: Any, rc: Any) -> None:
 def _check_own(launch: settings.Launch) -> None:
     """Refuse MPI as the rank that started this process: MPICH fails, Open MPI's ranks crash."""
     rank_pid = settings.started_by_rank()
-    processes: Any = sys.modules.get("multiprocessing.process")
-    if processes is not None and getattr(processes.current_process(), "_inheriting", False):
-        fault = (
-            "multiprocessing imports the program again in a process that it starts, and that import starts MPI: put"
-            " what only ranks do under `if __name__ == '__main__':`"
-        )
-        if "PoolWorker" in processes.current_process().name and rank_pid in _parents():
-            _end_pool(fault, rank_pid)
-        raise SetupError(fault)
-    if processes is not None and rank_pid is None and processes.parent_process() is not None and launch.size > 1:
-        _refuse_spawned(launch, processes.parent_process(), processes.current_process())
+    multiprocessing: Any = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None:
+        this, starter = multiprocessing.current_process(), multiprocessing.parent_process()
+        if getattr(this, "_inheriting", False):
+            fault = (
+                "multiprocessing imports the program again in a process that it starts, and that import starts MPI: put"
+                " what only ranks do under `if __name__ == '__main__':`"
+            )
+            if "PoolWorker" in this.name and rank_pid in _parents():
+                _end_pool(fault, rank_pid)
+            raise SetupError(fault)
+        if starter is not None and rank_pid is None and launch.size > 1:
+            _refuse_spawned(launch, starter, this)
     if rank_pid is not None:
         raise SetupError(
             f"rank {launch.rank} of {launch.size} (process {rank_pid}) started this program, which has inherited the"

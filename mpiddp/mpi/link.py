@@ -126,9 +126,10 @@ class Link(Channel):
         self.shares_memory = self.node_count < self.size
         self.places = min(ranks_per_node.values())
         """Ranks of each node that take part across nodes: those of the smallest."""
-        self.by_node = np.argsort(self.nodes, kind="stable")
-        self.node_starts = np.flatnonzero(np.diff(np.array(self.nodes)[self.by_node], prepend=-1))
-        self.node_ranks = np.flatnonzero(np.array(self.nodes) == self.nodes[self.rank])
+        nodes = np.array(self.nodes)
+        self.by_node = np.argsort(nodes, kind="stable")
+        self.node_starts = np.flatnonzero(np.diff(nodes[self.by_node], prepend=-1))
+        self.node_ranks = np.flatnonzero(nodes == nodes[self.rank])
         self.node: Channel = self if self.one_node else self._same_node()
         self.across: Channel | None = None if self.one_node else self._same_local_rank()
         """None where a node has no such rank."""
@@ -143,9 +144,8 @@ class Link(Channel):
         return MPI.Intracomm(comm)
 
     def _same_node(self) -> Channel:
-        mine = self.nodes[self.rank]
-        comm = self._own(self.now.Split(mine, self.rank))
-        ranks = tuple(rank for rank, node in zip(self.ranks, self.nodes, strict=True) if node == mine)
+        comm = self._own(self.now.Split(self.nodes[self.rank], self.rank))
+        ranks = tuple(self.ranks[rank] for rank in self.node_ranks)
         return Channel(ranks, comm.rank, comm, self._own(comm.Dup()))
 
     def _same_local_rank(self) -> Channel | None:

@@ -25,13 +25,10 @@ from .lazy import MPI
 MAX_COUNT = 2**31 - 1
 
 
-def _code_names() -> list[str]:
-    kinds = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
-    floats = ["float16", "float32", "float64", "longdouble", "bfloat16"]
-    return ["bool", *kinds, *floats, "complex64", "complex128", "clongdouble"]
-
-
-_NAMES = _code_names()
+_NAMES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "longdouble", "bfloat16", "complex64", "complex128", "clongdouble"),
+)
 _OTHER = 31
 CODES = _OTHER + 1
 
@@ -246,34 +243,33 @@ def counted(x: Array) -> list[Any]:
 
 def chunks(x: Array) -> Sequence[Array]:
     """Return flat pieces that MPI can count."""
-    if x.size <= MAX_COUNT:
+    if countable(x):
         return (x,)
     flat = x.reshape(-1)
     return [flat[start : start + MAX_COUNT] for start in range(0, x.size, MAX_COUNT)]
 
 
-_longs: dict[tuple[int, int], MPI.Datatype] = {}
+_longs: dict[int, MPI.Datatype] = {}
 _MOST_LONGS = 64
 
 
-def _long(size_bytes: int, max_count: int) -> MPI.Datatype:
+def _long(size_bytes: int) -> MPI.Datatype:
     """Return a cached datatype of more bytes than MPI can count."""
-    key = size_bytes, max_count
-    found = _longs.pop(key, None)
+    found = _longs.pop(size_bytes, None)
     if found is None:
-        found = _make_long(size_bytes, max_count)
-    _longs[key] = found
+        found = _make_long(size_bytes)
+    _longs[size_bytes] = found
     if len(_longs) > _MOST_LONGS:
         # MPI keeps it for pending messages.
         _longs.pop(next(iter(_longs))).Free()
     return found
 
 
-def _make_long(size_bytes: int, max_count: int) -> MPI.Datatype:
-    times, rest_bytes = divmod(size_bytes, max_count)
-    largest, rest = MPI.BYTE.Create_contiguous(max_count), MPI.BYTE.Create_contiguous(rest_bytes)
+def _make_long(size_bytes: int) -> MPI.Datatype:
+    times, rest_bytes = divmod(size_bytes, MAX_COUNT)
+    largest, rest = MPI.BYTE.Create_contiguous(MAX_COUNT), MPI.BYTE.Create_contiguous(rest_bytes)
     body = largest.Create_contiguous(times)
-    whole = MPI.Datatype.Create_struct([1, 1], [0, times * max_count], [body, rest]).Commit()
+    whole = MPI.Datatype.Create_struct([1, 1], [0, times * MAX_COUNT], [body, rest]).Commit()
     for part in (body, rest, largest):
         part.Free()
     return whole
@@ -283,7 +279,7 @@ def as_message(x: Array, size_bytes: int) -> list[Any]:
     """Return the first bytes of ``x`` as one message of any length."""
     if size_bytes <= MAX_COUNT:
         return [movable(x), size_bytes, MPI.BYTE]
-    return [as_bytes(x), 1, _long(size_bytes, MAX_COUNT)]
+    return [as_bytes(x), 1, _long(size_bytes)]
 
 
 def size_of(status: MPI.Status) -> int:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpiddp.device import is_device_array
 from mpiddp.errors import ArrayError, DistError, MismatchError
 from mpiddp.typing import Array
 
@@ -44,9 +43,8 @@ Fields: TypeAlias = tuple[str, Members, Any, Sequence[int] | None, bool, int, in
 
 
 class Message(Work):
-    def __init__(self, mailbox: Mailbox, fields: Fields, x: Array) -> None:
-        self._mailbox, self._fields, self._outputs = mailbox, fields, (x,)
-        requests.pending += 1
+    _mailbox: Mailbox
+    _fields: Fields
 
     def _named(self) -> Operation:
         return Operation(*self._fields)
@@ -76,7 +74,7 @@ class Receive(Message):
         self._mailbox, self._fields, self._outputs = mailbox, fields, (x,)
         self._x, self._source, self._tag, self._global_ranks = x, source, tag, global_ranks
         requests.pending += 1
-        if type(x) is not np.ndarray and is_device_array(x):
+        if type(x) is not np.ndarray:
             self._device = DeviceReceive(x)
 
     def source_rank(self) -> int:
@@ -143,11 +141,9 @@ class Receive(Message):
             raise self._error
 
 
-def _on_device(x: Array) -> bool:
-    return type(x) is not np.ndarray and is_device_array(x)  # no look-up of CuPy for NumPy's
-
-
 class Mailbox(Resource):
+    """Its arrays have passed the gate: of other types than NumPy's are CuPy's only."""
+
     def __init__(self, link: Link) -> None:
         self._comm = link.messages
         upper = self._comm.Get_attr(MPI.TAG_UB)
@@ -178,7 +174,7 @@ class Mailbox(Resource):
     def send(self, x: Array, to: int, tag: int) -> None:
         """Block until the memory is free."""
         code = tag * CODES + dtype_code(x.dtype)
-        if _on_device(x):
+        if type(x) is not np.ndarray:
             departure = Departure(self._departing.setdefault(to, deque()))
             drive(p2p_device.send(x, departure, self._comm, to, code))
         else:

@@ -107,8 +107,11 @@ def forget() -> None:
 class _File(NamedTuple):
     name: str
     make: Callable[[], tuple[int, int]]
-    open: Callable[[int, int], int]
-    hide: Callable[[int], None]
+    """Returns descriptor and key."""
+    path: Callable[[int, int], Path]
+    """By the maker's process and the key."""
+    stays: bool
+    """Until it is unlinked."""
 
 
 def _make_anonymous() -> tuple[int, int]:
@@ -116,30 +119,22 @@ def _make_anonymous() -> tuple[int, int]:
     return descriptor, descriptor
 
 
-def _open_anonymous(maker_pid: int, found_by: int) -> int:
-    return os.open(f"/proc/{maker_pid}/fd/{found_by}", os.O_RDWR | os.O_NOCTTY)
-
-
-def _path(found_by: int) -> Path:
-    return FILES / f"mpiddp-{found_by:016x}"
+def _anonymous_path(maker_pid: int, key: int) -> Path:
+    return Path(f"/proc/{maker_pid}/fd/{key}")
 
 
 def _make_named() -> tuple[int, int]:
-    found_by = secrets.randbits(62)
-    return os.open(_path(found_by), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), found_by
+    key = secrets.randbits(62)
+    return os.open(_named_path(0, key), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), key
 
 
-def _open_named(_: int, found_by: int) -> int:
-    return os.open(_path(found_by), os.O_RDWR | os.O_NOCTTY)
-
-
-def _hide_named(found_by: int) -> None:
-    _path(found_by).unlink(missing_ok=True)
+def _named_path(_: int, key: int) -> Path:
+    return FILES / f"mpiddp-{key:016x}"
 
 
 _FILES = (
-    _File("memfd", _make_anonymous, _open_anonymous, lambda _: None),
-    _File(str(FILES), _make_named, _open_named, _hide_named),
+    _File("memfd", _make_anonymous, _anonymous_path, stays=False),
+    _File(str(FILES), _make_named, _named_path, stays=True),
 )
 
 
@@ -158,15 +153,15 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
     faults = []
     for kind in _FILES:
         memory, fault = None, 0
-        descriptor, found_by = -1, 0
+        descriptor, key = -1, 0
         # The segment's number; the maker's process and the file's key in it; device and inode.
         told = np.zeros(5, np.int64)
         if node.rank == 0:
             try:
-                descriptor, found_by = kind.make()
+                descriptor, key = kind.make()
                 os.ftruncate(descriptor, node.size * region_bytes)
                 stat = os.fstat(descriptor)
-                told[:] = 1 + secrets.randbits(62), os.getpid(), found_by, stat.st_dev, stat.st_ino
+                told[:] = 1 + secrets.randbits(62), os.getpid(), key, stat.st_dev, stat.st_ino
             except (OSError, AttributeError) as error:  # without memfd_create
                 fault = getattr(error, "errno", errno.ENOSYS)
         yield node.later.Ibcast(told, 0)
@@ -176,8 +171,8 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
             except OSError as error:
                 fault = error.errno or errno.EIO
         yield node.later.Ibarrier()
-        if node.rank == 0 and descriptor >= 0:
-            kind.hide(found_by)
+        if node.rank == 0 and descriptor >= 0 and kind.stays:
+            kind.path(os.getpid(), key).unlink(missing_ok=True)
         if not fault:
             try:
                 memory = mmap.mmap(descriptor, node.size * region_bytes)
@@ -197,10 +192,10 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
 
 
 def _open(kind: _File, told: Array) -> int:
-    _, maker_pid, found_by, device, inode = told.tolist()
+    _, maker_pid, key, device, inode = told.tolist()
     if not inode:
         raise OSError(errno.ENOENT, "the maker has failed")
-    descriptor = kind.open(maker_pid, found_by)
+    descriptor = os.open(kind.path(maker_pid, key), os.O_RDWR | os.O_NOCTTY)
     stat = os.fstat(descriptor)
     if (stat.st_dev, stat.st_ino) != (device, inode):  # another namespace: the number is another process's
         os.close(descriptor)

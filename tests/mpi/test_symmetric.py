@@ -278,7 +278,7 @@ def test_files_in_shm_where_there_is_no_memfd(world: Any, monkeypatch: pytest.Mo
 def test_one_rank_that_cannot_open_makes_all_take_the_second_way(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     several(world)
     if world.rank == 1:
-        files = (segment._FILES[0]._replace(open=refuse), segment._FILES[1])
+        files = (segment._FILES[0]._replace(path=refuse), segment._FILES[1])
         monkeypatch.setattr(segment, "_FILES", files)
     x = dist.symmetric_empty(100_000)
     numbers = default_group().comm.allgather(find(x).segment)
