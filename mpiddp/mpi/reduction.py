@@ -24,7 +24,8 @@ class ReduceOp:
 
     ``SUM``, ``AVG`` (floating only), ``PRODUCT``, ``MIN`` and ``MAX`` (NaN if any rank has NaN), ``BAND``, ``BOR``,
     ``BXOR`` (integers and booleans), and ``PREMUL_SUM(factor)``, of elements times their rank's factor. On booleans SUM
-    and MAX are "or", PRODUCT and MIN are "and".
+    and MAX are "or", PRODUCT and MIN are "and". AVG, and PREMUL_SUM if all ranks have one power of two, may scale the
+    sum, which overflows before its scaled terms would.
 
     Examples
     --------
