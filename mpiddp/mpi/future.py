@@ -36,11 +36,14 @@ class Future:
         self._lock = threading.Lock()
         self._help: Callable[[], object] = poll
 
+    def _is_finished(self) -> bool:
+        return self._finished
+
     def done(self) -> bool:
         """Return True if the value, or an error, is set."""
-        if not self._finished:
+        if not self._is_finished():
             poll()
-        return self._finished
+        return self._is_finished()
 
     def wait(self) -> Any:
         """Wait for the value and return it, or raise the error."""
@@ -58,7 +61,7 @@ class Future:
 
     def value(self) -> Any:
         """Return the value, or raise the error; RuntimeError before."""
-        if not self._finished:
+        if not self._is_finished():
             raise RuntimeError("the value of this future is not there yet; call wait()")
         return self.wait()
 
@@ -137,19 +140,12 @@ class Promised(Future):
         super().__init__()
         self._wait, self._done, self._subscribe, self._of_operation = wait, done, subscribe, value
 
-    def done(self) -> bool:
-        if not self._done():
-            poll()
+    def _is_finished(self) -> bool:
         return self._done()
 
     def wait(self) -> Any:
         self._wait()
         return self._of_operation()
-
-    def value(self) -> Any:
-        if not self._done():
-            raise RuntimeError("the value of this future is not there yet; call wait()")
-        return self.wait()
 
     def _finish(self, value: Any, error: BaseException | None) -> None:
         raise RuntimeError("this future belongs to an operation, which alone gives it its value")

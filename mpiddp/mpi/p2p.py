@@ -6,7 +6,7 @@ here with the posted receives, checked, and received. The tag carries the dtype.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
@@ -153,7 +153,7 @@ class Mailbox(Resource):
         self._arrived: list[_Arrival] = []
         self._posted: deque[Receive] = deque()
         self._works: dict[Work, None] = {}
-        self._departing: dict[int, deque[Departure]] = {}
+        self._departing: defaultdict[int, deque[Departure]] = defaultdict(deque)
 
     def pending(self) -> int:
         return len(self._works)
@@ -175,8 +175,7 @@ class Mailbox(Resource):
         """Block until the memory is free."""
         code = tag * CODES + dtype_code(x.dtype)
         if type(x) is not np.ndarray:
-            departure = Departure(self._departing.setdefault(to, deque()))
-            drive(p2p_device.send(x, departure, self._comm, to, code))
+            drive(p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code))
         else:
             self._comm.Send(as_message(x, x.nbytes), to, code)
 
@@ -185,7 +184,7 @@ class Mailbox(Resource):
         requests.lock.acquire()
         try:
             if type(x) is not np.ndarray or self._departing.get(to):
-                steps = p2p_device.send(x, Departure(self._departing.setdefault(to, deque())), self._comm, to, code)
+                steps = p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code)
                 return self._submit(Work(steps, Operation(*fields), (x,)))
             sent = Send(self, fields, x, self._comm.Isend(as_message(x, x.nbytes), to, code))
             return sent if x.nbytes <= _EAGER_BYTES and sent.advance() else self._submit(sent)

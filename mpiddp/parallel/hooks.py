@@ -37,15 +37,16 @@ def averages(value: Any, bucket: GradBucket) -> Array:
     if isinstance(value, (list, tuple)) and value:
         value = value[0]
     length = bucket.buffer().size
-    found: Array | None = getattr(value, "__mpiddp_array__", value)
-    if getattr(found, "size", None) != length or not hasattr(found, "dtype"):
-        size = f" of {found.size} elements" if found is not None and hasattr(found, "dtype") else ""
+    found: Any = getattr(value, "__mpiddp_array__", value)
+    is_array = hasattr(found, "dtype")
+    if not is_array or found.size != length:
+        size = f" of {found.size} elements" if is_array else ""
         raise RuntimeError(
             f"a communication hook's future must hold an array of {length} elements (the gradients of bucket"
             f" {bucket.index()}) or a list that begins with one, got {_kind(value)}{size}"
         )
-    assert found is not None
-    return found
+    array: Array = found
+    return array
 
 
 def _kind(value: object) -> str:
