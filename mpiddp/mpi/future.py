@@ -81,7 +81,7 @@ class Future:
                 raise RuntimeError("Future can only be marked completed once, and this one has its value or error")
             self._value, self._error, self._finished = value, error, True
             callbacks, self._callbacks = self._callbacks, []
-        call_all([functools.partial(_call, callback, self) for callback in callbacks])
+        call_all([functools.partial(call_logged, callback, self) for callback in callbacks])
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
         """Call ``callback(self)`` at the end; its error is logged."""
@@ -89,7 +89,7 @@ class Future:
             if not self._finished:
                 self._callbacks.append(callback)
                 return
-        _call(callback, self)
+        call_logged(callback, self)
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """Return a future of ``callback(self)``."""
@@ -120,38 +120,11 @@ def call_all(callbacks: Sequence[Callable[[], object]]) -> None:
         raise first
 
 
-def _call(callback: Callable[[Future], object], future: Future) -> None:
+def call_logged(callback: Callable[[Future], object], future: Future) -> None:
     try:
         callback(future)
     except Exception:
         logging.getLogger("mpiddp").exception("a callback of a future has failed")
-
-
-class Promised(Future):
-    __slots__ = ("_done", "_of_operation", "_subscribe", "_wait")
-
-    def __init__(
-        self,
-        wait: Callable[[], object],
-        done: Callable[[], bool],
-        subscribe: Callable[[Callable[[], None]], None],
-        value: Callable[[], Any],
-    ) -> None:
-        super().__init__()
-        self._wait, self._done, self._subscribe, self._of_operation = wait, done, subscribe, value
-
-    def _is_finished(self) -> bool:
-        return self._done()
-
-    def wait(self) -> Any:
-        self._wait()
-        return self._of_operation()
-
-    def _finish(self, value: Any, error: BaseException | None) -> None:
-        raise RuntimeError("this future belongs to an operation, which alone gives it its value")
-
-    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        self._subscribe(lambda: _call(callback, self))
 
 
 def collect_all(futures: Sequence[Future]) -> Future:

@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import recorder, requests
-from .future import Future, Promised, call_all
+from .future import Future, call_all, call_logged
 from .operation import Operation
 from .recorder import Entry
 from .requests import Awaited, Steps, activate, deactivate, poll, seconds, wait_for
@@ -201,7 +201,7 @@ class Work:
 
     def get_future(self) -> Future:
         """Return a `Future` of the result's arrays."""
-        return Promised(self.wait, self._is_finished, self._then, self.result)
+        return _Promised(self)
 
     def _then(self, callback: Callable[[], None]) -> None:
         with requests.lock:
@@ -209,6 +209,27 @@ class Work:
                 self._callbacks += (callback,)
                 return
         callback()
+
+
+class _Promised(Future):
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def _is_finished(self) -> bool:
+        return self._work._finished
+
+    def wait(self) -> Any:
+        self._work.wait()
+        return self._work.result()
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        raise RuntimeError("this future belongs to an operation, which alone gives it its value")
+
+    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+        self._work._then(lambda: call_logged(callback, self))
 
 
 class Queue:
