@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -126,15 +127,15 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
     length = max((int(x.shape[dim]) for x in leaves(value) if _is_batch(x)), default=0)
     each = max(-(-length // len(places)), 1)
 
-    def part(start: int, place: Place) -> Any:
-        def cut(x: Any) -> Any:
-            if not _is_batch(x):
-                return x
-            return _to(x[(slice(None),) * (dim % x.ndim) + (slice(start, start + each),)], place)
+    def cut(start: int, place: Place, x: Any) -> Any:
+        if not _is_batch(x):
+            return x
+        return _to(x[(slice(None),) * (dim % x.ndim) + (slice(start, start + each),)], place)
 
-        return map_nested(cut, value)
-
-    return [part(*at) for at in zip(range(0, max(length, 1), each), places, strict=False)]
+    starts = range(0, max(length, 1), each)
+    return [
+        map_nested(functools.partial(cut, start, place), value) for start, place in zip(starts, places, strict=False)
+    ]
 
 
 def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
