@@ -133,7 +133,7 @@ class Supervisor:
                 _say(
                     "the job ended with exit code 0, and no rank of it has written the marker: its program does not"
                     " call init_process_group, or its rank 0 has another environment (mpirun of Open MPI hands"
-                    " MPIDDP_MARKER to other hosts by -x MPIDDP_MARKER)"
+                    f" MPIDDP_MARKER to other hosts by -x MPIDDP_MARKER), or something has deleted {self._path.name}"
                 )
                 return 1
             how = "showed no life any more and was ended" if end.lost else f"ended with exit code {end.code}"
@@ -165,7 +165,7 @@ class Supervisor:
         with self._forwarding.to(process):
             lost = self._wait(process)
         code = process.returncode
-        end = _End(code if code >= 0 else 128 - code, self._path.read_text(), lost)
+        end = _End(code if code >= 0 else 128 - code, self._marker()[1], lost)
         if not end.well:
             self._kill_members()
         return end
@@ -175,13 +175,12 @@ class Supervisor:
         renewed, since_s = 0, time.monotonic()
         while process.poll() is None:
             time.sleep(_LOOK_S)
-            found = self._path.stat().st_mtime_ns
+            found, text = self._marker()
             if found != renewed:
                 renewed, since_s = found, time.monotonic()
             silent_s = time.monotonic() - since_s
             if silent_s < min(_GONE_S, self._lost_after_s):
                 continue
-            text = self._path.read_text()
             if marker.is_gone(text) or (marker.is_watched(text) and silent_s > self._lost_after_s):
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -190,6 +189,12 @@ class Supervisor:
                 process.wait()
                 return True
         return False
+
+    def _marker(self) -> tuple[int, str]:
+        """Return time in nanoseconds and content; nothing while the file is away: the job may write it again."""
+        with contextlib.suppress(OSError):
+            return self._path.stat().st_mtime_ns, self._path.read_text()
+        return 0, ""
 
     def _kill_members(self) -> None:
         """Kill the processes that inherited the marker: launchers put ranks into sessions of their own."""

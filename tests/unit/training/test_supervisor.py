@@ -57,6 +57,16 @@ def test_job_whose_ranks_survive_rank_0_is_not_gone_with_it(monkeypatch, tmp_pat
     assert marker.is_watched(text) and marker.is_gone(text) != survivable
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_marker_that_is_deleted_ends_no_supervisor(tmp_path, ends):
+    program = "import os, pathlib, time; marker = pathlib.Path(os.environ['MPIDDP_MARKER']); marker.unlink();"
+    program += f"time.sleep(1.5); {ends} and marker.write_text('{marker.ENDED}')"
+    command = supervisor.Command([sys.executable, "-c", program])
+    one = supervisor.Supervisor(command, None, tmp_path / "marker", 300.0, supervisor._Forwarding())
+    end = one._job(command.words)
+    assert (end.code, end.lost, end.well) == (0, False, ends)
+
+
 def test_programs_of_ranks_end_with_their_job(monkeypatch, tmp_path):
     monkeypatch.setenv("MPIDDP_MARKER", str(tmp_path / "marker"))
     environments = [dict(os.environ), settings.outside_of_jobs()]
