@@ -211,7 +211,7 @@ def _rounds(
     if error is not None:
         error -= whole
         for other in others:  # sent exactly
-            offset = _offset(other, whole)
+            offset = (address(other) - address(whole)) // whole.itemsize
             error[offset : offset + other.size] = 0
     if square is not None:
         bucket.buffer()[...] = whole[: bucket.buffer().size]
@@ -263,7 +263,3 @@ def _orthonormal(x: Array, epsilon: float) -> Array:
         rest = columns[:, index + 1 :]
         rest -= xp.outer(column, column @ rest)
     return columns.astype(x.dtype)  # type: ignore[no-any-return]
-
-
-def _offset(part: Array, whole: Array) -> int:
-    return (address(part) - address(whole)) // whole.itemsize

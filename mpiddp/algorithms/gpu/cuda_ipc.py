@@ -130,7 +130,8 @@ _FIT = 2  # regions of up to so many times an array serve it
 def empty(link: Link, nbytes: int) -> Steps:
     """Find or make ``nbytes`` for each rank, on the current device; return one's region, or None and the fault."""
     kept, device = link.resource(Segments), place.here()
-    fits = [each.number for each in kept.free(device) if nbytes <= each.memory.nbytes <= _room(nbytes)]
+    most = max(_FIT * nbytes, ipc.GRANULE_BYTES)
+    fits = [each.number for each in kept.free(device) if nbytes <= each.memory.nbytes <= most]
     told = np.zeros((link.size, 1 + _MOST_FREE), np.int64)
     mine = np.array([nbytes, *fits[:_MOST_FREE], *[0] * (_MOST_FREE - len(fits))], np.int64)
     yield link.now.Iallgather(mine, told)
@@ -153,10 +154,6 @@ def empty(link: Link, nbytes: int) -> Steps:
         found = made
         kept.add(made)
     return found.lease(nbytes), ""
-
-
-def _room(nbytes: int) -> int:
-    return max(_FIT * nbytes, ipc.GRANULE_BYTES)
 
 
 def _in_common(told: Array, nodes: tuple[int, ...]) -> dict[int, int] | None:
