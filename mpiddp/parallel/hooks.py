@@ -12,7 +12,7 @@ import numpy as np
 
 from mpiddp.device.half import bfloat16, converted
 from mpiddp.distributed import Future, Work, all_reduce
-from mpiddp.distributed.groups import GroupLike, ProcessGroup, default_group, member
+from mpiddp.distributed.groups import GroupLike, ProcessGroup, known
 from mpiddp.typing import Array
 
 from .buckets import GradBucket
@@ -53,10 +53,6 @@ def _kind(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def group_of(process_group: GroupLike) -> ProcessGroup:
-    return member(process_group, "a communication hook") or default_group()
-
-
 def submitted(x: Array, group: ProcessGroup) -> Future:
     """Sum ``x`` in place."""
     work = all_reduce(x, group=group, async_op=True)
@@ -75,7 +71,7 @@ def allreduce_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
 
     >>> ddp.register_comm_hook(None, dist.allreduce_hook)  # doctest: +SKIP
     """
-    group = group_of(process_group)
+    group = known(process_group)
     buffer = bucket.buffer()
     buffer /= buffer.dtype.type(group.size())
     return submitted(buffer, group)
@@ -91,7 +87,7 @@ def _is_wider(x: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _compress_hook(dtype: np.dtype[Any], process_group: GroupLike, bucket: GradBucket) -> Future:
-    group = group_of(process_group)
+    group = known(process_group)
     buffer = bucket.buffer()
     if not _is_wider(buffer, dtype):
         return allreduce_hook(group, bucket)

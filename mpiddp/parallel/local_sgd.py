@@ -13,13 +13,13 @@ from typing import Any
 
 from mpiddp.device.packing import packed, unpack
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, all_reduce, new_subgroups
-from mpiddp.distributed.groups import GroupLike, default_group, member
+from mpiddp.distributed.groups import GroupLike, known
 from mpiddp.nn import Parameter
 from mpiddp.optim import SGD, Optimizer
 from mpiddp.typing import Array
 
 from .buckets import GradBucket
-from .hooks import allreduce_hook, completed, group_of
+from .hooks import allreduce_hook, completed
 from .replicas import broadcast_arrays
 
 Parameters = Iterable[Parameter] | Iterable[dict[str, Any]]
@@ -58,7 +58,7 @@ class ModelAverager(ABC):
     """Combines the ranks' models in some of the steps; ``step`` counts the calls."""
 
     def __init__(self, process_group: GroupLike = None) -> None:
-        self.process_group = member(process_group, type(self).__name__) or default_group()
+        self.process_group = known(process_group)
         self.step = 0
 
     @abstractmethod
@@ -315,7 +315,7 @@ class PostLocalSGDState:
         start_localSGD_iter: int,
         post_local_gradient_allreduce: bool = True,
     ) -> None:
-        self.process_group = group_of(process_group)
+        self.process_group = known(process_group)
         self.subgroup = new_subgroups()[0] if subgroup is None else subgroup
         self.start_localSGD_iter = start_localSGD_iter
         self.post_local_gradient_allreduce = post_local_gradient_allreduce

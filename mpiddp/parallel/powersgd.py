@@ -17,7 +17,7 @@ from mpiddp.device import array_namespace
 from mpiddp.device.packing import packed, unpack
 from mpiddp.distributed import Future, ReduceOp
 from mpiddp.distributed.dispatch import dispatch
-from mpiddp.distributed.groups import GroupLike
+from mpiddp.distributed.groups import GroupLike, known
 from mpiddp.faults.calls import make_call
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.requests import Steps
@@ -25,7 +25,7 @@ from mpiddp.optim.flat import address
 from mpiddp.typing import Array
 
 from .buckets import GradBucket
-from .hooks import allreduce_hook, group_of
+from .hooks import allreduce_hook
 
 
 class PowerSGDState:
@@ -76,7 +76,7 @@ class PowerSGDState:
                 "Expect `start_powerSGD_iter` > 1 if `use_error_feedback` or `warm_start` is enabled, because PowerSGD"
                 " can only be applied after the first two iterations in DDP."
             )
-        self.process_group = group_of(process_group)
+        self.process_group = known(process_group)
         self.matrix_approximation_rank = matrix_approximation_rank
         self.start_powerSGD_iter = start_powerSGD_iter
         self.min_compression_rate = min_compression_rate

@@ -11,7 +11,7 @@ from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace, download
 from mpiddp.device.half import widened
 from mpiddp.distributed import ProcessGroup, all_gather_single, all_reduce, is_initialized
-from mpiddp.distributed.groups import GroupLike, default_group, member
+from mpiddp.distributed.groups import GroupLike, known
 from mpiddp.nn import Module
 from mpiddp.nn.normalization import BatchNorm, Normalization, affine, along_channels, blend, rounded
 from mpiddp.typing import Array, DTypeLike
@@ -144,7 +144,7 @@ class SyncBatchNorm(BatchNorm):
     def _group(self) -> ProcessGroup | None:
         if not is_initialized():
             return None
-        return member(self.process_group, "SyncBatchNorm") or default_group()
+        return known(self.process_group)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, process_group: GroupLike = None) -> Module:

@@ -19,7 +19,7 @@ import numpy as np
 
 from mpiddp import settings
 from mpiddp.distributed import ProcessGroup, gather_object, is_initialized, recv, send
-from mpiddp.distributed.groups import GroupLike, default_group, member
+from mpiddp.distributed.groups import GroupLike, known
 from mpiddp.mpi.link import Resource
 from mpiddp.optim import Optimizer
 
@@ -86,7 +86,7 @@ class Timeline:
 
     def __init__(self, path: str | Path, group: GroupLike = None) -> None:
         self.path = Path(path)
-        self.group = member(group, "Timeline") or default_group()
+        self.group = known(group)
         self.spans: list[Span] = []
         self._began = compare_clocks(self.group)
 

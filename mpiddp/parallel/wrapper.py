@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mpiddp.distributed import ProcessGroup
-from mpiddp.distributed.groups import GroupLike, member
+from mpiddp.distributed.groups import GroupLike, known
 
 from .buckets import caps_in_bytes
 from .hooks import CommHook
@@ -62,10 +62,7 @@ class Wrapper(Joinable):
         forward_sync_buffers: bool | None,
         skip_all_reduce_unused_params: bool,
     ) -> None:
-        group = member(process_group, "DistributedDataParallel")
-        if group is None:
-            raise ValueError("DistributedDataParallel: this rank is not a member of process_group")
-        self.process_group = group
+        self.process_group = group = known(process_group)
         self._state = self._state_type(self.module)
         named = self._state.parameters()
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpiddp.device.packing import packed, unpack
 from mpiddp.distributed import ProcessGroup, broadcast, gather_object
-from mpiddp.distributed.groups import GroupLike, default_group, member
+from mpiddp.distributed.groups import GroupLike, known
 from mpiddp.nn import Parameter
 from mpiddp.optim import Optimizer
 from mpiddp.optim.flat import ContiguousRun
@@ -54,7 +54,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     ) -> None:
         # For its defaults; without a step it has no state.
         whole = optimizer_class(params, **defaults)
-        self.process_group = member(process_group, "ZeroRedundancyOptimizer") or default_group()
+        self.process_group = known(process_group)
         self._loads = np.zeros(self.process_group.size(), np.int64)
         self._owners: dict[int, int] = {}
         self._consolidated: dict[int, Any] | None = None

@@ -1,4 +1,4 @@
-"""mpiddp's DistributedDataParallel for modules of torch: the same Reducer, Layout and buckets.
+"""mpiddp's DistributedDataParallel for modules of torch: the same `Reducer` and `Buckets`.
 
 torch's autograd makes the gradients; a hook on each parameter moves them into buckets of symmetric memory, of which
 ``grad`` is then a view. Host memory only: the backend "mpiddp" takes tensors of GPUs.

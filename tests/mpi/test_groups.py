@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp import nn, optim
 from mpiddp.faults import monitor
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Resource
+from mpiddp.parallel import GradBucket, PeriodicModelAverager, Timeline, allreduce_hook
 
 pytestmark = pytest.mark.core
 
@@ -471,3 +473,23 @@ def test_making_and_destroying_does_not_grow(world, monkeypatch):
     assert held()[0] == files
     assert held()[1] <= maps + 4, "mappings of the allocator come and go"
     assert len(liveness._links) == known
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: dist.DistributedDataParallel(nn.Linear(2, 2), process_group=NON_MEMBER),
+        lambda: dist.ZeroRedundancyOptimizer(
+            nn.Linear(2, 2).parameters(), optimizer_class=optim.SGD, process_group=NON_MEMBER, lr=0.1
+        ),
+        lambda: PeriodicModelAverager(period=2, process_group=NON_MEMBER),
+        lambda: dist.SyncBatchNorm(2, process_group=NON_MEMBER)(np.ones((4, 2), np.float32)),
+        lambda: allreduce_hook(NON_MEMBER, GradBucket(0, [], np.ones(2, np.float32), is_last=True)),
+        lambda: Timeline("timeline.json", group=NON_MEMBER),
+    ],
+    ids=["ddp", "zero", "average", "batch norm", "hook", "timeline"],
+)
+def test_layers_refuse_a_group_without_this_rank(world, make):
+    """Over all ranks instead they would wait for those that work in their own group."""
+    with pytest.raises(ValueError, match="not a member"):
+        make()
