@@ -23,9 +23,10 @@ def _axes(dim: Dim) -> int | tuple[int, ...] | None:
 
 
 def _kept(shape: Shape, dim: Dim) -> Shape:
+    dim = _axes(dim)
     if dim is None:
         return (1,) * len(shape)
-    axes = {d % len(shape) for d in (dim if isinstance(dim, tuple | list) else (dim,))} if shape else set()
+    axes = {d % len(shape) for d in (dim if isinstance(dim, tuple) else (dim,))} if shape else set()
     return tuple(1 if i in axes else n for i, n in enumerate(shape))
 
 

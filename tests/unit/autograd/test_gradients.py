@@ -288,3 +288,10 @@ def test_gradcheck_sees_nan() -> None:
 
     with pytest.raises(AssertionError):
         gradcheck(Nan.apply, draw((2,)))
+
+
+def test_variance_over_an_empty_list_of_axes_is_that_of_all() -> None:
+    # Not against torch, whose backward gives infinite gradients here.
+    (values,) = draw((5, 3))
+    np.testing.assert_allclose(Tensor(values).var([]).item(), np.var(values, ddof=1))
+    assert gradcheck(lambda a: a.var([]), [values])
