@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,14 @@ class SquareRoot(Function):
 
     def backward(self, grad: Array) -> Any:
         return grad / (2 * self.result)
+
+
+class Deviation(SquareRoot):
+    """The square root of a variance; the gradient at 0 is 0, as torch's."""
+
+    def backward(self, grad: Array) -> Any:
+        no_slope = self.result.dtype.type(math.inf)
+        return grad / array_namespace(grad).where(self.result == 0, no_slope, 2 * self.result)
 
 
 class Tanh(Function):
@@ -299,7 +308,9 @@ class MatMul(Function):
         if self.needs(1):
             if right.ndim == 2:
                 # The sum over the stack is part of the product.
-                for_b = product(left.reshape(-1, left.shape[-1]).T, grad.reshape(-1, grad.shape[-1])).reshape(b.shape)
+                rows = math.prod(left.shape[:-1])
+                stacked, grads = left.reshape(rows, left.shape[-1]), grad.reshape(rows, grad.shape[-1])
+                for_b = product(stacked.T, grads).reshape(b.shape)
             else:
                 for_b = unbroadcast(product(left.swapaxes(-1, -2), grad), right.shape).reshape(b.shape)
         return for_a, for_b

@@ -241,7 +241,7 @@ class Operations(Variable):
 
     def std(self, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: int = 1) -> Self:
         """Return the square root of :meth:`var`."""
-        return self.var(dim, unbiased, keepdim, correction=correction).sqrt()
+        return arithmetic.Deviation.apply(self.var(dim, unbiased, keepdim, correction=correction))
 
     def softmax(self, dim: int) -> Self:
         """Return exponentials scaled to sum to 1 along ``dim``."""

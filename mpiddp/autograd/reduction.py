@@ -96,9 +96,11 @@ class TakeAlong(Function):
 class CumulativeSum(Function):
     def forward(self, a: Array, dim: int) -> Any:
         self.dim = dim
-        return _rounded(a.cumsum(axis=dim, dtype=sum_dtype(a)), a)
+        return _rounded(a.cumsum(axis=dim, dtype=sum_dtype(a)), a).reshape(a.shape)
 
     def backward(self, grad: Array) -> Array:
+        if not grad.ndim:
+            return grad
         xp = array_namespace(grad)
         return xp.flip(xp.flip(grad, self.dim).cumsum(axis=self.dim), self.dim)
 

@@ -97,6 +97,8 @@ class NLLLossFunction(Function):
             # The mean of no sample is NaN, as torch's, without a warning.
             with np.errstate(divide="ignore", invalid="ignore"):
                 self.factors = self.factors / count
+                if safe is not target:  # of no sample, 0 / 0
+                    self.factors = xp.where(ignored, x.dtype.type(0), self.factors)
                 return losses.sum() / count
         return losses.sum()
 
@@ -177,8 +179,9 @@ def cross_entropy(
     if label_smoothing == 0:
         return loss
     labels = array_namespace(scores.data).asarray(wanted)
-    counted = (labels != ignore_index).astype(scores.dtype)
-    smooth = -(scores if factors is None else scores * factors).sum(axis) * counted
+    ignored = labels == ignore_index
+    counted = (~ignored).astype(scores.dtype)
+    smooth = -(scores if factors is None else scores * factors).sum(axis).masked_fill(ignored, 0)
     if reduction == "sum":
         smooth = smooth.sum()
     elif reduction == "mean":

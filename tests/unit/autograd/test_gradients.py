@@ -295,3 +295,28 @@ def test_variance_over_an_empty_list_of_axes_is_that_of_all() -> None:
     (values,) = draw((5, 3))
     np.testing.assert_allclose(Tensor(values).var([]).item(), np.var(values, ddof=1))
     assert gradcheck(lambda a: a.var([]), [values])
+
+
+EDGES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "std of one value": (lambda a: a.std(correction=0), [(1,)]),
+    "std of equal values": (lambda a: (a * 0).std(0), [(3, 2)]),
+    "cumsum of a number": (lambda a: a.cumsum(0), [()]),
+    "product over nothing": (lambda a, b: a @ b, [(3, 0), (0,)]),
+    "product of no rows": (lambda a, b: a @ b, [(2, 0, 3), (3, 4)]),
+    "dot product of nothing": (lambda a, b: a @ b, [(0,), (0,)]),
+}
+
+
+@pytest.mark.parametrize("case", EDGES)
+def test_edges_are_those_of_torch(case: str) -> None:
+    torch = pytest.importorskip("torch")
+    function, shapes = EDGES[case]
+    inputs = draw(*shapes)
+    ours = [Tensor(x, requires_grad=True) for x in inputs]
+    theirs = [torch.tensor(x, requires_grad=True) for x in inputs]
+    out, expected = function(*ours), function(*theirs)
+    np.testing.assert_allclose(out.data, expected.detach().numpy(), strict=True)
+    out.sum().backward()
+    expected.sum().backward()
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine.grad, other.grad.numpy(), strict=True)

@@ -465,10 +465,19 @@ def test_mean_of_no_sample_is_nan_without_a_warning() -> None:
     loss = F.cross_entropy(x, np.zeros(0, np.int64))
     loss.backward()
     assert math.isnan(loss.item()) and x.grad is not None and x.grad.shape == (0, 3)
-    assert math.isnan(F.cross_entropy(np.zeros((2, 3), np.float32), np.array([-100, -100])).item())
-
     for loss in (F.cross_entropy, F.mse_loss):
         assert math.isnan(loss(np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32)).item())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weight", [None, np.array([0.5, 1, 2])])
+def test_batch_of_ignored_targets_has_no_gradient(weight: np.ndarray | None, smoothing: float) -> None:
+    x = Tensor(draw((2, 3))[0], requires_grad=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        loss = F.cross_entropy(x, np.array([-100, -100]), weight, label_smoothing=smoothing)
+        loss.backward()
+    assert math.isnan(loss.item())
+    np.testing.assert_array_equal(x.grad, np.zeros((2, 3)))  # as torch's
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
