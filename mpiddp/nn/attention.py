@@ -164,6 +164,12 @@ class MultiheadAttention(Module):
         ``key_padding_mask``, (L, S) or (N H, L, S) for ``attn_mask``: booleans, True hides a key, or numbers to add to
         the scores. ``is_causal`` hides later positions and, unlike torch's, needs no mask.
         """
+        if not query.ndim == key.ndim == value.ndim == 3:
+            expected = "(N, L, E)" if self.batch_first else "(L, N, E)"
+            raise ValueError(
+                f"attention needs query, key and value of three axes, {expected}"
+                f" with a batch N that may be 1, got shapes {query.shape}, {key.shape} and {value.shape}"
+            )
         q, k, v = (self._split(x) for x in self._projected(query, key, value))  # (N, H, L, E / H)
         p = self.dropout if self.training else 0.0
         mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal)

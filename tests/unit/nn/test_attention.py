@@ -108,6 +108,9 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         F.scaled_dot_product_attention(q, k, v)
     with pytest.raises(RuntimeError, match="should not be set when is_causal"):
         F.scaled_dot_product_attention(q, q, q, attn_mask=np.ones((3, 3), bool), is_causal=True)
+    x = np.ones((3, 4), np.float32)
+    with pytest.raises(ValueError, match=r"three axes, \(N, L, E\) .* got shapes \(3, 4\), \(3, 4\) and \(3, 4\)"):
+        nn.MultiheadAttention(4, 2, batch_first=True)(x, x, x)
     with pytest.raises(ValueError, match="divisible by num_heads, got 6 and 4"):
         nn.MultiheadAttention(6, 4)
 
