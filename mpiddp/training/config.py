@@ -301,6 +301,10 @@ class Config:
             self.schedule == "cosine" and self.lr_min > self.lr,
             (f"--lr-min {self.lr_min:g} is where the cosine ends, and above --lr {self.lr:g}, where it begins"),
         )
+        local = self.average == "local"
+        for name in ("period", "fragments", "outer_lr", "outer_momentum", "local_start"):
+            changed = getattr(self, name) != type(self).__dataclass_fields__[name].default
+            yield not local and changed, f"{options.flag(name)} is an option of --average local"
         naive = self.average == "naive"
         for each in dataclasses.fields(self):
             changed = each.metadata["table"] == "ddp" and getattr(self, each.name) not in (each.default, "naive")
@@ -309,10 +313,6 @@ class Config:
             naive and self.timeline is not None,
             ("--timeline FILE shows buckets, which --average naive has none of; leave one out"),
         )
-        local = self.average == "local"
-        for name in ("period", "fragments", "outer_lr", "outer_momentum", "local_start"):
-            changed = getattr(self, name) != type(self).__dataclass_fields__[name].default
-            yield not local and changed, f"{options.flag(name)} is an option of --average local"
         yield local and self.fragments > self.period, "--fragments: at most one a step, and --period has fewer steps"
         yield local and self.compress != "none", "--compress is for gradients, which --average local does not send"
         yield local and self.zero, "--zero needs equal gradients on all ranks, which --average local has not"

@@ -173,6 +173,7 @@ def test_nearest():
         ({"model": "transformer"}, "--model transformer reads text, and --data digits is images"),
         ({"model": "a.b:C", "dropout": 0.1}, "--dropout is for the models that have a name here"),
         ({"average": "naive", "compress": "fp16"}, "--compress is an option of --average ddp, not of naive"),
+        ({"average": "naive", "period": 10}, "--period is an option of --average local"),
         ({"average": "naive", "broadcast_buffers": False}, "--broadcast-buffers is an option of --average ddp"),
         ({"average": "naive", "timeline": Path("t")}, "--timeline FILE shows buckets"),
         ({"bucket_cap_mb": 1.0, "bucket_cap_mb_list": (1.0,)}, "--bucket-cap-mb or --bucket-cap-mb-list, not both"),
