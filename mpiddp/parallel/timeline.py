@@ -133,7 +133,11 @@ class Timeline:
         text = summary(everybody)
         trace = {"traceEvents": events(everybody), "displayTimeUnit": "ms", "otherData": {"summary": text}}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(trace))
+        try:
+            self.path.write_text(json.dumps(trace))
+        except OSError as error:
+            error.filename = str(self.path)  # the error of a full disk has none
+            raise
         return text
 
 

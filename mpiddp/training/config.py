@@ -400,7 +400,10 @@ def resumed_threads(output: Path, ranks: int) -> int | None:
 
     None without a checkpoint of as many ranks (others have other bits anyway), or with threads.
     """
-    for state in sorted(output.glob("checkpoints/step-*/state.json"), reverse=True):
+    states: list[Path] = []
+    with contextlib.suppress(OSError):  # `Checkpointer` reports it
+        states = sorted(output.glob("checkpoints/step-*/state.json"), reverse=True)
+    for state in states:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             bits = json.loads(state.read_text())["bits"]
             threads = bits["BLAS threads"]

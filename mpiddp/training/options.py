@@ -43,7 +43,7 @@ _KINDS = {
     bool: "true or false",
     str: "a text",
     Path: "a path",
-    tuple: "a list of numbers",
+    tuple: "a list of at least one number",
 }
 
 
@@ -141,7 +141,7 @@ def _converted(key: str, value: Any, kind: Kind) -> Any:
         return Path(value)
     if kind.wanted is float and type(value) is int:
         return float(value)
-    if kind.wanted is tuple and isinstance(value, list | tuple):
+    if kind.wanted is tuple and isinstance(value, list | tuple) and value:
         return tuple(_converted(key, each, Kind(float, False)) for each in value)
     if type(value) is not kind.wanted:
         raise UsageError(f"configuration key {key!r} has to be {_KINDS[kind.wanted]}, got {value!r}")

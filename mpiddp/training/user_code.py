@@ -36,6 +36,10 @@ def import_string(option: str, name: str) -> Callable[..., Any]:
     2.0
     """
     module_name, _, attribute = name.partition(":")
+    if module_name.startswith("."):
+        raise UsageError(
+            f"{option} {name}: {module_name!r} is no name of a module; give it as in `import`, without path and .py"
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # sys.path of the console script lacks it

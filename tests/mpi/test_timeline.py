@@ -63,6 +63,15 @@ def test_one_trace_holds_every_lane_of_every_rank(world: World, path: Path) -> N
     assert len(trace["otherData"]["summary"].splitlines()) == world.size + 1
 
 
+def test_a_full_disk_is_an_error_with_the_file(world: World) -> None:
+    timeline = dist.Timeline(Path("/dev/full"))
+    if world.rank:
+        assert timeline.write() == ""
+        return
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        timeline.write()
+
+
 def test_clocks_of_one_node_agree(world: World) -> None:
     group = dist.group.WORLD
     assert group is not None

@@ -87,7 +87,8 @@ def test_a_default_on_the_command_line_overrides_the_file_too(tmp_path):
         ("[ddp]\nlr = 0.1", r"'lr' belongs to \[optimization\], not to \[ddp\]"),
         ("lr = 0.1\n[optimization]\nlr = 0.2", r"'lr' is there twice, at the top and in \[optimization\]"),
         ('bucket_cap_mb_list = [1, "2"]', "'bucket_cap_mb_list' has to be a number, got '2'"),
-        ("bucket_cap_mb_list = 1", "'bucket_cap_mb_list' has to be a list of numbers, got 1"),
+        ("bucket_cap_mb_list = 1", "'bucket_cap_mb_list' has to be a list of at least one number, got 1"),
+        ("bucket_cap_mb_list = []", r"'bucket_cap_mb_list' has to be a list of at least one number, got \[\]"),
         ("output = 3", "'output' has to be a path, got 3"),
         ('schedule = "cosin"', "--schedule has to be one of constant, cosine, step, got 'cosin'; did you mean cosine?"),
         ('epochs = "3"', "'epochs' has to be a whole number, got '3'"),
@@ -254,6 +255,10 @@ def test_of_the_newest_checkpoint_that_can_be_read(tmp_path):
     checkpoint(tmp_path, 12, "[]")
     assert resumed_threads(tmp_path, 2) == 3
     assert resumed_threads(tmp_path, 4) is None, "the bits of another number of ranks are others anyway"
+
+
+def test_of_a_folder_that_cannot_be_read(tmp_path):
+    assert resumed_threads(tmp_path / ("x" * 300), 2) is None
 
 
 def test_a_run_that_has_set_none(tmp_path):

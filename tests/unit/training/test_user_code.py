@@ -42,6 +42,7 @@ def test_the_working_directory_is_searched(here):
     [
         ("nowhere:make", "--model nowhere:make: there is no module nowhere"),
         ("mine_here.inner:make", "there is no module mine_here.inner"),
+        ("./mine_here:make", r"'./mine_here' is no name of a module; give it as in `import`"),
         ("mine_here:maek", "'maek' is not in mine_here; did you mean make?"),
         ("mine_here:number", "'number' is no callable, it is of type int"),
     ],
