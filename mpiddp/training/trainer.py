@@ -211,6 +211,7 @@ class Trainer:
             "skipped": self.skipped,
             "skipped_in_a_row": self._skipped_in_a_row,
             "last_lr": self._last_lr,
+            "schedule": [self.step if self.scheduler is None else self.scheduler.last_epoch, self._steps_an_epoch()],
             # The base class's: a sharded optimizer's wants the whole state collected first.
             "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
             "random": [],
@@ -249,8 +250,9 @@ class Trainer:
         self._skipped_in_a_row = state.get("skipped_in_a_row", 0)
         self._last_lr = state.get("last_lr", self._last_lr)
         if self.scheduler is not None:
-            # The schedule is this run's, which may have changed; the position is the checkpoint's.
-            self.scheduler.step(self.step)
+            # The schedule is this run's, which may have changed; the position is the checkpoint's, in epochs.
+            position, steps = state.get("schedule", (self.step, self._steps_an_epoch()))
+            self.scheduler.step(round(position * self._steps_an_epoch() / steps))
         self._epoch_s, self._epoch_exposed_s = state["epoch_s"], state["epoch_exposed_s"]
         self.history = [EpochMetrics(**metrics) for metrics in state["history"]]
 
@@ -328,6 +330,9 @@ class Trainer:
             samples, total = (share.samples, share.global_samples) if share else (len(targets), None)
             yield Batch(inputs, targets, samples, total)
 
+    def _steps_an_epoch(self) -> int:
+        return -(-length_hint(self.train_loader, MAX_SKIPPED * self.accumulate) // self.accumulate)
+
     def _make_step(self, train_step: TrainStep, batch: Batch, following: Iterator[Batch]) -> None:
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
         nn.random.set_step(self.step)
@@ -349,8 +354,7 @@ class Trainer:
         """Raise if skips are not wanted or go on for too long."""
         # Overflows end by themselves, as the scale decreases.
         self._skipped_in_a_row += not outcome.overflowed
-        an_epoch = -(-length_hint(self.train_loader, MAX_SKIPPED * self.accumulate) // self.accumulate)
-        too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, an_epoch)
+        too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, self._steps_an_epoch())
         if not outcome.overflowed and (self.on_nan == "stop" or too_many):
             what, cause = train_step.faults(outcome)
             many = "" if self.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "

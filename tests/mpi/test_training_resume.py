@@ -239,6 +239,18 @@ def test_changed_learning_rate_holds(world, tmp_path):
     assert isinstance(trainer.optimizer, SGD) and (group["lr"], group["momentum"]) == (0.5, 0.9)
 
 
+@pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"schedule": "step", "decay_epochs": 1}])
+def test_schedule_of_another_batch_size_goes_on_at_its_epoch(world, planned):
+    stopped, _ = make(epochs=4, **planned)
+    stopped.fit(2)
+    other = {"epochs": 4, "batch_size": 2 * BATCH, **planned}
+    resumed, unbroken = make(**other)[0], make(**other)[0]
+    resumed.load_state_dict(stopped.state_dict(), stopped.arrays())
+    resumed.fit(4)
+    unbroken.fit(4)
+    assert [m.lr for m in resumed.history[2:]] == [m.lr for m in unbroken.history[2:]]
+
+
 def test_damaged_checkpoint_is_skipped_with_a_warning(world, tmp_path, caplog):
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
     trainer, _ = make(stop_after=2)
