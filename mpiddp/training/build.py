@@ -193,7 +193,7 @@ def build_trainer(
     )
     if config.average == "local" and isinstance(model, DistributedDataParallel):
         trainer.averages_gradients = False
-        trainer.stateful["local_sgd"] = local = LocalSGD(config, model, optimizer, steps_an_epoch)
+        trainer.stateful["local_sgd"] = local = LocalSGD(config, model, optimizer)
         trainer.callbacks["step_end"].insert(0, local)  # before checkpoints are made
     if memory is not None:
         trainer.callbacks["step_skip"].append(lambda _: _forget(memory))
@@ -206,13 +206,11 @@ class LocalSGD:
     Gradients are averaged in the first ``local_start`` steps only; parameters are equal at the end of an epoch.
     """
 
-    def __init__(
-        self, config: Config, model: DistributedDataParallel, optimizer: Optimizer, steps_an_epoch: int
-    ) -> None:
-        self._optimizer, self._steps_an_epoch = optimizer, steps_an_epoch
+    def __init__(self, config: Config, model: DistributedDataParallel, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
         self._hook_state = PostLocalSGDState(None, default_group(), config.local_start, False)
         model.register_comm_hook(self._hook_state, post_localSGD_hook)
-        self._averager = DiLoCo(
+        self.averager = DiLoCo(
             optimizer.param_groups,
             config.period,
             config.fragments,
@@ -223,9 +221,10 @@ class LocalSGD:
 
     def __call__(self, trainer: Trainer) -> None:
         """Average what is due; all after an epoch's last step."""
-        self._averager.average_parameters(self._optimizer.param_groups)
-        if trainer.step % self._steps_an_epoch == 0:
-            self._averager.synchronize()
+        self.averager.average_parameters(self._optimizer.param_groups)
+        at = trainer.train_loader.state_dict()
+        if at["position"] == at["length"]:  # steps do not tell: a resumed run may have another batch size
+            self.averager.synchronize()
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters, optimizer state and position in the period; arrays are live."""
@@ -233,18 +232,22 @@ class LocalSGD:
             "iter": self._hook_state.iter,
             "parameters": [p.data for group in self._optimizer.param_groups for p in group["params"]],
             "optimizer": self._optimizer.state_dict()["state"],
-            "averager": self._averager.state_dict(),
+            "averager": self.averager.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the optimizer's present options; arrays are copied."""
+        """Keep the optimizers' present options; arrays are copied."""
         self._hook_state.iter = state["iter"]
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         for parameter, saved in zip(parameters, state["parameters"], strict=True):
             parameter.data[...] = saved
-        options = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": options})
-        self._averager.load_state_dict(state["averager"])
+        self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": self._options(self._optimizer)})
+        outer = state["averager"]["outer_optimizer"] | {"param_groups": self._options(self.averager.outer_optimizer)}
+        self.averager.load_state_dict(state["averager"] | {"outer_optimizer": outer})
+
+    @staticmethod
+    def _options(optimizer: Optimizer) -> Any:
+        return optimizer.state_dict()["param_groups"]
 
 
 def _forget(memory: PowerSGDState) -> None:

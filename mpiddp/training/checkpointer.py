@@ -173,7 +173,8 @@ class Checkpointer:
 
 
 def _check(then: Mapping[str, Any], config: Config) -> None:
-    for name in _MUST_AGREE:
+    local = then.get("average") == config.average == "local"
+    for name in (*_MUST_AGREE, *(["fragments"] if local else [])):
         if name in then and then[name] != getattr(config, name):
             raise UsageError(
                 f"the checkpoint to resume from was made with {name}={then[name]}, this run has"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.training import UsageError
+from mpiddp.training.checkpointer import Checkpointer
+from mpiddp.training.ranks import raise_on_all_ranks
 
 from .configured import configured, trained
 from .learning import assert_close, assert_same_bits_everywhere
-from .test_training_resume import EPOCHS, STEPS_AN_EPOCH, bits, make
+from .test_training_resume import EPOCHS, SAMPLES, STEPS_AN_EPOCH, bits, make
 
 PLAIN = {"average": "local", "outer_lr": 1.0, "outer_momentum": 0.0}
 
@@ -54,6 +57,41 @@ def test_resumed_run_has_the_bits_of_an_unbroken_one(world, step):
     resumed.load_state_dict(state, arrays)
     resumed.fit(EPOCHS)
     assert bits(resumed) == bits(unbroken)
+
+
+def resumed(stopped: Any, **options: Any) -> Any:
+    trainer = make(average="local", **options)[0]
+    arrays = {name: x.copy() for name, x in (stopped.arrays() | stopped.own_arrays()).items()}
+    trainer.load_state_dict(stopped.state_dict(), arrays)
+    return trainer
+
+
+def test_ranks_have_one_model_at_the_end_of_an_epoch_of_another_batch_size(world):
+    stopped = make(stop_after=2, average="local", period=1000)[0]
+    stopped.fit(EPOCHS)
+    trainer = resumed(stopped, period=1000, batch_size=12)
+    trainer.callbacks["epoch_end"].append(lambda t: assert_same_bits_everywhere(parameters(t)))
+    trainer.fit(EPOCHS)
+    assert trainer.epoch == EPOCHS and trainer.step % -(-SAMPLES // 12)
+
+
+def test_resumed_run_keeps_its_own_options_of_the_outer_step(world):
+    stopped = make(stop_after=2, average="local", period=4)[0]
+    stopped.fit(EPOCHS)
+    trainer = resumed(stopped, period=4, outer_lr=0.25, outer_momentum=0.5)
+    (group,) = trainer.stateful["local_sgd"].averager.outer_optimizer.param_groups
+    assert (group["lr"], group["momentum"]) == (0.25, 0.5)
+
+
+def test_checkpoint_of_other_fragments_is_refused(world, tmp_path):
+    told = [tmp_path]
+    dist.broadcast_object_list(told, src=0)
+    trainer, config = make(average="local", period=4, fragments=2, output=told[0], resume="auto")
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    raise_on_all_ranks(checkpointer.finish)
+    with pytest.raises(UsageError, match="made with fragments=2, this run has fragments=1"):
+        Checkpointer(dataclasses.replace(config, fragments=1)).resume(trainer)
 
 
 @pytest.mark.parametrize(
