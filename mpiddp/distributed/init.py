@@ -99,6 +99,7 @@ def init_process_group(
     limit_s = seconds(timeout)
     timeout_s = settings.default_timeout_s() if limit_s is None else limit_s
     debug_level = settings.debug_level()
+    settings.deterministic()  # checked before it is needed, which may be late
     if comm is not None:
         _check_comm(comm)
     _choose_device(device_id)

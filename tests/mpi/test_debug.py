@@ -181,7 +181,7 @@ def test_results_are_right_under_detail(world, level):
         assert (y == world.size - 1).all()
 
 
-def test_the_environment_sets_the_level(world, monkeypatch):
+def test_the_environment_sets_the_level_and_nonsense_is_an_error(world, monkeypatch):
     dist.destroy_process_group()
     monkeypatch.setenv("MPIDDP_DEBUG", "detail")
     dist.init_process_group()
@@ -191,6 +191,9 @@ def test_the_environment_sets_the_level(world, monkeypatch):
     with pytest.raises(ValueError, match="OFF, INFO or DETAIL"):
         dist.init_process_group()
     monkeypatch.delenv("MPIDDP_DEBUG")
+    with monkeypatch.context() as wrong, pytest.raises(ValueError, match="MPIDDP_DETERMINISTIC must be 0 or 1"):
+        wrong.setenv("MPIDDP_DETERMINISTIC", "true")
+        dist.init_process_group()
     dist.init_process_group()
     assert (debug.on, debug.detail) == (False, False)
     debug.logger.handlers.clear()
