@@ -253,7 +253,7 @@ def _marker_file() -> Iterator[Path]:
         descriptor, name = tempfile.mkstemp(prefix=".mpiddp-run-", dir=Path.cwd())
     except OSError as error:
         raise UsageError(
-            f"{Path.cwd()} cannot be written ({error.strerror}): run in a folder that all nodes see"
+            f"the working directory cannot be written ({error}): run in a folder that all nodes see"
         ) from error
     os.close(descriptor)
     try:

@@ -80,3 +80,15 @@ def test_programs_of_ranks_end_with_their_job(monkeypatch, tmp_path):
     finally:
         for each in programs:
             each.kill()
+
+
+def test_a_working_directory_that_is_gone_is_a_usage_error(monkeypatch, tmp_path):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with (
+        pytest.raises(supervisor.UsageError, match="the working directory cannot be written"),
+        supervisor._marker_file(),
+    ):
+        pass
+    monkeypatch.chdir(tmp_path)
