@@ -82,8 +82,10 @@ def run(config: Config, version: str) -> int:
         if dist.is_initialized():
             dist.destroy_process_group()
     if code == EXIT_CHECKPOINTED:
-        # srun -K terminates ranks that end a moment after the first, and would report that instead.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # srun -K terminates ranks that end a moment after the first, and would report that instead; so would a second
+        # SIGUSR1.
+        for each in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(each, signal.SIG_IGN)
     return code
 
 
@@ -102,7 +104,8 @@ class _Run:
         self._surroundings: dict[str, Any] = {}
         self._data: tuple[Dataset, Dataset]
         self._log: RankLog | None = None
-        self._stop: StopRequest
+        # Until the end: a signal that is late on one rank would end the saving.
+        self._stop = stack.enter_context(StopRequest())
 
     def prepare(self, ranks: int) -> None:
         """Load the data and begin to listen to signals, on spares too."""
@@ -126,8 +129,7 @@ class _Run:
         deadline = _known_to_all(deadline)
         if self._log is None:
             self._log = self._stack.enter_context(log)
-            # Until the end: a signal that is late on one rank would end the saving.
-            self._stop = self._stack.enter_context(StopRequest(deadline))
+            self._stop.listen(deadline)
 
     def survivable(self) -> bool:
         """Return False if some state is on single ranks only, or in GPU memory that other ranks have mapped."""

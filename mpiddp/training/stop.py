@@ -73,18 +73,26 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopRequest:
-    """Records the first signal; a second Ctrl-C interrupts at once. For the main thread."""
+    """Records the first signal; a second Ctrl-C interrupts at once. For the main thread.
 
-    def __init__(self, deadline: Deadline | None = None) -> None:
+    On entry it takes SIGUSR1 alone, which MPICH's MPI_Init has begun to ignore; `listen` takes the others, too.
+    """
+
+    def __init__(self) -> None:
         self.number = 0
         self.late = False
         self._interrupted = False
-        self._deadline = deadline
+        self._deadline: Deadline | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {each: signal.signal(each, self._remember) for each in STOP_SIGNALS}
+        self._before = {signal.SIGUSR1: signal.signal(signal.SIGUSR1, self._remember)}
         return self
+
+    def listen(self, deadline: Deadline | None = None) -> None:
+        self._deadline = deadline
+        for each in STOP_SIGNALS:
+            self._before.setdefault(each, signal.signal(each, self._remember))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -257,7 +257,8 @@ LEAVING = """
 import atexit, os, signal, sys
 from mpiddp.cli import main
 
-atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+for each in (signal.SIGTERM, signal.SIGUSR1):
+    atexit.register(os.kill, os.getpid(), each)
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -266,6 +267,25 @@ def test_ranks_that_have_stopped_say_so_whatever_the_launcher_does_to_them_then(
     options = ("train", "--model", "mlp", "--max-time", "1", "--margin", "1", "--output", str(tmp_path))
     stopped = launcher.mpirun(2, LEAVING, *options)
     assert stopped.rc == 75 and "--max-time on rank 0: stopped after step 1, saved" in stopped.stdout, stopped
+
+
+EARLY = """
+import os, signal, sys
+from mpiddp.cli import main
+from mpiddp.training import run
+
+def load(config):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    return found(config)
+
+found, run.load_data = run.load_data, load
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_that_comes_while_the_data_are_loaded_stops_the_run_after_a_step(tmp_path):
+    stopped = launcher.mpirun(2, EARLY, "train", "--model", "mlp", "--output", str(tmp_path))
+    assert stopped.rc == 75 and "SIGUSR1 on rank 0: stopped after step 1, saved" in stopped.stdout, stopped
 
 
 @pytest.mark.once

@@ -84,7 +84,8 @@ def test_a_clock_that_is_set_meanwhile_does_not_count(clock, monkeypatch):
 
 
 def test_a_stop_request_says_why(clock):
-    stop = StopRequest(Deadline(1100.0, margin_s=20))
+    with StopRequest() as stop:
+        stop.listen(Deadline(1100.0, margin_s=20))
     assert not stop() and stop.reason is None
     clock[0] = 1090.0
     assert stop() and stop.reason == "--max-time" and stop.number == 0
@@ -93,6 +94,7 @@ def test_a_stop_request_says_why(clock):
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_signal_is_remembered(number):
     with StopRequest() as stop:
+        stop.listen()
         assert not stop()
         os.kill(os.getpid(), number)
         assert stop() and stop.number == number
@@ -101,6 +103,7 @@ def test_signal_is_remembered(number):
 def test_the_first_of_several_counts():
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGUSR1)
+        stop.listen()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.number == signal.SIGUSR1
@@ -109,6 +112,7 @@ def test_the_first_of_several_counts():
 @pytest.mark.parametrize("before", [[], [signal.SIGUSR1]])
 def test_second_ctrl_c_interrupts(before):
     with pytest.raises(KeyboardInterrupt), StopRequest() as stop:
+        stop.listen()
         for number in before:
             os.kill(os.getpid(), number)
         os.kill(os.getpid(), signal.SIGINT)
@@ -118,6 +122,8 @@ def test_second_ctrl_c_interrupts(before):
 
 def test_handlers_are_put_back():
     before = [signal.getsignal(each) for each in STOP_SIGNALS]
-    with StopRequest():
-        assert [signal.getsignal(each) for each in STOP_SIGNALS] != before
+    with StopRequest() as stop:
+        assert sum(signal.getsignal(each) != was for each, was in zip(STOP_SIGNALS, before, strict=True)) == 1
+        stop.listen()
+        assert all(signal.getsignal(each) != was for each, was in zip(STOP_SIGNALS, before, strict=True))
     assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
