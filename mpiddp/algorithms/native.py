@@ -14,7 +14,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, as_message, chunks, countable, counted, movable, size_of
 from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
-from mpiddp.mpi.requests import All, Each, Steps
+from mpiddp.mpi.requests import All, Each, Steps, matched_probe
 from mpiddp.shm.segment import address_of
 from mpiddp.typing import Array
 
@@ -178,7 +178,7 @@ class _Blocks:
     def Wait(self) -> None:  # noqa: N802
         self._take_early()
         while self._left:
-            self._sort(self._comm.Mprobe(MPI.ANY_SOURCE, Tag.BLOCK, self._status))
+            self._sort(matched_probe(self._comm, MPI.ANY_SOURCE, Tag.BLOCK, self._status))
         MPI.Request.Waitall(self._requests)
 
     def _take_early(self) -> None:

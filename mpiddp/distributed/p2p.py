@@ -134,7 +134,8 @@ def recv(
         receive.wait()
         recorder.end(entry)
         return found.ranks[receive.sender]
-    began = requests.begin_wait(new_operation(Operation, fields))
+    operation = new_operation(Operation, fields)  # a Ctrl-C finds it here
+    began = requests.begin_wait(operation)
     try:
         sender = found.mailbox.recv(x, source, tag, fields)
     finally:

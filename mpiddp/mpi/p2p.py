@@ -22,7 +22,7 @@ from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, movable, size_of
 from .operation import Members, Operation
 from .p2p_device import Departure, DeviceReceive
-from .requests import activate, deactivate, drive
+from .requests import activate, deactivate, drive, matched_probe
 from .work import Work
 
 _EAGER_BYTES = 1 << 10
@@ -195,7 +195,7 @@ class Mailbox(Resource):
         """Block in MPI; only while nothing is pending in this process."""
         wanted, status = MPI.ANY_SOURCE if source == ANY_SOURCE else source, self._status
         if not self._arrived and type(x) is np.ndarray:
-            message = self._comm.Mprobe(wanted, MPI.ANY_TAG, status)
+            message = matched_probe(self._comm, wanted, MPI.ANY_TAG, status)
             if status.Get_tag() == tag * CODES + dtype_code(x.dtype):
                 size_bytes = size_of(status)
                 if size_bytes <= x.nbytes:
@@ -206,7 +206,7 @@ class Mailbox(Resource):
         try:
             arrival = self._take(receive)
             while arrival is None:
-                self._arrived.append(self._arrival(self._comm.Mprobe(wanted, MPI.ANY_TAG, status)))
+                self._arrived.append(self._arrival(matched_probe(self._comm, wanted, MPI.ANY_TAG, status)))
                 arrival = self._take(receive)
             receive.accept(arrival)
             receive.wait_matched()

@@ -150,6 +150,8 @@ def seconds(timeout: timedelta | float | None) -> float | None:
 # Each poll before sleeping yields the core, which ranks may share.
 _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
+_POLLS_BEFORE_YIELD = 50
+"""Of a blocking receive: the time of a short message between two cores."""
 _POLLS_PER_CHECK = 64
 
 
@@ -177,6 +179,18 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
         raise
     finally:
         end_wait(me, outer)
+
+
+def matched_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
+    """Wait for a message; MPI's own Mprobe spins through the time slice of a core that the sender may need."""
+    polls = 0
+    while (message := comm.Improbe(source, tag, status)) is None:
+        polls += 1
+        if polls > _POLLS_BEFORE_SLEEP:
+            time.sleep(_SLEEP_S)
+        elif polls > _POLLS_BEFORE_YIELD:
+            os.sched_yield()
+    return message
 
 
 def begin_wait(operation: Operation) -> tuple[int, Operation | None]:
