@@ -1,6 +1,7 @@
-"""Two checkouts side by side: ``python -m tests.bars OLD NEW [--ranks 2 4] [--rounds N] [--json FILE]``.
+"""Two builds side by side: ``python -m tests.bars OLD NEW [--ranks 2 4] [--rounds N] [--json FILE]``.
 
-Jobs of both measure a bar in turn, each while the other sleeps: a ratio compares what the machine gave to both within a
+A build is a checkout or a wheel: keep a release's wheel (``pip wheel --no-deps .``) to measure later ones beside it. Jobs
+of both measure a bar in turn, each while the other sleeps: a ratio compares what the machine gave to both within a
 fraction of a second. Every few rounds there are new jobs, elsewhere in memory. A figure is the fastest of many loops
 (see `bars_job`); the tables have its median and minimum over the rounds, the median of the rounds' ratios, and how far
 a call is from mpi4py's own.
@@ -15,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,15 @@ class Job:
         return json.loads(file.read_text())
 
 
+def unpacked(build: Path, folder: Path) -> Path:
+    """Return a folder to import mpiddp from: a checkout as it is, a wheel's content in ``folder``."""
+    if build.suffix != ".whl":
+        return build.resolve()
+    with zipfile.ZipFile(build) as wheel:
+        wheel.extractall(folder)
+    return folder.resolve()
+
+
 def import_time(checkout: Path) -> float:
     found = []
     for _ in range(IMPORTS):
@@ -151,7 +162,7 @@ def beside(found: Figures) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bars", description=__doc__.partition("\n")[0])
-    parser.add_argument("old", type=Path, help="a checkout of mpiddp")
+    parser.add_argument("old", type=Path, help="a checkout or wheel of mpiddp")
     parser.add_argument("new", type=Path, help="another one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="even numbers of ranks")
     parser.add_argument("--rounds", type=int, default=6, help="how often each build measures each bar (6)")
@@ -160,7 +171,12 @@ def main() -> None:
     options = parser.parse_args()
     if any(size < 2 or size % 2 for size in options.ranks):
         parser.error("the ping-pong is between pairs of ranks: expected even numbers of ranks")
-    checkouts = dict(zip(BUILDS, (options.old.resolve(), options.new.resolve()), strict=True))
+    with tempfile.TemporaryDirectory() as scratch:
+        builds = zip(BUILDS, (options.old, options.new), strict=True)
+        compare({name: unpacked(build, Path(scratch, name)) for name, build in builds}, options)
+
+
+def compare(checkouts: dict[str, Path], options: argparse.Namespace) -> None:
     library, begin = "", time.monotonic()
     figures: dict[int, Figures] = {size: {} for size in [*options.ranks, 0]}
     imports = figures[0]["import mpiddp"] = {build: [] for build in BUILDS}
