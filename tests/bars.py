@@ -1,10 +1,9 @@
 """Two builds side by side: ``python -m tests.bars OLD NEW [--ranks 2 4] [--rounds N] [--json FILE]``.
 
-A build is a checkout or a wheel: keep a release's wheel (``pip wheel --no-deps .``) to measure later ones beside it. Jobs
-of both measure a bar in turn, each while the other sleeps: a ratio compares what the machine gave to both within a
-fraction of a second. Every few rounds there are new jobs, elsewhere in memory. A figure is the fastest of many loops
-(see `bars_job`); the tables have its median and minimum over the rounds, the median of the rounds' ratios, and how far
-a call is from mpi4py's own.
+A build is a checkout, or a wheel that was kept (``pip wheel --no-deps .``). Jobs of both measure a bar in turn, each
+while the other sleeps: a ratio compares what the machine gave to both within a fraction of a second. Every few rounds
+there are new jobs, elsewhere in memory. A figure is the fastest of many loops (see `bars_job`); the tables have its
+median and minimum over the rounds, the median of the rounds' ratios, and how far a call is from mpi4py's own.
 """
 
 from __future__ import annotations

@@ -49,14 +49,14 @@ class DataLoader:
         Use a :class:`~mpiddp.data.RandomSampler` with ``generator``, random numbers or their seed.
     sampler : iterable of int, optional
         The order instead, such as a :class:`~mpiddp.data.DistributedSampler`.
+    batch_sampler : iterable of sequences of int, optional
+        Indices of each batch, such as a :class:`~mpiddp.data.GlobalBatchSampler`, instead of ``batch_size``,
+        ``shuffle``, ``sampler`` and ``drop_last``.
     num_workers : int
         Threads that fetch batches ahead, ``prefetch_factor`` each; 0 fetches in the consumer.
     collate_fn : callable, optional
         Makes a batch of a list of samples. Default: the data set's ``batch``, which needs no loop over samples, or
         :func:`~mpiddp.data.default_collate`.
-    batch_sampler : iterable of sequences of int, optional
-        Indices of each batch, such as a :class:`~mpiddp.data.GlobalBatchSampler`, instead of ``batch_size``,
-        ``shuffle``, ``sampler`` and ``drop_last``.
     device : {"cpu", "cuda"}
         "cuda" is the current device, to which the next batch is copied while it computes; the consumer's stream waits
         for the copy, the consumer does not.
@@ -79,13 +79,14 @@ class DataLoader:
         batch_size: int = 1,
         shuffle: bool = False,
         sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[Indices] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
-        prefetch_factor: int = 2,
+        *,
         generator: np.random.Generator | int | None = None,
-        batch_sampler: Iterable[Indices] | None = None,
+        prefetch_factor: int = 2,
         device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
         if num_workers < 0:

@@ -248,3 +248,8 @@ def test_random_sampler() -> None:
     assert list(RandomSampler([])) == [] == list(RandomSampler([], replacement=True))
     with pytest.raises(ValueError, match="num_samples should be a positive integer value"):
         RandomSampler(range(3), num_samples=0)
+
+
+def test_positions_are_those_of_torch():
+    loader = DataLoader(range(10), 1, False, None, [[3, 1], [7]], 2, None, False, False)
+    assert [list(batch) for batch in loader] == [[3, 1], [7]] and loader.num_workers == 2
