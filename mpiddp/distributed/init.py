@@ -124,6 +124,9 @@ def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend
             if failed is None or comm is not None or not failed.failures.caused(error):
                 raise
             groups.discard()
+    if first and job.world.rank == 0:
+        for unknown in settings.unknown_variables():
+            warnings.warn(unknown, stacklevel=3)
     now, before = job.world.size, MPI.COMM_WORLD.size
     if first and now < before and job.world.rank == 0:
         warnings.warn(f"{before - now} of {before} ranks died during the start; {now} go on", stacklevel=3)

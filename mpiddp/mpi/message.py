@@ -214,8 +214,8 @@ def expect_apart(outputs: Sequence[Array], operation: str) -> None:
     for start, size_bytes, index in sorted((_address(x), x.nbytes, index) for index, x in enumerate(outputs) if x.size):
         if start < end:
             raise ArrayError(
-                f"{operation} needs outputs with memory of their own, got the arrays {last} and {index} of the list over"
-                " the same memory, where one result would replace the other: make one for each rank, such as"
+                f"{operation} needs outputs with memory of their own, got the arrays {last} and {index} of the list"
+                " over the same memory, where one result would replace the other: make one for each rank, such as"
                 " [numpy.empty_like(x) for _ in range(size)]"
             )
         end, last = start + size_bytes, index
