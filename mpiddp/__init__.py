@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import moved
 from .faults import shutdown
 from .mpi import stdio
 from .settings import announce_ranks, launch
@@ -62,18 +63,19 @@ _NAMES = {
     "powerSGD_hook": "parallel",
     "save": "serialization",
 }
+moved.at_the_top.update(_NAMES)
 
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise moved.missing(__name__, name)
     source = importlib.import_module(f"{__name__}.{_NAMES.get(name, 'distributed')}")
     try:
         found = getattr(source, name)
     except AttributeError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        raise moved.missing(__name__, name, "distributed") from None
     globals()[name] = found
     return found
 
