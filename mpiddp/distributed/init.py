@@ -16,6 +16,7 @@ from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
 from mpiddp.faults.shutdown import time_limit
 from mpiddp.mpi.lazy import MPI, finalized, running
+from mpiddp.mpi.recorder import warn
 from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.world import Claims
 
@@ -126,10 +127,10 @@ def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend
             groups.discard()
     if first and job.world.rank == 0:
         for unknown in settings.unknown_variables():
-            warnings.warn(unknown, stacklevel=3)
+            warn(unknown)
     now, before = job.world.size, MPI.COMM_WORLD.size
     if first and now < before and job.world.rank == 0:
-        warnings.warn(f"{before - now} of {before} ranks died during the start; {now} go on", stacklevel=3)
+        warn(f"{before - now} of {before} ranks died during the start; {now} go on")
 
 
 def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:
