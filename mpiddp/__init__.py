@@ -1,4 +1,4 @@
-"""``torch.distributed`` and ``DistributedDataParallel`` on MPI, for NumPy and CuPy arrays, without PyTorch.
+"""``torch.distributed`` and ``DistributedDataParallel`` on MPI: for NumPy and CuPy arrays, and as PyTorch's backend.
 
 ``import mpiddp as dist`` gives torch's names, loaded on first use: the import starts no MPI and imports neither NumPy
 nor CuPy. It fills RANK, WORLD_SIZE and LOCAL_RANK, where unset, from the launcher's variables, because scripts read
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .serialization import load as load
     from .serialization import save as save
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PACKAGES = ("autograd", "data", "device", "distributed", "elastic", "nn", "optim", "parallel", "training")
 # Names of other packages at the top level; those of `distributed` all are.

@@ -1,6 +1,6 @@
 """Environment variables: mpiddp's own and the launchers'. Imports the standard library only.
 
-No other module reads them. Each is read on request, so that a test or a script may set it until then.
+mpiddp's own are read here alone, each on request, so that a test or a script may set it until then.
 """
 
 from __future__ import annotations
