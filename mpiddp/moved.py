@@ -63,3 +63,16 @@ def missing(module: str, name: str, also: str = "") -> AttributeError | ImportEr
     if cure and frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
         return ImportError(text)  # `from ... import` would replace the text of an AttributeError
     return AttributeError(text, name=name, obj=sys.modules[module])
+
+
+class _Modules:
+    """The last finder of modules, asked for those that no other has found."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        package, _, row = name.partition(".")
+        if package == "mpiddp" and row in _INSTEAD:
+            raise ModuleNotFoundError(f"No module named {name!r}: {_INSTEAD[row]}", name=name)
+
+
+sys.meta_path.append(_Modules)

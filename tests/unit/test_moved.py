@@ -18,6 +18,11 @@ from mpiddp import moved
         ("mpiddp.reduce_op", "module 'mpiddp' has no attribute 'reduce_op': use ReduceOp, such as ReduceOp.SUM"),
         ("mpiddp.distributed.DistributedDataParallel", "use mpiddp.DistributedDataParallel"),
         ("mpiddp.optim.ZeroRedundancyOptimizer", "use mpiddp.ZeroRedundancyOptimizer"),
+        (
+            "from mpiddp.nn.parallel import DataParallel",
+            "No module named 'mpiddp.nn.parallel': use mpiddp.DistributedDa",
+        ),
+        ("import mpiddp.utils.data", "No module named 'mpiddp.utils': torch.utils.data's names are in mpiddp.data"),
         ("from mpiddp import DDP", "use mpiddp.DistributedDataParallel"),
         ("from mpiddp.distributed import save", "use mpiddp.save"),
     ],
@@ -25,9 +30,8 @@ from mpiddp import moved
 def test_natural_names_are_told(statement, text):
     with pytest.raises((AttributeError, ImportError)) as caught:
         exec(statement, {"mpiddp": mpiddp})
-    assert text in str(caught.value) and type(caught.value) is (
-        ImportError if "import" in statement else AttributeError
-    )
+    assert text in str(caught.value)
+    assert isinstance(caught.value, ImportError if "import" in statement else AttributeError)
 
 
 def test_other_names_are_as_in_any_module():
