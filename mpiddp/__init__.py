@@ -1,4 +1,4 @@
-"""``torch.distributed`` and ``DistributedDataParallel`` on MPI, for NumPy and CuPy arrays, without PyTorch.
+"""``torch.distributed`` and ``DistributedDataParallel`` on MPI: for NumPy and CuPy arrays, and as PyTorch's backend.
 
 ``import mpiddp as dist`` gives torch's names, loaded on first use: the import starts no MPI and imports neither NumPy
 nor CuPy. It fills RANK, WORLD_SIZE and LOCAL_RANK, where unset, from the launcher's variables, because scripts read
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import moved
 from .faults import shutdown
 from .mpi import stdio
 from .settings import announce_ranks, launch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from .serialization import load as load
     from .serialization import save as save
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PACKAGES = ("autograd", "data", "device", "distributed", "elastic", "nn", "optim", "parallel", "training")
 # Names of other packages at the top level; those of `distributed` all are.
@@ -62,18 +63,19 @@ _NAMES = {
     "powerSGD_hook": "parallel",
     "save": "serialization",
 }
+moved.at_the_top.update(_NAMES)
 
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise moved.missing(__name__, name)
     source = importlib.import_module(f"{__name__}.{_NAMES.get(name, 'distributed')}")
     try:
         found = getattr(source, name)
     except AttributeError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        raise moved.missing(__name__, name, "distributed") from None
     globals()[name] = found
     return found
 

@@ -158,15 +158,15 @@ def _limit_threads(before: int | None = None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code; a `UsageError` is one line on stderr, from rank 0."""
+    """Run a command and return the exit code; an error of usage is one line on stderr, from rank 0."""
     try:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)
-    except UsageError as error:
+    except (UsageError, settings.SettingError) as error:
         launch = settings.launch()
         if launch is None or launch.rank == 0:
             print(f"mpiddp: error: {error}", file=sys.stderr, flush=True)
         elif not running() and "Hydra" not in launch.launcher:  # Hydra waits for all of them
             time.sleep(_HEAD_START_S)
-        return error.exit_code
+        return getattr(error, "exit_code", UsageError.exit_code)
     return code

@@ -1,10 +1,11 @@
 """Environment variables: mpiddp's own and the launchers'. Imports the standard library only.
 
-No other module reads them. Each is read on request, so that a test or a script may set it until then.
+mpiddp's own are read here alone, each on request, so that a test or a script may set it until then.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -14,6 +15,10 @@ from typing import NamedTuple
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """They bound the threads of the BLAS libraries, which read them when NumPy is imported, never later."""
+
+
+class SettingError(ValueError):
+    """An environment variable means nothing; the text says what was expected."""
 
 
 class Launch(NamedTuple):
@@ -48,7 +53,7 @@ def _switch(name: str) -> bool | None:
     """Return a variable of 0 or 1 as a bool, or None if it is unset."""
     text = os.environ.get(name, "")
     if text not in ("", "0", "1"):
-        raise ValueError(f"{name} must be 0 or 1; got {text!r}")
+        raise SettingError(f"{name} must be 0 or 1; got {text!r}")
     return None if text == "" else text == "1"
 
 
@@ -143,6 +148,25 @@ MARKERS = "MPIDDP_MARKER", "MPIDDP_OUTER_MARKER"
 _RANK_PROCESS = "MPIDDP_RANK_PROCESS"
 """Left by a rank for the programs that it starts: its process id and its job's name."""
 
+_VARIABLES = (
+    *("MPIDDP_ALGORITHM", "MPIDDP_CACHE", "MPIDDP_CUDA_AWARE", "MPIDDP_DEBUG", "MPIDDP_DETERMINISTIC", "MPIDDP_EAGER"),
+    *("MPIDDP_FLIGHT_RECORDER", "MPIDDP_NODES", "MPIDDP_TIMELINE", "MPIDDP_TIMEOUT", "MPIDDP_WARN_AFTER"),
+)
+_OTHER_VARIABLES = ("MPIDDP_LAUNCH", "MPIDDP_RESTARTS", *MARKERS, _RANK_PROCESS)  # the first two: of slurm/env.sh
+
+
+def unknown_variables() -> list[str]:
+    """Return a sentence for each variable that is named as mpiddp's and that nothing reads."""
+    known = {*_VARIABLES, *_OTHER_VARIABLES}
+    own = (name for name in os.environ if name.startswith("MPIDDP_") and not name.startswith("MPIDDP_TEST_"))
+    found = []
+    for name in sorted(set(own) - known):
+        near = difflib.get_close_matches(name, _VARIABLES, 1, cutoff=0.8)  # all share MPIDDP_
+        cure = f"did you mean {near[0]}?" if near else f"there are {', '.join(_VARIABLES)}"
+        found.append(f"{name} is set, and mpiddp has no such variable: {cure}")
+    return found
+
+
 # A job within a Slurm step has the step's name, too.
 _JOB_NAMES = ("PMIX_NAMESPACE", "PMI_PORT", "PALS_APID", "FLUX_JOB_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
@@ -210,14 +234,14 @@ def pretended_nodes() -> tuple[int, ...] | None:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"MPIDDP_NODES must be one integer for each rank, such as 0,0,1,1; got {text!r}") from None
+        raise SettingError(f"MPIDDP_NODES must be one integer for each rank, such as 0,0,1,1; got {text!r}") from None
 
 
 def default_timeout_s() -> float:
     """Return the default time limit of an operation (30 minutes)."""
     text, seconds = _number("MPIDDP_TIMEOUT", "1800")
     if not seconds > 0:
-        raise ValueError(f"MPIDDP_TIMEOUT must be a number of seconds above 0; got {text!r}")
+        raise SettingError(f"MPIDDP_TIMEOUT must be a number of seconds above 0; got {text!r}")
     return seconds
 
 
@@ -225,7 +249,7 @@ def warn_after_s() -> float:
     """Return the seconds of waiting before the first warning; 0: no warnings."""
     text, seconds = _number("MPIDDP_WARN_AFTER", "60")
     if not seconds >= 0:
-        raise ValueError(f"MPIDDP_WARN_AFTER must be a number of seconds, or 0 for no warnings; got {text!r}")
+        raise SettingError(f"MPIDDP_WARN_AFTER must be a number of seconds, or 0 for no warnings; got {text!r}")
     return seconds
 
 
@@ -243,7 +267,7 @@ def debug_level() -> str:
     """Return OFF, INFO (log every operation) or DETAIL (compare every operation over the group)."""
     level = os.environ.get("MPIDDP_DEBUG", "OFF").upper()
     if level not in ("OFF", "INFO", "DETAIL"):
-        raise ValueError(f"MPIDDP_DEBUG must be OFF, INFO or DETAIL; got {level!r}")
+        raise SettingError(f"MPIDDP_DEBUG must be OFF, INFO or DETAIL; got {level!r}")
     return level
 
 
@@ -275,7 +299,7 @@ def algorithms() -> dict[str, str]:
     for part in filter(None, text.split(",")):
         operation, colon, name = part.strip().partition(":")
         if not (operation and colon and name):
-            raise ValueError(
+            raise SettingError(
                 f"MPIDDP_ALGORITHM must be OPERATION:ALGORITHM[,...], such as all_reduce:ring; got {text!r}"
             )
         chosen[operation] = name

@@ -261,7 +261,10 @@ def _checked(operation: str, name: str) -> str:
 
 @functools.cache
 def _overrides() -> dict[str, str]:
-    return {operation: _checked(operation, name) for operation, name in settings.algorithms().items()}
+    try:
+        return {operation: _checked(operation, name) for operation, name in settings.algorithms().items()}
+    except ValueError as error:
+        raise settings.SettingError(str(error)) from None
 
 
 def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:

@@ -3,6 +3,8 @@
 It knows neither networks nor MPI; a gradient to be sent is born in its leaf's ``grad_slot``.
 """
 
+from mpiddp import moved
+
 from .engine import queue_callback
 from .function import Function, RemovableHandle, enable_grad, is_grad_enabled, no_grad
 from .gradcheck import gradcheck
@@ -23,3 +25,5 @@ __all__ = [
     "stack",
     "where",
 ]
+
+moved.explain(__name__)

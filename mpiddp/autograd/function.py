@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from mpiddp.device import array_namespace
+from mpiddp.device import array_namespace, is_device_array
 from mpiddp.device.half import sum_dtype
 from mpiddp.typing import Array, Shape
 
@@ -108,6 +108,21 @@ def is_differentiable(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "fcV"
 
 
+_TAKEN = {np.ndarray, int, float, bool, tuple, type(None), str}
+
+
+def expect_array_or_option(value: object) -> None:
+    """Raise TypeError for an array of another library, whose functions would run here and fail far away."""
+    if hasattr(value, "__dlpack__") and not (isinstance(value, np.ndarray) or is_device_array(value)):
+        kind, cure = type(value), "numpy.asarray(x)"
+        if kind.__module__.split(".")[0] == "torch":
+            cure = "x.numpy(), or keep the model torch's and wrap it in mpiddp.torch.DistributedDataParallel"
+        raise TypeError(
+            f"mpiddp computes with NumPy and CuPy arrays and mpiddp.autograd.Tensor, got {kind.__module__}."
+            f"{kind.__qualname__}: pass {cure}"
+        )
+
+
 class Variable:
     """An array with a place on the tape; a leaf has no ``grad_fn``.
 
@@ -184,6 +199,8 @@ class Function:
                     recorded = True
                     continue
             else:
+                if type(value) not in _TAKEN:
+                    expect_array_or_option(value)
                 arrays.append(value)
             edges.append(None)
         node.edges = tuple(edges)

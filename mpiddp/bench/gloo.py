@@ -18,7 +18,9 @@ from torch._C._distributed_c10d import TCPStore
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 from torch.nn.parallel import DistributedDataParallel
 
-from .job import Bench
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.world import World
+
 from .operations import Buffers, Contender
 from .timing import Call
 
@@ -63,19 +65,19 @@ class Gloo(Contender):
 
     name = "gloo"
 
-    def __init__(self, job: Bench) -> None:
+    def __init__(self, world: World, comm: MPI.Intracomm) -> None:
         torch.set_num_threads(1)
-        one_node = len(set(job.world.nodes)) == 1
+        one_node = len(set(world.nodes)) == 1
         if one_node:  # the host's name may not resolve, or to an address elsewhere
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        host = "127.0.0.1" if one_node else job.world.hosts[0]
+        host = "127.0.0.1" if one_node else world.hosts[0]
         store: Any = None
-        if job.rank == 0:
-            store = TCPStore(host, 0, job.size, True, _TIMEOUT, wait_for_workers=False)
-        port = job.comm.bcast(store.port if store else None)
+        if comm.rank == 0:
+            store = TCPStore(host, 0, comm.size, True, _TIMEOUT, wait_for_workers=False)
+        port = comm.bcast(store.port if store else None)
         if store is None:
-            store = TCPStore(host, port, job.size, False, _TIMEOUT)
-        td.init_process_group("gloo", store=store, rank=job.rank, world_size=job.size, timeout=_TIMEOUT)
+            store = TCPStore(host, port, comm.size, False, _TIMEOUT)
+        td.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size, timeout=_TIMEOUT)
 
     def prepare(self, b: Buffers) -> Call | None:
         try:

@@ -5,6 +5,8 @@ are the world's by default; ``drop_last`` leaves out a last batch that is not fu
 length.
 """
 
+from mpiddp import moved
+
 from .builtin import ByteWindows, digits, mnist, synthetic, text
 from .dataset import (
     ArrayDataset,
@@ -49,3 +51,5 @@ __all__ = [
     "synthetic",
     "text",
 ]
+
+moved.explain(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mpiddp.distributed import get_rank, get_world_size
+from mpiddp.mpi.recorder import warn
 from mpiddp.typing import Array
 
 from .permutation import randperm
@@ -83,10 +83,9 @@ class EpochSampler:
         # Only here: a script may look at a first batch before it calls set_epoch.
         if self.shuffle and self._finished and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"epoch {self.epoch} was iterated a second time, in the same order; call set_epoch(epoch) on the "
-                "loader or its sampler before each epoch",
-                stacklevel=3,
+                "loader or its sampler before each epoch"
             )
         self.position = position
         self._finished = True

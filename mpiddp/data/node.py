@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import pickle
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
 from mpiddp.errors import MismatchError
 from mpiddp.faults.calls import make_call
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.recorder import warn
 from mpiddp.mpi.requests import READY, Steps
 from mpiddp.shm import segment
 from mpiddp.typing import Array
@@ -105,10 +105,9 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
     if any(each.nbytes for said in told if said for each in said):
         memory, reason = perform(found, _ALLOCATE, (total,))
     if reason and link.rank == 0:
-        warnings.warn(
+        warn(
             f"no shared memory for a data set of {total:,} bytes ({reason}): every rank keeps a copy of its own; free "
-            "memory, or raise the limits of /dev/shm and of the job",
-            stacklevel=2,
+            "memory, or raise the limits of /dev/shm and of the job"
         )
     if reason:
         shared, fault = (arrays, None) if first else _attempt(lambda: _loaded(load))

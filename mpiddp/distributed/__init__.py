@@ -22,6 +22,7 @@ is said. The functions share:
   with the same text).
 """
 
+from mpiddp import moved
 from mpiddp.device import current_device, device_count, set_device
 from mpiddp.errors import (
     ArrayError,
@@ -181,3 +182,5 @@ __all__ = [
     "tree_all_reduce",
     "wait_all",
 ]
+
+moved.explain(__name__)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from datetime import timedelta
 
 from mpiddp.algorithms.gpu import nccl
 from mpiddp.device.nccl import fault
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.recorder import warn
 
 logger = logging.getLogger("mpiddp")
 
@@ -63,7 +63,7 @@ def connect(link: Link, backend: str) -> None:
     """Connect by NCCL, if that is the backend; collective; where NCCL cannot, rank 0 warns."""
     wrong = nccl.connect(link, backend == "nccl")
     if wrong is not None and backend == "nccl" and link.rank == 0:
-        warnings.warn(f"backend 'nccl' gives 'mpi' in {link}: {wrong}", stacklevel=3)
+        warn(f"backend 'nccl' gives 'mpi' in {link}: {wrong}")
 
 
 def backend_of(link: Link) -> str:

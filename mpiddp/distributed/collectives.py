@@ -12,7 +12,7 @@ import numpy as np
 from mpiddp.algorithms import plan as planning
 from mpiddp.errors import ArrayError
 from mpiddp.faults.calls import ANY_COUNT, NO_ROOT, make_call
-from mpiddp.mpi.message import as_array, as_arrays, expect_like
+from mpiddp.mpi.message import as_array, as_arrays, expect_apart, expect_like
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.work import Work
@@ -238,6 +238,8 @@ def _move(
     algorithm: str = "",
 ) -> Work | None:
     """Dispatch an operation that only moves data."""
+    if len(outputs) > 1:
+        expect_apart(outputs, name)
     steps: Callable[..., Any]
     steps, on_device = planning.moving(algorithm or name, group.link, *outputs, *inputs)
     like = (*outputs, *inputs)[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from typing import Any, Literal, Protocol, TypeAlias
 
 from mpiddp.algorithms.plan import Plan, Plans
@@ -181,9 +180,8 @@ def member(given: GroupLike, operation: str) -> ProcessGroup | None:
             raise ValueError(f"{operation}: {gone if _missing is NOT_INITIALIZED else _missing}")
         return given
     if given == GroupMember.NON_GROUP_MEMBER:
-        warnings.warn(
-            f"Running {operation} on global rank {default_group().rank()} which does not belong to the given group.",
-            stacklevel=3,
+        recorder.warn(
+            f"Running {operation} on global rank {default_group().rank()} which does not belong to the given group."
         )
         return None
     raise TypeError(f"{operation} needs a group made by new_group, or None for all ranks, got {given!r}")

@@ -16,6 +16,7 @@ from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
 from mpiddp.faults.shutdown import time_limit
 from mpiddp.mpi.lazy import MPI, finalized, running
+from mpiddp.mpi.recorder import warn
 from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.world import Claims
 
@@ -124,9 +125,12 @@ def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend
             if failed is None or comm is not None or not failed.failures.caused(error):
                 raise
             groups.discard()
+    if first and job.world.rank == 0:
+        for unknown in settings.unknown_variables():
+            warn(unknown)
     now, before = job.world.size, MPI.COMM_WORLD.size
     if first and now < before and job.world.rank == 0:
-        warnings.warn(f"{before - now} of {before} ranks died during the start; {now} go on", stacklevel=3)
+        warn(f"{before - now} of {before} ranks died during the start; {now} go on")
 
 
 def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:

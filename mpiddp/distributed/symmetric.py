@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 from typing import Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ from mpiddp.algorithms.plan import plain
 from mpiddp.errors import DistError
 from mpiddp.faults.calls import compares_calls, make_call
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.recorder import warn
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm import segment
 from mpiddp.typing import Array, DTypeLike
@@ -74,10 +74,9 @@ def symmetric_empty(
         return shared
     if fault and found.link.rank == 0:
         cure = "see that the ranks of a node see each other's GPUs and processes" if on_gpu else _CURE
-        warnings.warn(
+        warn(
             f"no shared memory for symmetric_empty({extents}, {kind}) ({fault}): it returns ordinary arrays, and"
-            f" collectives copy; {cure}",
-            stacklevel=2,
+            f" collectives copy; {cure}"
         )
     return devices.empty(extents, kind) if on_gpu else np.empty(extents, kind)
 

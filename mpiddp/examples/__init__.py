@@ -1,7 +1,7 @@
 """Small programs to learn from. Each begins with the command that runs it and shows its output.
 
-``python -m mpiddp.examples`` prints this list: name, ranks, subject. Run one by ``mpirun -np RANKS python -m
-mpiddp.examples.NAME``; without ranks, by ``python -m mpiddp.examples.NAME``.
+``python -m mpiddp.examples`` prints this list: name, ranks, subject. ``mpirun -np RANKS python -m mpiddp.examples
+NAME`` runs one; without ranks, ``python -m mpiddp.examples NAME`` does.
 
 Ranks and messages
 

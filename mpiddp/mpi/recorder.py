@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+import warnings
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -167,6 +168,14 @@ def program_frame(frame: FrameType) -> FrameType:
             _other_files.add(file)
         found = found.f_back
     return frame
+
+
+def warn(text: str) -> None:
+    """Warn at the program's line, however many frames of the package are between."""
+    frame = program_frame(getframe(1))
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    name = frame.f_globals.get("__name__")
+    warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno, name, registry)
 
 
 def line_number(code: CodeType, offset: int) -> int:

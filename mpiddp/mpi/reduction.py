@@ -109,7 +109,7 @@ def is_half(dtype: np.dtype[Any]) -> bool:
 def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
     """Raise TypeError for a reduction undefined on ``dtype``."""
     if not isinstance(op, ReduceOp):
-        raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, got {op!r}")
+        raise TypeError(f"op must be an mpiddp.ReduceOp such as mpiddp.ReduceOp.SUM, got {type(op).__module__} {op!r}")
     floating, complex_ = is_floating(dtype), dtype.kind == "c"
     if not (floating or dtype.kind in "biuc"):
         raise TypeError(f"{op} needs numbers or booleans, got {dtype}; use the object collectives for other data")

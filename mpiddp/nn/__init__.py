@@ -12,6 +12,8 @@ function in `functional`. They share:
 - ``inplace``, ``non_blocking`` : ignored.
 """
 
+from mpiddp import moved
+
 from . import functional, init, random, utils
 from .activation import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from .attention import MultiheadAttention
@@ -74,3 +76,5 @@ __all__ = [
     "random",
     "utils",
 ]
+
+moved.explain(__name__)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.function import expect_array_or_option
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.device.half import widened
 from mpiddp.typing import Array, DTypeLike
@@ -49,6 +50,7 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor
     A number that is no row raises IndexError; on a GPU, where checking would wait, it gives NaN.
     """
     index = input.data if isinstance(input, Tensor) else input
+    expect_array_or_option(index)
     if index.dtype.kind not in "iu":
         raise RuntimeError(f"expected integers as input of embedding, got {index.dtype}")
     if not is_device_array(index) and index.size and (index.min() < 0 or index.max() >= weight.shape[0]):

@@ -1,5 +1,6 @@
 """Functions of models under torch's names, on tensors and arrays; each lies beside its layer."""
 
+from mpiddp import moved
 from mpiddp.autograd import cat, stack
 
 from .activation import gelu, leaky_relu, log_softmax, logsigmoid, relu, sigmoid, silu, softmax, tanh
@@ -77,3 +78,5 @@ __all__ = [
     "stack",
     "tanh",
 ]
+
+moved.explain(__name__)

@@ -11,6 +11,7 @@ import numpy as np
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.arithmetic import product
+from mpiddp.autograd.function import expect_array_or_option
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, DTypeLike
 
@@ -62,6 +63,7 @@ class LinearFunction(Function):
 def check_dtypes(name: str, input: Any, weight: Any) -> None:
     """Refuse an input of another dtype than the weights: NumPy would promote."""
     if input.dtype != weight.dtype:
+        expect_array_or_option(input)
         # NumPy makes float64: it is the array to convert, but not to integers.
         promoted = weight.dtype == np.float64 and input.dtype.kind == "f"
         name_of, other = ("weight", input) if promoted else ("x", weight)

@@ -11,6 +11,8 @@ They change anything with ``data`` and ``grad``, and know neither MPI nor autogr
 An option out of range raises ValueError.
 """
 
+from mpiddp import moved
+
 from . import lr_scheduler
 from .adagrad import Adadelta, Adagrad
 from .adam import Adam, AdamW
@@ -19,3 +21,5 @@ from .rmsprop import RMSprop
 from .sgd import SGD
 
 __all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSprop", "lr_scheduler"]
+
+moved.explain(__name__)

@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from mpiddp import moved
+
 from .optimizer import Group, Optimizer
 
 __all__ = [
@@ -356,3 +358,6 @@ class SequentialLR(LRScheduler):
         for scheduler, state in zip(self._schedulers, state_dict["_schedulers"], strict=True):
             scheduler.load_state_dict(state)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "_schedulers"})
+
+
+moved.explain(__name__)

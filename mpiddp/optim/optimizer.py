@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpiddp.autograd.function import expect_array_or_option
 from mpiddp.device import array_namespace, placed
 from mpiddp.typing import Array
 
@@ -72,6 +73,7 @@ class Optimizer(ABC):
                 raise TypeError(
                     f"optimizer can only optimize parameters, but one of the params is {type(param).__name__}"
                 )
+            expect_array_or_option(param.data)
             if not getattr(param, "is_leaf", True):
                 raise ValueError("can't optimize a non-leaf Tensor")
         known = {id(param) for group in self.param_groups for param in group["params"]}

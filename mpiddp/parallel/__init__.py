@@ -3,6 +3,8 @@
 Names of torch keep torch's meaning; docstrings say the differences. ``process_group`` is all ranks by default.
 """
 
+from mpiddp import moved
+
 from .buckets import GradBucket
 from .data_parallel import DataParallel
 from .ddp import DistributedDataParallel
@@ -60,3 +62,5 @@ __all__ = [
     "post_localSGD_hook",
     "powerSGD_hook",
 ]
+
+moved.explain(__name__)

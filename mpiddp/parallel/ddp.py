@@ -123,7 +123,9 @@ class DistributedDataParallel(Wrapper, Module):
 
 def _check_arguments(module: Module, device_ids: Sequence[int] | None, mixed_precision: object) -> None:
     if not isinstance(module, Module):
-        raise TypeError(f"DistributedDataParallel needs an mpiddp.nn.Module, got {type(module).__name__}")
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        also = "; mpiddp.torch.DistributedDataParallel takes torch's" if hasattr(module, "named_parameters") else ""
+        raise TypeError(f"mpiddp.DistributedDataParallel needs an mpiddp.nn.Module, got {kind}{also}")
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError("device_ids can only be None or contain a single element.")
     if mixed_precision is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp.distributed import ProcessGroup, ReduceOp, Work, all_reduce
+from mpiddp.mpi.recorder import warn
 
 from .reducer import Reducer
 from .replicas import BufferSync, ModuleState, broadcast_arrays
@@ -116,11 +116,10 @@ class Join:
                 hook.main_hook()
             iterations += 1
             if iterations == _SKEWED:
-                warnings.warn(
+                warn(
                     f"Detected uneven input skew of greater than {_SKEWED}. This means that rank {self._group.rank()}"
                     f" has at least {_SKEWED} fewer inputs than other currently-active ranks. This level of skew could"
-                    " lead to performance degradation during training.",
-                    stacklevel=2,
+                    " lead to performance degradation during training."
                 )
         for hook in self._hooks:
             hook.post_hook(is_last_joiner=iterations == 0)

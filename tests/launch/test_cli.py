@@ -48,9 +48,16 @@ def test_train_prints_and_writes_what_it_promises(tmp_path):
 
 @pytest.mark.once
 def test_the_tutorials_run_reaches_97_percent():
-    """Seconds are not tested: the machine may be busy."""
-    done = run(2, "train")
+    """With the figures of the first page. Seconds are not tested: the machine may be busy."""
+    done = run(4, "train", env=NO_THREADS)
     assert done.rc == 0, done
+    line = r"epoch +(1|20)/20  loss (\S+)  accuracy (\S+)"
+    shown, found = (
+        [tuple(map(float, each)) for each in re.findall(line, text)]
+        for text in ((Path(__file__).parents[2] / "README.md").read_text(), done.stdout)
+    )
+    assert len(shown) == 2 and found[0] == pytest.approx(shown[0], abs=3e-3), (shown, found)
+    assert found[1] == pytest.approx(shown[1], abs=0.1), "rounding differs between processors, and grows"
     accuracies = [float(found) for found in re.findall(r"accuracy (0\.\d+|1\.0+)", done.stdout)]
     assert len(accuracies) == 20 and max(accuracies) >= 0.97, done
     assert accuracies[-1] >= 0.96, done
@@ -94,8 +101,9 @@ def test_info(ranks):
 
 @pytest.mark.once
 def test_info_json_on_pretended_nodes():
-    done = run(4, "info", "--json", env={"MPIDDP_NODES": "0,0,1,1"})
+    done = run(4, "info", "--json", env={"MPIDDP_NODES": "0,0,1,1", "MPIDDP_TIMOUT": "5"})
     assert done.rc == 0, done
+    assert done.stderr.count("MPIDDP_TIMOUT is set, and mpiddp has no such variable: did you mean MPIDDP_TIMEOUT?") == 1
     found = json.loads(done.stdout)
     assert [place["node"] for place in found["ranks"]] == [0, 0, 1, 1]
     assert [place["local_rank"] for place in found["ranks"]] == [0, 1, 0, 1]
@@ -127,7 +135,10 @@ WRONG = {
     "folder as metrics": (["train", "--metrics", "/dev"], "--metrics /dev is a folder: give the name of a file in it"),
     "time": (["train", "--max-time", "1h", "--output", "x"], "--max-time has to be seconds, M:SS, H:MM:SS or slurm"),
     "config": (["train", "--config", "/nowhere.toml"], "/nowhere.toml"),
+    "variable": (["MPIDDP_TIMEOUT=abc", "train"], "MPIDDP_TIMEOUT must be a number of seconds above 0; got 'abc'"),
+    "algorithm": (["MPIDDP_ALGORITHM=all_reduce:rign", "train"], "there is no algorithm all_reduce:rign"),
 }
+"""Command lines, with variables in front of them, and what is said of them."""
 
 
 def assert_one_line(code: int, stdout: str, stderr: str, said: str) -> None:
@@ -159,15 +170,20 @@ def test_users_error_is_told_by_a_rank_0_that_comes_later_than_the_others():
 
 
 ALL_WRONG = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 import mpiddp as dist
 from mpiddp import cli
 
 cli._HEAD_START_S = 0.0  # for ranks that end
 found = []
-for arguments in json.loads(sys.argv[1]):
+for words in json.loads(sys.argv[1]):
+    variables = dict(word.split("=") for word in words if word.startswith("MPIDDP_"))
+    arguments = words[len(variables):]
+    os.environ.update(variables)
     with contextlib.redirect_stdout(io.StringIO()) as stdout, contextlib.redirect_stderr(io.StringIO()) as stderr:
         code = cli.main(arguments)
+    for name in variables:
+        del os.environ[name]
     if dist.is_initialized():
         dist.destroy_process_group()
     found.append((code, stdout.getvalue(), stderr.getvalue()))

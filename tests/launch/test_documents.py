@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
+import conftest
 import pytest
 from harness.launcher import mpirun, start
 
+import mpiddp
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("mpiddp/**/README.md")), ROOT / "slurm/README.md"]
-GUIDE = (ROOT / "mpiddp/distributed/README.md").read_text().partition("## Adding")[2]
+CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
+PAGES = [
+    *(ROOT / "README.md", *sorted(ROOT.glob("mpiddp/**/README.md")), ROOT / "slurm/README.md"),
+    *sorted(ROOT.glob(".github/**/*.md")),
+]
+GUIDE = CONTRIBUTING.read_text().partition("## Adding")[2]
 MAX_README_BYTES = 13_000
 
 
@@ -64,6 +72,24 @@ def test_links(page):
             headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
             anchors = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
             assert anchor in anchors, f"{name(page)} leads to {target}"
+
+
+@pytest.mark.once
+def test_contributing_has_all_marks():
+    described = dict(
+        re.findall(r"^\| `([a-z]+(?:\(\*numbers\))?)` \| (.*) \|$", CONTRIBUTING.read_text(), re.MULTILINE)
+    )
+    assert described == conftest.MARKS
+
+
+@pytest.mark.once
+def test_the_version_stands_in_one_place():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "version" not in project and project["dynamic"] == ["version"]
+    assert not re.search(r"^version:", (ROOT / ".github/CITATION.cff").read_text(), re.MULTILINE)
+    release = mpiddp.__version__.rpartition(".")[0]
+    changes = (ROOT / ".github/CHANGES.md").read_text()
+    assert re.search(r"^## (.*)$", changes, re.MULTILINE)[1] == release
 
 
 @pytest.mark.once

@@ -164,6 +164,16 @@ def test_by_hand_and_ddp_show_the_same():
     assert by_hand == with_ddp
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [("hello", 0, "rank 1 of 2 is local rank 1"), ("helo", 1, "there is no example 'helo': did you mean hello?")],
+)
+def test_a_name_runs_its_example(name, code, said):
+    with launcher.Program([*launcher.launch(2), sys.executable, "-m", "mpiddp.examples", name]) as program:
+        done = program.wait(60)
+    assert done.rc == code and (done.stdout + done.stderr).count(said) == 1, done
+
+
 def test_list_names_every_example_and_its_ranks():
     with launcher.Program([*launcher.launch(2), sys.executable, "-m", "mpiddp.examples"]) as program:
         done = program.wait(60)

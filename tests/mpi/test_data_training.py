@@ -262,3 +262,4 @@ def test_the_loader_passes_epochs_on_and_a_forgotten_one_warns_once(world: Any) 
                 assert np.concatenate([x for (x,) in loader]).tolist() == orders[2]
         said = [str(warning.message) for warning in caught]
         assert len(said) == 1 and "epoch 2 was iterated a second time" in said[0], said
+        assert caught[0].filename == __file__, "the warning points into the package"

@@ -185,7 +185,8 @@ def test_numpy_memory_under_torch_is_symmetric_still(world: Any) -> None:
         (lambda: torch.ones(6, dtype=torch.bfloat16)[::2], "got bfloat16 (3,) with strides (4,)"),
         (
             lambda: ReadOnlyExport(np.ones(3)),
-            "a writable array, got float64 (3,) that is read-only as `tensor`; pass y = x.copy()",
+            "a writable array, got float64 (3,) that is read-only as `tensor`; pass y = numpy.array(x) and read the"
+            " result from y, or call tree_all_reduce",
         ),
         (lambda: OldExport(torch.ones(3)), "that is read-only"),
         (lambda: OldExport(torch.ones(3, dtype=torch.bfloat16)), "that is read-only"),

@@ -154,10 +154,19 @@ def wrong_calls():
         (lambda: dist.all_to_all_single(x, x, [4] * size, [1]), ValueError, "_split_sizes that add up"),
         (lambda: dist.all_to_all_single(x, x, None, [-1] * size), ValueError, "_split_sizes that add up|divisible"),
     ]
+    if size > 1:  # views that overlap, too
+        memory = good((4 * size + 8,))
+        views = [memory[4 * (size - each) : 4 * (size - each) + 8] for each in range(size)]
+        shapes += [
+            (lambda: dist.all_gather([x] * size, x), ArrayError, "all_gather needs outputs .* arrays 0 and 1"),
+            (lambda: dist.gather(x, [x] * size, rank), ArrayError, "gather needs outputs with memory of their own"),
+            (lambda: dist.all_to_all([x] * size, many), ArrayError, "all_to_all needs outputs with memory"),
+            (lambda: dist.all_gather(views, good((8,))), ArrayError, "arrays [12] and [01] of the list"),
+        ]
     operations = [
         (lambda: dist.all_reduce(x, "sum"), TypeError, "ReduceOp"),
         (lambda: dist.all_reduce(x, None), TypeError, "ReduceOp"),
-        (lambda: dist.all_reduce(x, 0), TypeError, "ReduceOp"),
+        (lambda: dist.all_reduce(x, 0), TypeError, r"must be an mpiddp\.ReduceOp such as mpiddp\.ReduceOp\.SUM"),
         (lambda: dist.all_reduce(x, Op.PREMUL_SUM), TypeError, "factor"),
         (lambda: dist.reduce(x, 0, "sum"), TypeError, "ReduceOp"),
         (lambda: dist.all_reduce(x.view("S4"), Op.SUM), TypeError, "object collectives"),

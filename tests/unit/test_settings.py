@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import doctest
 import os
+import re
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -171,6 +173,27 @@ def test_nonsense_is_named(environ, name, read):
     environ.setenv(name, "nonsense")
     with pytest.raises(ValueError, match=rf"{name} must be .*(nonsense|NONSENSE)"):
         read()
+
+
+def test_unknown_variables_are_told_with_the_nearest(environ):
+    for name in ("MPIDDP_TIMEOUT", "MPIDDP_TEST_SEED", "MPIDDP_LAUNCH", "MPIDDP_MARKER"):
+        environ.setenv(name, "1")
+    assert settings.unknown_variables() == []
+    for name in ("MPIDDP_WARNAFTER", "MPIDDP_XYZ"):
+        environ.setenv(name, "1")
+    near, far = settings.unknown_variables()
+    assert near.startswith("MPIDDP_WARNAFTER is set") and near.endswith("did you mean MPIDDP_WARN_AFTER?")
+    assert "MPIDDP_XYZ" in far and far.endswith("MPIDDP_TIMEOUT, MPIDDP_WARN_AFTER")
+
+
+def test_every_variable_of_the_package_is_known_and_documented(environ):
+    package = Path(settings.__file__).parent
+    for file in [*package.rglob("*.py"), *package.rglob("*.md")]:
+        for name in re.findall(r"MPIDDP_(?!TEST)[A-Z_]*[A-Z]", file.read_text()):
+            environ.setenv(name, "1")
+    assert not settings.unknown_variables()
+    described = re.findall(r"^\| `(MPIDDP_\w+)` \|", (package / "distributed/README.md").read_text(), re.MULTILINE)
+    assert sorted(described) == sorted(settings._VARIABLES)
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "nan"])

@@ -670,3 +670,33 @@ def test_normalizations_refuse_other_dtypes(normalize: Callable[..., Tensor]) ->
 def test_pad_knows_one_mode() -> None:
     with pytest.raises(NotImplementedError, match="'constant' only, got 'reflect'"):
         F.pad(np.zeros((2, 2)), (1, 1), "reflect")
+
+
+def foreign(x: np.ndarray) -> Any:
+    """Return what looks as torch's, which need not be installed."""
+    names = ("shape", "dtype", "ndim", "size", "max", "reshape", "transpose", "__dlpack__", "__dlpack_device__")
+    made = type("Tensor", (), {"__module__": "torch"})()
+    for name in names:
+        setattr(type(made), name, staticmethod(value) if callable(value := getattr(x, name)) else value)
+    return made
+
+
+TAKES_ARRAYS = {
+    "linear": lambda x: F.linear(x, np.ones((2, 4), np.float32)),
+    "relu": F.relu,
+    "dropout": F.dropout,
+    "cross_entropy": lambda x: F.cross_entropy(x, np.array([0, 1])),
+    "mse_loss": lambda x: F.mse_loss(np.ones((2, 4), np.float32), x),
+    "layer_norm": lambda x: F.layer_norm(x, (4,)),
+    "embedding": lambda x: F.embedding(x, np.ones((4, 2), np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", TAKES_ARRAYS)
+def test_other_libraries_arrays_are_refused_with_the_cure(name: str) -> None:
+    x = foreign(np.ones((2, 4), np.float32))
+    with pytest.raises(TypeError, match=r"got torch\.Tensor: pass x\.numpy\(\), or keep the model torch's"):
+        TAKES_ARRAYS[name](x)
+    type(x).__module__ = "jaxlib"
+    with pytest.raises(TypeError, match=r"pass numpy\.asarray\(x\)$"):
+        TAKES_ARRAYS[name](x)

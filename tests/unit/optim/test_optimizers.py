@@ -176,6 +176,10 @@ def test_misuse() -> None:
         SGD(param)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="one of the params is int"):
         SGD([3])  # type: ignore[list-item]
+    param_of_torch = Parameter(0)
+    param_of_torch.data = type("Tensor", (), {"__module__": "torch", "__dlpack__": None})()
+    with pytest.raises(TypeError, match=r"got torch\.Tensor: .*mpiddp\.torch\.DistributedDataParallel"):
+        SGD([param_of_torch])
     with pytest.raises(ValueError, match="twice"):
         SGD([param, param])
     with pytest.raises(ValueError, match="more than one parameter group"):

@@ -1,0 +1,78 @@
+"""Names that are elsewhere, or are gone: what to use instead.
+
+A public module calls ``moved.explain(__name__)``. When one of its names leaves or moves, add a row to `_INSTEAD`, and
+take it out one release later.
+"""
+
+from __future__ import annotations
+
+import sys
+from opcode import opmap
+from typing import NoReturn
+
+_NO_STORE = "mpiddp needs no store, since ranks come from MPI"
+_TORCHS = "it is not in mpiddp; torch's own runs on MPI with the backend of mpiddp.torch"
+_INSTEAD = {
+    "DDP": "use mpiddp.DistributedDataParallel",
+    "cuda": "use mpiddp.device, such as mpiddp.device.device_count()",
+    "no_grad": "use mpiddp.autograd.no_grad",
+    "tensor": "arrays are NumPy's or CuPy's; a tensor with a gradient is mpiddp.autograd.Tensor(array)",
+    "Tensor": "use mpiddp.autograd.Tensor",
+    "utils": "torch.utils.data's names are in mpiddp.data",
+    "data.TensorDataset": "use mpiddp.data.ArrayDataset",
+    "data.distributed": "use mpiddp.data.DistributedSampler",
+    "distributed.FileStore": _NO_STORE,
+    "distributed.HashStore": _NO_STORE,
+    "distributed.Store": _NO_STORE,
+    "distributed.TCPStore": _NO_STORE,
+    "distributed.algorithms": "use mpiddp.Join, and the hooks and averagers of mpiddp.parallel",
+    "distributed.checkpoint": _TORCHS,
+    "distributed.fsdp": _TORCHS,
+    "distributed.get_local_rank": "use get_node_local_rank",
+    "distributed.nn": "use mpiddp.nn.functional, whose collectives have gradients",
+    "distributed.optim": "use mpiddp.ZeroRedundancyOptimizer",
+    "distributed.pipelining": _TORCHS,
+    "distributed.reduce_op": "use ReduceOp, such as ReduceOp.SUM",
+    "distributed.rpc": _TORCHS,
+    "distributed.tensor": _TORCHS,
+    "nn.Tensor": "use mpiddp.autograd.Tensor",
+    "nn.parallel": "use mpiddp.DistributedDataParallel or mpiddp.DataParallel",
+}
+"""A name, under its package without "mpiddp.", and what to do."""
+
+at_the_top: set[str] = set()
+"""Names of `mpiddp` itself, for those who ask a package for them."""
+
+
+def explain(module: str) -> None:
+    """Give a module the ``__getattr__`` that says where a name is; out of sight of mypy, which would know no typo."""
+
+    def getattr_of_module(name: str) -> NoReturn:
+        raise missing(module, name)
+
+    vars(sys.modules[module])["__getattr__"] = getattr_of_module
+
+
+def missing(module: str, name: str, also: str = "") -> AttributeError | ImportError:
+    """Return the error for a name that ``module`` does not have; ``also`` is a package whose names it has, too."""
+    parts = module.partition(".")[2], also
+    cures = [_INSTEAD.get(".".join(filter(None, (part, name)))) for part in parts]
+    cure = cures[0] or cures[1] or (f"use mpiddp.{name}" if name in at_the_top else None)
+    text = f"module {module!r} has no attribute {name!r}" + (f": {cure}" if cure else "")
+    frame = sys._getframe(2)
+    if cure and frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
+        return ImportError(text)  # `from ... import` would replace the text of an AttributeError
+    return AttributeError(text, name=name, obj=sys.modules[module])
+
+
+class _Modules:
+    """The last finder of modules, asked for those that no other has found."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        package, _, row = name.partition(".")
+        if package == "mpiddp" and row in _INSTEAD:
+            raise ModuleNotFoundError(f"No module named {name!r}: {_INSTEAD[row]}", name=name)
+
+
+sys.meta_path.append(_Modules)

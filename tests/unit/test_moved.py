@@ -1,0 +1,53 @@
+"""Names that are elsewhere: the error says where, and the table is right."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+
+import mpiddp
+from mpiddp import moved
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        ("mpiddp.nn.parallel", "module 'mpiddp.nn' has no attribute 'parallel': use mpiddp.DistributedDataParallel or"),
+        ("mpiddp.reduce_op", "module 'mpiddp' has no attribute 'reduce_op': use ReduceOp, such as ReduceOp.SUM"),
+        ("mpiddp.distributed.DistributedDataParallel", "use mpiddp.DistributedDataParallel"),
+        ("mpiddp.optim.ZeroRedundancyOptimizer", "use mpiddp.ZeroRedundancyOptimizer"),
+        (
+            "from mpiddp.nn.parallel import DataParallel",
+            "No module named 'mpiddp.nn.parallel': use mpiddp.DistributedDa",
+        ),
+        ("import mpiddp.utils.data", "No module named 'mpiddp.utils': torch.utils.data's names are in mpiddp.data"),
+        ("from mpiddp import DDP", "use mpiddp.DistributedDataParallel"),
+        ("from mpiddp.distributed import save", "use mpiddp.save"),
+    ],
+)
+def test_natural_names_are_told(statement, text):
+    with pytest.raises((AttributeError, ImportError)) as caught:
+        exec(statement, {"mpiddp": mpiddp})
+    assert text in str(caught.value)
+    assert isinstance(caught.value, ImportError if "import" in statement else AttributeError)
+
+
+def test_other_names_are_as_in_any_module():
+    assert not hasattr(mpiddp.nn, "parallel") and not hasattr(mpiddp, "__wrapped__")
+    with pytest.raises(AttributeError, match=r"module 'mpiddp\.nn' has no attribute 'Linaer'$") as caught:
+        mpiddp.nn.Linaer  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("Linaer", mpiddp.nn)  # Python adds: Did you mean: 'Linear'?
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        from mpiddp.nn import nothing  # noqa: F401
+
+
+def test_rows_are_of_names_that_are_gone_and_lead_to_ones_that_are_there():
+    for row, cure in moved._INSTEAD.items():
+        package, _, name = f"mpiddp.{row}".rpartition(".")
+        assert name not in dir(importlib.import_module(package)), row
+        for words in re.findall(r"(?<!torch\.)\bmpiddp((?:\.\w+)+)", cure):
+            found = mpiddp
+            for word in words.split(".")[1:] if words != ".torch" else ():  # which needs torch
+                found = getattr(found, word)
