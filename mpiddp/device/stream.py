@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -81,23 +80,6 @@ def after(role: str, x: Array) -> Any:
     stream = side(role, x)
     follow(stream, ready(x))
     return stream
-
-
-_PATIENCE_S = 1.0
-
-
-def idle(device: int) -> bool:
-    """Wait for a device's `side` streams; return False after `_PATIENCE_S`, or if the device has failed."""
-    end = time.monotonic() + _PATIENCE_S
-    try:
-        reached = [mark(stream) for (_, number), stream in tuple(_sides.items()) if number == device]
-        while not all(each.Test() for each in reached):
-            if time.monotonic() > end:
-                return False
-            os.sched_yield()
-    except RuntimeError:  # CuPy's CUDARuntimeError
-        return False
-    return True
 
 
 def drop(role: str) -> None:

@@ -1,4 +1,4 @@
-# ruff: noqa: N802, N812, N816 - CUDA's names
+# ruff: noqa: N802, N816 - CUDA's names
 """``cupy.cuda.runtime`` of the fake device: the calls that mpiddp makes, by CUDA's names."""
 
 from __future__ import annotations
@@ -8,14 +8,8 @@ import os
 import threading
 
 from .. import _late, _memory
-from .._memory import ipc_close as ipcCloseMemHandle
-from .._memory import ipc_get as ipcGetMemHandle
-from .._memory import ipc_open as ipcOpenMemHandle
-from .._memory import register as hostRegister
-from .._memory import unregister as hostUnregister
 
 memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = range(5)
-cudaIpcMemLazyEnablePeerAccess = 1
 
 COUNT = 2
 """Devices that a process sees."""
@@ -74,11 +68,6 @@ def eventQuery(event: int) -> int:
     return failed or (0 if _late.event_at(event).done else 600)
 
 
-def deviceGetAttribute(attribute: int, device: int) -> int:
-    """Say yes to everything."""
-    return 1
-
-
 def deviceSynchronize() -> None:
     """Do all work."""
     global synchronised
@@ -93,6 +82,3 @@ def memcpyAsync(dst: int, src: int, size: int, kind: int, stream: int) -> None:
     if kind == memcpyHostToDevice:
         assert _memory.is_pinned(src, size), "a copy from host memory that is not pinned blocks"
     _late.stream_at(stream).put("run", lambda: ctypes.memmove(dst, src, size))
-
-
-__all__ = ["hostRegister", "hostUnregister", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle"]
