@@ -12,6 +12,8 @@ function in `functional`. They share:
 - ``inplace``, ``non_blocking`` : ignored.
 """
 
+from typing import NoReturn
+
 from . import functional, init, random, utils
 from .activation import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from .attention import MultiheadAttention
@@ -25,7 +27,6 @@ from .module import Module
 from .normalization import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from .parameter import Parameter
 from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
-from .precision import GradScaler, LossScale, MixedPrecision
 from .random import manual_seed
 from .shaping import Flatten
 
@@ -43,7 +44,6 @@ __all__ = [
     "Dropout2d",
     "Embedding",
     "Flatten",
-    "GradScaler",
     "GroupNorm",
     "Identity",
     "L1Loss",
@@ -51,10 +51,8 @@ __all__ = [
     "LeakyReLU",
     "Linear",
     "LogSoftmax",
-    "LossScale",
     "MSELoss",
     "MaxPool2d",
-    "MixedPrecision",
     "Module",
     "ModuleDict",
     "ModuleList",
@@ -74,3 +72,16 @@ __all__ = [
     "random",
     "utils",
 ]
+
+_MIXED = (
+    "there is no mixed precision any more. Train in float32, and send gradients in half precision with"
+    " mpiddp.fp16_compress_hook or bf16_compress_hook; or take torch's own, on the backend mpiddp.torch"
+)
+_GONE = {"GradScaler": _MIXED, "LossScale": _MIXED, "MixedPrecision": _MIXED}
+"""What names that have left are replaced by."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _GONE:
+        raise AttributeError(f"mpiddp.nn.{name} is gone: {_GONE[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
