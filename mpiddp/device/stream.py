@@ -23,9 +23,15 @@ class Mark:
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         """CUDARuntimeError if the device has failed."""
+        runtime = cupy().cuda.runtime
         # Event.done does not tell a failed device from a busy one.
-        status = cupy().cuda.runtime.eventQuery(self.event.ptr)
-        if status not in (_REACHED, _NOT_READY):
+        status = runtime.eventQuery(self.event.ptr)
+        if status == _NOT_READY:
+            # CUDA keeps it as this thread's last error. CUB, by which CuPy sums, would take it for its own and stop
+            # between its kernels; check_status forgets it.
+            with contextlib.suppress(RuntimeError):
+                runtime.check_status(status)
+        elif status != _REACHED:
             self.event.synchronize()  # raises what it is
         return bool(status == _REACHED)
 

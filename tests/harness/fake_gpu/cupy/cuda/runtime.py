@@ -20,9 +20,9 @@ failed = 0
 
 
 class _Thread(threading.local):
-    """The device that is current in a thread; each starts with the first."""
+    """The device that is current in a thread, the first at first; and its last error that nobody has asked for."""
 
-    device = 0
+    device = last_error = 0
 
 
 _thread = _Thread()
@@ -65,7 +65,21 @@ def deviceGetPCIBusId(device: int) -> str:
 
 def eventQuery(event: int) -> int:
     """Return cudaSuccess if an event has been reached, else cudaErrorNotReady; what has failed, if something has."""
-    return failed or (0 if _late.event_at(event).done else 600)
+    status = failed or (0 if _late.event_at(event).done else 600)
+    _thread.last_error = status or _thread.last_error
+    return status
+
+
+def check_status(status: int) -> None:
+    """Raise an error; forget the last one."""
+    if status:
+        _thread.last_error = 0
+        raise CUDARuntimeError(f"error {status}")
+
+
+def expect_no_error() -> None:
+    """Stand for CUB, which takes the last error for its own kernel's."""
+    assert not _thread.last_error, f"error {_thread.last_error} would end a sum between two kernels"
 
 
 def deviceSynchronize() -> None:
