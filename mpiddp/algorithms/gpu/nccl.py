@@ -22,7 +22,11 @@ from mpiddp.typing import Array
 
 
 class Connection(Resource):
-    """A communicator and its own stream: on a common one, ranks that call in different orders would deadlock."""
+    """A communicator and its own stream.
+
+    On a common stream, ranks that call two groups in different orders would deadlock. NCCL promises no more of two
+    streams than that their kernels may run at the same time: ranks should call all groups in one order.
+    """
 
     def __init__(self, link: Link, number: Any) -> None:
         self.communicator = nccl.Communicator(link.size, number, link.rank)
