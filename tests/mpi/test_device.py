@@ -317,7 +317,7 @@ def test_the_fake_is_late(cupy: Any) -> None:
 @pytest.mark.parametrize("name", [*LONG, "staged"])
 def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if world.size == 1:
-        pytest.skip("one rank's short arrays go by kernels of one stream")
+        pytest.skip("the sum of one rank is what was there before")
     monkeypatch.setattr(stream.Mark, "Test", lambda self: True)
     monkeypatch.setattr(stream.Mark, "Wait", lambda self: None)
     right = True
