@@ -12,6 +12,10 @@ from typing import NoReturn
 
 _NO_STORE = "mpiddp needs no store, since ranks come from MPI"
 _TORCHS = "it is not in mpiddp; torch's own runs on MPI with the backend of mpiddp.torch"
+_NO_MIXED_PRECISION = (
+    "there is no mixed precision any more: train in float32, and send gradients in half precision with"
+    " mpiddp.fp16_compress_hook or bf16_compress_hook; or take torch's own, on the backend of mpiddp.torch"
+)
 _INSTEAD = {
     "DDP": "use mpiddp.DistributedDataParallel",
     "cuda": "use mpiddp.device, such as mpiddp.device.device_count()",
@@ -35,6 +39,9 @@ _INSTEAD = {
     "distributed.reduce_op": "use ReduceOp, such as ReduceOp.SUM",
     "distributed.rpc": _TORCHS,
     "distributed.tensor": _TORCHS,
+    "nn.GradScaler": _NO_MIXED_PRECISION,
+    "nn.LossScale": _NO_MIXED_PRECISION,
+    "nn.MixedPrecision": _NO_MIXED_PRECISION,
     "nn.Tensor": "use mpiddp.autograd.Tensor",
     "nn.parallel": "use mpiddp.DistributedDataParallel or mpiddp.DataParallel",
 }

@@ -68,8 +68,6 @@ def made_up_rows() -> Iterator[Row]:
             meet()
             growth.append(f"{work.kept(lambda meet=meet: [meet() for _ in range(work.CALLS)] and None) / KIB:.0f} KiB")
     yield (f"kept after {work.CALLS} of them", *growth)
-    name = "all-reduce on devices, before any message"
-    yield each_size(name, lambda n: work.on_devices(work.connect(n, 8)))
     makers = (
         ("new_group of all", 0, new_groups.new_group),
         ("new_subgroups of 8", 8, lambda: new_groups.new_subgroups(8)),

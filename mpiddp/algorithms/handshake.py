@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,8 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
-from mpiddp.shm.segment import NOWHERE, Location
+from mpiddp.shm.segment import NOWHERE, Location, Segment
 from mpiddp.typing import Array
-
-
-class _Segment(Protocol):
-    def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any], /) -> Array: ...
-
 
 # Call; segment and offset; factor; history.
 _ENTRY = struct.Struct("<qQqqqqdq")
@@ -47,7 +42,7 @@ class Entries(NamedTuple):
         """Return 0 for arrays elsewhere."""
         return max(self.segment or 0, 0)
 
-    def views(self, found: _Segment, ranks: tuple[int, ...], count: int, dtype: np.dtype[Any]) -> list[Array]:
+    def views(self, found: Segment, ranks: tuple[int, ...], count: int, dtype: np.dtype[Any]) -> list[Array]:
         """Return the arrays in their common segment, of world ranks."""
         return [
             found.view(rank, offset, count, dtype) for rank, offset in zip(ranks, self.offsets.tolist(), strict=True)

@@ -1,6 +1,6 @@
-"""Devices: NumPy or CuPy, streams, copies and kernels. The only importer of cupy, and only when it is used."""
+"""Devices: NumPy or CuPy, streams and copies. The only importer of cupy, and only when it is used."""
 
-from . import choice, dlpack, ipc, kernels, nccl, pinned, stream, transfer
+from . import choice, dlpack, nccl, pinned, stream, transfer
 from .choice import cuda_fault, current_device, device_count, in_use, set_device
 from .namespace import array_namespace, empty, is_device_array
 from .transfer import download, placed, synchronize, upload
@@ -11,7 +11,6 @@ def forget() -> None:
     choice.forget()
     stream.forget()
     pinned.forget()
-    kernels.forget()
     nccl.forget()
 
 
@@ -25,9 +24,7 @@ __all__ = [
     "empty",
     "forget",
     "in_use",
-    "ipc",
     "is_device_array",
-    "kernels",
     "nccl",
     "pinned",
     "placed",

@@ -34,7 +34,7 @@ _FIRST_WITH_BFLOAT16 = 14
 
 
 def expect_bfloat16() -> None:
-    """Raise `TypeError` if CuPy has no kernels for bfloat16; messages and sums in shared memory need none."""
+    """Raise `TypeError` if CuPy has no kernels for bfloat16; messages need none."""
     version = cupy().__version__
     if int(version.split(".")[0]) < _FIRST_WITH_BFLOAT16:
         raise TypeError(

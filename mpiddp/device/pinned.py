@@ -39,22 +39,6 @@ def give_when(reached: Mark, memory: Array) -> None:
         give(_lent.popleft()[1])
 
 
-def register(start: int, nbytes: int) -> str:
-    """Pin existing memory, for kernels at its own address (cudaHostRegister); return why not, or ""."""
-    try:
-        cupy().cuda.runtime.hostRegister(start, nbytes, _PORTABLE | _MAPPED)
-    except RuntimeError as error:  # CuPy's CUDARuntimeError
-        return str(error)
-    return ""
-
-
-def unregister(start: int) -> None:
-    cupy().cuda.runtime.hostUnregister(start)
-
-
-_PORTABLE, _MAPPED = 1, 2
-
-
 def forget() -> None:
     _free.clear()
     _lent.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -24,9 +23,15 @@ class Mark:
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         """CUDARuntimeError if the device has failed."""
+        runtime = cupy().cuda.runtime
         # Event.done does not tell a failed device from a busy one.
-        status = cupy().cuda.runtime.eventQuery(self.event.ptr)
-        if status not in (_REACHED, _NOT_READY):
+        status = runtime.eventQuery(self.event.ptr)
+        if status == _NOT_READY:
+            # CUDA keeps it as this thread's last error. CUB, by which CuPy sums, would take it for its own and stop
+            # between its kernels; check_status forgets it.
+            with contextlib.suppress(RuntimeError):
+                runtime.check_status(status)
+        elif status != _REACHED:
             self.event.synchronize()  # raises what it is
         return bool(status == _REACHED)
 
@@ -81,23 +86,6 @@ def after(role: str, x: Array) -> Any:
     stream = side(role, x)
     follow(stream, ready(x))
     return stream
-
-
-_PATIENCE_S = 1.0
-
-
-def idle(device: int) -> bool:
-    """Wait for a device's `side` streams; return False after `_PATIENCE_S`, or if the device has failed."""
-    end = time.monotonic() + _PATIENCE_S
-    try:
-        reached = [mark(stream) for (_, number), stream in tuple(_sides.items()) if number == device]
-        while not all(each.Test() for each in reached):
-            if time.monotonic() > end:
-                return False
-            os.sched_yield()
-    except RuntimeError:  # CuPy's CUDARuntimeError
-        return False
-    return True
 
 
 def drop(role: str) -> None:

@@ -59,5 +59,5 @@ def up(x: Array, host: Array, stream: Any) -> None:
 
 
 def across(target: Array, source: Array, stream: Any) -> None:
-    """Copy between device memory, a peer's included, and registered host memory."""
+    """Copy between arrays of devices, of the same one or of two."""
     _copy(target.data.ptr, source.data.ptr, source.nbytes, "Default", stream)  # type: ignore[attr-defined]

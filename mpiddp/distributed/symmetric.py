@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Literal
 
 import numpy as np
 
-from mpiddp import device as devices
 from mpiddp.algorithms import handshake
-from mpiddp.algorithms.gpu import cuda_ipc
 from mpiddp.algorithms.plan import plain
-from mpiddp.errors import DistError
 from mpiddp.faults.calls import compares_calls, make_call
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.recorder import warn
@@ -28,7 +24,7 @@ def symmetric_empty(
     shape: int | tuple[int, ...],
     dtype: DTypeLike = np.float32,
     group: GroupLike = None,
-    device: Literal["cpu", "cuda"] = "cpu",
+    device: str = "cpu",
 ) -> Array | None:
     """Return an uninitialised array in memory that all ranks of the node share.
 
@@ -44,8 +40,8 @@ def symmetric_empty(
         Without Python objects.
     group : ProcessGroup, optional
         The ranks that call; groups of some of them may use the array too.
-    device : {"cpu", "cuda"}, default "cpu"
-        "cuda": a CuPy array on this rank's GPU, by CUDA IPC; reused after its last view, freed with the group.
+    device : {"cpu"}, default "cpu"
+        GPUs share no memory between ranks.
 
     Examples
     --------
@@ -61,27 +57,21 @@ def symmetric_empty(
     extents = tuple(map(operator.index, shape if np.iterable(shape) else (shape,)))
     if any(extent < 0 for extent in extents):
         raise ValueError(f"symmetric_empty needs a shape without negative dimensions, got {extents}")
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f'symmetric_empty needs "cpu" or "cuda" as `device`, got {device!r}')
-    on_gpu = device == "cuda"
-    cuda_fault = devices.cuda_fault() if on_gpu else None
-    if cuda_fault is not None:
-        raise DistError(f'symmetric_empty with device="cuda": {cuda_fault}')
-    plan = _ON_GPU if on_gpu else _ON_HOST
-    memory, fault = perform(found, plan, (math.prod(extents) * kind.itemsize,))
+    if device != "cpu":
+        raise ValueError(
+            f'symmetric_empty makes arrays of the host, device="cpu", got {device!r}; take cupy.empty for a GPU, whose'
+            " arrays every collective takes as they are"
+        )
+    memory, fault = perform(found, _ALLOCATION, (math.prod(extents) * kind.itemsize,))
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
         return shared
     if fault and found.link.rank == 0:
-        cure = "see that the ranks of a node see each other's GPUs and processes" if on_gpu else _CURE
         warn(
             f"no shared memory for symmetric_empty({extents}, {kind}) ({fault}): it returns ordinary arrays, and"
-            f" collectives copy; {cure}"
+            " collectives copy; free memory, or raise the limits of /dev/shm and of the job"
         )
-    return devices.empty(extents, kind) if on_gpu else np.empty(extents, kind)
-
-
-_CURE = "free memory, or raise the limits of /dev/shm and of the job"
+    return np.empty(extents, kind)
 
 
 @compares_calls
@@ -99,5 +89,4 @@ def _allocate(link: Link, nbytes: int) -> Steps:
     return np.frombuffer(found.memory, np.uint8, nbytes, node.rank * region_bytes), ""
 
 
-_ON_HOST = plain(_allocate, make_call("symmetric_empty"))
-_ON_GPU = plain(cuda_ipc.empty, make_call("symmetric_empty"))
+_ALLOCATION = plain(_allocate, make_call("symmetric_empty"))

@@ -183,7 +183,7 @@ def _weighed(declared: Support | None, tried: Support | None) -> Support:
 
 def _declared() -> Support | None:
     kinds = MPI.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
-    if any(kind.split(":")[0] == "cuda" for kind in kinds.split(",")):
+    if {"cuda", "cuda:device"} & set(kinds.split(",")):  # cuda:host is pinned memory
         return Support(True, f"mpi_memory_alloc_kinds={kinds}")
     answer = _answer(ctypes.CDLL(MPI.__file__))
     if (answer is None or not answer.yes) and settings.cray_gpu_support() and loaded_libraries("libmpi_gtl_cuda"):

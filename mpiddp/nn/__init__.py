@@ -27,7 +27,6 @@ from .module import Module
 from .normalization import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from .parameter import Parameter
 from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
-from .precision import GradScaler, LossScale, MixedPrecision
 from .random import manual_seed
 from .shaping import Flatten
 
@@ -45,7 +44,6 @@ __all__ = [
     "Dropout2d",
     "Embedding",
     "Flatten",
-    "GradScaler",
     "GroupNorm",
     "Identity",
     "L1Loss",
@@ -53,10 +51,8 @@ __all__ = [
     "LeakyReLU",
     "Linear",
     "LogSoftmax",
-    "LossScale",
     "MSELoss",
     "MaxPool2d",
-    "MixedPrecision",
     "Module",
     "ModuleDict",
     "ModuleList",

@@ -20,9 +20,6 @@ from mpiddp.typing import Array
 from .activation import log_softmax, logsigmoid
 from .module import Module
 
-autocasts = 0
-"""Open contexts of `MixedPrecision.autocast`."""
-
 
 def _check_reduction(reduction: str) -> None:
     if reduction not in ("mean", "sum", "none"):
@@ -43,9 +40,9 @@ def _like(operand: Any, input: Any) -> Any:
 
 
 def _in_single(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let a loss of half precision be computed in float32: float16 overflows in sums and class numbers.
+    """Let a loss of half precision be computed in float32 and rounded once.
 
-    It is rounded once, and under autocast not at all, as torch's.
+    float16 overflows in sums and class numbers.
     """
 
     @functools.wraps(loss)
@@ -53,8 +50,7 @@ def _in_single(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not is_half(_plain(input)):
             return loss(input, target, *others, **options)
         tensor = input if isinstance(input, Tensor) else Tensor(input)
-        result = loss(tensor.to(np.float32), target, *others, **options)
-        return result if autocasts else result.to(input.dtype)
+        return loss(tensor.to(np.float32), target, *others, **options).to(input.dtype)
 
     return computed
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device import array_namespace, empty, is_device_array
 from mpiddp.device.half import assign
 from mpiddp.distributed import ProcessGroup, broadcast, symmetric_empty
 from mpiddp.optim.flat import address
@@ -99,7 +99,10 @@ def _views(flat: Array, parameters: Sequence[ParameterLike]) -> list[Array]:
 
 
 def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> list[GradBucket]:
-    """Move parameters' arrays and gradients side by side, buckets of one dtype, in node-shared memory; collective."""
+    """Move parameters' arrays and gradients side by side, buckets of one dtype; collective.
+
+    Gradients of the host lie in memory that the ranks of the node share.
+    """
     made: dict[int, GradBucket] = {}
     for dtype in dict.fromkeys(bucket[0].dtype for bucket in buckets):
         chosen = {index: bucket for index, bucket in enumerate(buckets) if bucket[0].dtype == dtype}
@@ -109,7 +112,7 @@ def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> 
         for parameter, view in zip(together, _views(values, together), strict=True):
             view[...] = parameter.data
             parameter.data = view
-        gradients = symmetric_empty(length, dtype, group, "cuda" if is_device_array(like) else "cpu")
+        gradients = empty((length,), dtype) if is_device_array(like) else symmetric_empty(length, dtype, group)
         assert gradients is not None, "the reducer is a member of its group"
         start = 0
         for index, bucket in chosen.items():

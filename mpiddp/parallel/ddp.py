@@ -45,7 +45,7 @@ class DistributedDataParallel(Wrapper, Module):
     static_graph : bool
         The unused parameters are those of the first iteration.
     mixed_precision
-        Not offered: use `mpiddp.nn.MixedPrecision`.
+        Not offered; `fp16_compress_hook` and `bf16_compress_hook` send gradients in half precision.
     forward_sync_buffers : bool, optional
         Copy the first rank's buffers before every forward that follows a reduced backward; default True.
     skip_all_reduce_unused_params : bool
@@ -130,8 +130,8 @@ def _check_arguments(module: Module, device_ids: Sequence[int] | None, mixed_pre
         raise ValueError("device_ids can only be None or contain a single element.")
     if mixed_precision is not None:
         raise ValueError(
-            "DistributedDataParallel takes no mixed_precision: wrap the model in nn.MixedPrecision, whose autocast"
-            " leaves parameters and gradients in float32, and register fp16_compress_hook to reduce in float16"
+            "DistributedDataParallel takes no mixed_precision: parameters and gradients keep their dtype; register"
+            " fp16_compress_hook or bf16_compress_hook to send gradients in half precision"
         )
 
 

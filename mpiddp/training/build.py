@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 import mpiddp.distributed as dist
 from mpiddp import nn
 from mpiddp.autograd import Tensor
@@ -96,20 +94,16 @@ def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
     if config.compress == "fp16":
         model.register_comm_hook(None, fp16_compress_hook)
     elif config.compress == "bf16":
-        _bfloat16("--compress bf16")
+        try:
+            bfloat16()
+        except TypeError as error:
+            raise UsageError(f"--compress bf16: {error}") from None
         model.register_comm_hook(None, bf16_compress_hook)
     elif "powersgd" in config.compress:
         state = PowerSGDState(None, config.powersgd_rank, config.powersgd_start, random_seed=config.seed)
         model.register_comm_hook(state, powerSGD_hook if config.compress == "powersgd" else batched_powerSGD_hook)
         return model, state
     return model, None
-
-
-def _bfloat16(option: str) -> np.dtype[Any]:
-    try:
-        return bfloat16()
-    except TypeError as error:
-        raise UsageError(f"{option}: {error}") from None
 
 
 def build_loss(config: Config, module: nn.Module) -> Callable[[Any, Array], Tensor]:
@@ -170,8 +164,6 @@ def build_trainer(
     model, memory = build_model(config)
     optimizer = build_optimizer(config, model.module)
     steps_an_epoch = -(-len(sampler) // config.accumulate)
-    half = config.dtype != "float32"
-    dtype = _bfloat16("--dtype bfloat16") if config.dtype == "bfloat16" else np.dtype(config.dtype)
     trainer = Trainer(
         model,
         optimizer,
@@ -186,10 +178,6 @@ def build_trainer(
         accumulate=config.accumulate,
         clip_norm=config.clip_norm,
         scheduler=build_scheduler(config, optimizer, steps_an_epoch),
-        precision=nn.MixedPrecision(model.module, dtype) if half else None,
-        scaler=nn.LossScale(config.loss_scale, growth_interval=config.loss_scale_steps)
-        if config.dtype == "float16"
-        else None,
     )
     if config.average == "local" and isinstance(model, DistributedDataParallel):
         trainer.averages_gradients = False

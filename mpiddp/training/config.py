@@ -139,25 +139,6 @@ class Config:
         10, "optimization", "epochs between two changes of --schedule step", within=AT_LEAST_1, also=("step_size",)
     )
 
-    dtype: str = option(
-        "float32",
-        "precision",
-        "of matrix products and convolutions; parameters, their gradients and losses stay float32; on the host the"
-        " halves are slower than float32",
-        *("float32", "float16", "bfloat16"),
-        also=("precision", "amp", "fp16", "bf16", "mixed_precision"),
-    )
-    loss_scale: float = option(
-        65536.0, "precision", "first factor of float16's losses; halved when a gradient overflows", within=POSITIVE
-    )
-    loss_scale_steps: int = option(
-        2000,
-        "precision",
-        "steps without overflow after which that factor is doubled",
-        within=AT_LEAST_1,
-        also=("growth_interval",),
-    )
-
     average: str = option(
         "ddp",
         "ddp",
@@ -177,7 +158,7 @@ class Config:
         "ddp",
         "send gradients in half precision, or as matrices of low rank",
         *("none", "fp16", "bf16", "powersgd", "batched-powersgd"),
-        also=("compression", "comm_hook"),
+        also=("compression", "comm_hook", "dtype", "precision", "amp", "mixed_precision", "loss_scale"),
     )
     powersgd_rank: int = option(1, "ddp", "rank of PowerSGD's matrices", within=AT_LEAST_1)
     powersgd_start: int = option(
@@ -316,10 +297,6 @@ class Config:
         yield local and self.fragments > self.period, "--fragments: at most one a step, and --period has fewer steps"
         yield local and self.compress != "none", "--compress is for gradients, which --average local does not send"
         yield local and self.zero, "--zero needs equal gradients on all ranks, which --average local has not"
-        yield (
-            local and self.dtype == "float16",
-            "--dtype float16 skips steps on all ranks alike, --average local on one; take --dtype bfloat16",
-        )
         alone = "is on that rank alone, and would die with it; use --resume auto after a death"
         spares = self.spares > 0
         yield spares and self.zero, f"--spares: with --zero a rank's part of the optimizer state {alone}"
@@ -338,13 +315,6 @@ class Config:
         yield (
             not self.gradient_as_bucket_view,
             ("--no-gradient-as-bucket-view: gradients are always views of their bucket here; leave it out"),
-        )
-        yield (
-            "powersgd" in self.compress and self.dtype == "float16",
-            (
-                f"--compress {self.compress} adds what it has lost to the next gradient, which --dtype float16 scales"
-                " otherwise; take --dtype bfloat16, or --compress fp16"
-            ),
         )
 
     @classmethod

@@ -73,7 +73,7 @@ def run(config: Config, version: str) -> int:
     no_gpu = gpu_fault(config.device)
     if config.warn_after is not None:
         settings.set_warn_after(config.warn_after)
-    dist.init_process_group()
+    dist.init_process_group("nccl" if no_gpu is None else None)
     with contextlib.ExitStack() as stack:
         job = _Run(config, version, began_s, no_gpu, stack)
         code = elastic.go_on(job.train, prepare=job.prepare, spares=config.spares, survivable=job.survivable)
@@ -132,7 +132,7 @@ class _Run:
             self._stop.listen(deadline)
 
     def survivable(self) -> bool:
-        """Return False if some state is on single ranks only, or in GPU memory that other ranks have mapped."""
+        """Return False if some state is on single ranks only, or on GPUs, with which no death has been tried."""
         return not self._config.zero and self._here.device != "cuda"
 
     def train(self, change: elastic.Change | None) -> int:

@@ -15,7 +15,7 @@ from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace, is_device_array, upload
 from mpiddp.distributed import Work, all_reduce
 from mpiddp.nested import map_nested
-from mpiddp.nn import LossScale, MixedPrecision, Module
+from mpiddp.nn import Module
 from mpiddp.nn.utils import clip_grad_norm_
 from mpiddp.optim import Optimizer
 from mpiddp.parallel import SyncBatchNorm, average_gradients
@@ -114,8 +114,6 @@ class Outcome:
     tally: MetricSum
     """Over the samples of all ranks."""
     updated: bool
-    overflowed: bool
-    """Skipped because scaled gradients overflowed."""
     broken: list[str]
     """Parameters whose gradient is not finite."""
     finite: bool
@@ -145,8 +143,6 @@ class TrainStep:
     correct_fn: Callable[[Any, Array], float]
     accumulate: int = 1
     clip_norm: float | None = None
-    precision: MixedPrecision | None = None
-    scaler: LossScale | None = None
     averages: bool = True
     """False: each rank has a gradient of its own, and one that is not finite is news for the others."""
 
@@ -185,12 +181,12 @@ class TrainStep:
         began = time.perf_counter()
         summing.wait()
         waited_s = time.perf_counter() - began
-        updated, overflowed = self._update(tally, bool(broken) or tally["broken"] > 0)
-        return Outcome(tally, updated, overflowed, broken, finite, batch, waited_s)
+        updated = self._update(tally, bool(broken) or tally["broken"] > 0)
+        return Outcome(tally, updated, broken, finite, batch, waited_s)
 
     def predict(self, inputs: Any) -> Any:
-        """Return the model's output without averaging, as the loss takes it."""
-        return self._call(self.model.module, inputs)
+        """Return the model's output without averaging."""
+        return self.model.module(inputs)
 
     def placed(self, batch: Any) -> Any:
         return map_nested(upload, batch, np.ndarray) if self._on_device else batch
@@ -245,13 +241,6 @@ class TrainStep:
         """Tell layers that average over ranks in forward this rank's weight."""
         return self.model.weighted(samples, total) if self._mixes_samples else contextlib.nullcontext()
 
-    def _call(self, model: Callable[[Any], Any], inputs: Any) -> Any:
-        if self.precision is None:
-            return model(inputs)
-        with self.precision.autocast():
-            output = model(inputs)
-        return output.to(np.float32) if getattr(output, "dtype", None) == self.precision.dtype else output
-
     def _forward(self, batch: Batch, tally: MetricSum) -> Tensor | None:
         """Return a batch's mean loss and count it; None without samples."""
         inputs, targets = self.placed((batch.inputs, batch.targets))
@@ -262,7 +251,7 @@ class TrainStep:
             # The other ranks' layers wait for this rank's sums, of an empty batch.
             inputs, targets = inputs[:0], targets[:0]
         with _no_mean_of_nothing(batch.samples):
-            output = self._call(self.model, inputs)
+            output = self.model(inputs)
             loss = self.loss_fn(output, targets)
         if batch.samples:
             correct = self.correct_fn(output, targets)
@@ -271,33 +260,18 @@ class TrainStep:
         return loss
 
     def _backward(self, loss: Tensor, weight: float) -> None:
-        factor = weight if self.scaler is None else weight * self.scaler.scale
-        # A scaler looks for the largest scale without overflow, so overflows are expected.
-        quiet: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self.scaler is not None:
-            quiet = np.errstate(over="ignore", invalid="ignore")
-        with _no_mean_of_nothing(weight), quiet:
-            loss.backward(None if factor == 1 else np.asarray(factor, loss.dtype))
+        with _no_mean_of_nothing(weight):
+            loss.backward(None if weight == 1 else np.asarray(weight, loss.dtype))
 
-    def _update(self, tally: MetricSum, broken: bool) -> tuple[bool, bool]:
-        """Update if loss and gradients are finite; return (updated, overflowed)."""
-        sound = bool(np.isfinite(tally["loss"]))
-        overflowed = False
-        if self.scaler is not None and sound:
-            scale = self.scaler.scale
-            with contextlib.suppress(FloatingPointError):  # no smaller scale would help
-                self.scaler.update(broken)
-                overflowed = broken
-            if not broken:
-                for p in self.model.module.parameters():
-                    if p.grad is not None:
-                        p.grad *= p.grad.dtype.type(1 / scale)
-        if sound and not broken:
+    def _update(self, tally: MetricSum, broken: bool) -> bool:
+        """Update if loss and gradients are finite; return whether they are."""
+        sound = bool(np.isfinite(tally["loss"])) and not broken
+        if sound:
             if self.clip_norm is not None:
                 clip_grad_norm_(self.model.module.parameters(), self.clip_norm)
             self.optimizer.step()
         self.optimizer.zero_grad()
-        return sound and not broken, overflowed
+        return sound
 
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
         """Compute this rank's gradient of a batch once more, locally."""

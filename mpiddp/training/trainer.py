@@ -70,10 +70,6 @@ class Trainer:
         Limit of all averaged gradients' norm.
     scheduler : LRScheduler, optional
         Advances after skipped steps, too.
-    precision : MixedPrecision, optional
-        Runs the model's forward in half precision.
-    scaler : LossScale, optional
-        Scales the losses; steps that overflow are skipped.
 
     Attributes
     ----------
@@ -108,8 +104,6 @@ class Trainer:
         accumulate: int = 1,
         clip_norm: float | None = None,
         scheduler: LRScheduler | None = None,
-        precision: nn.MixedPrecision | None = None,
-        scaler: nn.LossScale | None = None,
     ) -> None:
         unknown = set(callbacks or ()) - set(EVENTS)
         if unknown:
@@ -127,12 +121,10 @@ class Trainer:
         self.averages_gradients = True
         """False: parameters are averaged in their place, by a callback."""
         self.callbacks: dict[str, list[Callback]] = {event: list((callbacks or {}).get(event, ())) for event in EVENTS}
-        self.stateful = dict(stateful or {}) | ({"scaler": scaler} if scaler is not None else {})
+        self.stateful = dict(stateful or {})
         self.accumulate = accumulate
         self.clip_norm = clip_norm
         self.scheduler = scheduler
-        self.precision = precision
-        self.scaler = scaler
         self.epoch = 0
         self.step = 0
         self.running = new_sums()
@@ -319,8 +311,6 @@ class Trainer:
             self.correct_fn,
             self.accumulate,
             self.clip_norm,
-            self.precision,
-            self.scaler,
             self.averages_gradients,
         )
 
@@ -352,10 +342,9 @@ class Trainer:
 
     def _skip(self, train_step: TrainStep, outcome: Outcome) -> None:
         """Raise if skips are not wanted or go on for too long."""
-        # Overflows end by themselves, as the scale decreases.
-        self._skipped_in_a_row += not outcome.overflowed
+        self._skipped_in_a_row += 1
         too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, self._steps_an_epoch())
-        if not outcome.overflowed and (self.on_nan == "stop" or too_many):
+        if self.on_nan == "stop" or too_many:
             what, cause = train_step.faults(outcome)
             many = "" if self.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
             raise FloatingPointError(f"{many}{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")

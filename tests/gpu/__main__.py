@@ -1,7 +1,8 @@
-"""Run all sections, each in a job of its own, and print their rows as a table.
+"""Run all sections, each in a job of its own, and print one table in Markdown.
 
-``python -m tests.gpu`` from the root of the checkout, on a machine with a GPU, CuPy, mpi4py and an MPI library; torch
-with CUDA adds the comparisons. ``--fake`` tries the plumbing on the tests' fake device: its figures mean nothing.
+``python -m tests.gpu > gpu.md`` from the root of the checkout, on a node with GPUs, CuPy, mpi4py and an MPI library,
+takes at most ten minutes; send the table back. torch with CUDA adds the comparisons. ``--fake`` tries the plumbing on
+the tests' fake device: its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +26,7 @@ HEAD = ("section", "ranks", "what", "value", "goal", "")
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"some of {', '.join(SECTIONS)}; all by default")
-    parser.add_argument("--ranks", default="2,4", help="numbers of ranks that share the GPU (default: 2,4)")
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default: 2,4)")
     parser.add_argument("--fake", action="store_true", help="use the fake device, and small arrays")
     parser.add_argument("--small", action="store_true", help="small arrays: to see whether all of it runs")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help=f"seconds for everything (default: {BUDGET_S})")
@@ -43,22 +46,28 @@ def main() -> int:
             if options.fake
             else "this needs CuPy and a GPU: pip install '.[cuda12]' or '.[cuda13]', or try it with --fake"
         )
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["MPIDDP_CACHE"] = cache  # what "probe" finds holds for this run
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     began, rows = time.monotonic(), []
-    print(f"# {time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {' '.join(sys.argv)}", flush=True)
     for name in options.sections or SECTIONS:
         section = SECTIONS[name]
         for ranks in [int(n) for n in options.ranks.split(",")] if section.ranks is None else [section.ranks]:
             left = options.budget - (time.monotonic() - began)
             for row in _section(section, name, ranks, options, left):
                 rows.append(row)
-                print(line(row), flush=True)
+                print(line(row), file=sys.stderr, flush=True)
                 if options.json:
                     options.json.parent.mkdir(parents=True, exist_ok=True)
                     options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    print("\n" + table(rows), flush=True)
-    wrong = [row for row in rows if row.get("wrong")]
-    missed = sum(row.get("met") is False for row in rows)
-    print(f"\n{len(rows)} rows in {time.monotonic() - began:.0f} s: {len(wrong)} wrong, {missed} goals missed")
+    wrong, missed = sum("wrong" in row for row in rows), sum(row.get("met") is False for row in rows)
+    asked = " ".join(["python -m tests.gpu", *sys.argv[1:]])
+    print(f"`{asked}`, {time.strftime('%d %B %Y')}, Python {platform.python_version()}: {len(rows)} rows in")
+    print(f"{time.monotonic() - began:.0f} s, {wrong} wrong, {missed} goals missed.")
+    print(f"{'The device is a fake: the figures mean nothing.' * options.fake}\n\n{table(rows)}")
     return 1 if wrong else 0
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+
+from mpiddp import settings
 
 MODULES = {
     "machine": "machine",
@@ -11,11 +14,11 @@ MODULES = {
     "correctness": "correctness",
     "nodes": "correctness",
     "order": "correctness",
-    "ipc": "speed",
     "staged": "speed",
+    "pointers": "speed",
     "gloo": "beside_torch",
     "dlpack": "beside_torch",
-    "nccl": "correctness",
+    "nccl": "speed",
     "step": "training",
     "ddp": "training",
     "train": "training",
@@ -24,6 +27,10 @@ MODULES = {
 
 def main(name: str, small: bool) -> None:
     import cupy  # noqa: F401 - before MPI starts, so that it does so with this rank's GPU current
+
+    announced = settings.launch()
+    if announced:
+        os.environ["FAKE_GPU_UUID"] = str(announced.rank)  # with --fake each rank has a GPU of its own
 
     section = getattr(importlib.import_module(f".{MODULES[name]}", __package__), name)
     if name in ("probe", "nccl", "train"):  # which start the group, or a job, themselves

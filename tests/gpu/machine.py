@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import tempfile
 
 import cupy
 
@@ -44,9 +43,6 @@ def torch_fault() -> str | None:
 
 
 def probe(small: bool) -> None:
-    """Let MPI try device pointers as ``info --probe-gpu`` does, with an empty cache: a job that hangs is ended."""
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["MPIDDP_CACHE"] = cache
-        found = device_probe.run(limit_s=PROBE_LIMIT_S)
-    for kind, answer in found.items():
+    """Let MPI try device pointers as ``info --probe-gpu`` does: a job that hangs is ended."""
+    for kind, answer in device_probe.run(limit_s=PROBE_LIMIT_S).items():
         say(f"probe, {kind.replace('_', ' ')}: {'yes' if answer.yes else 'no'}: {answer.reason}")

@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable
 
 import cupy
-import numpy as np
 
 import mpiddp as dist
-from mpiddp.algorithms.gpu import cuda_ipc
 
 
 def say(what: str, value: float | None = None, unit: str = "", *, least: float | None = None, most: float | None = None,
@@ -37,15 +35,6 @@ def everywhere(right: object) -> bool:
     everybody: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, bool(right))
     return all(everybody)
-
-
-def symmetric_floats(length: int) -> cupy.ndarray:
-    """Return float32 numbers in memory that the GPUs of all ranks share; say so where they lie elsewhere."""
-    x = dist.symmetric_empty(length, np.float32, device="cuda")
-    assert x is not None
-    if dist.get_world_size() > 1 and not cuda_ipc.find(x).segment:  # a warning tells why, and the program goes on
-        say(f"symmetric_empty({length}): ordinary memory, CUDA IPC does not work here", wrong=True)
-    return x
 
 
 def seconds(call: Callable[[], object], repeats: int, *, together: bool = True) -> float:

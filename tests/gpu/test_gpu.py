@@ -27,7 +27,9 @@ pytestmark = [
         ("nodes", 4),
         ("order", 2),
         ("dlpack", 2),
-        ("nccl", 1),
+        ("staged", 2),
+        ("pointers", 2),
+        ("nccl", 2),
         ("train", 2),
     ],
 )

@@ -21,7 +21,7 @@ def _modules() -> list[str]:
 def fake_gpu() -> Iterator[Any]:
     """Let ``import cupy`` be the fake, fresh each time; its arrays do not outlive the context.
 
-    Streams, events and kernels do their work late; see ``fake_gpu/cupy/_late.py``.
+    Streams and events do their work late; see ``fake_gpu/cupy/_late.py``.
     """
     device = importlib.import_module("mpiddp.device")
     before = {name: sys.modules.pop(name) for name in _modules()}
@@ -31,7 +31,6 @@ def fake_gpu() -> Iterator[Any]:
         device.forget()
         yield cupy
         cupy.cuda.runtime.deviceSynchronize()
-        assert not cupy._memory.VIOLATIONS, cupy._memory.VIOLATIONS
     finally:
         device.forget()
         sys.path.remove(str(FOLDER))

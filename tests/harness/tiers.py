@@ -25,7 +25,6 @@ ONE_NUMBER = {
     "test_nccl.py": 3,
     "test_training_batchnorm.py": 2,
     "test_training_reproducibility.py": 3,
-    "test_training_half.py": 2,
     "test_training_local.py": 3,
     "test_training_models.py": 3,
     "test_training_options.py": 2,

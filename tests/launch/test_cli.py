@@ -369,8 +369,6 @@ def test_a_configuration_file_trains_a_transformer_on_text_with_everything_on(tm
         clip_norm = 1.0
         schedule = "cosine"
         warmup_steps = 3
-        [precision]
-        dtype = "float16"
         [ddp]
         compress = "fp16"
         bucket_cap_mb_list = [0.1, 25]

@@ -26,7 +26,7 @@ def environment(*folders: Path) -> dict[str, str]:
 def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
     pytest.importorskip("ml_dtypes")  # of the fake
     rows_file = tmp_path / "out" / "rows.json"
-    names = ["machine", "ipc", "staged", "nodes", "order", "dlpack"]
+    names = ["machine", "probe", "staged", "pointers", "nccl", "nodes", "order", "dlpack"]
     command = [sys.executable, "-m", "tests.gpu", *names, "--fake", "--ranks", "2", "--json", str(rows_file)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False
@@ -35,13 +35,14 @@ def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
     rows = json.loads(rows_file.read_text())
     assert {row["section"] for row in rows} == set(names)
     assert not [row for row in rows if row.get("wrong")]
-    assert any(row.get("goal") == 0.6 and "met" in row for row in rows)
+    assert any(row.get("goal") == 0.8 and "met" in row for row in rows)
     assert done.stdout.count("| section | ranks |") == 1
+    assert "NCCL, all_reduce of 1 MiB" in done.stdout and "device_ring, all_reduce of 1 MiB" in done.stdout
 
 
 def test_the_limits_fit_the_budget() -> None:
     runs = [section.limit_s * (2 if section.ranks is None else 1) for section in sections.SECTIONS.values()]
-    assert sum(runs) <= sections.BUDGET_S == 8 * 60
+    assert sum(runs) <= sections.BUDGET_S < 10 * 60
     assert sections.SECTIONS["probe"].limit_s > 2 * sections.PROBE_LIMIT_S
 
 

@@ -477,21 +477,14 @@ def interrupted(self, *args):
 TrainStep._update = interrupted
 code = cli.main(["train", *sys.argv[1:]])
 whole = b"".join(p.data.tobytes() for p in train_step.model.module.parameters())
-scale = train_step.scaler.scale if train_step.scaler else None
-sys.stdout.write(f"ended with {scale} {hash(whole)}\\n")
+sys.stdout.write(f"ended with {hash(whole)}\\n")
 sys.exit(code)
 """
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(("--dtype", "float16", "--loss-scale-steps", "3"), id="loss scale", marks=pytest.mark.long),
-        pytest.param(("--compress", "powersgd", "--powersgd-start", "9"), id="compression"),
-    ],
-)
-def test_ranks_go_on_as_one_when_one_had_completed_the_step_and_another_had_not(tmp_path, options):
-    job = mpirun(3, BEHIND, *OPTIONS, "--dropout", "0", *options, timeout_s=120, PYTHONHASHSEED="0")
+def test_ranks_go_on_as_one_when_one_had_completed_the_step_and_another_had_not(tmp_path):
+    options = (*OPTIONS, "--dropout", "0", "--compress", "powersgd", "--powersgd-start", "9")
+    job = mpirun(3, BEHIND, *options, timeout_s=120, PYTHONHASHSEED="0")
     assert job.rc == 0 and "going on after step 8 with 2 of 3 ranks" in job.stderr, job
     ended = re.findall("^ended with .*$", job.stdout, re.M)
     assert len(ended) == 2 and len(set(ended)) == 1, job

@@ -15,7 +15,6 @@ from unittest import mock
 import numpy as np
 
 from mpiddp.algorithms import handshake, hierarchical, native
-from mpiddp.algorithms.gpu import hierarchical as gpu_hierarchical
 from mpiddp.algorithms.tags import Tag
 from mpiddp.distributed import monitored, new_groups
 from mpiddp.faults import calls, monitor
@@ -25,7 +24,7 @@ from mpiddp.mpi import world
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import CODES, dtype_code
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.requests import READY, drive
+from mpiddp.mpi.requests import drive
 from mpiddp.mpi.world import Claims
 from mpiddp.shm import segment
 from mpiddp.shm.scratch import Scratch
@@ -86,23 +85,6 @@ def meeting(link: Link) -> Callable[[], object]:
         hierarchical.in_place_everywhere(link, entries.segments)
 
     return meet
-
-
-def on_devices(link: Link) -> Callable[[], object]:
-    """All-reduce arrays on devices, without kernels and messages."""
-    x, op = np.zeros(1), ReduceOp.SUM
-    place = segment.Location(1, 0)
-
-    def reduce() -> None:
-        with (
-            mock.patch.object(gpu_hierarchical.stream, "ready", lambda _: READY),
-            mock.patch.object(gpu_hierarchical.cuda_ipc, "find", lambda _: place),
-            mock.patch.object(gpu_hierarchical, "_where_they_lie", lambda *_: []),
-            mock.patch.object(gpu_hierarchical, "_reduce", lambda *_: iter(())),
-        ):
-            drive(gpu_hierarchical.all_reduce(link, x, op))
-
-    return reduce
 
 
 def gathering(size: int, ahead: int = 0) -> tuple[Comm, Callable[[], bool]]:

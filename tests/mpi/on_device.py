@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from harness.faking import fake_gpu
 
 import mpiddp as dist
 from mpiddp.algorithms.gpu import ring as device_ring
-from mpiddp.algorithms.gpu import scratch, staged_ring
+from mpiddp.algorithms.gpu import staged_ring
 from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.mpi import p2p_device
 from mpiddp.mpi.cuda_aware import DevicePointers
@@ -33,15 +32,12 @@ def cupy() -> Iterator[Any]:
     """Put the fake device in the place of CuPy, and let arrays of a few KB be long ones."""
     with pytest.MonkeyPatch.context() as patch, fake_gpu() as fake, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ranks .* share one GPU")
-        patch.setattr(scratch, "PIECE_BYTES", 1 << 14)
         patch.setattr(staged_ring, "PART_BYTES", 1 << 10)
         patch.setattr(device_ring, "PART_BYTES", 1 << 11)
         patch.setattr(device_table, "SHORT_BYTES", 256)
         renew()
         yield fake
         dist.destroy_process_group()
-        gc.collect()
-        assert not fake._memory.OPENED, "a peer's memory is still mapped"
 
 
 @pytest.fixture

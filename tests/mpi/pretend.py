@@ -1,16 +1,11 @@
-"""Pretended nodes and GPUs: the default group as if its ranks had them."""
+"""Pretended nodes: the default group as if its ranks were on them."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from harness import faking
-
-from mpiddp.algorithms.gpu.cuda_ipc import Segments
-from mpiddp.algorithms.gpu.scratch import DeviceScratch
 from mpiddp.algorithms.plan import Plans
 from mpiddp.distributed.groups import default_group
 from mpiddp.faults import monitor
@@ -41,17 +36,3 @@ def pretended_nodes(nodes: Sequence[int]) -> Iterator[None]:
         link.close()
     finally:
         vars(group).update(real)
-
-
-@contextlib.contextmanager
-def pretended_gpus() -> Iterator[Any]:
-    """Let the ranks have the fake GPU, and the default group no memory of it; collective."""
-    with faking.fake_gpu() as cupy:
-        yield cupy
-        release(default_group().link)
-
-
-def release(link: Link) -> None:
-    """Free the memory that the GPUs of a group's ranks share; collective."""
-    link.resource(DeviceScratch).close()
-    link.resource(Segments).close()

@@ -1,4 +1,4 @@
-"""CuPy arrays in every operation, on the fake device: late streams, shared memory, addresses, errors."""
+"""CuPy arrays in every operation, on the fake device: late streams, addresses, nodes, several devices, errors."""
 
 from __future__ import annotations
 
@@ -13,33 +13,30 @@ import pytest
 import mpiddp as dist
 from mpiddp import device
 from mpiddp.algorithms import plan
-from mpiddp.algorithms.gpu import cuda_ipc, staged_ring, table
+from mpiddp.algorithms.gpu import staged_ring, table
 from mpiddp.device import pinned, stream
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import ArrayError, MismatchError
 from mpiddp.mpi import cuda_aware, requests
 from mpiddp.mpi.cuda_aware import DevicePointers, Support
-from mpiddp.shm import segment
 
 from .inputs import OPS, both_ways, close, draw, dtype_of, end, means_something, reduced, same
 from .on_device import by_address, cupy, expected, own_op, renew, sizes
+from .pretend import connect
 
 pytestmark = pytest.mark.core
 
 __all__ = ["by_address", "cupy"]  # fixtures
 Array = Any
 DTYPES = ["bool", "int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64", "complex64"]
-LONG = ("device_two_shot", "staged_ring", "device_ring")
+LONG = ("staged_ring", "device_ring")
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("device_two_shot", kind) for kind in DTYPES]
-    + [(name, kind) for name in LONG[1:] for kind in ("float32", "bfloat16", "int8")],
+    [("staged_ring", kind) for kind in DTYPES] + [("device_ring", kind) for kind in ("float32", "bfloat16", "int8")],
 )
 def test_algorithm(world: Any, cupy: Any, kind: str, name: str) -> None:
-    if world.size == 1:
-        pytest.skip("one rank has an algorithm of its own")
     dtype, link = dtype_of(kind), default_group().link
     steps = table.ALGORITHMS[name].all_reduce
     for op, size in itertools.product(OPS, sizes(world, dtype)):
@@ -64,29 +61,12 @@ def test_all_reduce(world: Any, cupy: Any, kind: str) -> None:
             assert close(x.get(), expected(op, xs)), (op, shape)
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16", "int64"])
-def test_symmetric_all_reduce(world: Any, cupy: Any, kind: str) -> None:
-    dtype = dtype_of(kind)
-    for op, size in itertools.product(OPS, sizes(world, dtype)):
-        if not means_something(op, dtype):
-            continue
-        xs = draw(world.rng, world.size, (size,), dtype)
-        memory = dist.symmetric_empty(size + 3, dtype, device="cuda")
-        x = memory[3:]  # a view with another offset
-        x[...] = cupy.asarray(xs[world.rank])
-        assert world.size == 1 or not size or cuda_ipc.find(x).offset == 3 * dtype.itemsize
-        dist.all_reduce(x, own_op(op, world.rank))
-        assert close(x.get(), expected(op, xs)), (op, size)
-
-
 def test_half_types_are_summed_in_float32(world: Any, cupy: Any) -> None:
     xs = [np.full(3000, 1.0 if rank == 0 else 2.0**-12, np.float16) for rank in range(world.size)]
     exact = np.float16(1 + (world.size - 1) * 2.0**-12)  # in float16, 1 + 2**-12 is 1
-    for make in (cupy.empty, lambda size, dtype: dist.symmetric_empty(size, dtype, device="cuda")):
-        x = make(3000, np.float16)
-        x[...] = cupy.asarray(xs[world.rank])
-        dist.all_reduce(x)
-        assert (x.get() == exact).all()
+    x = cupy.asarray(xs[world.rank])
+    dist.all_reduce(x)
+    assert (x.get() == exact).all()
 
 
 def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
@@ -277,8 +257,6 @@ def test_earlier_kernels_read_what_was_there_before(world: Any, cupy: Any) -> No
         works = [dist.all_reduce(x, async_op=True)]
         for each in works:
             each.wait()
-        if world.size == 1:
-            stream.current(x).synchronize()  # an operation of one rank is work of its stream
         with cupy.cuda.Stream(non_blocking=True):  # knows nothing of the operation
             after = (x + 1).get()
         assert (before.get() == 32 * (world.rank + 1)).all()
@@ -286,13 +264,10 @@ def test_earlier_kernels_read_what_was_there_before(world: Any, cupy: Any) -> No
 
 
 def test_no_synchronisation_of_the_device(world: Any, cupy: Any) -> None:
-    x = dist.symmetric_empty(5000, np.float32, device="cuda")
-    x.fill(1)
     y = cupy.ones(5000, np.float32)
     dist.all_reduce(y)
     before = cupy.cuda.runtime.synchronised
     for _ in range(3):
-        dist.all_reduce(x)
         dist.all_reduce(y)
         dist.broadcast(y, 0)
     assert cupy.cuda.runtime.synchronised == before
@@ -342,7 +317,7 @@ def test_the_fake_is_late(cupy: Any) -> None:
 @pytest.mark.parametrize("name", [*LONG, "staged"])
 def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if world.size == 1:
-        pytest.skip("one rank has an algorithm of its own")
+        pytest.skip("the sum of one rank is what was there before")
     monkeypatch.setattr(stream.Mark, "Test", lambda self: True)
     monkeypatch.setattr(stream.Mark, "Wait", lambda self: None)
     right = True
@@ -374,14 +349,10 @@ def test_interleaved(world: Any, cupy: Any) -> None:
         for _ in range(14):
             group = draws.choice([None, part])
             members = world.size if group is None else max(world.size - 1, 1)
-            on_device, count, what = draws.random() < 0.7, draws.choice([3, 900, 5000]), draws.randrange(3)
+            on_device, count, what = draws.random() < 0.7, draws.choice([3, 900, 5000]), draws.randrange(2)
             if group is not None and world.rank >= members:
                 continue
-            if what == 2 and on_device:
-                x = dist.symmetric_empty(count, np.float64, group, device="cuda")
-                x.fill(world.rank + 1)
-            else:
-                x = (cupy if on_device else np).full(count, world.rank + 1.0)
+            x = (cupy if on_device else np).full(count, world.rank + 1.0)
             if what == 1:
                 running.append((dist.broadcast(x, 0, group, async_op=True), x, 1.0))
             else:
@@ -399,19 +370,14 @@ def test_host_and_device_do_not_meet(world: Any, cupy: Any) -> None:
     if world.size == 1:
         pytest.skip("one rank agrees with itself")
     for count in (3, 300_000):
-        shared = dist.symmetric_empty(500, device="cuda")
-        dist.all_reduce(cupy.ones(4000, np.float32))  # makes the scratch
         x = (cupy if world.rank == 0 else np).ones(count, np.float32)
         with pytest.raises(MismatchError, match="on a device"):
             dist.all_reduce(x, async_op=True).wait()
         renew()
-        assert not cupy._memory.OPENED, "what a group that was given up has mapped"
-        assert cuda_ipc.find(shared) == segment.NOWHERE
-        dist.all_reduce(shared)
 
 
 def test_overrides(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("staged_ring", "device_two_shot", "tree"):
+    for name in ("staged_ring", "tree"):
         monkeypatch.setenv("MPIDDP_ALGORITHM", f"all_reduce:{name}")
         renew()
         for x in (cupy.full(5000, world.rank + 1.0), np.full(5000, world.rank + 1.0)):
@@ -422,8 +388,8 @@ def test_overrides(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> No
         renew()
         with pytest.raises(ValueError, match="needs an MPI that takes addresses"):
             dist.all_reduce(cupy.ones(3))
-        with pytest.raises(ValueError, match="device_hierarchical works on several nodes"):
-            dist.all_reduce(cupy.ones(3), algorithm="device_hierarchical")
+        with pytest.raises(ValueError, match="there is no algorithm all_reduce:device_two_shot"):
+            dist.all_reduce(cupy.ones(3), algorithm="device_two_shot")
     monkeypatch.undo()
     renew()
 
@@ -487,13 +453,75 @@ def test_training_is_that_on_the_host(world: Any, cupy: Any) -> None:
         assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_buckets_are_shared(world: Any, cupy: Any) -> None:
-    from mpiddp import nn
+def test_one_rank_sends_nothing_through_the_host(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if world.size > 1:
+        pytest.skip("several ranks do")
+    x, out = cupy.full(5000, 3.0, np.float32), cupy.zeros((1, 5000), np.float32)
+    monkeypatch.setattr(pinned, "take", lambda nbytes: pytest.fail("memory of the host"))
+    dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(2.0))
+    dist.all_gather_single(out, x)
+    assert (out.get() == 6).all()
 
-    model = nn.Linear(30, 30)
-    for parameter in model.parameters():
-        parameter.data = cupy.asarray(parameter.data)
-    ddp = dist.DistributedDataParallel(model)
-    for bucket in ddp._reducer.buckets:
-        assert (cuda_ipc.find(bucket.buffer()) != segment.NOWHERE) == (world.size > 1)
-    ddp.detach()
+
+@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 2, 3)])
+def test_several_nodes(world: Any, cupy: Any, nodes: tuple[int, ...]) -> None:
+    if len(set(nodes[: world.size])) == 1:
+        pytest.skip("needs more ranks")
+    link, _ = connect(nodes[: world.size])
+    for op, size in itertools.product(OPS, sizes(world, np.dtype(np.float32))):
+        xs = draw(world.rng, world.size, (size,), np.dtype(np.float32))
+        x, mine = cupy.asarray(xs[world.rank]), own_op(op, world.rank)
+        if not means_something(op, x.dtype):
+            continue
+        requests.drive(plan.make(link, "all_reduce", None, x, x, mine).steps(link, x, mine))
+        assert close(x.get(), expected(op, xs)), (op, size)
+    link.close()
+
+
+def test_the_current_device_may_change_between_calls(world: Any, cupy: Any) -> None:
+    """An array's place counts."""
+    total, home = world.size * (world.size + 1) / 2, cupy.cuda.runtime.getDevice()
+    y = cupy.full(9000, world.rank + 1.0)
+    with cupy.cuda.Device(1 - home):
+        z = cupy.full(9000, world.rank + 1.0)
+    with cupy.cuda.Device(world.rank % 2):
+        works = [dist.all_reduce(x, async_op=True) for x in (y, z)]
+    for each in works:
+        each.wait()
+    dist.all_reduce(z, dist.ReduceOp.AVG)
+    assert (y.get() == total).all() and (z.get() == total).all()
+
+
+def lists_over_devices(world: Any, cupy: Any) -> None:
+    """Exchange arrays of which every second is on another device, behind long kernels."""
+
+    def at(number: int, value: float) -> Array:
+        with cupy.cuda.Device(number):
+            x = cupy.zeros(700)
+            for _ in range(30):
+                x += value / 30
+            return x
+
+    rank, size = world.rank, world.size
+    outs = [at(index % 2, 0) for index in range(size)]
+    dist.all_to_all(outs, [at((index + 1) % 2, 30.0 * (10 * rank + index)) for index in range(size)])
+    assert [round(float(out.get()[-1])) for out in outs] == [30 * (10 * other + rank) for other in range(size)]
+    dist.all_gather(outs, at(1, 30.0 * rank))
+    assert [round(float(out.get()[0])) for out in outs] == [30 * other for other in range(size)]
+    x = at(rank % 2, 0)
+    dist.scatter(x, [at(index % 2, 60.0 * index) for index in range(size)] if rank == 0 else None, 0)
+    assert round(float(x.get()[350])) == 60 * rank
+    mixed = [np.zeros(700) if index % 2 else at(1, 0) for index in range(size)] if rank == 0 else None
+    dist.gather(x, mixed, 0)
+    assert rank or [round(float(device.download(each)[1])) for each in mixed] == [60 * index for index in range(size)]
+    part = at(1, 0)
+    dist.reduce_scatter_single(part, cupy.full((size, 700), rank + 1.0))
+    assert (part.get() == size * (size + 1) / 2).all()
+
+
+def test_lists_over_devices(world: Any, cupy: Any) -> None:
+    lists_over_devices(world, cupy)
+
+
+def test_lists_over_devices_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
+    lists_over_devices(world, cupy)

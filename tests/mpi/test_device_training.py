@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from harness.faking import fake_gpu
 
 import mpiddp as dist
 from mpiddp import nn, optim
@@ -20,8 +21,6 @@ from mpiddp.training.build import agree_on_device
 from mpiddp.training.config import UsageError
 from mpiddp.training.metrics import MetricSum, count_correct
 
-from .pretend import pretended_gpus
-
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
@@ -32,7 +31,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture
 def cupy() -> Iterator[Any]:
-    with pretended_gpus() as module:
+    with fake_gpu() as module:
         yield module
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.faking import fake_gpu
 
 import mpiddp as dist
 from mpiddp import device
@@ -16,7 +17,6 @@ from mpiddp.device import half
 from mpiddp.mpi import message
 
 from .learning import import_torch
-from .pretend import pretended_gpus
 
 pytestmark = pytest.mark.core
 
@@ -287,7 +287,7 @@ class Exported:
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_gpu_memory_is_used_where_it_lies(world: Any, length: int) -> None:
-    with pretended_gpus() as cupy:
+    with fake_gpu() as cupy:
         total = world.size * (world.size + 1) / 2
         x = cupy.full((length,), world.rank + 1.0)
         dist.all_reduce(Exported(x))

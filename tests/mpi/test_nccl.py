@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.faking import fake_gpu
 
 import mpiddp as dist
 from mpiddp import nn
 
 from .inputs import Op, draw, dtype_of, reduced
-from .pretend import pretended_gpus
 
 pytest.importorskip("ml_dtypes")
 
@@ -26,7 +26,7 @@ pytest.importorskip("ml_dtypes")
 def cupy(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Give the fake, with a GPU for each rank."""
     monkeypatch.setenv("FAKE_GPU_UUID", str(world.rank))
-    with pretended_gpus() as module:
+    with fake_gpu() as module:
         import cupy.cuda.nccl
 
         cupy.cuda.nccl.CALLS.clear()

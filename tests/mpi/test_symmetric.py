@@ -226,6 +226,11 @@ def test_nonsense_is_refused(world: Any, shape: Any, dtype: Any, error: type[Exc
         dist.symmetric_empty(shape, dtype)
 
 
+def test_memory_of_a_gpu_is_not_shared(world: Any) -> None:
+    with pytest.raises(ValueError, match=r"got 'cuda'; take cupy\.empty"):
+        dist.symmetric_empty(3, device="cuda")
+
+
 def refuse(*_: object) -> None:
     raise OSError(28, "No space left on device")
 

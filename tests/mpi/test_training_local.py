@@ -96,7 +96,7 @@ def test_checkpoint_of_other_fragments_is_refused(world, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"compress": "fp16"}, {"zero": True}, {"dtype": "float16"}, {"fragments": 9, "period": 8}, {"average": "ddp"}],
+    [{"compress": "fp16"}, {"zero": True}, {"fragments": 9, "period": 8}, {"average": "ddp"}],
 )
 def test_contradictions_are_refused(world, options):
     with pytest.raises(UsageError):

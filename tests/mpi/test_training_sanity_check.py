@@ -185,7 +185,7 @@ def test_a_model_without_parameters_is_refused(world, monkeypatch):
         build_trainer(Config(model=f"{__name__}:Empty"), (GOOD, GOOD))
 
 
-@pytest.mark.parametrize("options", [{}, {"model": "resnet"}, {"dtype": "float16", "model": "mlp"}])
+@pytest.mark.parametrize("options", [{}, {"model": "resnet"}])
 def test_a_trial_changes_nothing(world, options):
     config = Config(dropout=0.3, batch_size=4, epochs=1, **options)
     ends = []

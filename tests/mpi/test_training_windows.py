@@ -20,10 +20,7 @@ RESUMED = {
         "clip_norm": 0.5,
         "dropout": 0.3,
     },
-    "scaler, zero, adam": {
-        "dtype": "float16",
-        "loss_scale": 2.0**17,
-        "loss_scale_steps": 2,
+    "zero, adam": {
         "zero": True,
         "optimizer": "adam",
         "lr": 0.001,
@@ -36,7 +33,7 @@ RESUMED = {
         "decay_epochs": 1,
         "accumulate": 2,
     },
-    "batched compression in bfloat16": {"compress": "batched-powersgd", "powersgd_start": 2, "dtype": "bfloat16"},
+    "batched compression": {"compress": "batched-powersgd", "powersgd_start": 2},
     "batch norm of all ranks, zero": {"model": "resnet", "sync_batchnorm": True, "zero": True, "accumulate": 3},
     "batch norm of each rank": {"model": "resnet", "accumulate": 3},
 }
@@ -49,7 +46,6 @@ def bits(trainer: Trainer) -> dict[str, bytes]:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, tmp_path, name):
-    pytest.importorskip("ml_dtypes")
     folder = [tmp_path]
     dist.broadcast_object_list(folder, src=0)
     config = configured(**RESUMED[name], output=folder[0], resume="auto")
@@ -83,8 +79,6 @@ def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, tmp_
     assert resumed.step == unbroken.step and resumed.skipped == unbroken.skipped
     assert resumed.history[-1].lr == unbroken.history[-1].lr
     assert bits(resumed) == bits(unbroken)
-    if resumed.scaler is not None:
-        assert resumed.scaler.state_dict() == unbroken.scaler.state_dict() and unbroken.skipped
     assert bits(stopped) != bits(unbroken), "or this test could not fail"
 
 

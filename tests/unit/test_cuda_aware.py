@@ -89,6 +89,7 @@ def test_override_comes_first(chain):
     [
         ({"kinds": "mpi,system,cuda:device", "says": NO}, "mpi_memory_alloc_kinds=mpi,system,cuda:device"),
         ({"kinds": "mpi,system", "says": YES}, "says so"),
+        ({"kinds": "mpi,cuda:host,cuda:managed", "says": NO}, "says no"),
         ({"says": NO, "cray": True, "gtl": True}, "MPICH_GPU_SUPPORT_ENABLED=1, and libmpi_gtl_cuda is loaded"),
         ({"says": NO, "cray": True}, "says no"),
         ({"says": None, "cray": True, "gtl": True}, "MPICH_GPU_SUPPORT_ENABLED=1, and libmpi_gtl_cuda is loaded"),

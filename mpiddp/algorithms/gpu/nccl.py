@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.device import array_namespace, ipc, nccl, stream
-from mpiddp.device.place import place_of
+from mpiddp.device import array_namespace, nccl, stream, synchronize
+from mpiddp.device.place import at, place_of
 from mpiddp.errors import ArrayError, DistError
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
@@ -22,7 +22,11 @@ from mpiddp.typing import Array
 
 
 class Connection(Resource):
-    """A communicator and its own stream: on a common one, ranks that call in different orders would deadlock."""
+    """A communicator and its own stream.
+
+    On a common stream, ranks that call two groups in different orders would deadlock. NCCL promises no more of two
+    streams than that their kernels may run at the same time: ranks should call all groups in one order.
+    """
 
     def __init__(self, link: Link, number: Any) -> None:
         self.communicator = nccl.Communicator(link.size, number, link.rank)
@@ -40,8 +44,9 @@ class Connection(Resource):
         return stream.after(self._role, arrays[0])
 
     def close(self) -> None:
-        ipc.settle(self.communicator.device)
-        self.communicator.destroy()
+        with at(self.communicator.device):
+            synchronize()
+            self.communicator.destroy()
         stream.drop(self._role)
 
     def drop(self, error: DistError) -> None:

@@ -29,22 +29,22 @@ class PointerTransport:
         self.rank, self.size = link.rank, link.size
         self._comm, self._tag = link.later, tag
         self._side = stream.side("add", like)
-        self._computed: Awaited = READY
+        self.computed: Awaited = READY
         self._loaded = like
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         with stream.on(self._side):
             yield
-        self._computed = stream.mark(self._side)
+        self.computed = stream.mark(self._side)
 
     def load(self, x: Array) -> None:
         self._loaded = x
 
     def shift(self, target: Array) -> Steps:
-        yield self._computed  # also the former use of target's memory
+        yield self.computed  # also the former use of target's memory
         yield ring.exchange(self._comm, self.rank, self.size, self._tag, movable(self._loaded), movable(target))
-        self._computed, self._loaded = READY, target
+        self.computed, self._loaded = READY, target
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
@@ -52,6 +52,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
         transport = PointerTransport(link, x, tag)
         for piece in pieces:
             yield from ring.all_reduce_around(transport, piece, op)
+        yield transport.computed  # one rank sends nothing
 
     return by_rings(x, link.size, PART_BYTES, RINGS, steps)
 

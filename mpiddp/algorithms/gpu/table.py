@@ -1,10 +1,14 @@
 """The table of algorithms for device arrays, which `plan` asks.
 
-- Short all-reduces go by MPI's own where it takes the address, else through the host; long ones on one node by
-  `device_two_shot`; on several by MPI's own, `device_hierarchical` if a node has several ranks, or a ring
-  (`device_ring` by addresses, `staged_ring` through the host).
-- All others go by MPI's own or messages where it takes addresses, else through the host (`staged`).
-- NCCL does what it defines as mpiddp does, in groups of ``backend="nccl"`` with a GPU a rank.
+There are three ways. The first one that can do a call does it.
+
+- NCCL does what it defines as mpiddp does, in groups of ``backend="nccl"`` with a GPU for each rank.
+- MPI gets device pointers where it is proven to take them: in its own collectives (`pointers`), or in messages, with
+  `device_ring` for all-reduces.
+- Everything else goes through pinned memory of the host: all-reduces of long arrays by `staged_ring`, which copies one
+  part while it sends another, and the rest by an algorithm of the host between two copies (`staged`).
+
+A group of one rank sends nothing, so it takes the algorithms of messages, which then work on the device alone.
 """
 
 from __future__ import annotations
@@ -24,17 +28,13 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from mpiddp.mpi.requests import Steps
 
-from . import alone, hierarchical, nccl, pointers, ring, staged, staged_ring, two_shot
+from . import nccl, pointers, ring, staged, staged_ring
 
 ALGORITHMS: dict[str, ModuleType] = {
-    "device_two_shot": two_shot,
-    "device_hierarchical": hierarchical,
     "device_pointers": pointers,
     "device_ring": ring,
     "staged_ring": staged_ring,
 }
-
-MODULES = frozenset(each.__name__ for each in (alone, nccl, staged, *ALGORITHMS.values()))
 
 SHORT_BYTES = 1 << 16
 """Up to this size latency dominates: a guess, not measured."""
@@ -68,27 +68,20 @@ def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, 
     """Return the steps, each with its largest size in bytes."""
     if chosen is None and nccl.does(operation, link, dtype, op):
         return [(ANY_SIZE, getattr(nccl, operation))]
-    if link.size == 1:
-        return [(ANY_SIZE, getattr(alone, operation))]
     through_host: Plan = [(limit, functools.partial(getattr(staged, operation), steps)) for limit, steps in host]
-    if chosen in ALGORITHMS:
-        _expect_possible(chosen, link)
+    if link.size > 1 and chosen is not None:
+        if chosen not in ALGORITHMS:
+            return through_host
+        _expect_possible(chosen)
         return [(ANY_SIZE, getattr(ALGORITHMS[chosen], operation))]
-    if chosen is not None:
-        return through_host
-    by_address = _takes_addresses(operation, dtype, op)
+    if _takes_addresses(operation, link, dtype, op):
+        return [(ANY_SIZE, getattr(pointers, operation))]
     if operation != "all_reduce":
-        return [(ANY_SIZE, getattr(pointers, operation))] if by_address else through_host
-    if link.one_node:
-        long: Callable[..., Steps] = two_shot.all_reduce
-    elif by_address:
-        long = pointers.all_reduce
-    elif link.shares_memory:
-        long = hierarchical.all_reduce
-    else:
-        long = ring.all_reduce if addresses.point_to_point.yes else staged_ring.all_reduce
-    short = [(SHORT_BYTES, pointers.all_reduce)] if by_address else _until(SHORT_BYTES, through_host)
-    return [*short, (ANY_SIZE, long)]
+        return through_host
+    if link.size == 1:
+        return [(ANY_SIZE, ring.all_reduce)]
+    long = ring.all_reduce if addresses.point_to_point.yes else staged_ring.all_reduce
+    return [*_until(SHORT_BYTES, through_host), (ANY_SIZE, long)]
 
 
 def _until(limit: float, rows: Plan) -> Plan:
@@ -96,19 +89,15 @@ def _until(limit: float, rows: Plan) -> Plan:
     return [*rows[:first], (limit, rows[first][1])]
 
 
-def _takes_addresses(operation: str, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
+def _takes_addresses(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
     if operation in _BY_MESSAGES:
-        return addresses.point_to_point.yes
+        return link.size == 1 or addresses.point_to_point.yes
     if op is not None and (mpi_op(dtype, op) is None or settings.deterministic()):
         return False
     return addresses.collectives.yes
 
 
-def _expect_possible(name: str, link: Link) -> None:
-    if name == "device_two_shot" and not link.one_node:
-        raise ValueError(f"all_reduce:device_two_shot works in the memory of one node, and {link} is on several")
-    if name == "device_hierarchical" and link.one_node:
-        raise ValueError(f"all_reduce:device_hierarchical works on several nodes, and {link} is on one")
+def _expect_possible(name: str) -> None:
     needed = {"device_ring": addresses.point_to_point, "device_pointers": addresses.collectives}.get(name)
     if needed is not None and not needed.yes:
         raise ValueError(f"all_reduce:{name} needs an MPI that takes addresses of GPU memory: {needed.reason}")

@@ -12,7 +12,7 @@ import pytest
 from harness.faking import fake_gpu
 
 from mpiddp import device
-from mpiddp.device import choice, dlpack, half, ipc, kernels, pinned, place, stream, transfer
+from mpiddp.device import choice, dlpack, half, pinned, place, stream, transfer
 
 
 @pytest.fixture
@@ -31,6 +31,15 @@ def test_marks(cupy: Any) -> None:
     x += 1
     stream.ready(x).Wait()
     assert (x._host == 1).all()
+
+
+def test_a_mark_that_is_not_reached_leaves_no_error_behind(cupy: Any) -> None:
+    x = cupy.ones(5)
+    reached = stream.ready(x)
+    while reached.Test():  # until it is asked too early
+        x += 1
+        reached = stream.ready(x)
+    assert x.sum().get() >= 5, "CUB takes the thread's last error for its own"
 
 
 def test_marks_of_a_device_that_is_not_current(cupy: Any) -> None:
@@ -112,39 +121,6 @@ def test_pinned_memory(cupy: Any) -> None:
     assert (y.get() == x.get()).all()
 
 
-def test_registered_memory(cupy: Any) -> None:
-    x = np.zeros(100, np.uint8)
-    start = x.__array_interface__["data"][0]
-    assert pinned.register(start, 100) == ""
-    assert "already" in pinned.register(start, 100)
-    seen = ipc.array(start, 100, x, 0)
-    seen.fill(3)
-    cupy.cuda.runtime.deviceSynchronize()
-    assert (x == 3).all()
-    pinned.unregister(start)
-    assert ipc.reads_host_memory(0)
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_memory_outside_of_the_pool(cupy: Any, number: int) -> None:
-    memory = ipc.Memory(5, number)
-    assert memory.nbytes == ipc.GRANULE_BYTES and len(memory.handle()) == ipc.HANDLE_BYTES
-    x = ipc.array(memory.start + 8, 64, memory, number).view(np.float32)
-    assert ipc.address(x) == memory.start + 8 and x.shape == (16,)
-    assert memory._memory.device_id == x.device.id == number, "whichever device is current"
-    with pytest.raises(RuntimeError):
-        ipc.open_handle(memory.handle(), number)  # of the same process
-
-
-def test_memory_that_the_pool_keeps_is_asked_back(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy._memory.HOARDED.append(1 << 30)
-    assert ipc.Memory(5, 0).start
-    cupy._memory.HOARDED.append(1 << 30)
-    monkeypatch.setattr(type(cupy.get_default_memory_pool()), "free_all_blocks", lambda self: None)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        ipc.Memory(5, 0)
-
-
 def test_what_is_moved_keeps_its_shape(cupy: Any) -> None:
     for shape in ((), (3,), (2, 0), (4, 5)):
         x = cupy.asarray(np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)) + 1
@@ -197,15 +173,6 @@ def test_bfloat16_needs_a_cupy_that_knows_it(cupy: Any, monkeypatch: pytest.Monk
             way()
             pytest.fail(name)
     assert device.upload(np.ones(3, np.float16)).dtype == half.converted(x, np.float16).dtype == np.float16
-
-
-def test_fold_of_nothing_and_of_one(cupy: Any) -> None:
-    x = cupy.arange(6, dtype=np.float16)
-    side = stream.after("add", x)
-    kernels.fold("add", [x[:0], x[:0]], [x[:0]], side)
-    kernels.fold("add", [x], [x], side, divisor=2, factors=[3.0])
-    stream.mark(side).Wait()
-    assert x.get().tolist() == [0.0, 1.5, 3.0, 4.5, 6.0, 7.5]
 
 
 def test_choice_by_local_rank(cupy: Any) -> None:

@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 
 PLACES: list[tuple[str, Any, Any]] = [
     ("nn", nn, torch.nn),
-    ("nn", nn, torch.amp),
     ("F", F, torch.nn.functional),
     ("init", nn.init, torch.nn.init),
     ("utils", nn.utils, torch.nn.utils),

@@ -180,7 +180,6 @@ def test_nearest():
         ({"bucket_cap_mb": 1.0, "bucket_cap_mb_list": (1.0,)}, "--bucket-cap-mb or --bucket-cap-mb-list, not both"),
         ({"bucket_cap_mb_list": (1.0, -1.0)}, "--bucket-cap-mb-list has to be positive, got -1.0"),
         ({"gradient_as_bucket_view": False}, "gradients are always views of their bucket here"),
-        ({"compress": "powersgd", "dtype": "float16"}, "--compress powersgd adds what it has lost"),
         ({"powersgd_start": 1}, "--powersgd-start has to be at least 2, got 1"),
         (
             {"spares": 1, "zero": True},

@@ -13,7 +13,6 @@ import numpy as np
 
 from . import _late, _memory, cuda, lib
 from ._array import array, call, ndarray
-from ._kernel import ElementwiseKernel
 
 __version__ = "14.0.0+fake"
 _CREATING = ("zeros", "ones", "full", "arange", "eye", "linspace", "identity", "tri")
@@ -76,9 +75,6 @@ class _Pool:
     def total_bytes(self) -> int:
         return _memory.pooled_bytes()
 
-    def free_all_blocks(self, stream: Any = None) -> None:
-        _memory.HOARDED.clear()
-
 
 def get_default_memory_pool() -> _Pool:
     """Return the pool of which arrays are made."""
@@ -122,4 +118,4 @@ def __getattr__(name: str) -> Any:
     return function
 
 
-__all__ = ["ElementwiseKernel", "array", "cuda", "lib", "ndarray"]
+__all__ = ["array", "cuda", "lib", "ndarray"]

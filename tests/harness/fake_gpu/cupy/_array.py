@@ -299,6 +299,7 @@ def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if view is not None:
         return view
     check_current(args, tuple(kwargs.values()), out)
+    _late._runtime().expect_no_error()
     stream = _late.get_current_stream()
     masked = function is operator.getitem and _has_mask(args[1:])
     if function in _WAITING or masked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._late import Event, ExternalStream, Stream, get_current_stream, synchronize_all
-from .._memory import BaseMemory, Memory, MemoryPointer, UnownedMemory, alloc_pinned_memory
+from .._memory import BaseMemory, MemoryPointer, UnownedMemory, alloc_pinned_memory
 from . import runtime
 
 
@@ -59,7 +59,6 @@ __all__ = [
     "Device",
     "Event",
     "ExternalStream",
-    "Memory",
     "MemoryPointer",
     "Stream",
     "UnownedMemory",

@@ -1,4 +1,4 @@
-# ruff: noqa: N802, N812, N816 - CUDA's names
+# ruff: noqa: N802, N816 - CUDA's names
 """``cupy.cuda.runtime`` of the fake device: the calls that mpiddp makes, by CUDA's names."""
 
 from __future__ import annotations
@@ -8,14 +8,8 @@ import os
 import threading
 
 from .. import _late, _memory
-from .._memory import ipc_close as ipcCloseMemHandle
-from .._memory import ipc_get as ipcGetMemHandle
-from .._memory import ipc_open as ipcOpenMemHandle
-from .._memory import register as hostRegister
-from .._memory import unregister as hostUnregister
 
 memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = range(5)
-cudaIpcMemLazyEnablePeerAccess = 1
 
 COUNT = 2
 """Devices that a process sees."""
@@ -26,9 +20,9 @@ failed = 0
 
 
 class _Thread(threading.local):
-    """The device that is current in a thread; each starts with the first."""
+    """The device that is current in a thread, the first at first; and its last error that nobody has asked for."""
 
-    device = 0
+    device = last_error = 0
 
 
 _thread = _Thread()
@@ -71,12 +65,21 @@ def deviceGetPCIBusId(device: int) -> str:
 
 def eventQuery(event: int) -> int:
     """Return cudaSuccess if an event has been reached, else cudaErrorNotReady; what has failed, if something has."""
-    return failed or (0 if _late.event_at(event).done else 600)
+    status = failed or (0 if _late.event_at(event).done else 600)
+    _thread.last_error = status or _thread.last_error
+    return status
 
 
-def deviceGetAttribute(attribute: int, device: int) -> int:
-    """Say yes to everything."""
-    return 1
+def check_status(status: int) -> None:
+    """Raise an error; forget the last one."""
+    if status:
+        _thread.last_error = 0
+        raise CUDARuntimeError(f"error {status}")
+
+
+def expect_no_error() -> None:
+    """Stand for CUB, which takes the last error for its own kernel's."""
+    assert not _thread.last_error, f"error {_thread.last_error} would end a sum between two kernels"
 
 
 def deviceSynchronize() -> None:
@@ -93,6 +96,3 @@ def memcpyAsync(dst: int, src: int, size: int, kind: int, stream: int) -> None:
     if kind == memcpyHostToDevice:
         assert _memory.is_pinned(src, size), "a copy from host memory that is not pinned blocks"
     _late.stream_at(stream).put("run", lambda: ctypes.memmove(dst, src, size))
-
-
-__all__ = ["hostRegister", "hostUnregister", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle"]
