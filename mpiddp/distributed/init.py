@@ -96,7 +96,7 @@ def init_process_group(
         raise ValueError("trying to initialize the default process group twice!")
     kind = check_backend(backend)
     _check_init_method(init_method, store)
-    limit_s = seconds(timeout)
+    limit_s = seconds(timeout, of_group=True)
     timeout_s = settings.default_timeout_s() if limit_s is None else limit_s
     debug_level = settings.debug_level()
     settings.deterministic()  # checked before it is needed, which may be late

@@ -173,7 +173,7 @@ def test_nonsense_is_named(environ, name, read):
         read()
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "nan"])
+@pytest.mark.parametrize("text", ["0", "-3", "nan", "inf"])
 def test_a_timeout_that_is_none(environ, text):
     environ.setenv("MPIDDP_TIMEOUT", text)
     with pytest.raises(ValueError, match=rf"MPIDDP_TIMEOUT must be .*{text}"):
