@@ -48,8 +48,10 @@ def jobs(request):
     if request.config.option.long:
         whole[SENDERS_LEFT] = partial(mpirun, 3, SENDERS_LEFT, timeout_s=40)
     late = {name: partial(run, *programs) for name, programs in LATE.items()}
-    never = [NO_INIT[start_mpi] for start_mpi in chosen(request, "start_mpi")]
-    without = {text: partial(mpirun, 3, text, timeout_s=40, env={"MPIDDP_TIMEOUT": "2"}) for text in never}
+    without = {
+        NO_INIT.format(before=before): partial(mpirun, 3, NO_INIT.format(before=before), timeout_s=40, env=env)
+        for before, env in (("", None), (STARTS_MPI, {"MPIDDP_TIMEOUT": "2"}))
+    }
     with side_by_side(left | whole | late | without) as futures:
         yield futures
 
@@ -264,22 +266,24 @@ def test_uncaught_timeout_has_its_exit_code(jobs):
     assert "DistTimeoutError: irecv of float64 (3,)" in job.stderr, job
 
 
-NO_INIT = {
-    start_mpi: f"""
+STARTS_MPI = "from mpi4py import MPI"
+NO_INIT = """
 import os, sys
 import mpiddp as dist
 if os.environ["RANK"] == "1":
-    if {start_mpi}:
-        from mpi4py import MPI
+    {before}
     sys.exit()
 dist.init_process_group()
 """
-    for start_mpi in (False, True)
-}
 
 
-@pytest.mark.parametrize("start_mpi", thinned(NO_INIT, True))
-def test_rank_that_never_calls_init(jobs, start_mpi):
-    job = jobs[NO_INIT[start_mpi]].result()
+def test_rank_that_ends_before_mpi_starts_is_named(jobs):
+    job = jobs[NO_INIT.format(before="")].result()
+    assert_ended(job)
+    assert job.stderr.count("rank 1 of 3 ended before MPI had started") == 1, job
+
+
+def test_rank_that_starts_mpi_and_never_calls_init(jobs):
+    job = jobs[NO_INIT.format(before=STARTS_MPI)].result()
     assert_ended(job)
     assert "init_process_group did not finish in 2 s" in job.stderr, job

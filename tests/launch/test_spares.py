@@ -122,7 +122,7 @@ def test_without_spares_left_survivors_go_on_and_are_told_of_other_masks(tmp_pat
 STARTS = {
     "MPI_Init": (
         "1 before mpiddp.mpi.world:start_mpi 1",
-        r"1 of the 3 ranks on this host ended before MPI had started",
+        r"rank 1 of 3 ended before MPI had started",
     ),
     "init_process_group": ("0 before mpiddp.mpi.world:gather 1", r"1 of 3 ranks died during the start; 2 go on"),
 }
