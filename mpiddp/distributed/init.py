@@ -14,7 +14,7 @@ from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.device import choice
 from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
-from mpiddp.faults.shutdown import time_limit
+from mpiddp.faults.shutdown import set_limit, time_limit
 from mpiddp.mpi.lazy import MPI, finalized, running
 from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.world import Claims
@@ -103,6 +103,7 @@ def init_process_group(
     if comm is not None:
         _check_comm(comm)
     _choose_device(device_id)
+    set_limit(timeout_s)
     with time_limit(timeout_s, "init_process_group"):
         assigned_by_mpi = backend is not None and backend.lower() == "mpi"
         claims = Claims(rank, world_size, own_comm=comm is not None, assigned_by_mpi=assigned_by_mpi)

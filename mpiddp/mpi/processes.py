@@ -52,12 +52,17 @@ def _rank(pid: str) -> int | None:
     return None
 
 
+def state(pid: str) -> str:
+    """Return the kernel's letter, such as "T" for a stopped process; "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def runs(pid: str) -> bool:
     """Return False for zombies."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return state(pid) not in ("", *"ZX")
 
 
 @contextlib.contextmanager

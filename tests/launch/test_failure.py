@@ -48,6 +48,7 @@ def jobs(request):
     if request.config.option.long:
         whole[SENDERS_LEFT] = partial(mpirun, 3, SENDERS_LEFT, timeout_s=40)
     late = {name: partial(run, *programs) for name, programs in LATE.items()}
+    late["stopped"] = partial(mpirun, 3, STOPPED_AT_THE_END, timeout_s=40, env={"MPIDDP_TIMEOUT": "8"})
     without = {
         NO_INIT.format(before=before): partial(mpirun, 3, NO_INIT.format(before=before), timeout_s=40, env=env)
         for before, env in (("", None), (STARTS_MPI, {"MPIDDP_TIMEOUT": "2"}))
@@ -228,6 +229,24 @@ def test_timeout_tells_where_the_missing_rank_waits(jobs):
     assert_ended(job)
     assert job.rc == 110, job
     assert any("it waits in recv of float64 (2,)" in lines[-1] for lines in said(job).values()), job
+
+
+STOPPED_AT_THE_END = """
+import os, signal
+import mpiddp as dist
+
+dist.init_process_group()
+dist.barrier()
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_stopped_rank_keeps_the_others_at_their_end_for_the_timeout(jobs):
+    job = jobs["stopped"].result()
+    assert_ended(job)
+    assert job.rc == 110, job
+    assert "its program has ended, and rank 1 has not answered for 8 s" in job.stderr, job
 
 
 CAUGHT = """

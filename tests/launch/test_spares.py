@@ -192,6 +192,41 @@ def test_script_goes_on_with_spares_and_one_that_is_not_needed_burns_no_core():
     assert share < 0.2, share
 
 
+# Ranks 0 and 1 make the step, and the spare, rank 2, is stopped; or rank 0 makes it alone, and is stopped.
+GONE = """
+import os, signal, threading, time
+import mpiddp as dist
+from mpiddp import elastic
+
+class State:
+    def state_dict(self):
+        return None
+
+def step(state, number):
+    if dist.get_world_size() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(2)
+
+dist.init_process_group()
+if dist.get_rank() == 2:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+elastic.run(step, State, 1, spares=1)
+"""
+
+
+def gone(ranks: int) -> Completed:
+    with launcher.start(ranks, GONE, env={"MPIDDP_TIMEOUT": "8"}, options=ULFM) as job:
+        return job.wait(40)
+
+
+def test_rank_that_is_gone_at_the_end_is_named_after_the_timeout():
+    with side_by_side({"a spare": partial(gone, 3), "the only other rank": partial(gone, 2)}) as jobs:
+        spare, other = (future.result() for future in jobs.values())
+    waits = "the end of elastic.run did not finish in 8 s: .*rank 2 does not answer"
+    assert spare.rc == 110 and re.search(waits, spare.stderr), spare
+    assert other.rc == 110 and "rank 0 has not answered for 8 s" in other.stderr, other
+
+
 ASKED = """
 import os, pathlib, signal, sys, time
 import mpiddp as dist
