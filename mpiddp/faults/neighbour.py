@@ -45,4 +45,4 @@ class Neighbour:
     def _runs_here(self) -> bool:
         """Return True if the rank runs on this host: it may be in a long call that keeps the interpreter."""
         same_host = self._world.hosts[self._rank] == socket.gethostname()
-        return same_host and state(str(self._world.pids[self._rank])) not in ("", *"ZXT")
+        return same_host and state(self._world.pids[self._rank]) not in "ZXT"

@@ -52,17 +52,17 @@ def _rank(pid: str) -> int | None:
     return None
 
 
-def state(pid: str) -> str:
-    """Return the kernel's letter, such as "T" for a stopped process; "" if there is none."""
+def runs(pid: str | int) -> bool:
+    """Return False for zombies."""
+    return state(pid) not in "ZX"
+
+
+def state(pid: str | int) -> str:
+    """Return a process's state as the kernel's letter, "X" where it has gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return ""
-
-
-def runs(pid: str) -> bool:
-    """Return False for zombies."""
-    return state(pid) not in ("", *"ZX")
+        return "X"
 
 
 @contextlib.contextmanager
