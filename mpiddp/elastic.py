@@ -23,11 +23,12 @@ import numpy as np
 import mpiddp.distributed as dist
 from mpiddp.distributed import groups, init
 from mpiddp.distributed.backends import backend_of
-from mpiddp.errors import DistError
+from mpiddp.errors import EXIT_TIMEOUT, DistError
 from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
 from mpiddp.faults.liveness import Tag
-from mpiddp.faults.shutdown import time_limit
+from mpiddp.faults.neighbour import Neighbour
+from mpiddp.faults.shutdown import abort, time_limit
 from mpiddp.mpi.lazy import MPI
 
 __all__ = ["Stateful", "run"]
@@ -181,7 +182,8 @@ def go_on(
             places.take()
             outcome: T = places.wait() if places.slot is None else attempt(change)
             places.tell((outcome, None))
-            places.job.failures.agree()
+            with time_limit(places.timeout_s, "the end of elastic.run"):
+                places.job.failures.agree()
             return outcome
         except Exception as error:
             if not places.job.failures.caused(error) or not survivable():
@@ -202,7 +204,7 @@ class _Places:
 
     def __init__(self, spares: int) -> None:
         link = groups.default_group().link
-        self._timeout_s, self._backend = link.timeout_s, backend_of(link)
+        self.timeout_s, self._backend = link.timeout_s, backend_of(link)
         # Ranks of the start: some may have failed since.
         me, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - spares
         self.slot = me if me < self.size else None
@@ -221,13 +223,13 @@ class _Places:
     def regroup(self) -> None:
         """Make the job anew of the survivors, who all call it."""
         groups.discard()
-        with time_limit(self._timeout_s, "recovery from a death"):
+        with time_limit(self.timeout_s, "recovery from a death"):
             monitor.regroup()
 
     def reassign(self) -> Change:
         """Give the places of failed ranks to spares; all survivors call it."""
         job = self.job
-        with time_limit(self._timeout_s, "recovery from a death"):
+        with time_limit(self.timeout_s, "recovery from a death"):
             told = np.empty((job.world.size, 2), np.int64)
             job.world.comm.Allgather(
                 np.array([_SPARE if self.slot is None else self.slot, self.prepared], np.int64), told
@@ -244,7 +246,7 @@ class _Places:
             self.slot, self.size = None if place is None else held.index(place), len(held)
             self.prepared = bool(told[:, 1].all())
             if not self.prepared and not groups.is_initialized():
-                init.begin(job, None, self._timeout_s, self._backend)
+                init.begin(job, None, self.timeout_s, self._backend)
         return Change(tuple(free), before, self.size, holders.count(None))
 
     def take(self) -> None:
@@ -256,19 +258,22 @@ class _Places:
         job.liveness.handlers[Tag.RUN_OVER] = lambda _, message: self._heard.append(bytes(message))
         if groups.is_initialized():
             groups.destroy()
-        with time_limit(self._timeout_s, "elastic.run"):
+        with time_limit(self.timeout_s, "elastic.run"):
             color, key = (MPI.UNDEFINED, 0) if self.slot is None else (0, self.slot)
             comm = MPI.Intracomm(job.world.comm.Split(color, key))
             if comm != MPI.COMM_NULL:
                 job.failures.register_comm(comm)
-                init.begin(job, comm, self._timeout_s, self._backend)
+                init.begin(job, comm, self.timeout_s, self._backend)
 
     def wait(self) -> Any:
         """Sleep until the run is over, and return or raise its outcome; `RankFailedError` if a rank fails."""
         job = self.job
+        neighbour = Neighbour(job, self.timeout_s)
         while not self._heard:
             try:
                 job.liveness.progress()
+                if silence := neighbour.silence():
+                    abort(f"a spare waits for the end of elastic.run, and {silence}", EXIT_TIMEOUT)
             except MPI.Exception as error:
                 job.failures.translate(error)
                 raise

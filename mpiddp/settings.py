@@ -240,8 +240,8 @@ def pretended_nodes() -> tuple[int, ...] | None:
 def default_timeout_s() -> float:
     """Return the default time limit of an operation (30 minutes)."""
     text, seconds = _number("MPIDDP_TIMEOUT", "1800")
-    if not seconds > 0:
-        raise SettingError(f"MPIDDP_TIMEOUT must be a number of seconds above 0; got {text!r}")
+    if not 0 < seconds < math.inf:
+        raise SettingError(f"MPIDDP_TIMEOUT must be a finite number of seconds above 0; got {text!r}")
     return seconds
 
 

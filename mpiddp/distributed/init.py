@@ -14,7 +14,7 @@ from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.device import choice
 from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
-from mpiddp.faults.shutdown import time_limit
+from mpiddp.faults.shutdown import set_limit, time_limit
 from mpiddp.mpi.lazy import MPI, finalized, running
 from mpiddp.mpi.recorder import warn
 from mpiddp.mpi.requests import seconds
@@ -97,13 +97,14 @@ def init_process_group(
         raise ValueError("trying to initialize the default process group twice!")
     kind = check_backend(backend)
     _check_init_method(init_method, store)
-    limit_s = seconds(timeout)
+    limit_s = seconds(timeout, of_group=True)
     timeout_s = settings.default_timeout_s() if limit_s is None else limit_s
     debug_level = settings.debug_level()
     settings.deterministic()  # checked before it is needed, which may be late
     if comm is not None:
         _check_comm(comm)
     _choose_device(device_id)
+    set_limit(timeout_s)
     with time_limit(timeout_s, "init_process_group"):
         assigned_by_mpi = backend is not None and backend.lower() == "mpi"
         claims = Claims(rank, world_size, own_comm=comm is not None, assigned_by_mpi=assigned_by_mpi)

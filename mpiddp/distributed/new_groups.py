@@ -70,12 +70,9 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
         whole.Free()
 
 
-def _make(
-    comm: MPI.Intracomm, timeout: timedelta | float | None, description: str | None, backend: str
-) -> ProcessGroup:
+def _make(comm: MPI.Intracomm, timeout_s: float | None, description: str | None, backend: str) -> ProcessGroup:
     parent, job = default_group(), monitor.current()
     assert job is not None, "there is a default group"
-    timeout_s = seconds(timeout)
     link, group_monitor = monitor.connect(job, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
     connect(link, backend)
     # The default group may lack ranks of the world.
@@ -123,7 +120,7 @@ def split(
     backend: str,
 ) -> ProcessGroup | None:
     """Return this rank's group; None if it is in no part."""
-    seconds(timeout)
+    timeout_s = seconds(timeout, of_group=True)
     me = parent.rank()
     mine = next((index for index, part in enumerate(parts) if me in part), None)
 
@@ -131,7 +128,7 @@ def split(
         _agree(parent.link, what, parts)
         color, key = (MPI.UNDEFINED, 0) if mine is None else (mine, parts[mine].index(me))
         comm = parent.link.now.Split(color, key)
-        return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout, description, backend)
+        return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout_s, description, backend)
 
     return _together(parent, make, what)
 
@@ -168,12 +165,12 @@ def new_group(
     if not use_local_synchronization:
         made = split(parent, [chosen], "new_group", timeout, group_desc, kind)
         return GroupMember.NON_GROUP_MEMBER if made is None else made
-    seconds(timeout)
+    timeout_s = seconds(timeout, of_group=True)
     if parent.rank() not in chosen:
         return None
 
     def make() -> ProcessGroup:
-        return _make(among(parent.link.now, chosen), timeout, group_desc, kind)
+        return _make(among(parent.link.now, chosen), timeout_s, group_desc, kind)
 
     others = tuple(parent.link.ranks[rank] for rank in chosen if rank != parent.rank())
     parent.link.message_count += 1

@@ -37,14 +37,18 @@ class Doorbell:
         with contextlib.suppress(OSError):
             caller, _ = self.sockets[0].accept()
             with caller:
-                credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-                if _CREDENTIALS.unpack(credentials)[1] in (os.getuid(), 0):
+                if _user(caller) in (os.getuid(), 0):
                     caller.settimeout(_SEND_S)
                     caller.sendall(text().encode())
 
     def close(self) -> None:
         for each in self.sockets:
             each.close()
+
+
+def _user(peer: socket.socket) -> int:
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 class Address(NamedTuple):
@@ -65,6 +69,8 @@ def ring(address: Address) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller, contextlib.suppress(OSError):
         caller.settimeout(_ANSWER_S)
         caller.connect(f"\0{address.name}")
+        if _user(caller) != os.getuid():
+            return ""  # any user may take the name
         while part := caller.recv(1 << 16):
             parts.append(part)
     return b"".join(parts).decode(errors="replace")

@@ -16,6 +16,7 @@ import contextlib
 import os
 import pickle
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -91,6 +92,14 @@ def torch_name(name: str) -> str:
     return name if name in _SAME else _NAMES.get(name, "barrier")
 
 
+def _is_private(folder: Path) -> bool:
+    """Make a folder in one that all users write to; return False if it is somebody else's, or a link."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
 class Dumps:
     def __init__(self, liveness: Liveness, world: World) -> None:
         self._liveness, self._world, self._rank = liveness, world, world.rank
@@ -133,12 +142,15 @@ class Dumps:
     def write(self, reason: str) -> bool:
         with contextlib.suppress(Exception):  # the watchdog must live on
             path = Path(f"{self._prefix}{self._rank}")
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not self._own_folder and path.parent.stat().st_uid != os.getuid():
-                return False  # somebody else's folder
-            part = path.with_name(f"{path.name}.part")
-            part.write_bytes(pickle.dumps(self.contents(reason), protocol=2))
-            part.replace(path)
+            if self._own_folder:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            elif not _is_private(path.parent):
+                return False
+            # A new file: somebody else may have put a link at any name that can be guessed.
+            descriptor, part = tempfile.mkstemp(prefix=".", dir=path.parent)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(pickle.dumps(self.contents(reason), protocol=2))
+            Path(part).replace(path)
             return True
         return False
 

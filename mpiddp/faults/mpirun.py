@@ -26,7 +26,7 @@ def _left_to_the_watchdog(number: int, frame: object) -> None:
 class Launcher:
     def __init__(self, rank: int) -> None:
         self._pid = os.getppid()
-        self._ranks: set[str] = set()
+        self._ranks: dict[str, int] = {}
         self._handled: list[signal.Signals] = []
         launch = settings.launch()
         if launch is None or launch.launcher != "mpirun (Open MPI)":

@@ -34,6 +34,7 @@ from mpiddp.mpi.lazy import MPI, SetupError, finalized, running
 from mpiddp.mpi.operation import Operation
 
 from . import activity, marker
+from .neighbour import Neighbour
 
 if TYPE_CHECKING:
     from .job import Job  # types only: `import mpiddp` imports this module, and is to load no NumPy
@@ -60,6 +61,7 @@ _owner_pid = 0
 _ending = threading.Lock()
 _liveness: Liveness | None = None
 _collect: Callable[[str], str] | None = None
+_limit_s: float | None = None
 
 
 def install() -> None:
@@ -147,6 +149,12 @@ def _progress() -> None:
             _liveness.progress()
 
 
+def set_limit(limit_s: float) -> None:
+    """Set the time limit of the waits at the end of the program."""
+    global _limit_s
+    _limit_s = limit_s
+
+
 def set_rank(rank: int, size: int) -> None:
     """Take MPI's rank and size, not the launcher's."""
     global _rank, _size
@@ -226,16 +234,25 @@ def _remove_segments() -> None:
 
 @contextlib.contextmanager
 def time_limit(timeout_s: float, what: str) -> Iterator[None]:
-    text = (
-        f"{what} did not finish in {timeout_s:g} s: it waits for ranks that have not called it, and every rank has to"
-    )
-    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), abort, (text, EXIT_TIMEOUT))
+    def report() -> str:
+        waits = "it waits for ranks that have not called it, and every rank has to"
+        return f"{what} did not finish in {timeout_s:g} s: {waits}{_states()}"
+
+    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), abort, (report, EXIT_TIMEOUT))
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+def _states() -> str:
+    """Return what the other ranks do, as far as they have met and this thread may ask."""
+    if _liveness is not None and running() and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        with contextlib.suppress(MPI.Exception):  # a rank has failed
+            return f"; {_liveness.explain(None, _ANSWER_S)}"
+    return ""
 
 
 class Shutdown:
@@ -254,8 +271,10 @@ class Shutdown:
             return
         self._ended = True
         try:
-            while not self._wait():
-                self.job = self.job.survivors()
+            limit_s = settings.default_timeout_s() if _limit_s is None else _limit_s
+            while not self._wait(limit_s):
+                with time_limit(limit_s, "the end of the program after a death"):
+                    self.job = self.job.survivors()
                 set_rank(self.job.world.rank, self.job.world.size)
         except KeyboardInterrupt:
             self.job.liveness.interrupted = True
@@ -263,20 +282,21 @@ class Shutdown:
         marker.end(self.job.world.rank)
         self.stop()
 
-    def _wait(self) -> bool:
+    def _wait(self, limit_s: float) -> bool:
         """Return False if a rank failed meanwhile."""
         try:
-            self._wait_for_all()
+            self._wait_for_all(limit_s)
             # Some may have passed the barrier, and would be waited for in MPI_Finalize.
-            self.job.failures.agree()
+            with time_limit(limit_s, "the end of the program"):
+                self.job.failures.agree()
         except Exception as error:
             if not self.job.failures.caused(error):
                 raise
             return False
         return True
 
-    def _wait_for_all(self) -> None:
-        liveness = self.job.liveness
+    def _wait_for_all(self, limit_s: float) -> None:
+        liveness, neighbour = self.job.liveness, Neighbour(self.job, limit_s)
         liveness.exited = True
         barrier = self.job.world.comm.Ibarrier()
         pause_s, deadline, pending = 1e-5, 0.0, -1
@@ -294,5 +314,7 @@ class Shutdown:
                 )
                 return
             liveness.progress()
+            if silence := neighbour.silence():
+                abort(lambda: dumped(f"its program has ended, and {silence}", "a missing rank"), EXIT_TIMEOUT)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05 if finished else 0.001)

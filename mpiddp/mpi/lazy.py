@@ -9,10 +9,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import importlib
 import os
 import signal
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -154,7 +156,12 @@ def finalized() -> bool:
 
 def _finalize(library: Any, pid: int) -> None:
     if os.getpid() == pid and _finalizes and not library.Is_finalized():
+        # It may wait for a rank that is gone, and mpi4py holds the interpreter meanwhile.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            limit_s = min(settings.default_timeout_s(), threading.TIMEOUT_MAX)
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or sys.stderr)
         library.Finalize()
+        faulthandler.cancel_dump_traceback_later()
 
 
 if TYPE_CHECKING:

@@ -1,13 +1,15 @@
-"""The processes that Open MPI's mpirun has started on this host, and those that die before MPI runs.
+"""The processes that an mpirun has started on this host, and those that end before MPI runs.
 
-Under ``--with-ft ulfm`` the others would wait in MPI_Init for ever.
+The others would wait for them in MPI_Init for ever: neither Hydra nor Open MPI minds a rank that exits before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -18,17 +20,21 @@ from mpiddp import settings
 
 from . import stdio
 
-_STARTERS = ("mpirun", "mpiexec", "prterun", "orterun", "prted", "orted")
-_LOOK_S = 0.25
+_HYDRA = "hydra_pmi_proxy"
+_STARTERS = ("mpirun", "mpiexec", "prterun", "orterun", "prted", "orted", _HYDRA)
+_RANK = re.compile(rb"\0(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)\0")
+_LOOK_S, _LOOK_RANK_S = 0.25, 0.01
+"""Each rank of a host looks at all of them: many look less often."""
 _MISSING_S = 2.0
-"""mpirun starts one after the other."""
+"""Launchers start one rank after the other."""
 _END_S = 3.0
 """For mpirun to end this process."""
 
 
-def started_ranks(starter: int) -> set[str]:
-    """Return the running ranks, without daemons, that a launcher or its daemon has started."""
-    return {pid for pid in _children(starter) if runs(pid) and _is_rank(pid)}
+def started_ranks(starter: int) -> dict[str, int]:
+    """Return the running ranks, without daemons, that a launcher or its daemon has started, by process."""
+    found = {pid: _rank(pid) for pid in _children(starter) if runs(pid)}
+    return {pid: rank for pid, rank in found.items() if rank is not None}
 
 
 def _children(pid: int) -> set[str]:
@@ -39,26 +45,31 @@ def _children(pid: int) -> set[str]:
     return found
 
 
-def _is_rank(pid: str) -> bool:
-    try:
-        return b"\0OMPI_COMM_WORLD_RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
+def _rank(pid: str) -> int | None:
+    with contextlib.suppress(OSError):
+        announced = _RANK.search(b"\0" + Path(f"/proc/{pid}/environ").read_bytes())
+        return None if announced is None else int(announced[1])
+    return None
 
 
-def runs(pid: str) -> bool:
+def runs(pid: str | int) -> bool:
     """Return False for zombies."""
+    return state(pid) not in "ZX"
+
+
+def state(pid: str | int) -> str:
+    """Return a process's state as the kernel's letter, "X" where it has gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"
 
 
 @contextlib.contextmanager
 def watch_start() -> Iterator[None]:
-    """End the job if a rank of this host dies during the block, where mpirun lets the others live."""
+    """End the job if a rank of this host ends during the block, or has ended before."""
     over = threading.Event()
-    expected = settings.local_ranks() or 0 if settings.launcher_survives() else 0
+    expected = settings.local_ranks() or 0
     if expected > 1 and name(os.getppid()) in _STARTERS:
         threading.Thread(target=_watch, args=(expected, over), name="mpiddp-start", daemon=True).start()
     try:
@@ -76,22 +87,34 @@ def name(pid: int) -> str:
 
 
 def _watch(expected: int, over: threading.Event) -> None:
-    starter = os.getppid()
-    since = time.monotonic()
-    while not over.wait(_LOOK_S):
-        running = list(map(int, started_ranks(starter)))
-        if not running or len(running) >= expected:
-            since = time.monotonic()
+    starter, before, since = os.getppid(), dict[str, int](), time.monotonic()
+    look_s = max(_LOOK_S, _LOOK_RANK_S * expected)
+    while not over.wait(look_s):
+        ranks = started_ranks(starter)
+        if ranks != before or not ranks or len(ranks) >= expected:
+            before, since = ranks, time.monotonic()
         elif time.monotonic() - since > _MISSING_S:
-            if os.getpid() == min(running):
-                dead = expected - len(running)
+            if os.getpid() == min(map(int, ranks)):
                 sys.stderr.write(
-                    f"{dead} of the {expected} ranks on this host ended before MPI had started, which the others wait"
-                    " for in MPI_Init: the job ends; start it again\n"
+                    f"{_missing(set(ranks.values()), expected)} ended before MPI had started, and the others wait in"
+                    " MPI_Init: the job ends; every rank has to call init_process_group, so look for an error, an exit"
+                    " or a return before it\n"
                 )
                 stdio.deliver()
-                os.kill(starter, signal.SIGTERM)
-                time.sleep(_END_S)
+                time.sleep(2 * look_s)  # let the others see the same, and be silent
+                if settings.launcher_survives():
+                    os.kill(starter, signal.SIGTERM)
+                    time.sleep(_END_S)
+                elif name(starter) == _HYDRA:
+                    os.kill(os.getpid(), signal.SIGKILL)  # Hydra does not mind exits before MPI has started
             else:
                 time.sleep(2 * _END_S)
             os._exit(1)
+
+
+def _missing(running: set[int], expected: int) -> str:
+    launch = settings.launch()
+    if launch is None or launch.size != expected:  # on other hosts there are more
+        return f"{expected - len(running)} of the {expected} ranks on host {socket.gethostname()}"
+    ended = sorted(set(range(expected)) - running)
+    return f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended))} of {expected}"

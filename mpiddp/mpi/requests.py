@@ -11,6 +11,7 @@ Threads may communicate, each in groups of its own. A thread holds `lock` while 
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import os
 import threading
 import time
@@ -136,15 +137,24 @@ def finished() -> bool:
     return pending == 0
 
 
-def seconds(timeout: timedelta | float | None) -> float | None:
-    """TypeError if it is neither a timedelta nor a number."""
+def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> float | None:
+    """Return a time limit, which every caller's ``timeout`` passes, in seconds; None: the default.
+
+    TypeError if it is neither a timedelta nor a number; ValueError if no clock reaches it, or if it is 0 and that of a
+    group. A wait with the limit 0 only looks.
+    """
     if timeout is None:
         return None
-    if isinstance(timeout, timedelta):
-        return timeout.total_seconds()
-    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
-        return float(timeout)
-    raise TypeError(f"timeout must be a datetime.timedelta or a number of seconds, got {type(timeout).__name__}")
+    if not isinstance(timeout, (timedelta, int, float)) or isinstance(timeout, bool):
+        raise TypeError(f"timeout must be a datetime.timedelta or a number of seconds, got {type(timeout).__name__}")
+    limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not 0 <= limit_s < math.inf or (of_group and limit_s == 0):
+        least = "above 0" if of_group else "of at least 0"
+        raise ValueError(
+            f"timeout must be a finite number of seconds {least}, got {timeout!r}; for a wait that may take as long as"
+            " it wants pass a long one, such as datetime.timedelta(days=365)"
+        )
+    return limit_s
 
 
 # Each poll before sleeping yields the core, which ranks may share.

@@ -115,6 +115,7 @@ class Work:
         timeout : timedelta or float, optional
             Seconds until DistTimeoutError; default: the operation's, or the group's.
         """
+        limit_s = self._limit_s if timeout is None else seconds(timeout)
         if not self._finished:
             poll()
             for _ in range(_POLLS):  # cheaper than the preparations for a wait
@@ -123,7 +124,6 @@ class Work:
                 os.sched_yield()
                 poll()
             else:
-                limit_s = self._limit_s if timeout is None else seconds(timeout)
                 wait_for(self._is_finished, self._named(), limit_s)
         if self._error is not None:
             self._named().members.monitor.translate(self._error)

@@ -31,7 +31,11 @@ _FINAL = (UsageError.exit_code, EXIT_CHECKPOINTED, EXIT_INTERRUPTED)
 """Exit codes after which the same command would do the same, or the batch system starts it again."""
 _FRUITLESS = 2
 """Restarts without progress that end the attempts."""
-_LOOK_S, _PAUSE_S, _GRACE_S = 0.1, 1.0, 10.0
+_LOOK_S, _GRACE_S = 0.1, 10.0
+_PAUSES_S = (1.0, 5.0, 25.0, 60.0)
+"""Before the restarts in a row; the last again and again. A host that is away needs time to come back."""
+_LONG_S = 60.0
+"""After a job that ran as long the pauses begin anew."""
 _GONE_S = 20.0
 """For a launcher to notice that rank 0 is gone: Open MPI's sometimes waits for ever when ranks of two hosts abort."""
 
@@ -120,13 +124,15 @@ class Supervisor:
         self._lost_after_s, self._forwarding = lost_after_s, forwarding
 
     def run(self, restarts: int) -> int:
-        fruitless = 0
+        fruitless = short = 0
+        ran = False
         for start in range(restarts + 1):
             words = self._command.again() if start else self._command.words
             _say(f"start {start + 1} of at most {restarts + 1}: {shlex.join(words)}")
             before, began_s = self._newest(), time.monotonic()
             end = self._job(words)
-            took = f"after {time.monotonic() - began_s:.1f} s"
+            took_s = time.monotonic() - began_s
+            took = f"after {took_s:.1f} s"
             if end.well:
                 return 0
             if end.code == 0 and not end.marked:
@@ -143,14 +149,28 @@ class Supervisor:
                 _say(f"the job {how} {took}; it is not started again")
                 return end.code or 1
             made = bool(end.marked) and (self._watched is None or self._newest() > before)
-            fruitless = 0 if made or start == 0 else fruitless + 1
+            # Of a program that has run before, a start that no rank has seen says nothing.
+            away = ran and not end.marked
+            ran = ran or bool(end.marked)
+            fruitless = 0 if made or start == 0 else fruitless + (not away)
             _say(f"the job {how} {took}" + ("" if made else ", without progress"))
             if fruitless == _FRUITLESS:
                 _say(f"given up: {fruitless} restarts in a row without progress")
                 return end.code or 1
-            time.sleep(_PAUSE_S)
+            short = 0 if took_s > _LONG_S else short
+            if start < restarts and not self._pause(_PAUSES_S[min(short, len(_PAUSES_S) - 1)]):
+                return end.code or 1
+            short += 1
         _say(f"given up after {restarts + 1} starts")
         return end.code or 1
+
+    def _pause(self, pause_s: float) -> bool:
+        """Wait; return False if a signal asks for the end meanwhile."""
+        _say(f"it is started again in {pause_s:g} s")
+        until = time.monotonic() + pause_s
+        while time.monotonic() < until and not self._forwarding.stopped:
+            time.sleep(_LOOK_S)
+        return not self._forwarding.stopped
 
     def _job(self, words: Sequence[str]) -> _End:
         """None of the job's processes on this machine outlives a bad end."""

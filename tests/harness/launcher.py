@@ -34,8 +34,9 @@ TIMED_OUT = 124
 JOB = "MPIDDP_TEST_JOB"
 """Set for all processes of a `Program`."""
 SHARED = Path("/dev/shm")
-_SEGMENTS = ("mpich_shm_*", "sm_segment.*", "sem.mp-*")
-"""Shared memory of MPICH, Open MPI and multiprocessing, which a killed job leaves."""
+_SEGMENTS = ("mpich_shm_*", "sm_segment.*")
+"""Shared memory of MPICH and Open MPI, which a killed job leaves, and living ranks map."""
+_TRACKER = b"multiprocessing.resource_tracker"
 _MAPPED = re.compile(r" (/\S+)$", re.MULTILINE)
 YOUNG_S = 2.0
 """Age up to which a living job may have made shared memory without mapping it."""
@@ -172,11 +173,13 @@ def members_of(job: str) -> list[int]:
 
 
 def kill_members(job: str) -> None:
-    for _ in range(50):
+    """Kill them; multiprocessing's trackers last, which remove the semaphores of the others and end by themselves."""
+    for attempt in range(150):
         left = members_of(job)
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                if attempt > 100 or _TRACKER not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
         if not left:
             break
         time.sleep(0.02)

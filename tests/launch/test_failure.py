@@ -48,8 +48,11 @@ def jobs(request):
     if request.config.option.long:
         whole[SENDERS_LEFT] = partial(mpirun, 3, SENDERS_LEFT, timeout_s=40)
     late = {name: partial(run, *programs) for name, programs in LATE.items()}
-    never = [NO_INIT[start_mpi] for start_mpi in chosen(request, "start_mpi")]
-    without = {text: partial(mpirun, 3, text, timeout_s=40, env={"MPIDDP_TIMEOUT": "2"}) for text in never}
+    late["stopped"] = partial(mpirun, 3, STOPPED_AT_THE_END, timeout_s=40, env={"MPIDDP_TIMEOUT": "8"})
+    without = {
+        NO_INIT.format(before=before): partial(mpirun, 3, NO_INIT.format(before=before), timeout_s=40, env=env)
+        for before, env in (("", None), (STARTS_MPI, {"MPIDDP_TIMEOUT": "2"}))
+    }
     with side_by_side(left | whole | late | without) as futures:
         yield futures
 
@@ -228,6 +231,24 @@ def test_timeout_tells_where_the_missing_rank_waits(jobs):
     assert any("it waits in recv of float64 (2,)" in lines[-1] for lines in said(job).values()), job
 
 
+STOPPED_AT_THE_END = """
+import os, signal
+import mpiddp as dist
+
+dist.init_process_group()
+dist.barrier()
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_stopped_rank_keeps_the_others_at_their_end_for_the_timeout(jobs):
+    job = jobs["stopped"].result()
+    assert_ended(job)
+    assert job.rc == 110, job
+    assert "its program has ended, and rank 1 has not answered for 8 s" in job.stderr, job
+
+
 CAUGHT = """
 import numpy as np
 import mpiddp as dist
@@ -264,22 +285,24 @@ def test_uncaught_timeout_has_its_exit_code(jobs):
     assert "DistTimeoutError: irecv of float64 (3,)" in job.stderr, job
 
 
-NO_INIT = {
-    start_mpi: f"""
+STARTS_MPI = "from mpi4py import MPI"
+NO_INIT = """
 import os, sys
 import mpiddp as dist
 if os.environ["RANK"] == "1":
-    if {start_mpi}:
-        from mpi4py import MPI
+    {before}
     sys.exit()
 dist.init_process_group()
 """
-    for start_mpi in (False, True)
-}
 
 
-@pytest.mark.parametrize("start_mpi", thinned(NO_INIT, True))
-def test_rank_that_never_calls_init(jobs, start_mpi):
-    job = jobs[NO_INIT[start_mpi]].result()
+def test_rank_that_ends_before_mpi_starts_is_named(jobs):
+    job = jobs[NO_INIT.format(before="")].result()
+    assert_ended(job)
+    assert job.stderr.count("rank 1 of 3 ended before MPI had started") == 1, job
+
+
+def test_rank_that_starts_mpi_and_never_calls_init(jobs):
+    job = jobs[NO_INIT.format(before=STARTS_MPI)].result()
     assert_ended(job)
     assert "init_process_group did not finish in 2 s" in job.stderr, job

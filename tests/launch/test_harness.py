@@ -326,6 +326,23 @@ time.sleep(60)
     assert program.members() == []
 
 
+SEMAPHORE = """
+import multiprocessing, time
+lock = multiprocessing.get_context("spawn").Lock()
+print(lock._semlock.name, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.once
+def test_killed_program_leaves_no_semaphore():
+    with launcher.start(None, SEMAPHORE) as program:
+        program.wait_for("\n")
+        left = launcher.SHARED / f"sem.{program.output[0].strip().removeprefix('/')}"
+        assert left.exists()
+    assert not left.exists()
+
+
 @pytest.mark.once
 def test_waiting_has_a_time_limit():
     with launcher.start(2, "import time\nprint('up', flush=True)\ntime.sleep(60)\n") as program:

@@ -122,7 +122,7 @@ def test_without_spares_left_survivors_go_on_and_are_told_of_other_masks(tmp_pat
 STARTS = {
     "MPI_Init": (
         "1 before mpiddp.mpi.world:start_mpi 1",
-        r"1 of the 3 ranks on this host ended before MPI had started",
+        r"rank 1 of 3 ended before MPI had started",
     ),
     "init_process_group": ("0 before mpiddp.mpi.world:gather 1", r"1 of 3 ranks died during the start; 2 go on"),
 }
@@ -190,6 +190,41 @@ def test_script_goes_on_with_spares_and_one_that_is_not_needed_burns_no_core():
             assert done.rc == 0 and done.stdout.count("right\n") == 3, (victims, done)
     share = float(re.search(r"slept (\S+)", futures["two, one of them rank 0"].result().stdout)[1])
     assert share < 0.2, share
+
+
+# Ranks 0 and 1 make the step, and the spare, rank 2, is stopped; or rank 0 makes it alone, and is stopped.
+GONE = """
+import os, signal, threading, time
+import mpiddp as dist
+from mpiddp import elastic
+
+class State:
+    def state_dict(self):
+        return None
+
+def step(state, number):
+    if dist.get_world_size() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(2)
+
+dist.init_process_group()
+if dist.get_rank() == 2:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+elastic.run(step, State, 1, spares=1)
+"""
+
+
+def gone(ranks: int) -> Completed:
+    with launcher.start(ranks, GONE, env={"MPIDDP_TIMEOUT": "8"}, options=ULFM) as job:
+        return job.wait(40)
+
+
+def test_rank_that_is_gone_at_the_end_is_named_after_the_timeout():
+    with side_by_side({"a spare": partial(gone, 3), "the only other rank": partial(gone, 2)}) as jobs:
+        spare, other = (future.result() for future in jobs.values())
+    waits = "the end of elastic.run did not finish in 8 s: .*rank 2 does not answer"
+    assert spare.rc == 110 and re.search(waits, spare.stderr), spare
+    assert other.rc == 110 and "rank 0 has not answered for 8 s" in other.stderr, other
 
 
 ASKED = """

@@ -76,10 +76,11 @@ def test_an_exception_leaves_none_of_mpis_memory() -> None:
 def test_what_a_killed_job_leaves_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "SHARED", tmp_path)
     began = time.time() - 60
-    old, young, mapped = (tmp_path / name for name in ("mpich_shm_1", "sem.mp-2", "sm_segment.3"))
-    for path in (old, young, mapped):
+    names = "mpich_shm_1", "mpich_shm_2", "sm_segment.3", "sem.mp-4"
+    old, young, mapped, semaphore = (tmp_path / name for name in names)
+    for path in (old, young, mapped, semaphore):
         path.write_bytes(bytes(4096))
-    for path in (old, mapped):
+    for path in (old, mapped, semaphore):
         os.utime(path, (began + 10, began + 10))
     with mapped.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         launcher.remove_segments(began + 20)
@@ -88,3 +89,4 @@ def test_what_a_killed_job_leaves_is_removed(tmp_path: Path, monkeypatch: pytest
         assert not old.exists() and young.exists() and mapped.exists()
     launcher.remove_segments(began)
     assert not mapped.exists()
+    assert semaphore.exists(), "it may be that of any program of this user; whether it lives is not to be seen"

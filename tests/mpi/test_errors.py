@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
+
 import numpy as np
 import pytest
 
@@ -161,8 +164,19 @@ def wrong_calls():
             (lambda: dist.all_gather([x] * size, x), ArrayError, "all_gather needs outputs .* arrays 0 and 1"),
             (lambda: dist.gather(x, [x] * size, rank), ArrayError, "gather needs outputs with memory of their own"),
             (lambda: dist.all_to_all([x] * size, many), ArrayError, "all_to_all needs outputs with memory"),
-            (lambda: dist.all_gather(views, good((8,))), ArrayError, "arrays [12] and [01] of the list"),
+            (lambda: dist.all_gather(views, good((8,))), ArrayError, r"arrays \d and \d of the list"),
         ]
+    never = (math.nan, math.inf, -1, timedelta(seconds=-1))
+    limits = (
+        lambda timeout: dist.new_group(timeout=timeout),
+        lambda timeout: dist.new_group(timeout=timeout, use_local_synchronization=True),
+        lambda timeout: dist.new_subgroups(1, timeout=timeout),
+        lambda timeout: dist.new_subgroups_by_enumeration([[rank]], timeout=timeout),
+        lambda timeout: dist.split_group(split_ranks=[[rank]], timeout=timeout),
+        lambda timeout: dist.barrier(timeout=timeout),
+        lambda timeout: dist.monitored_barrier(timeout=timeout),
+        lambda timeout: dist.all_reduce(good(), async_op=True).wait(timeout),
+    )
     operations = [
         (lambda: dist.all_reduce(x, "sum"), TypeError, "ReduceOp"),
         (lambda: dist.all_reduce(x, None), TypeError, "ReduceOp"),
@@ -177,6 +191,8 @@ def wrong_calls():
         (lambda: dist.all_reduce(x, group="x"), TypeError, "group"),
         (lambda: dist.barrier(timeout="x"), TypeError, "timeout"),
         (lambda: dist.monitored_barrier(timeout="x"), TypeError, "timeout"),
+        *((lambda how=how, bad=bad: how(bad), ValueError, "timeout.* finite") for how in limits for bad in never),
+        *((lambda how=how: how(0), ValueError, "timeout.* above 0, got 0") for how in limits[:5]),
         (lambda: dist.P2POp(dist.isend, None, rank) and dist.isend(None, rank), TypeError, "array"),
     ]
     return tags + lists + shapes + operations

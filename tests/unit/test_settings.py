@@ -196,7 +196,7 @@ def test_every_variable_of_the_package_is_known_and_documented(environ):
     assert sorted(described) == sorted(settings._VARIABLES)
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "nan"])
+@pytest.mark.parametrize("text", ["0", "-3", "nan", "inf"])
 def test_a_timeout_that_is_none(environ, text):
     environ.setenv("MPIDDP_TIMEOUT", text)
     with pytest.raises(ValueError, match=rf"MPIDDP_TIMEOUT must be .*{text}"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -46,6 +48,38 @@ def test_launcher_whose_rank_0_is_gone_is_ended(monkeypatch, tmp_path, host, sec
     end = one._job(command.words)
     assert end.lost and not end.well
     assert (time.monotonic() - began < lost_after_s) == ended
+
+
+# The first start runs; the host is away at the next three, and the last one ends well.
+AWAY = """
+import os, pathlib, sys
+marker, count = pathlib.Path(os.environ["MPIDDP_MARKER"]), pathlib.Path("count")
+number = len(count.read_text()) if count.exists() else 0
+count.write_text("x" * (number + 1))
+if number in (0, 4):
+    marker.write_text("running" if number == 0 else "ended")
+sys.exit(number != 4)
+"""
+
+
+@pytest.mark.parametrize("long_s", [60.0, 0.0])
+def test_host_that_is_away_gets_growing_pauses(monkeypatch, tmp_path, capfd, long_s):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(supervisor, "_PAUSES_S", (0.1, 0.2, 0.3))
+    monkeypatch.setattr(supervisor, "_LONG_S", long_s)
+    command = supervisor.Command([sys.executable, "-c", AWAY])
+    one = supervisor.Supervisor(command, None, tmp_path / "marker", 300.0, supervisor._Forwarding())
+    assert one.run(9) == 0
+    pauses = re.findall(r"started again in (\S+) s", capfd.readouterr().err)
+    assert pauses == (["0.1", "0.2", "0.3", "0.3"] if long_s else ["0.1"] * 4)
+
+
+def test_signal_in_a_pause_ends_the_attempts(monkeypatch, tmp_path):
+    monkeypatch.setattr(supervisor, "_PAUSES_S", (60.0,))
+    with supervisor._Forwarding() as forwarding:
+        one = supervisor.Supervisor(supervisor.Command(["false"]), None, tmp_path / "marker", 300.0, forwarding)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        assert one.run(9) == 1
 
 
 @pytest.mark.parametrize("survivable", [False, True])
