@@ -39,13 +39,12 @@ _INSTEAD = {
     "distributed.reduce_op": "use ReduceOp, such as ReduceOp.SUM",
     "distributed.rpc": _TORCHS,
     "distributed.tensor": _TORCHS,
-    "nn.GradScaler": _NO_MIXED_PRECISION,
-    "nn.LossScale": _NO_MIXED_PRECISION,
-    "nn.MixedPrecision": _NO_MIXED_PRECISION,
-    "nn.Tensor": "use mpiddp.autograd.Tensor",
+    "GradScaler": _NO_MIXED_PRECISION,
+    "LossScale": _NO_MIXED_PRECISION,
+    "MixedPrecision": _NO_MIXED_PRECISION,
     "nn.parallel": "use mpiddp.DistributedDataParallel or mpiddp.DataParallel",
 }
-"""A name, under its package without "mpiddp.", and what to do."""
+"""A name, under its package without "mpiddp.", or of any package; and what to do."""
 
 at_the_top: set[str] = set()
 """Names of `mpiddp` itself, for those who ask a package for them."""
@@ -62,9 +61,8 @@ def explain(module: str) -> None:
 
 def missing(module: str, name: str, also: str = "") -> AttributeError | ImportError:
     """Return the error for a name that ``module`` does not have; ``also`` is a package whose names it has, too."""
-    parts = module.partition(".")[2], also
-    cures = [_INSTEAD.get(".".join(filter(None, (part, name)))) for part in parts]
-    cure = cures[0] or cures[1] or (f"use mpiddp.{name}" if name in at_the_top else None)
+    rows = f"{module.partition('.')[2]}.{name}", f"{also}.{name}", name
+    cure = next((_INSTEAD[row] for row in rows if row in _INSTEAD), f"use mpiddp.{name}" if name in at_the_top else "")
     text = f"module {module!r} has no attribute {name!r}" + (f": {cure}" if cure else "")
     frame = sys._getframe(2)
     if cure and frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:

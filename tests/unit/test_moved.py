@@ -17,6 +17,7 @@ from mpiddp import moved
         ("mpiddp.nn.parallel", "module 'mpiddp.nn' has no attribute 'parallel': use mpiddp.DistributedDataParallel or"),
         ("mpiddp.reduce_op", "module 'mpiddp' has no attribute 'reduce_op': use ReduceOp, such as ReduceOp.SUM"),
         ("mpiddp.distributed.DistributedDataParallel", "use mpiddp.DistributedDataParallel"),
+        ("mpiddp.nn.Tensor", "use mpiddp.autograd.Tensor"),
         ("mpiddp.optim.ZeroRedundancyOptimizer", "use mpiddp.ZeroRedundancyOptimizer"),
         (
             "from mpiddp.nn.parallel import DataParallel",
