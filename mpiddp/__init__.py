@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .faults import shutdown
+from .gone import missing
 from .mpi import stdio
 from .settings import announce_ranks, launch
 
@@ -73,7 +74,7 @@ def __getattr__(name: str) -> Any:
     try:
         found = getattr(source, name)
     except AttributeError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        raise missing(__name__, name) from None
     globals()[name] = found
     return found
 

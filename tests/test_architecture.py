@@ -18,7 +18,7 @@ import pytest
 from harness import tiers
 
 LAYERS = (
-    ("errors", "settings", "typing", "device", "serialization", "nested"),
+    ("errors", "settings", "typing", "device", "serialization", "nested", "gone"),
     ("mpi",),
     ("shm",),
     ("faults",),

@@ -22,6 +22,8 @@ is said. The functions share:
   with the same text).
 """
 
+from typing import NoReturn
+
 from mpiddp.device import current_device, device_count, set_device
 from mpiddp.errors import (
     ArrayError,
@@ -31,6 +33,7 @@ from mpiddp.errors import (
     MismatchError,
     RankFailedError,
 )
+from mpiddp.gone import missing
 from mpiddp.mpi.future import Future, collect_all, wait_all
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.work import Work
@@ -46,7 +49,7 @@ from .backends import (
     is_ucc_available,
     is_xccl_available,
 )
-from .coalescing import _coalescing_manager, all_gather_coalesced, all_reduce_coalesced
+from .coalescing import all_gather_coalesced, all_reduce_coalesced
 from .collectives import (
     all_gather,
     all_gather_into_tensor,
@@ -116,7 +119,6 @@ __all__ = [
     "RankFailedError",
     "ReduceOp",
     "Work",
-    "_coalescing_manager",
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
@@ -181,3 +183,7 @@ __all__ = [
     "tree_all_reduce",
     "wait_all",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing(__name__, name)
