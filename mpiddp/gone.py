@@ -8,8 +8,16 @@ from __future__ import annotations
 import opcode
 import sys
 
+_DILOCO = "DiLoCo(params, period, lr=1, momentum=0), which averages parameters; call it after each optimizer.step()"
+_WARM_UP = "DiLoCo(params, period, warmup_steps=N); leave DistributedDataParallel by no_sync() after N steps"
 GONE = {
     "_coalescing_manager": "call all_reduce_coalesced or all_gather_coalesced with the list of arrays",
+    "HierarchicalModelAverager": _DILOCO,
+    "ModelAverager": _DILOCO,
+    "PeriodicModelAverager": _DILOCO,
+    "PostLocalSGDOptimizer": _DILOCO,
+    "PostLocalSGDState": _WARM_UP,
+    "post_localSGD_hook": _WARM_UP,
 }
 
 

@@ -3,6 +3,10 @@
 Names of torch keep torch's meaning; docstrings say the differences. ``process_group`` is all ranks by default.
 """
 
+from typing import NoReturn
+
+from mpiddp.gone import missing
+
 from .buckets import GradBucket
 from .data_parallel import DataParallel
 from .ddp import DistributedDataParallel
@@ -15,15 +19,7 @@ from .hooks import (
     noop_hook,
 )
 from .join import Join, Joinable, JoinHook
-from .local_sgd import (
-    DiLoCo,
-    HierarchicalModelAverager,
-    ModelAverager,
-    PeriodicModelAverager,
-    PostLocalSGDOptimizer,
-    PostLocalSGDState,
-    post_localSGD_hook,
-)
+from .local_sgd import DiLoCo
 from .naive import average_gradients
 from .powersgd import PowerSGDState, batched_powerSGD_hook, powerSGD_hook
 from .replicas import BufferCommHookLocation
@@ -37,14 +33,9 @@ __all__ = [
     "DiLoCo",
     "DistributedDataParallel",
     "GradBucket",
-    "HierarchicalModelAverager",
     "Join",
     "JoinHook",
     "Joinable",
-    "ModelAverager",
-    "PeriodicModelAverager",
-    "PostLocalSGDOptimizer",
-    "PostLocalSGDState",
     "PowerSGDState",
     "SyncBatchNorm",
     "Timeline",
@@ -57,6 +48,9 @@ __all__ = [
     "fp16_compress_hook",
     "fp16_compress_wrapper",
     "noop_hook",
-    "post_localSGD_hook",
     "powerSGD_hook",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing(__name__, name)

@@ -15,7 +15,6 @@ from mpiddp.autograd import Tensor
 from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
 from mpiddp.device import choice, cuda_fault, upload
 from mpiddp.device.half import bfloat16
-from mpiddp.distributed.groups import default_group
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.nn.normalization import BatchNorm
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
@@ -23,14 +22,15 @@ from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, 
 from mpiddp.parallel import (
     DiLoCo,
     DistributedDataParallel,
-    PostLocalSGDState,
+    GradBucket,
     PowerSGDState,
     SyncBatchNorm,
     ZeroRedundancyOptimizer,
+    allreduce_hook,
     batched_powerSGD_hook,
     bf16_compress_hook,
     fp16_compress_hook,
-    post_localSGD_hook,
+    noop_hook,
     powerSGD_hook,
 )
 from mpiddp.typing import Array
@@ -208,8 +208,6 @@ class LocalSGD:
 
     def __init__(self, config: Config, model: DistributedDataParallel, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._hook_state = PostLocalSGDState(None, default_group(), config.local_start, False)
-        model.register_comm_hook(self._hook_state, post_localSGD_hook)
         self.averager = DiLoCo(
             optimizer.param_groups,
             config.period,
@@ -218,6 +216,11 @@ class LocalSGD:
             momentum=config.outer_momentum,
             warmup_steps=config.local_start,
         )
+        model.register_comm_hook(None, self._average_gradients)
+
+    def _average_gradients(self, _: None, bucket: GradBucket) -> dist.Future:
+        warming_up = self.averager.step < self.averager.warmup_steps
+        return (allreduce_hook if warming_up else noop_hook)(None, bucket)
 
     def __call__(self, trainer: Trainer) -> None:
         """Average what is due; all after an epoch's last step."""
@@ -229,7 +232,6 @@ class LocalSGD:
     def state_dict(self) -> dict[str, Any]:
         """Return parameters, optimizer state and position in the period; arrays are live."""
         return {
-            "iter": self._hook_state.iter,
             "parameters": [p.data for group in self._optimizer.param_groups for p in group["params"]],
             "optimizer": self._optimizer.state_dict()["state"],
             "averager": self.averager.state_dict(),
@@ -237,7 +239,6 @@ class LocalSGD:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the optimizers' present options; arrays are copied."""
-        self._hook_state.iter = state["iter"]
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         for parameter, saved in zip(parameters, state["parameters"], strict=True):
             parameter.data[...] = saved
