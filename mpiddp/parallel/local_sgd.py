@@ -130,6 +130,11 @@ class DiLoCo:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue with the same parameters and fragments; arrays are copied."""
+        if len(state_dict["outer"]) != len(self._outer):
+            raise ValueError(
+                f"DiLoCo: the state has {len(state_dict['outer'])} parts of the model, this one has {len(self._outer)}:"
+                " give the same fragments"
+            )
         self.step = state_dict["step"]
         for parameter, saved in zip(self._outer, state_dict["outer"], strict=True):
             parameter.data[...] = saved
