@@ -10,7 +10,13 @@ import sys
 
 _DILOCO = "DiLoCo(params, period, lr=1, momentum=0), which averages parameters; call it after each optimizer.step()"
 _WARM_UP = "DiLoCo(params, period, warmup_steps=N); leave DistributedDataParallel by no_sync() after N steps"
+_ADAM = "Adam or AdamW, or a subclass of Optimizer with an _update of your own"
 GONE = {
+    "Adadelta": _ADAM,
+    "Adagrad": _ADAM,
+    "ExponentialLR": "LambdaLR(optimizer, lambda step: gamma**step)",
+    "OneCycleLR": "SequentialLR of a LinearLR and a CosineAnnealingLR, or LambdaLR",
+    "RMSprop": _ADAM,
     "_coalescing_manager": "call all_reduce_coalesced or all_gather_coalesced with the list of arrays",
     "HierarchicalModelAverager": _DILOCO,
     "ModelAverager": _DILOCO,

@@ -11,11 +11,17 @@ They change anything with ``data`` and ``grad``, and know neither MPI nor autogr
 An option out of range raises ValueError.
 """
 
+from typing import NoReturn
+
+from mpiddp.gone import missing
+
 from . import lr_scheduler
-from .adagrad import Adadelta, Adagrad
 from .adam import Adam, AdamW
 from .optimizer import Optimizer
-from .rmsprop import RMSprop
 from .sgd import SGD
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSprop", "lr_scheduler"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "lr_scheduler"]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing(__name__, name)

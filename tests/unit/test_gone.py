@@ -16,6 +16,8 @@ def test_a_name_that_left_says_what_to_use_instead():
     for module in ("mpiddp", "mpiddp.distributed"):
         with pytest.raises(ImportError, match=f"module '{module}' has no attribute .* left mpiddp: {use}"):
             exec(f"from {module} import _coalescing_manager")
+    with pytest.raises(AttributeError, match=r"'mpiddp.optim' has no attribute 'RMSprop', which left mpiddp: Adam"):
+        mpiddp.optim.RMSprop  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'other'$"):
         mpiddp.other  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'other'"):
