@@ -12,18 +12,33 @@ _DILOCO = "DiLoCo(params, period, lr=1, momentum=0), which averages parameters; 
 _WARM_UP = "DiLoCo(params, period, warmup_steps=N); leave DistributedDataParallel by no_sync() after N steps"
 _ADAM = "Adam or AdamW, or a subclass of Optimizer with an _update of your own"
 GONE = {
+    "_coalescing_manager": "call all_reduce_coalesced or all_gather_coalesced with the list of arrays",
     "Adadelta": _ADAM,
     "Adagrad": _ADAM,
+    "avg_pool2d": "adaptive_avg_pool2d",
+    "AvgPool2d": "AdaptiveAvgPool2d",
+    "clip_grad_value_": "clip_grad_norm_, or numpy.clip of each p.grad",
+    "conv1d": "conv2d of images of one row",
+    "Conv1d": "Conv2d on images of one row",
     "ExponentialLR": "LambdaLR(optimizer, lambda step: gamma**step)",
-    "OneCycleLR": "SequentialLR of a LinearLR and a CosineAnnealingLR, or LambdaLR",
-    "RMSprop": _ADAM,
-    "_coalescing_manager": "call all_reduce_coalesced or all_gather_coalesced with the list of arrays",
+    "group_norm": "layer_norm of the groups' channels, reshaped",
+    "GroupNorm": "LayerNorm of the groups' channels, reshaped",
     "HierarchicalModelAverager": _DILOCO,
+    "l1_loss": "(input - target).abs().mean()",
+    "L1Loss": "(input - target).abs().mean()",
+    "leaky_relu": "F.relu, or where(x > 0, x, slope * x) of mpiddp.autograd",
+    "LeakyReLU": "ReLU, or where(x > 0, x, slope * x) of mpiddp.autograd",
     "ModelAverager": _DILOCO,
+    "OneCycleLR": "SequentialLR of a LinearLR and a CosineAnnealingLR, or LambdaLR",
+    "parameters_to_vector": "numpy.concatenate of each p.data.ravel()",
     "PeriodicModelAverager": _DILOCO,
+    "post_localSGD_hook": _WARM_UP,
     "PostLocalSGDOptimizer": _DILOCO,
     "PostLocalSGDState": _WARM_UP,
-    "post_localSGD_hook": _WARM_UP,
+    "RMSprop": _ADAM,
+    "smooth_l1_loss": "mse_loss, or the formula on tensors",
+    "SmoothL1Loss": "MSELoss, or the formula on tensors",
+    "vector_to_parameters": "p.data[...] of each parameter",
 }
 
 

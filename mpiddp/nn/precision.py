@@ -17,14 +17,14 @@ from mpiddp.typing import DTypeLike
 from . import loss
 from .activation import LogSoftmax, Softmax
 from .attention import MultiheadAttention
-from .conv import Conv1d, Conv2d
+from .conv import Conv2d
 from .linear import Linear
 from .module import Module
-from .normalization import BatchNorm, GroupNorm, LayerNorm
+from .normalization import BatchNorm, LayerNorm
 
-HALF = (Linear, Conv1d, Conv2d, MultiheadAttention)
+HALF = (Linear, Conv2d, MultiheadAttention)
 """Layers whose input, parameters and output are in half precision."""
-SINGLE = (BatchNorm, GroupNorm, LayerNorm, LogSoftmax, Softmax)
+SINGLE = (BatchNorm, LayerNorm, LogSoftmax, Softmax)
 """Layers whose input is in float32: sums and exponentials lose too much in half."""
 
 

@@ -46,11 +46,9 @@ def test_total_does_not_stop_growing(dtype: Any) -> None:
 
 MANY: list[tuple[str, tuple[Any, ...], tuple[int, ...], float]] = [
     ("adaptive_avg_pool2d", (1,), (2, 3, 40, 40), 1),
-    ("avg_pool2d", (32,), (2, 3, 32, 32), 1),
     ("layer_norm", ((1024,),), (3, 1024), 1),
     ("layer_norm", ((64,),), (3, 64), 500),
     ("batch_norm", (None, None, None, None, True), (1024, 3), 1),
-    ("group_norm", (1,), (3, 1024), 1),
     ("softmax", (1,), (3, 1024), 1),
     ("add", (), (1, 3), 1),
     ("expand", (1024, 3), (1, 3), 1),
@@ -346,7 +344,7 @@ def test_one_context_serves_many_steps():
         assert layer(np.ones((4, 2), np.float32)).dtype == np.float32
 
 
-LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits")
+LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits")
 
 
 @HALVES
