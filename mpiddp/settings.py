@@ -253,11 +253,6 @@ def warn_after_s() -> float:
     return seconds
 
 
-def set_warn_after(seconds: float) -> None:
-    """Set it for this process, before `init_process_group`."""
-    os.environ["MPIDDP_WARN_AFTER"] = str(seconds)
-
-
 def flight_recorder() -> str | None:
     """Return the beginning of the names of dumps; "0": none; or None."""
     return os.environ.get("MPIDDP_FLIGHT_RECORDER") or None

@@ -65,21 +65,12 @@ def seconds(text: str) -> float:
     return found
 
 
-def _range(text: str) -> list[int]:
-    """Read one rank count, or the powers of two of ``first:last``."""
-    first, _, last = text.partition(":")
-    low, high = positive(first), positive(last or first)
-    if low > high:
-        raise argparse.ArgumentTypeError(f"expected FIRST:LAST with FIRST at most LAST, got {text!r}")
-    return size_range(low, high, 2)
-
-
 def _rounds(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
 
 
 def _json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file, for plot and model")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file, for plot")
 
 
 def _sizes(parser: argparse.ArgumentParser, begin: str, end: str, factor: float) -> None:
@@ -125,7 +116,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     )
     _sweep(parser, 8)
     _rounds(parser)
-    parser.add_argument("--no-gloo", dest="gloo", action="store_false", help="without Gloo, which needs torch")
+    parser.add_argument("--no-torch", dest="torch", action="store_false", help="without torch, and with it Gloo")
     _json(parser)
 
 
@@ -142,23 +133,6 @@ def _overlap(parser: argparse.ArgumentParser) -> None:
 def _tune(parser: argparse.ArgumentParser) -> None:
     _sizes(parser, "1K", "16M", 4)
     _rounds(parser)
-
-
-def _model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=_range, default=_range("2:1024"), metavar="A:B", help="powers of two (2:1024)")
-    parser.add_argument("--per-node", type=positive, default=8, metavar="N", help="ranks on a node (8)")
-    parser.add_argument("--bytes", type=size, default=size("100M"), metavar="SIZE", help="to reduce (100M)")
-    parser.add_argument("--compute", type=seconds, metavar="SECONDS", help="of backward (as long as communication)")
-    parser.add_argument(
-        "--from",
-        dest="sources",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="files of `bench all_reduce --algorithm ring --json FILE`; without one, it is measured now",
-    )
-    parser.add_argument("--across", type=Path, nargs="+", metavar="FILE", help="the same, measured across nodes")
-    _json(parser)
 
 
 def _ddp(parser: argparse.ArgumentParser) -> None:
@@ -191,19 +165,18 @@ def _plot(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = (
-    Command("compare", "mpiddp, plain mpi4py, one copy of the bytes and Gloo, in turns", _compare),
+    Command("compare", "mpiddp, plain mpi4py, one copy of the bytes and torch, in turns", _compare),
     Command("overlap", "the share of communication that hides behind computation", _overlap),
-    Command("ddp", "training steps: alone, with averaged gradients, and torch's on Gloo", _ddp),
+    Command("ddp", "training steps: alone, with averaged gradients, and torch's", _ddp),
     Command("train", "strong and weak scaling of the main job from 1 rank to all", _train),
     Command("tune", "the MPIDDP_ALGORITHM that is faster than the built-in table", _tune),
-    Command("model", "a prediction of all-reduce on more ranks", _model),
 )
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
-        help="measure operations, compare, tune, predict",
+        help="measure operations, compare, tune",
         description="Measure mpiddp's operations. Start it with mpirun -np 4 python -m mpiddp bench all_reduce.",
     )
     kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)

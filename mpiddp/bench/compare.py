@@ -1,4 +1,4 @@
-r"""``bench compare``: mpiddp beside plain mpi4py, one copy of the bytes, and Gloo, in one run.
+r"""``bench compare``: mpiddp beside plain mpi4py, one copy of the bytes, and torch on Gloo and on mpiddp, in one run.
 
 All take turns in the same processes, on arrays written anew before each call. A ratio is the median of the rounds'
 ratios.
@@ -36,6 +36,7 @@ RATIOS = (
     (SYMMETRIC, "memcpy"),
     ("gloo", "mpiddp"),
     ("gloo", SYMMETRIC),
+    ("gloo", "torch"),
 )
 """Divided: above 1, the second is faster."""
 
@@ -112,15 +113,15 @@ def run(arguments: argparse.Namespace) -> int:
     with job() as here:
         here.describe()
         found: list[Contender] = [Mpiddp(), Mpiddp(SYMMETRIC), Mpi4py(here.comm), Memcpy(here.comm)]
-        gloo = here.gloo() if arguments.gloo else None
-        if gloo is not None:
-            found.append(gloo)
+        torch = here.torch() if arguments.torch else None
+        if torch is not None:
+            found += torch.contenders
         series = _compare(here, found, arguments, kind)
         wrong = {each.name: sum(point.wrong or 0 for point in each.points) for each in series}
         found_wrong = ", ".join(f"{name} {count} FAILED" for name, count in wrong.items() if count)
         here.say(f"# Wrong values: {found_wrong or '0 OK'}")
-        if gloo is not None:
-            gloo.close()
+        if torch is not None:
+            torch.close()
         here.write(arguments.json, "compare", series)
     return int(any(wrong.values()))
 

@@ -1,11 +1,14 @@
-"""``bench ddp``: training steps under DistributedDataParallel, alone, and under torch's DDP on Gloo, in turns.
+"""``bench ddp``: training steps under DistributedDataParallel, alone, and of torch's models, in turns.
 
 Equal networks and batch sizes, SGD with momentum, new gradients in every step.
 
-alone     the step without communication (``no_sync``)
-ddp       the step with averaged gradients
-exposed   its time in which backward only waits
-torch     torch's DistributedDataParallel on Gloo
+alone        the step without communication (``no_sync``)
+ddp          the step with averaged gradients
+exposed      its time in which backward only waits
+torch        torch's model in torch's DistributedDataParallel on Gloo
+torch-alone  torch's model without communication
+on-mpiddp    torch's model in torch's DistributedDataParallel on the backend "mpiddp"
+in-ours      torch's model in `mpiddp.torch.DistributedDataParallel`
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 """The tutorial's convolutions, 784-256-256-10 and 784-2048-2048-10."""
 
+_TORCHS = ("torch", "torch-alone", "on-mpiddp", "in-ours")
 _ADDED = ("ddp/alone", "ddp/torch")
 
 
@@ -64,12 +68,12 @@ class Ours:
 def run(arguments: argparse.Namespace) -> int:
     with job() as here:
         here.describe()
-        theirs = here.gloo() if arguments.torch else None
+        theirs = here.torch() if arguments.torch else None
         here.say(
             f"# {arguments.batch} samples a rank, SGD with momentum, float32; times in ms, medians over"
             f" {arguments.rounds} rounds of {arguments.iterations} steps in turns, slowest rank"
         )
-        columns = ["alone", "ddp", "exposed", *(["torch"] if theirs else []), *_ADDED[: 2 if theirs else 1]]
+        columns = ["alone", "ddp", "exposed", *(_TORCHS if theirs else ()), *_ADDED[: 2 if theirs else 1]]
         here.say("#network".ljust(12) + "".join(name.rjust(12) for name in columns))
         rows = []
         for network in NETWORKS:
@@ -98,7 +102,7 @@ def _measure(here: Bench, network: str, arguments: argparse.Namespace, theirs: A
 
     calls: dict[str, Callable[[], object]] = {"alone": ours.alone, "ddp": step}
     if theirs is not None:
-        calls["torch"] = theirs.train_step(network, batch)
+        calls |= theirs.train_steps(network, batch)
     for call in calls.values():
         here.clock.each(call, 3)
     exposed.clear()

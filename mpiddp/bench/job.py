@@ -66,17 +66,17 @@ class Bench:
         if fault:
             raise UsageError(fault)
 
-    def gloo(self) -> Any:
-        """Return None, and print a line, if a rank has no torch; else a `gloo.Gloo`. Collective."""
+    def torch(self) -> Any:
+        """Return None, and print a line, if a rank has no torch; else a `with_torch.Torchs`. Collective."""
         fault = None
         try:
-            from . import gloo
+            from . import with_torch
         except ImportError as error:
             fault = str(error)
         fault = next(filter(None, self.comm.allgather(fault)), None)
         if fault is None:
-            return gloo.Gloo(self.world, self.comm)
-        self.say(f"# Gloo is left out: {fault}; pip install torch")
+            return with_torch.Torchs(self.world)
+        self.say(f"# torch is left out: {fault}; pip install torch")
         return None
 
     def environment(self) -> dict[str, Any]:

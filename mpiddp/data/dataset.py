@@ -93,16 +93,6 @@ def fetch(
     return (collate_fn or default_collate)(samples)
 
 
-def targets_of(dataset: Dataset) -> Array | None:
-    """Return the targets (n, ...) of a data set of pairs that holds them as an array, else None."""
-    if isinstance(dataset, ArrayDataset):
-        return dataset.arrays[1] if len(dataset.arrays) == 2 else None
-    if isinstance(dataset, Subset):
-        whole = targets_of(dataset.dataset)
-        return None if whole is None else whole[dataset.indices]
-    return None
-
-
 class ArrayDataset:
     """Samples along the first axis of NumPy or CuPy arrays of equal length.
 
@@ -225,5 +215,4 @@ __all__ = [
     "default_collate",
     "fetch",
     "random_split",
-    "targets_of",
 ]

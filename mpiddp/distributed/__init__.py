@@ -47,7 +47,7 @@ from .backends import (
     is_ucc_available,
     is_xccl_available,
 )
-from .coalescing import _coalescing_manager, all_gather_coalesced, all_reduce_coalesced
+from .coalescing import all_gather_coalesced, all_reduce_coalesced
 from .collectives import (
     all_gather,
     all_gather_into_tensor,
@@ -117,7 +117,6 @@ __all__ = [
     "RankFailedError",
     "ReduceOp",
     "Work",
-    "_coalescing_manager",
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from mpiddp.algorithms import plan as planning
-from mpiddp.algorithms.plan import Plan
 from mpiddp.device.packing import packed, unpack
 from mpiddp.faults.calls import make_call
 from mpiddp.mpi.future import Future
@@ -37,17 +35,6 @@ def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
         part = [xs[place] for place in places]
         flat = packed(part)
         yield from planning.nested(link, "all_reduce", flat, flat, op)
-        unpack(flat, part)
-        link = link.after()
-
-
-def _reduce_scatter(link: Link, outputs: Sequence[Array], inputs: Sequence[Array], op: ReduceOp) -> Steps:
-    for places in _by_dtype(outputs):
-        part = [outputs[place] for place in places]
-        # (size, sum of sizes): row r is block r of every input
-        blocks = np.concatenate([inputs[place].reshape(link.size, -1) for place in places], axis=1)
-        flat = np.empty_like(blocks, shape=blocks.shape[1])
-        yield from planning.nested(link, "reduce_scatter", flat, blocks, op)
         unpack(flat, part)
         link = link.after()
 
@@ -136,94 +123,3 @@ def all_gather_coalesced(
         outputs.append(arrays)
     flat = [x for arrays in outputs for x in arrays]
     return _future(_dispatch(name, found, async_op, flat, _all_gather, (outputs, inputs), None, flat))
-
-
-class IllegalWork:
-    """An asynchronous call in a coalescing manager: nothing is submitted yet."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise ValueError(f"Illegal to call {name} on IllegalWork object: wait on the coalescing manager, at its end")
-
-
-_RECORDED = ("all_reduce", "all_gather_single", "reduce_scatter_single")
-
-
-class Coalescing:
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-        self._calls: list[tuple[str, ReduceOp | None, tuple[Array, ...]]] = []
-        self._works: list[Any] = []
-
-    def takes(self, plan: Plan) -> bool:
-        return plan.label.partition(" by ")[0] in _RECORDED
-
-    def record(self, plan: Plan, args: tuple[Any, ...], async_op: bool) -> Any:
-        name, _, algorithm = plan.label.partition(" by ")
-        if algorithm:
-            raise ValueError(
-                f"{name} cannot take algorithm={algorithm!r} where calls are coalesced; MPIDDP_ALGORITHM can"
-            )
-        *arrays, op = args if name != "all_gather_single" else (*args, None)
-        if self._calls and self._calls[0][:2] != (name, op):
-            was = " ".join(map(str, filter(None, self._calls[0][:2])))
-            raise RuntimeError(
-                f"Coalescing manager requires all collectives to be the same, with the same reduction: {name}"
-                f" {op or ''} came after {was}"
-            )
-        self._calls.append((name, op, tuple(arrays)))
-        return IllegalWork() if async_op else None
-
-    def append(self, work: Any) -> None:
-        if work is not None:
-            self._works.append(work)
-
-    def wait(self) -> None:
-        works, self._works = self._works, []
-        for work in works:
-            work.wait()
-
-    def submit(self, async_op: bool) -> None:
-        if not self._calls:
-            return
-        name, op, _ = self._calls[0]
-        columns = [list(column) for column in zip(*(arrays for _, _, arrays in self._calls), strict=True)]
-        steps: Callable[..., Steps]
-        args: tuple[Any, ...]
-        if name == "all_reduce":
-            steps, args = _all_reduce, (columns[0], op)
-        elif name == "reduce_scatter_single":
-            steps, args = _reduce_scatter, (columns[0], columns[1], op)
-        else:
-            size = self._group.size()
-            blocks = [list(blocks) for blocks in zip(*(x.reshape(size, -1) for x in columns[0]), strict=True)]
-            steps, args = _all_gather, (blocks, columns[1])
-        alike = [x for column in columns for x in column]
-        self.append(_dispatch(f"{name}_coalesced", self._group, async_op, columns[0], steps, args, op, alike))
-
-
-@contextlib.contextmanager
-def _coalescing_manager(
-    group: ProcessGroup | None = None, device: object = None, async_ops: bool = False
-) -> Iterator[Coalescing]:
-    """Make the calls of one operation in this context as one, at its end; RuntimeError if they differ.
-
-    It takes `all_reduce`, `all_gather_single` and `reduce_scatter_single`. With ``async_ops`` the value's ``wait()``
-    waits.
-
-    Examples
-    --------
-    >>> with dist._coalescing_manager():  # doctest: +SKIP
-    ...     for x in arrays:
-    ...         dist.all_reduce(x)
-    """
-    found = member(group, "_coalescing_manager")
-    if found is None:
-        raise ValueError("_coalescing_manager needs a group that this rank is a member of")
-    if found.coalescing is not None:
-        raise ValueError("ProcessGroup has non-empty op list at the start of coalescing")
-    manager = found.coalescing = Coalescing(found)
-    try:
-        yield manager
-    finally:
-        found.coalescing = None
-    manager.submit(async_ops)

@@ -33,9 +33,6 @@ def dispatch(
 ) -> Work | None:
     """Run the plan's steps at once if nothing is pending, else by the queue."""
     link = group.link
-    if group.coalescing is not None and group.coalescing.takes(plan):
-        recorded: Work | None = group.coalescing.record(plan, args, async_op)
-        return recorded
     if link.busy or requests.only_thread:
         expect_own_thread(link.busy, group)
     if async_op or requests.pending or timeout_s is not None or plan.trace is not None:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
-from mpiddp.algorithms.plan import Plan, Plans
+from mpiddp.algorithms.plan import Plans
 from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi import recorder
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.p2p import Mailbox
-
-
-class Recorder(Protocol):
-    def takes(self, plan: Plan) -> bool: ...
-
-    def record(self, plan: Plan, args: tuple[Any, ...], async_op: bool) -> Any: ...
 
 
 class ProcessGroup:
@@ -44,7 +38,6 @@ class ProcessGroup:
 
         Calls on it stand at the same place among the group's collectives on every rank.
         """
-        self.coalescing: Recorder | None = None
         self.monitored_barriers = 0
         self.monitored_reports: dict[int, int] = {}
         self._group_rank_of = dict(zip(ranks, link.world.ranks, strict=False))

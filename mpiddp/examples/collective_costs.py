@@ -1,36 +1,33 @@
-"""``python -m mpiddp.examples.collective_costs``: the savings of collectives, counted and tried for 8 ranks.
+"""``python -m mpiddp.examples.collective_costs``: the savings of collectives, counted for 8 ranks.
 
 A broadcast from its root alone is 7 messages, one after the other; in a tree all ranks that have the array spread it:
 1, 2, 4 messages at once, 3 rounds. A reduction is the same backwards. An all_reduce of two trees has 6 rounds,
 recursive doubling 3; the ring sends parts of the array and keeps all links busy. mpiddp sums in the memory of each
 machine first and sends slices between machines; traffic through memory is not counted.
 
-Counted: machines that send and receive 20 MB/s each at the same time, no latency. Tried: simulated links, 100 times as
-fast, times 100; a busy machine adds to these seconds.
+Machines send and receive 20 MB/s each at the same time, without latency. The same schedules as real messages:
+``mpiddp/bench/README.md``.
 
 Output::
 
-    8 ranks, an array of 100 MB, 20 MB/s                   messages  rounds     MB on the  seconds  seconds
-                                                                             busiest link  counted    tried
-    broadcast, rank 0 to each                                     7       7           700    35.00    ~36.4
-    broadcast, tree                                               7       3           300    15.00    ~16.4
-    reduce, each to rank 0                                        7       7           700    35.00    ~35.6
-    reduce, tree                                                  7       3           300    15.00    ~15.2
-    all_reduce, each to rank 0 and back                          14      14          1400    70.00    ~71.3
-    all_reduce, reduce then broadcast, trees                     14       6           600    30.00    ~30.3
-    all_reduce, tree (recursive doubling)                        24       3           600    15.00    ~15.5
-    all_reduce, ring                                            112      14           350     8.75    ~10.0
-    all_reduce, mpiddp on 8 machines                            112      14           350     8.75    ~11.8
-    all_reduce, mpiddp on 2 machines with 4 ranks each           16       2           200     5.00     ~5.3
-    all_reduce, mpiddp on 1 machine                               0       0             0     0.00     ~0.0
+    8 ranks, an array of 100 MB, 20 MB/s                   messages  rounds     MB on the  seconds
+                                                                             busiest link
+    broadcast, rank 0 to each                                     7       7           700    35.00
+    broadcast, tree                                               7       3           300    15.00
+    reduce, each to rank 0                                        7       7           700    35.00
+    reduce, tree                                                  7       3           300    15.00
+    all_reduce, each to rank 0 and back                          14      14          1400    70.00
+    all_reduce, reduce then broadcast, trees                     14       6           600    30.00
+    all_reduce, tree (recursive doubling)                        24       3           600    15.00
+    all_reduce, ring                                            112      14           350     8.75
+    all_reduce, mpiddp on 8 machines                            112      14           350     8.75
+    all_reduce, mpiddp on 2 machines with 4 ranks each           16       2           200     5.00
+    all_reduce, mpiddp on 1 machine                               0       0             0     0.00
 """
 
 from __future__ import annotations
 
-import time
-from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from collections import Counter
 from typing import NamedTuple
 
 from mpiddp.examples.printing import on_first_rank
@@ -38,8 +35,6 @@ from mpiddp.examples.printing import on_first_rank
 RANKS = 8
 ARRAY_MB = 100
 LINK_MB_PER_S = 20
-HASTE = 100
-"""Speed of the simulated links over that of the counted ones."""
 
 
 class Message(NamedTuple):
@@ -117,21 +112,6 @@ def seconds(rounds: Rounds, ranks_per_machine: int) -> float:
     return total_mb / LINK_MB_PER_S
 
 
-def tried_seconds(rounds: Rounds, ranks_per_machine: int) -> float:
-    links: defaultdict[tuple[str, int], Lock] = defaultdict(Lock)
-
-    def send(message: Message) -> None:
-        way_out = links["out", message.src // ranks_per_machine]
-        with way_out, links["in", message.dst // ranks_per_machine]:
-            time.sleep(len(message.parts) * ARRAY_MB / RANKS / LINK_MB_PER_S / HASTE)
-
-    with ThreadPoolExecutor(RANKS) as pool:
-        began = time.perf_counter()
-        for messages in rounds:
-            list(pool.map(send, messages))
-        return (time.perf_counter() - began) * HASTE
-
-
 def table() -> list[tuple[str, Rounds, int]]:
     return [
         ("broadcast, rank 0 to each", one_to_each(), 1),
@@ -152,13 +132,12 @@ def main() -> None:
     if not on_first_rank():
         return
     title = f"{RANKS} ranks, an array of {ARRAY_MB} MB, {LINK_MB_PER_S} MB/s"
-    print(f"{title:<52}{'messages':>11}{'rounds':>8}{'MB on the':>14}{'seconds':>9}{'seconds':>9}")
-    print(f"{'busiest link':>85}{'counted':>9}{'tried':>9}")
+    print(f"{title:<52}{'messages':>11}{'rounds':>8}{'MB on the':>14}{'seconds':>9}")
+    print(f"{'busiest link':>85}")
     for name, rounds, ranks_per_machine in table():
         messages = sum(len(each) for each in rounds)
         busiest_mb, counted_s = busiest_link_mb(rounds, ranks_per_machine), seconds(rounds, ranks_per_machine)
-        tried = f"~{tried_seconds(rounds, ranks_per_machine):.1f}"
-        print(f"{name:<52}{messages:>11}{len(rounds):>8}{busiest_mb:>14.0f}{counted_s:>9.2f}{tried:>9}", flush=True)
+        print(f"{name:<52}{messages:>11}{len(rounds):>8}{busiest_mb:>14.0f}{counted_s:>9.2f}", flush=True)
 
 
 if __name__ == "__main__":

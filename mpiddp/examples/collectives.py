@@ -1,8 +1,11 @@
-"""``mpirun -np 4 python -m mpiddp.examples.collectives``: each rank's data before and after each collective.
+"""``mpirun -np 4 python -m mpiddp.examples.collectives``: each rank's data before and after each, and groups of ranks.
 
 The pictures are drawn from the arrays; a number's tens digit is the rank it comes from. ``all_gather`` needs memory of
 the right shapes: ranks with different amounts exchange their lengths first. ``all_gather_object`` does so by itself,
 but pickles.
+
+*All* ranks call ``new_group`` for every group, in the same order, members or not; only members call its collectives.
+``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` ranks of the group.
 
 Output::
 
@@ -59,6 +62,11 @@ Output::
       rank 2 has [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]]
       rank 3 has [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]]
       all_gather_object gives the same: True
+    groups
+      rank 0 is rank 0 of group [0, 2], where the sum of all ranks is 2, and -1 of [1, 3]
+      rank 1 is rank 0 of group [1, 3], where the sum of all ranks is 4, and -1 of [0, 2]
+      rank 2 is rank 1 of group [0, 2], where the sum of all ranks is 2, and -1 of [1, 3]
+      rank 3 is rank 1 of group [1, 3], where the sum of all ranks is 4, and -1 of [0, 2]
 """
 
 from __future__ import annotations
@@ -107,6 +115,20 @@ def gather_different_lengths() -> None:
     print_once(f"  all_gather_object gives the same: {same}")
 
 
+def reduce_in_groups() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    members = [list(range(first, size, 2)) for first in range(min(size, 2))]
+    groups = [dist.new_group(ranks) for ranks in members]
+    mine, other = rank % 2, (rank + 1) % len(members)
+    x = np.array([rank])
+    dist.all_reduce(x, group=groups[mine])
+    print_once("groups")
+    print_in_order(
+        f"  rank {rank} is rank {dist.get_rank(groups[mine])} of group {members[mine]}, where the sum of all ranks is"
+        f" {x[0]}, and {dist.get_rank(groups[other])} of {members[other]}"
+    )
+
+
 def main() -> None:
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -151,6 +173,7 @@ def main() -> None:
     dist.all_to_all(parts, original_parts)
     draw("all_to_all(parts, list(x)): all deal out their parts, rows become columns", original, parts)
     gather_different_lengths()
+    reduce_in_groups()
     dist.destroy_process_group()
 
 

@@ -1,21 +1,25 @@
-"""``mpirun -np 2 python -m mpiddp.examples.model_parallel``: one model, its layers on two ranks.
+"""``mpirun -np 4 python -m mpiddp.examples.model_parallel``: one model on several ranks, by its layers and its weights.
 
-``send`` takes the first layer's output to rank 1 and its gradient back; each rank has an optimizer. The loss equals
-that of the whole model in one process.
+*By layers*: rank 0 has the first layer, rank 1 the second; ``send`` takes the output there and its gradient back. One
+rank always waits for the other, unless a pipeline feeds them several small batches.
+
+*By weights*, on a mesh: along "tp" (tensor parallel) each rank holds some of the hidden features, rows of the first
+weight and columns of the second; ``nn.functional.all_reduce`` adds up the outputs. Along "dp" (data parallel) ranks
+hold the same weights and average their gradients. A gradient is that of the sum of all ranks' losses, so each of the
+equal losses along "tp" takes its share. Both ways give the losses of the whole model on one rank.
 
 *Scale up* (a larger machine) first: nothing is sent. *Scale out* with DistributedDataParallel a model that fits into
-one machine. Split a model that does not; one rank always waits for the other, unless a pipeline feeds them several
-small batches.
+one machine. Split a model that does not.
 
 Output::
 
-    rank 0 has 144 parameters
-    rank 1 has 68 parameters
-    step  loss, split  loss, whole
-       1        1.462        1.462
-       2        1.440        1.440
-       3        1.420        1.420
-       4        1.402        1.402
+    rank 0 of DeviceMesh((dp=2, tp=2), 'cpu', [[0, 1], [2, 3]]) has hidden features 0 to 5
+    rank 1 of DeviceMesh((dp=2, tp=2), 'cpu', [[0, 1], [2, 3]]) has hidden features 6 to 11
+    rank 2 of DeviceMesh((dp=2, tp=2), 'cpu', [[0, 1], [2, 3]]) has hidden features 0 to 5
+    rank 3 of DeviceMesh((dp=2, tp=2), 'cpu', [[0, 1], [2, 3]]) has hidden features 6 to 11
+    losses, whole:      1.210 1.148 1.104 1.068
+    losses, by layers:  1.210 1.148 1.104 1.068
+    losses, by weights: 1.210 1.148 1.104 1.068
 """
 
 from __future__ import annotations
@@ -25,86 +29,88 @@ import numpy as np
 import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.autograd import Tensor
-from mpiddp.examples.printing import need_ranks, print_in_order
+from mpiddp.examples.printing import need_ranks, print_in_order, print_once
 from mpiddp.typing import Array
 
-STEPS = 4
+F = nn.functional
+STEPS, SAMPLES, FEATURES, HIDDEN, CLASSES = 4, 24, 8, 12, 3
 
 
-def layers() -> tuple[nn.Module, nn.Module]:
-    """Return the two halves of the model, equal on every rank."""
+def weights() -> tuple[Array, Array]:
+    """Return (HIDDEN, FEATURES) and (CLASSES, HIDDEN), equal on every rank."""
     nn.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 4)
+    first, second = nn.Linear(FEATURES, HIDDEN, bias=False), nn.Linear(HIDDEN, CLASSES, bias=False)
+    return first.weight.data, second.weight.data
 
 
-def train_first(images: Array) -> None:
-    """Run rank 0: forward to rank 1, and backward from there."""
-    first, _ = layers()
-    optimizer = optim.SGD(first.parameters(), lr=0.2)
-    gradient = np.empty((len(images), 16), np.float32)
+def train_by_layers(images: Array, labels: Array) -> list[float]:
+    """Train one layer on each of two ranks; return the losses on rank 1."""
+    rank, losses = dist.get_rank(), list[float]()
+    if rank > 1:
+        return losses
+    weight = nn.Parameter(weights()[rank].copy())
+    optimizer = optim.SGD([weight], lr=0.5)
+    gradient = np.empty((len(images), HIDDEN), np.float32)
+    received = Tensor(np.empty_like(gradient), requires_grad=True)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        hidden = first(images)  # (N, 16)
-        dist.send(np.ascontiguousarray(hidden.data), dst=1)  # messages are contiguous
-        dist.recv(gradient, src=1)
-        hidden.backward(gradient)
+        if rank == 0:
+            hidden = F.relu(F.linear(images, weight))
+            dist.send(np.ascontiguousarray(hidden.data), dst=1)  # messages are contiguous
+            dist.recv(gradient, src=1)
+            hidden.backward(gradient)
+        else:
+            received.grad = None
+            dist.recv(received, src=0)
+            loss = F.cross_entropy(F.linear(received, weight), labels)
+            loss.backward()
+            dist.send(np.ascontiguousarray(received.grad), dst=0)
+            losses.append(loss.item())
         optimizer.step()
-
-
-def train_second(labels: Array) -> list[float]:
-    """Run rank 1: take the hidden layer from rank 0, and return its gradient."""
-    _, second = layers()
-    optimizer = optim.SGD(second.parameters(), lr=0.2)
-    hidden = Tensor(np.empty((len(labels), 16), np.float32), requires_grad=True)
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        hidden.grad = None
-        dist.recv(hidden, src=0)
-        loss = nn.functional.cross_entropy(second(hidden), labels)
-        loss.backward()
-        dist.send(np.ascontiguousarray(hidden.grad), dst=0)
-        optimizer.step()
-        losses.append(loss.item())
     return losses
 
 
-def train_whole(images: Array, labels: Array) -> list[float]:
-    model = nn.Sequential(*layers())
-    optimizer = optim.SGD(model.parameters(), lr=0.2)
+def train(hidden: slice, images: Array, labels: Array, mesh: dist.DeviceMesh | None = None) -> list[float]:
+    """Train these hidden features, and return the losses of all samples."""
+    first, second = (nn.Parameter(x.copy()) for x in (weights()[0][hidden], weights()[1][:, hidden]))
+    optimizer = optim.SGD([first, second], lr=0.5)
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
+        output = F.linear(F.relu(F.linear(images, first)), second)
+        if mesh is not None:
+            output = F.all_reduce(output, group=mesh.get_group("tp"))
+        loss = F.cross_entropy(output, labels)
+        (loss if mesh is None else loss / mesh["tp"].size()).backward()
+        means = [np.array([loss.item()]), first.grad, second.grad]
+        for mean in means if mesh is not None else ():
+            assert mesh is not None and mean is not None
+            dist.all_reduce(mean, dist.ReduceOp.AVG, group=mesh.get_group("dp"))
         optimizer.step()
-        losses.append(loss.item())
+        losses.append(float(means[0][0]))  # type: ignore[index]
     return losses
 
 
 def main() -> None:
     dist.init_process_group()
-    need_ranks(2, "mpirun -np 2 python -m mpiddp.examples.model_parallel")
-    rank = dist.get_rank()
-    random = np.random.default_rng(0)
-    images = random.standard_normal((32, 8), np.float32)
-    labels = random.integers(0, 4, 32)
+    need_ranks(2, "mpirun -np 4 python -m mpiddp.examples.model_parallel")
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((SAMPLES, FEATURES)).astype(np.float32)
+    labels = rng.integers(0, CLASSES, SAMPLES)
+    by_layers = [train_by_layers(images, labels)]
+    dist.broadcast_object_list(by_layers, src=1)
 
-    said = f"rank {rank} has nothing to do"
-    if rank < 2:
-        said = f"rank {rank} has {sum(p.size for p in layers()[rank].parameters())} parameters"
-    print_in_order(said)
+    size = dist.get_world_size()
+    tp = 2 if size % 2 == 0 else size
+    mesh = dist.init_device_mesh("cpu", (size // tp, tp), mesh_dim_names=("dp", "tp"))
+    first, last = (HIDDEN * (mesh["tp"].get_local_rank() + end) // tp for end in (0, 1))
+    print_in_order(f"rank {dist.get_rank()} of {mesh} has hidden features {first} to {last - 1}")
+    mine = slice(mesh["dp"].get_local_rank(), None, mesh["dp"].size())
+    by_weights = train(slice(first, last), images[mine], labels[mine], mesh)
 
-    table = "step  loss, split  loss, whole"
-    if rank == 0:
-        train_first(images)
-    elif rank == 1:
-        for step, pair in enumerate(zip(train_second(labels), train_whole(images, labels), strict=True), 1):
-            table += f"\n{step:4}{pair[0]:13.3f}{pair[1]:13.3f}"
-    tables = [table]
-    dist.broadcast_object_list(tables, src=1)
-    if rank == 0:
-        print(tables[0])
+    whole = train(slice(None), images, labels)
+    for name, losses in (("whole:     ", whole), ("by layers: ", by_layers[0]), ("by weights:", by_weights)):
+        print_once(f"losses, {name} {' '.join(f'{loss:.3f}' for loss in losses)}")
     dist.destroy_process_group()
 
 

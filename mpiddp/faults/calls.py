@@ -51,9 +51,8 @@ _FEW = 16
 _OPERATIONS = (
     *("barrier", "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_single", "gather", "scatter"),
     *("reduce_scatter", "reduce_scatter_single", "all_to_all", "all_to_all_single", "all_reduce_coalesced"),
-    *("reduce_scatter_single_coalesced", "all_gather_single_coalesced", "all_gather_coalesced"),
-    *("all_gather_into_tensor_coalesced", "all_gather_object", "gather_object", "broadcast_object_list"),
-    *("scatter_object_list", "symmetric_empty", "new_group"),
+    *("all_gather_coalesced", "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("symmetric_empty", "new_group"),
 )
 _names: dict[int, str] = {}
 

@@ -15,40 +15,35 @@ function in `functional`. They share:
 from mpiddp import moved
 
 from . import functional, init, random, utils
-from .activation import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from .activation import GELU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from .attention import MultiheadAttention
 from .container import Identity, ModuleDict, ModuleList, Sequential
-from .conv import Conv1d, Conv2d
+from .conv import Conv2d
 from .dropout import Dropout, Dropout2d
 from .embedding import Embedding
 from .linear import Linear
-from .loss import BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss, NLLLoss, SmoothL1Loss
+from .loss import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss, NLLLoss
 from .module import Module
-from .normalization import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
+from .normalization import BatchNorm1d, BatchNorm2d, LayerNorm
 from .parameter import Parameter
-from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from .pooling import AdaptiveAvgPool2d, MaxPool2d
 from .random import manual_seed
 from .shaping import Flatten
 
 __all__ = [
     "GELU",
     "AdaptiveAvgPool2d",
-    "AvgPool2d",
     "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
-    "Conv1d",
     "Conv2d",
     "CrossEntropyLoss",
     "Dropout",
     "Dropout2d",
     "Embedding",
     "Flatten",
-    "GroupNorm",
     "Identity",
-    "L1Loss",
     "LayerNorm",
-    "LeakyReLU",
     "Linear",
     "LogSoftmax",
     "MSELoss",
@@ -63,7 +58,6 @@ __all__ = [
     "Sequential",
     "SiLU",
     "Sigmoid",
-    "SmoothL1Loss",
     "Softmax",
     "Tanh",
     "functional",

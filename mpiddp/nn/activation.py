@@ -23,15 +23,6 @@ from mpiddp.typing import Array
 from .module import Module
 
 
-class LeakyReLUFunction(Function):
-    def forward(self, x: Array, slope: float) -> Any:
-        self.factor = array_namespace(x).where(x > 0, x.dtype.type(1), x.dtype.type(slope))
-        return x * self.factor
-
-    def backward(self, grad: Array) -> Any:
-        return grad * self.factor
-
-
 class LogSigmoidFunction(Function):
     """Without overflow."""
 
@@ -47,11 +38,6 @@ class LogSigmoidFunction(Function):
 def relu(input: Any, inplace: bool = False) -> Tensor:
     """Return ``max(input, 0)``."""
     return ReLUFunction.apply(input)
-
-
-def leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    """Return ``input`` where positive, else ``negative_slope * input``."""
-    return LeakyReLUFunction.apply(input, negative_slope)
 
 
 def tanh(input: Any) -> Tensor:
@@ -169,20 +155,6 @@ class ReLU(Module):
 
     def forward(self, input: Any) -> Tensor:
         return relu(input)
-
-
-class LeakyReLU(Module):
-    """``x`` where positive, else ``negative_slope * x``."""
-
-    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
-        super().__init__()
-        self.negative_slope = negative_slope
-
-    def forward(self, input: Any) -> Tensor:
-        return leaky_relu(input, self.negative_slope)
-
-    def extra_repr(self) -> str:
-        return f"negative_slope={self.negative_slope}"
 
 
 class SiLU(Module):

@@ -181,70 +181,7 @@ def conv2d(
     return Conv2dFunction.apply(input, weight, bias, window, groups)
 
 
-def conv1d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Correlate sequences (N, C, L) or (C, L) with kernels (O, C / groups, k), as :func:`conv2d`."""
-    if input.ndim not in (2, 3):
-        raise RuntimeError(
-            f"Expected 2D (unbatched) or 3D (batched) input to conv1d, but got input of size: {list(input.shape)}"
-        )
-    image = input.reshape((*input.shape[:-1], 1, input.shape[-1]))
-    kernels = weight.reshape((*weight.shape[:-1], 1, weight.shape[-1]))
-    margin = padding if isinstance(padding, str) else (0, _single(padding))
-    y = conv2d(image, kernels, bias, (1, _single(stride)), margin, (1, _single(dilation)), groups)
-    return y.reshape((*y.shape[:-2], y.shape[-1]))
-
-
-def _single(value: int | Sequence[int]) -> int:
-    (number,) = (value,) if isinstance(value, int) else value
-    return number
-
-
-class _Convolution(Module):
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: tuple[int, ...],
-        stride: tuple[int, ...],
-        padding: tuple[int, ...] | str,
-        dilation: tuple[int, ...],
-        groups: int,
-        bias: bool,
-        dtype: DTypeLike,
-    ) -> None:
-        super().__init__()
-        if in_channels % groups:
-            raise ValueError("in_channels must be divisible by groups")
-        if out_channels % groups:
-            raise ValueError("out_channels must be divisible by groups")
-        if isinstance(padding, str):
-            check_padding(padding, stride)
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride, self.padding, self.dilation = kernel_size, stride, padding, dilation
-        self.weight = Parameter(np.empty((out_channels, in_channels // groups, *kernel_size), dtype))
-        self.register_parameter("bias", Parameter(np.empty(out_channels, dtype)) if bias else None)
-        init.default_(self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        if isinstance(self.padding, str) or any(self.padding):
-            text += f", padding={self.padding!r}"
-        if any(n != 1 for n in self.dilation):
-            text += f", dilation={self.dilation}"
-        if self.groups != 1:
-            text += f", groups={self.groups}"
-        return text if self.bias is not None else text + ", bias=False"
-
-
-class Conv2d(_Convolution):
+class Conv2d(Module):
     """Layer of :func:`mpiddp.nn.functional.conv2d`, for images (N, in_channels, H, W)."""
 
     def __init__(
@@ -260,51 +197,29 @@ class Conv2d(_Convolution):
         *,
         dtype: DTypeLike = np.float32,
     ) -> None:
-        margin = padding if isinstance(padding, str) else pair(padding)
-        super().__init__(
-            in_channels,
-            out_channels,
-            pair(kernel_size),
-            pair(stride),
-            margin,
-            pair(dilation),
-            groups,
-            bias,
-            dtype,
-        )
+        super().__init__()
+        if in_channels % groups:
+            raise ValueError("in_channels must be divisible by groups")
+        if out_channels % groups:
+            raise ValueError("out_channels must be divisible by groups")
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size, self.stride, self.dilation = pair(kernel_size), pair(stride), pair(dilation)
+        if isinstance(padding, str):
+            check_padding(padding, self.stride)
+        self.padding = padding if isinstance(padding, str) else pair(padding)
+        self.weight = Parameter(np.empty((out_channels, in_channels // groups, *self.kernel_size), dtype))
+        self.register_parameter("bias", Parameter(np.empty(out_channels, dtype)) if bias else None)
+        init.default_(self.weight, self.bias)
 
     def forward(self, input: Any) -> Tensor:
         return conv2d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
-
-class Conv1d(_Convolution):
-    """Layer of :func:`mpiddp.nn.functional.conv1d`, for sequences (N, in_channels, L)."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] | str = 0,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        *,
-        dtype: DTypeLike = np.float32,
-    ) -> None:
-        margin = padding if isinstance(padding, str) else (_single(padding),)
-        super().__init__(
-            in_channels,
-            out_channels,
-            (_single(kernel_size),),
-            (_single(stride),),
-            margin,
-            (_single(dilation),),
-            groups,
-            bias,
-            dtype,
-        )
-
-    def forward(self, input: Any) -> Tensor:
-        return conv1d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        if isinstance(self.padding, str) or any(self.padding):
+            text += f", padding={self.padding!r}"
+        if any(n != 1 for n in self.dilation):
+            text += f", dilation={self.dilation}"
+        if self.groups != 1:
+            text += f", groups={self.groups}"
+        return text if self.bias is not None else text + ", bias=False"

@@ -3,7 +3,7 @@
 from mpiddp import moved
 from mpiddp.autograd import cat, stack
 
-from .activation import gelu, leaky_relu, log_softmax, logsigmoid, relu, sigmoid, silu, softmax, tanh
+from .activation import gelu, log_softmax, logsigmoid, relu, sigmoid, silu, softmax, tanh
 from .attention import scaled_dot_product_attention
 from .collectives import (
     all_gather,
@@ -18,20 +18,18 @@ from .collectives import (
     scatter,
     send,
 )
-from .conv import conv1d, conv2d
+from .conv import conv2d
 from .dropout import dropout, dropout2d
 from .embedding import embedding
 from .linear import linear
 from .loss import (
     binary_cross_entropy_with_logits,
     cross_entropy,
-    l1_loss,
     mse_loss,
     nll_loss,
-    smooth_l1_loss,
 )
-from .normalization import batch_norm, group_norm, layer_norm
-from .pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from .normalization import batch_norm, layer_norm
+from .pooling import adaptive_avg_pool2d, max_pool2d
 from .shaping import pad
 
 __all__ = [
@@ -40,12 +38,10 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "all_to_all_single",
-    "avg_pool2d",
     "batch_norm",
     "binary_cross_entropy_with_logits",
     "broadcast",
     "cat",
-    "conv1d",
     "conv2d",
     "cross_entropy",
     "dropout",
@@ -53,10 +49,7 @@ __all__ = [
     "embedding",
     "gather",
     "gelu",
-    "group_norm",
-    "l1_loss",
     "layer_norm",
-    "leaky_relu",
     "linear",
     "log_softmax",
     "logsigmoid",
@@ -73,7 +66,6 @@ __all__ = [
     "send",
     "sigmoid",
     "silu",
-    "smooth_l1_loss",
     "softmax",
     "stack",
     "tanh",

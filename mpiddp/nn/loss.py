@@ -210,28 +210,6 @@ def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
 
 
 @_in_single
-def l1_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
-    """Return absolute differences, reduced; shapes as of :func:`mse_loss`."""
-    _check_reduction(reduction)
-    return _reduced(_difference(input, target).abs(), reduction)
-
-
-@_in_single
-def smooth_l1_loss(input: Any, target: Any, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Return ``d * d / (2 beta)`` for differences ``d < beta``, else ``d - beta / 2``, reduced.
-
-    ``beta`` 0 makes it :func:`l1_loss`; shapes as of :func:`mse_loss`.
-    """
-    _check_reduction(reduction)
-    if beta < 0:
-        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
-    distance = _difference(input, target).abs()
-    small = distance.clamp(max=beta)
-    losses = distance - small + small * small / (2 * beta) if beta else distance
-    return _reduced(losses, reduction)
-
-
-@_in_single
 def binary_cross_entropy_with_logits(
     input: Any, target: Any, weight: Any = None, *, reduction: str = "mean", pos_weight: Any = None
 ) -> Tensor:
@@ -297,24 +275,6 @@ class MSELoss(_OfValues):
 
     def forward(self, input: Any, target: Any) -> Tensor:
         return mse_loss(input, target, reduction=self.reduction)
-
-
-class L1Loss(_OfValues):
-    """Layer of :func:`mpiddp.nn.functional.l1_loss`."""
-
-    def forward(self, input: Any, target: Any) -> Tensor:
-        return l1_loss(input, target, reduction=self.reduction)
-
-
-class SmoothL1Loss(_OfValues):
-    """Layer of :func:`mpiddp.nn.functional.smooth_l1_loss`."""
-
-    def __init__(self, *, reduction: str = "mean", beta: float = 1.0) -> None:
-        super().__init__(reduction=reduction)
-        self.beta = beta
-
-    def forward(self, input: Any, target: Any) -> Tensor:
-        return smooth_l1_loss(input, target, reduction=self.reduction, beta=self.beta)
 
 
 class BCEWithLogitsLoss(_OfValues):

@@ -1,4 +1,4 @@
-"""Batch, group and layer normalization, functions and layers."""
+"""Batch and layer normalization, functions and layers."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -165,25 +165,6 @@ def blend(running: Array, new: Array, momentum: float) -> None:
     running += new * momentum
 
 
-def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
-    """Normalize each sample over groups of channels (Y. Wu and K. He, arXiv:1803.08494).
-
-    ``num_groups`` divides C of ``input`` (N, C, ...); ``weight`` and ``bias`` have shape (C).
-    """
-    check_parameters("group_norm", input, weight, bias)
-    n, channels, *lengths = input.shape
-    if channels % num_groups:
-        raise RuntimeError(
-            "Expected number of channels in input to be divisible by num_groups, but got input of shape"
-            f" {list(input.shape)} and num_groups={num_groups}"
-        )
-    grouped = input.reshape(n, num_groups, channels // num_groups * math.prod(lengths))
-    output: Tensor = NormalizeFunction.apply(grouped, None, None, (2,), eps, []).reshape(input.shape)
-    if weight is not None:
-        output = output * along_channels(weight, input.ndim)
-    return output if bias is None else output + along_channels(bias, input.ndim)
-
-
 def layer_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
@@ -303,29 +284,3 @@ class LayerNorm(Module):
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
-
-
-class GroupNorm(Module):
-    """Layer of :func:`mpiddp.nn.functional.group_norm`; ``affine`` learns weight and bias."""
-
-    def __init__(
-        self,
-        num_groups: int,
-        num_channels: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        *,
-        dtype: DTypeLike = np.float32,
-    ) -> None:
-        super().__init__()
-        if num_channels % num_groups:
-            raise ValueError(f"num_channels ({num_channels}) must be divisible by num_groups ({num_groups})")
-        self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
-        self.register_parameter("weight", Parameter(np.ones(num_channels, dtype)) if affine else None)
-        self.register_parameter("bias", Parameter(np.zeros(num_channels, dtype)) if affine else None)
-
-    def forward(self, input: Any) -> Tensor:
-        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"

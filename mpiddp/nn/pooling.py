@@ -50,28 +50,6 @@ class MaxPool2dFunction(Function):
         return batch_first(window.crop(image))
 
 
-class AvgPool2dFunction(Function):
-    """Zeros of the margin are included."""
-
-    def forward(self, x: Array, window: Window) -> Array:
-        image = widened(window.pad(batch_last(x)))
-        self.window, self.padded = window, image.shape
-        first, *others = [image[seen] for _, _, seen in window.offsets()]
-        result = first.copy(order="K")
-        for view in others:
-            result += view
-        result *= result.dtype.type(1 / (len(others) + 1))
-        return batch_first(result.astype(x.dtype, copy=False))
-
-    def backward(self, grad: Array) -> Array:
-        window, grad = self.window, widened(grad)
-        total = array_namespace(grad).zeros(self.padded, dtype=grad.dtype)
-        share = batch_last(grad) * grad.dtype.type(1 / math.prod(window.kernel))
-        for _, _, seen in window.offsets():
-            total[seen] += share
-        return batch_first(window.crop(total))
-
-
 class AdaptiveAvgPool2dFunction(Function):
     """Windows cover the image and may share a row or column."""
 
@@ -98,37 +76,23 @@ class AdaptiveAvgPool2dFunction(Function):
         return total
 
 
-def _window(input: Any, kernel_size: Pair, stride: Pair | None, padding: Pair) -> Window:
-    kernel, margin = pair(kernel_size), pair(padding)
-    if 2 * margin[0] > kernel[0] or 2 * margin[1] > kernel[1]:
-        raise RuntimeError(
-            f"pad should be at most half of effective kernel size, but got pad={max(margin)}, kernel_size={min(kernel)}"
-        )
-    step = kernel if stride is None else pair(stride)
-    return Window(tuple(input.shape[-2:]), kernel, step, margin, (1, 1))
-
-
-def _pooled(function: type[Function], input: Any, window: Window) -> Tensor:
-    if input.ndim == 3:
-        output = function.apply(input.reshape((1, *input.shape)), window)
-        return output.reshape(output.shape[1:])
-    if input.ndim != 4:
-        raise RuntimeError(f"Expected 3D or 4D (batch mode) tensor for input of pooling, but got: {list(input.shape)}")
-    return function.apply(input, window)
-
-
 def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
     """Return the largest value of each window of images (N, C, H, W) or (C, H, W).
 
     ``stride`` is by default ``kernel_size``; the margin ``padding``, at most half of the window, never wins. Each is an
     int or a pair.
     """
-    return _pooled(MaxPool2dFunction, input, _window(input, kernel_size, stride, padding))
-
-
-def avg_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """Return the mean of each window, zeros of the margin included; parameters as of :func:`max_pool2d`."""
-    return _pooled(AvgPool2dFunction, input, _window(input, kernel_size, stride, padding))
+    kernel, margin = pair(kernel_size), pair(padding)
+    if 2 * margin[0] > kernel[0] or 2 * margin[1] > kernel[1]:
+        raise RuntimeError(
+            f"pad should be at most half of effective kernel size, but got pad={max(margin)}, kernel_size={min(kernel)}"
+        )
+    if input.ndim not in (3, 4):
+        raise RuntimeError(f"Expected 3D or 4D (batch mode) tensor for input of pooling, but got: {list(input.shape)}")
+    window = Window(tuple(input.shape[-2:]), kernel, kernel if stride is None else pair(stride), margin, (1, 1))
+    images = input if input.ndim == 4 else input.reshape((1, *input.shape))
+    output = MaxPool2dFunction.apply(images, window)
+    return output if input.ndim == 4 else output.reshape(output.shape[1:])
 
 
 def adaptive_avg_pool2d(input: Any, output_size: int | tuple[int | None, int | None]) -> Tensor:
@@ -138,28 +102,19 @@ def adaptive_avg_pool2d(input: Any, output_size: int | tuple[int | None, int | N
     return AdaptiveAvgPool2dFunction.apply(input, output)
 
 
-class _Pool2d(Module):
+class MaxPool2d(Module):
+    """Layer of :func:`mpiddp.nn.functional.max_pool2d`."""
+
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> None:
         super().__init__()
         self.kernel_size, self.padding = kernel_size, padding
         self.stride = kernel_size if stride is None else stride
 
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
-
-
-class MaxPool2d(_Pool2d):
-    """Layer of :func:`mpiddp.nn.functional.max_pool2d`."""
-
     def forward(self, input: Any) -> Tensor:
         return max_pool2d(input, self.kernel_size, self.stride, self.padding)
 
-
-class AvgPool2d(_Pool2d):
-    """Layer of :func:`mpiddp.nn.functional.avg_pool2d`."""
-
-    def forward(self, input: Any) -> Tensor:
-        return avg_pool2d(input, self.kernel_size, self.stride, self.padding)
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
 class AdaptiveAvgPool2d(Module):

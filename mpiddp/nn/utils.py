@@ -1,4 +1,4 @@
-"""Clipping of gradients, and all parameters as one vector."""
+"""Clipping of gradients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpiddp import moved
 from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
@@ -42,13 +43,6 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
     return total
 
 
-def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-    """Limit each element of the gradients, in place, to [-clip_value, clip_value]."""
-    for tensor in [parameters] if isinstance(parameters, Tensor) else parameters:
-        if tensor.grad is not None:
-            array_namespace(tensor.grad).clip(tensor.grad, -clip_value, clip_value, out=tensor.grad)
-
-
 def _clip_on_device(gradients: Sequence[Array], max_norm: float, norm_type: float) -> Array:
     """Do not wait for the device."""
     xp = array_namespace(gradients[0])
@@ -67,21 +61,4 @@ def _norm(grad: Array, norm_type: float) -> Any:
     return (magnitudes**norm_type).sum() ** (1 / norm_type)
 
 
-def parameters_to_vector(parameters: Iterable[Tensor]) -> Array:
-    """Return all values, parameter after parameter, in a new array."""
-    arrays = [parameter.data.reshape(-1) for parameter in parameters]
-    return array_namespace(arrays[0]).concatenate(arrays)  # type: ignore[no-any-return]
-
-
-def vector_to_parameters(vec: Array, parameters: Iterable[Tensor]) -> None:
-    """Copy a vector of :func:`parameters_to_vector` into the parameters' arrays."""
-    tensors = list(parameters)
-    wanted = sum(tensor.size for tensor in tensors)
-    if vec.shape != (wanted,):
-        raise ValueError(
-            f"expected a vector of {wanted} elements, one for each of the parameters', got shape {vec.shape}"
-        )
-    start = 0
-    for tensor in tensors:
-        tensor.data[...] = vec[start : start + tensor.size].reshape(tensor.shape)
-        start += tensor.size
+moved.explain(__name__)

@@ -14,12 +14,10 @@ An option out of range raises ValueError.
 from mpiddp import moved
 
 from . import lr_scheduler
-from .adagrad import Adadelta, Adagrad
 from .adam import Adam, AdamW
 from .optimizer import Optimizer
-from .rmsprop import RMSprop
 from .sgd import SGD
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSprop", "lr_scheduler"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "lr_scheduler"]
 
 moved.explain(__name__)

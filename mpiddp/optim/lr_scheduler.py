@@ -10,20 +10,18 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from mpiddp import moved
 
-from .optimizer import Group, Optimizer
+from .optimizer import Optimizer
 
 __all__ = [
     "CosineAnnealingLR",
-    "ExponentialLR",
     "LRScheduler",
     "LambdaLR",
     "LinearLR",
     "MultiStepLR",
-    "OneCycleLR",
     "SequentialLR",
     "StepLR",
 ]
@@ -151,17 +149,6 @@ class MultiStepLR(LRScheduler):
         return float(base_lr * self.gamma ** bisect_right(self.milestones, step))
 
 
-class ExponentialLR(LRScheduler):
-    """The rate times ``gamma`` at every step."""
-
-    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
-        self.gamma = gamma
-        super().__init__(optimizer, last_epoch)
-
-    def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        return float(base_lr * self.gamma**step)
-
-
 class LinearLR(LRScheduler):
     """A warm-up: the rate times a factor from ``start_factor`` to ``end_factor`` in ``total_iters`` steps.
 
@@ -203,98 +190,6 @@ class CosineAnnealingLR(LRScheduler):
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
         return self.eta_min + (base_lr - self.eta_min) * (1 + math.cos(math.pi * step / self.T_max)) / 2
-
-
-class OneCycleLR(LRScheduler):
-    """Up to a large rate and down to a tiny one in ``total_steps`` steps; momentum the other way (arXiv:1708.07120).
-
-    ``total_steps`` is by default ``epochs`` times ``steps_per_epoch``. The share ``pct_start`` of them goes up, on a
-    cosine or, with ``anneal_strategy="linear"``, a line: from ``max_lr / div_factor`` to ``max_lr`` (one, or one for
-    each group). The last rate is the first over ``final_div_factor``. ``cycle_momentum`` changes momentum (of Adam: the
-    first beta): ``base_momentum`` at the largest rate, ``max_momentum`` at both ends. ``three_phase`` goes down to the
-    first rate as fast as up, and only then to the last.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        max_lr: float | Sequence[float],
-        total_steps: int | None = None,
-        epochs: int | None = None,
-        steps_per_epoch: int | None = None,
-        pct_start: float = 0.3,
-        anneal_strategy: Literal["cos", "linear"] = "cos",
-        cycle_momentum: bool = True,
-        base_momentum: float = 0.85,
-        max_momentum: float = 0.95,
-        div_factor: float = 25.0,
-        final_div_factor: float = 1e4,
-        three_phase: bool = False,
-        last_epoch: int = -1,
-    ) -> None:
-        if total_steps is None and (epochs is None or steps_per_epoch is None):
-            raise ValueError("You must define either total_steps OR (epochs AND steps_per_epoch)")
-        self.total_steps = (epochs or 0) * (steps_per_epoch or 0) if total_steps is None else total_steps
-        if self.total_steps <= 0:
-            raise ValueError(f"Expected positive integer total_steps, but got {self.total_steps}")
-        if not 0 <= pct_start <= 1:
-            raise ValueError(f"Expected float between 0 and 1 pct_start, but got {pct_start}")
-        if anneal_strategy not in ("cos", "linear"):
-            raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")
-        self.anneal_strategy = anneal_strategy
-        groups = optimizer.param_groups
-        self.max_lrs = list(max_lr) if isinstance(max_lr, Sequence) else [max_lr] * len(groups)
-        if len(self.max_lrs) != len(groups):
-            raise ValueError(f"max_lr must have the same length as optimizer.param_groups: {len(groups)}")
-        self.cycle_momentum = cycle_momentum
-        if cycle_momentum and not {"momentum", "betas"} & optimizer.defaults.keys():
-            raise ValueError("optimizer must support momentum or beta1 with `cycle_momentum` option enabled")
-        self.final_div_factor = final_div_factor
-        self.momentum_bounds = [max_momentum, base_momentum]
-        # Corners of the way: steps, rates (0 first, 1 largest, 2 last), momenta (1 smallest).
-        top = pct_start * self.total_steps - 1
-        end = float(self.total_steps - 1)
-        if three_phase:
-            self.corners = [(0.0, 0, 0), (top, 1, 1), (2 * top, 0, 0), (end, 2, 0)]
-        else:
-            self.corners = [(0.0, 0, 0), (top, 1, 1), (end, 2, 0)]
-        if last_epoch == -1:
-            for group, largest in zip(groups, self.max_lrs, strict=True):
-                group["initial_lr"] = largest / div_factor
-        super().__init__(optimizer, last_epoch)
-
-    def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        rates = base_lr, self.max_lrs[index], base_lr / self.final_div_factor
-        (_, left, _), (_, right, _), way = self._leg(step)
-        return self._between(rates[left], rates[right], way)
-
-    def _apply(self) -> None:
-        super()._apply()
-        if self.cycle_momentum:
-            (_, _, left), (_, _, right), way = self._leg(self.last_epoch)
-            momentum = self._between(self.momentum_bounds[left], self.momentum_bounds[right], way)
-            for group in self.optimizer.param_groups:
-                _set_momentum(group, momentum)
-
-    def _leg(self, step: int) -> tuple[tuple[float, int, int], tuple[float, int, int], float]:
-        """Return the corners around ``step``, and its place between them, 0 to 1."""
-        if step > self.total_steps:
-            raise ValueError(f"Tried to step {step} times. The specified number of total steps is {self.total_steps}")
-        i = next((i for i, corner in enumerate(self.corners[1:-1], 1) if step <= corner[0]), len(self.corners) - 1)
-        left, right = self.corners[i - 1], self.corners[i]
-        return left, right, (step - left[0]) / (right[0] - left[0])
-
-    def _between(self, start: float, end: float, way: float) -> float:
-        if self.anneal_strategy == "linear":
-            return (end - start) * way + start
-        return end + (start - end) / 2 * (math.cos(math.pi * way) + 1)
-
-
-def _set_momentum(group: Group, momentum: float) -> None:
-    if "betas" in group:
-        group["betas"] = (momentum, *group["betas"][1:])
-    else:
-        group["momentum"] = momentum
 
 
 class SequentialLR(LRScheduler):
@@ -342,14 +237,6 @@ class SequentialLR(LRScheduler):
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
         i = bisect_right(self._milestones, step)
         return self._schedulers[i].lr_at(step - (self._milestones[i - 1] if i else 0), base_lr, index)
-
-    def _apply(self) -> None:
-        """Let the schedule whose turn it is set what it sets."""
-        i = bisect_right(self._milestones, self.last_epoch)
-        current = self._schedulers[i]
-        current.last_epoch = self.last_epoch - (self._milestones[i - 1] if i else 0)
-        current._apply()
-        self._last_lr = current.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}

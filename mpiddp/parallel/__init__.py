@@ -17,15 +17,7 @@ from .hooks import (
     noop_hook,
 )
 from .join import Join, Joinable, JoinHook
-from .local_sgd import (
-    DiLoCo,
-    HierarchicalModelAverager,
-    ModelAverager,
-    PeriodicModelAverager,
-    PostLocalSGDOptimizer,
-    PostLocalSGDState,
-    post_localSGD_hook,
-)
+from .local_sgd import DiLoCo
 from .naive import average_gradients
 from .powersgd import PowerSGDState, batched_powerSGD_hook, powerSGD_hook
 from .replicas import BufferCommHookLocation
@@ -39,14 +31,9 @@ __all__ = [
     "DiLoCo",
     "DistributedDataParallel",
     "GradBucket",
-    "HierarchicalModelAverager",
     "Join",
     "JoinHook",
     "Joinable",
-    "ModelAverager",
-    "PeriodicModelAverager",
-    "PostLocalSGDOptimizer",
-    "PostLocalSGDState",
     "PowerSGDState",
     "SyncBatchNorm",
     "Timeline",
@@ -59,7 +46,6 @@ __all__ = [
     "fp16_compress_hook",
     "fp16_compress_wrapper",
     "noop_hook",
-    "post_localSGD_hook",
     "powerSGD_hook",
 ]
 

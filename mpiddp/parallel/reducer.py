@@ -56,7 +56,7 @@ class Reducer:
         self._skip_unused = skip_unused and find_unused
         self._queue_callback = queue_callback
         self._hook: CommHook | None = None
-        self._hook_state: Any = None
+        self.comm_hook_state: Any = None
         self.weight: float | None = None
         """Share of the samples; None: 1 / ranks."""
         self.divisor: int | None = None
@@ -100,7 +100,7 @@ class Reducer:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
         if self.backwards:
             raise RuntimeError("Communication hook has to be registered before the first backward.")
-        self._hook, self._hook_state = hook, state
+        self._hook, self.comm_hook_state = hook, state
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -194,7 +194,7 @@ class Reducer:
             return all_reduce_bucket(buffer, self._average, self._group, bucket.index())
         if weight != 1 / size:
             buffer *= buffer.dtype.type(weight * size)  # a hook divides by the number of ranks
-        return call(self._hook, self._hook_state, bucket)
+        return call(self._hook, self.comm_hook_state, bucket)
 
     def shadow_backward(self) -> None:
         """Take part in the other ranks' backward with zero gradients; RuntimeError with ``skip_unused``."""

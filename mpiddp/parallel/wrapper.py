@@ -187,6 +187,11 @@ class Wrapper(Joinable):
         """
         self._reducer.register_comm_hook(state, hook)
 
+    @property
+    def comm_hook_state(self) -> object:
+        """The state of the communication hook, None without a hook."""
+        return self._reducer.comm_hook_state
+
     def register_buffer_comm_hook(
         self,
         state: object,

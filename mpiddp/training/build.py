@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import mpiddp.distributed as dist
@@ -13,27 +13,27 @@ from mpiddp.autograd import Tensor
 from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
 from mpiddp.device import choice, cuda_fault, upload
 from mpiddp.device.half import bfloat16
-from mpiddp.distributed.groups import default_group
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 from mpiddp.nn.normalization import BatchNorm
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
-from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
+from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 from mpiddp.parallel import (
     DiLoCo,
     DistributedDataParallel,
-    PostLocalSGDState,
+    GradBucket,
     PowerSGDState,
     SyncBatchNorm,
     ZeroRedundancyOptimizer,
+    allreduce_hook,
     batched_powerSGD_hook,
     bf16_compress_hook,
     fp16_compress_hook,
-    post_localSGD_hook,
+    noop_hook,
     powerSGD_hook,
 )
 from mpiddp.typing import Array
 
-from .config import Config, UsageError
+from .config import Config, UsageError, local_contradictions, powersgd_contradictions, refuse
 from .metrics import count_correct
 from .models import MODELS
 from .ranks import gathered, raise_on_all_ranks
@@ -75,22 +75,16 @@ def _called(name: str) -> nn.Module:
     return module
 
 
-def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
-    """Return the model with averaged gradients, and its communication hook's memory."""
+def build_model(config: Config) -> tuple[AveragedModel, DiLoCo | None]:
+    """Return the model with averaged gradients, or with an averager of its parameters."""
     module = build_module(config)
     if config.average == "naive":
         return NaiveAveraging(module), None
-    model = DistributedDataParallel(
-        module,
-        broadcast_buffers=config.broadcast_buffers,
-        init_sync=config.init_sync,
-        bucket_cap_mb=config.bucket_cap_mb,
-        bucket_cap_mb_list=config.bucket_cap_mb_list,
-        find_unused_parameters=config.find_unused_parameters,
-        static_graph=config.static_graph,
-        skip_all_reduce_unused_params=config.skip_all_reduce_unused_params,
-        forward_sync_buffers=None if config.forward_sync_buffers and config.average == "ddp" else False,
-    )
+    if config.average == "local":
+        return DistributedDataParallel(module, forward_sync_buffers=False), DiLoCo(module.parameters(), config.period)
+    if ":" in config.average:
+        return _averaged(config, module)
+    model = DistributedDataParallel(module)
     if config.compress == "fp16":
         model.register_comm_hook(None, fp16_compress_hook)
     elif config.compress == "bf16":
@@ -102,50 +96,73 @@ def build_model(config: Config) -> tuple[AveragedModel, PowerSGDState | None]:
     elif "powersgd" in config.compress:
         state = PowerSGDState(None, config.powersgd_rank, config.powersgd_start, random_seed=config.seed)
         model.register_comm_hook(state, powerSGD_hook if config.compress == "powersgd" else batched_powerSGD_hook)
-        return model, state
     return model, None
 
 
-def build_loss(config: Config, module: nn.Module) -> Callable[[Any, Array], Tensor]:
+def _averaged(config: Config, module: nn.Module) -> tuple[DistributedDataParallel, DiLoCo | None]:
+    found = raise_on_all_ranks(lambda: call("--average", config.average, module=module))
+    if isinstance(found, DiLoCo):
+        refuse(local_contradictions(config))
+        return DistributedDataParallel(module, forward_sync_buffers=False), found
+    if not isinstance(found, DistributedDataParallel) or found.module is not module:
+        raise UsageError(
+            f"--average {config.average} has to return a DistributedDataParallel of the module that it is given, or a"
+            f" DiLoCo of its parameters, got {type(found).__name__}"
+        )
+    if isinstance(found.comm_hook_state, PowerSGDState):
+        refuse(powersgd_contradictions(config))
+    return found, None
+
+
+def build_loss(module: nn.Module) -> Callable[[Any, Array], Tensor]:
     """Return the model's ``loss_fn`` if it has one, else cross entropy over the second axis."""
-    own = getattr(module, "loss_fn", None)
-    if config.label_smoothing and own is not None and config.model not in MODELS:
-        raise UsageError("--label-smoothing changes the cross entropy, and this model has a loss_fn of its own")
-    if own is not None and not config.label_smoothing:
-        loss_fn: Callable[[Any, Array], Tensor] = own
-        return loss_fn
     # Right for log-probabilities, too: softmax inverts their logarithm.
-    return functools.partial(F.cross_entropy, label_smoothing=config.label_smoothing)
+    loss_fn: Callable[[Any, Array], Tensor] = getattr(module, "loss_fn", F.cross_entropy)
+    return loss_fn
 
 
-def group_options(config: Config) -> dict[str, Any]:
-    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    if config.optimizer == "sgd":
-        return options | {"momentum": config.momentum}
-    return options | {"betas": (config.momentum, config.beta2)}
+def group_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the optimizer's options of a `Config.as_dict`."""
+    options = {"lr": config["lr"]}
+    if config["optimizer"] not in OPTIMIZERS:
+        return options
+    options["weight_decay"] = config["weight_decay"]
+    if config["optimizer"] == "sgd":
+        return options | {"momentum": config["momentum"]}
+    return options | {"betas": (config["momentum"], 0.999)}
 
 
 def build_optimizer(config: Config, module: nn.Module) -> Optimizer:
-    kind, options = OPTIMIZERS[config.optimizer], group_options(config)
+    name, options = config.optimizer, group_options(config.as_dict())
+    kind: Callable[..., Optimizer] = OPTIMIZERS[name] if name in OPTIMIZERS else functools.partial(_own_optimizer, name)
     if config.zero:
         return ZeroRedundancyOptimizer(module.parameters(), kind, **options)
     return kind(module.parameters(), **options)
 
 
+def _own_optimizer(name: str, params: Iterable[Any], lr: float) -> Optimizer:
+    found = call("--optimizer", name, params=params, lr=lr)
+    if not isinstance(found, Optimizer):
+        raise UsageError(f"--optimizer {name} has to return an mpiddp.optim.Optimizer, got {type(found).__name__}")
+    return found
+
+
 def build_scheduler(config: Config, optimizer: Optimizer, steps_an_epoch: int) -> LRScheduler | None:
     """Return the schedule in steps, None if constant."""
     parts: list[LRScheduler] = []
-    warmup = config.warmup_steps
+    warmup, steps = config.warmup_steps, config.epochs * steps_an_epoch
     if warmup:
         # lr / (w + 1), 2 lr / (w + 1), ..., and lr after w steps
         parts.append(LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup))
     if config.schedule == "cosine":
-        rest = max(1, config.epochs * steps_an_epoch - warmup)
-        parts.append(CosineAnnealingLR(optimizer, rest, config.lr_min))
-    elif config.schedule == "step":
-        every = config.decay_epochs * steps_an_epoch
-        changes = range(every, config.epochs * steps_an_epoch, every)
-        parts.append(MultiStepLR(optimizer, [step - warmup for step in changes], config.decay))
+        parts.append(CosineAnnealingLR(optimizer, max(1, steps - warmup)))
+    elif config.schedule != "constant":
+        found = call(
+            "--schedule", config.schedule, optimizer=optimizer, steps=steps - warmup, steps_an_epoch=steps_an_epoch
+        )
+        if not isinstance(found, LRScheduler):
+            raise UsageError(f"--schedule {config.schedule} has to return an LRScheduler, got {type(found).__name__}")
+        parts.append(found)
     if len(parts) < 2:
         return parts[0] if parts else None
     return SequentialLR(optimizer, parts, [warmup])
@@ -161,29 +178,30 @@ def build_trainer(
     sampler = GlobalBatchSampler(train, config.batch_size, seed=config.seed)
     test_sampler = DistributedSampler(test, shuffle=False, mode="exact")
     device: Literal["cpu", "cuda"] = "cuda" if config.device == "cuda" else "cpu"
-    model, memory = build_model(config)
-    optimizer = build_optimizer(config, model.module)
+    model, averager = build_model(config)
+    memory = model.comm_hook_state if isinstance(model, DistributedDataParallel) else None
+    optimizer = raise_on_all_ranks(lambda: build_optimizer(config, model.module))
     steps_an_epoch = -(-len(sampler) // config.accumulate)
     trainer = Trainer(
         model,
         optimizer,
-        build_loss(config, model.module),
+        build_loss(model.module),
         DataLoader(train, batch_sampler=sampler, num_workers=config.workers, device=device),
         DataLoader(test, batch_size=TEST_BATCH, sampler=test_sampler, num_workers=config.workers, device=device),
         correct_fn=getattr(model.module, "correct_fn", count_correct),
         stop=stop,
         on_nan="skip" if config.on_nan == "skip" else "stop",
         callbacks=callbacks,
-        stateful={} if memory is None else {"compression": memory},
+        stateful={"compression": memory} if isinstance(memory, PowerSGDState) else {},
         accumulate=config.accumulate,
         clip_norm=config.clip_norm,
-        scheduler=build_scheduler(config, optimizer, steps_an_epoch),
+        scheduler=raise_on_all_ranks(lambda: build_scheduler(config, optimizer, steps_an_epoch)),
     )
-    if config.average == "local" and isinstance(model, DistributedDataParallel):
+    if averager is not None and isinstance(model, DistributedDataParallel):
         trainer.averages_gradients = False
-        trainer.stateful["local_sgd"] = local = LocalSGD(config, model, optimizer)
+        trainer.stateful["local_sgd"] = local = LocalSGD(averager, model, optimizer)
         trainer.callbacks["step_end"].insert(0, local)  # before checkpoints are made
-    if memory is not None:
+    if isinstance(memory, PowerSGDState):
         trainer.callbacks["step_skip"].append(lambda _: _forget(memory))
     return trainer
 
@@ -191,25 +209,21 @@ def build_trainer(
 class LocalSGD:
     """Ranks average parameters every few steps: a callback for their ends, and this rank's state for checkpoints.
 
-    Gradients are averaged in the first ``local_start`` steps only; parameters are equal at the end of an epoch.
+    Gradients are averaged in the averager's warm-up only; parameters are equal at the end of an epoch.
     """
 
-    def __init__(self, config: Config, model: DistributedDataParallel, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._hook_state = PostLocalSGDState(None, default_group(), config.local_start, False)
-        model.register_comm_hook(self._hook_state, post_localSGD_hook)
-        self.averager = DiLoCo(
-            optimizer.param_groups,
-            config.period,
-            config.fragments,
-            lr=config.outer_lr,
-            momentum=config.outer_momentum,
-            warmup_steps=config.local_start,
-        )
+    def __init__(self, averager: DiLoCo, model: DistributedDataParallel, optimizer: Optimizer) -> None:
+        self.averager, self._optimizer = averager, optimizer
+        self._parameters = list(model.module.parameters())
+        model.register_comm_hook(None, self._average_gradients)
+
+    def _average_gradients(self, _: None, bucket: GradBucket) -> dist.Future:
+        warming_up = self.averager.step < self.averager.warmup_steps
+        return (allreduce_hook if warming_up else noop_hook)(None, bucket)
 
     def __call__(self, trainer: Trainer) -> None:
         """Average what is due; all after an epoch's last step."""
-        self.averager.average_parameters(self._optimizer.param_groups)
+        self.averager.average_parameters(self._parameters)
         at = trainer.train_loader.state_dict()
         if at["position"] == at["length"]:  # steps do not tell: a resumed run may have another batch size
             self.averager.synchronize()
@@ -217,17 +231,14 @@ class LocalSGD:
     def state_dict(self) -> dict[str, Any]:
         """Return parameters, optimizer state and position in the period; arrays are live."""
         return {
-            "iter": self._hook_state.iter,
-            "parameters": [p.data for group in self._optimizer.param_groups for p in group["params"]],
+            "parameters": [p.data for p in self._parameters],
             "optimizer": self._optimizer.state_dict()["state"],
             "averager": self.averager.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the optimizers' present options; arrays are copied."""
-        self._hook_state.iter = state["iter"]
-        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        for parameter, saved in zip(parameters, state["parameters"], strict=True):
+        for parameter, saved in zip(self._parameters, state["parameters"], strict=True):
             parameter.data[...] = saved
         self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": self._options(self._optimizer)})
         outer = state["averager"]["outer_optimizer"] | {"param_groups": self._options(self.averager.outer_optimizer)}

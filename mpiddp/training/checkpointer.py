@@ -147,7 +147,7 @@ class Checkpointer:
             shard = found.shards.get(rank, {}) if found else {}
             arrays |= arrays_from(0, shard, functools.partial(trainer.wants, rank=rank, ranks=ranks))
         raise_on_all_ranks(lambda: _load(trainer, state, arrays))
-        _apply_changed_options(trainer, Config.from_mapping(state["config"]), self._config)
+        _apply_changed_options(trainer, state["config"], self._config)
         self._saved = (trainer.epoch, trainer.step)
         if self._store is not None:
             done, epochs = trainer.epoch, self._config.epochs
@@ -173,8 +173,7 @@ class Checkpointer:
 
 
 def _check(then: Mapping[str, Any], config: Config) -> None:
-    local = then.get("average") == config.average == "local"
-    for name in (*_MUST_AGREE, *(["fragments"] if local else [])):
+    for name in _MUST_AGREE:
         if name in then and then[name] != getattr(config, name):
             raise UsageError(
                 f"the checkpoint to resume from was made with {name}={then[name]}, this run has"
@@ -192,10 +191,10 @@ def _load(trainer: Trainer, state: Mapping[str, Any], arrays: Mapping[str, Array
         ) from error
 
 
-def _apply_changed_options(trainer: Trainer, before: Config, now: Config) -> None:
+def _apply_changed_options(trainer: Trainer, then: Mapping[str, Any], config: Config) -> None:
     """Set the optimizer's options that the user has changed since the checkpoint."""
-    old, new = group_options(before), group_options(now)
-    if before.schedule != "constant" or before.warmup_steps:
+    old, new = group_options(then), group_options(config.as_dict())
+    if then["schedule"] != "constant" or then["warmup_steps"]:
         del old["lr"]  # the checkpoint's is the schedule's
     for group in trainer.optimizer.param_groups:
         group |= {

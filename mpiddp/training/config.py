@@ -24,6 +24,9 @@ from .stop import parse_duration
 MODELS = ("net", "mlp", "resnet", "transformer")
 DATA = ("digits", "mnist", "synthetic")
 FILES = ("npy", "npz", "idx")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "cosine")
+AVERAGES = ("ddp", "naive", "local")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,11 @@ class Config:
     )
 
     optimizer: str = option(
-        "sgd", "optimization", "what makes a step of gradients", "sgd", "adam", "adamw", also=("optim",)
+        "sgd",
+        "optimization",
+        "what makes a step of gradients: sgd, adam, adamw or MODULE:CALLABLE, called with params and lr",
+        metavar="NAME",
+        also=("optim", "beta2"),
     )
     lr: float = option(0.01, "optimization", "learning rate", within=POSITIVE, also=("learning_rate", "rate"))
     momentum: float = option(
@@ -88,9 +95,6 @@ class Config:
         "share of the previous update that goes on; Adam's first beta",
         within=SHARE,
         also=("beta1",),
-    )
-    beta2: float = option(
-        0.999, "optimization", "Adam's second beta: share of the previous mean square that goes on", within=SHARE
     )
     weight_decay: float = option(
         0.0,
@@ -119,40 +123,34 @@ class Config:
         within=POSITIVE,
         also=("max_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping"),
     )
-    label_smoothing: float = option(
-        0.0, "optimization", "share of the target that is spread over all classes", within=SHARE
-    )
     schedule: str = option(
         "constant",
         "optimization",
-        "how the learning rate goes on after the warm-up: half a cosine to --lr-min at the end, or times --decay"
-        " every --decay-epochs",
-        *("constant", "cosine", "step"),
-        also=("scheduler", "lr_schedule"),
+        "how the learning rate goes on after the warm-up: constant, half a cosine to 0 at the end (cosine), or"
+        " MODULE:CALLABLE, called with optimizer, steps and steps_an_epoch, which returns an LRScheduler",
+        metavar="NAME",
+        also=("scheduler", "lr_schedule", "lr_min", "eta_min", "min_lr", "decay", "gamma", "decay_epochs", "step_size"),
     )
     warmup_steps: int = option(
         0, "optimization", "steps in which the learning rate grows to --lr", within=AT_LEAST_0, also=("warmup",)
-    )
-    lr_min: float = option(0.0, "optimization", "where the cosine ends", within=AT_LEAST_0, also=("eta_min", "min_lr"))
-    decay: float = option(0.1, "optimization", "factor of --schedule step", within=POSITIVE, also=("gamma",))
-    decay_epochs: int = option(
-        10, "optimization", "epochs between two changes of --schedule step", within=AT_LEAST_1, also=("step_size",)
     )
 
     average: str = option(
         "ddp",
         "ddp",
-        "average gradients in buckets during backward, or one by one after it, or (local) not at all: parameters every"
-        " --period steps, by DiLoCo's outer step",
-        *("ddp", "naive", "local"),
+        "average gradients in buckets during backward (ddp), or one by one after it (naive), or not at all, but"
+        " parameters every --period steps (local: DiLoCo); or MODULE:CALLABLE, called with module, which returns a"
+        " DistributedDataParallel of it, or a DiLoCo of its parameters",
+        metavar="NAME",
+        also=(
+            *("bucket_cap_mb", "bucket_cap_mb_list", "find_unused_parameters", "skip_all_reduce_unused_params"),
+            *("static_graph", "gradient_as_bucket_view", "broadcast_buffers", "forward_sync_buffers", "init_sync"),
+            *("fragments", "outer_lr", "outer_momentum", "local_start"),
+        ),
     )
     period: int = option(
         50, "ddp", "steps from one average of the parameters to the next", within=AT_LEAST_1, also=("sync_every",)
     )
-    fragments: int = option(1, "ddp", "parts of the model that are averaged in turn in a period", within=AT_LEAST_1)
-    outer_lr: float = option(0.7, "ddp", "learning rate of the outer step; 1: plain average", within=POSITIVE)
-    outer_momentum: float = option(0.9, "ddp", "Nesterov momentum of the outer step; 0: plain average", within=SHARE)
-    local_start: int = option(0, "ddp", "steps that average gradients before the first period", within=AT_LEAST_0)
     compress: str = option(
         "none",
         "ddp",
@@ -164,21 +162,6 @@ class Config:
     powersgd_start: int = option(
         1000, "ddp", "steps before PowerSGD compresses", within=options.Range("at least 2", lambda n: n >= 2)
     )
-    bucket_cap_mb: float | None = option(None, "ddp", "MiB at which a bucket of gradients is closed", within=POSITIVE)
-    bucket_cap_mb_list: tuple[float, ...] | None = option(
-        None, "ddp", "the same for the first, second, ... bucket", within=POSITIVE, metavar="MIB"
-    )
-    find_unused_parameters: bool = option(False, "ddp", "allow parameters that get no gradient in a step")
-    skip_all_reduce_unused_params: bool = option(
-        False, "ddp", "do not send buckets that no rank uses: what is unused in a step is so on all ranks"
-    )
-    static_graph: bool = option(False, "ddp", "the same parameters get no gradient in every step")
-    gradient_as_bucket_view: bool = option(True, "ddp", "gradients are views of their bucket: always so here")
-    broadcast_buffers: bool = option(
-        True, "ddp", "copy running statistics of the first rank to all, at the start and in steps"
-    )
-    forward_sync_buffers: bool = option(True, "ddp", "copy them in steps, too")
-    init_sync: bool = option(True, "ddp", "check at the start that all ranks hold the first one's model")
 
     epochs: int = option(20, "run", "passes over the training data", within=AT_LEAST_1, also=("num_epochs", "n_epochs"))
     seed: int = option(
@@ -214,14 +197,6 @@ class Config:
         also=("hot_spares", "spare_ranks"),
     )
     margin: float = option(30.0, "run", "seconds before the end of --max-time to leave for that", within=AT_LEAST_0)
-    warn_after: float | None = option(
-        None,
-        "run",
-        "seconds after which a wait without progress is reported, with the ranks that are missing; 0: never (default:"
-        " MPIDDP_WARN_AFTER, else 60)",
-        within=AT_LEAST_0,
-        metavar="SECONDS",
-    )
 
     metrics: Path | None = option(None, "files", "write one JSON line per epoch to this file", metavar="FILE")
     timeline: Path | None = option(
@@ -249,13 +224,17 @@ class Config:
 
     def __post_init__(self) -> None:
         options.check(self)
-        _check_name("--model", self.model, MODELS, "MODULE:CALLABLE")
+        for name, known in (
+            ("model", MODELS),
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+            ("average", AVERAGES),
+        ):
+            _check_name(f"--{name}", getattr(self, name), known, "MODULE:CALLABLE")
         _check_name("--data", self.data, DATA, "text:FILE, npy:, npz: or idx:FILE[,FILE] or MODULE:CALLABLE")
         if self.max_time is not None:
             parse_duration(self.max_time)
-        for wrong, said in self._contradictions():
-            if wrong:
-                raise UsageError(said)
+        refuse(self._contradictions())
 
     def _contradictions(self) -> Iterable[tuple[bool, str]]:
         files = self.output is None
@@ -278,14 +257,15 @@ class Config:
             self.model == "transformer" and (self.data in DATA or self.data.partition(":")[0] in FILES),
             (f"--model transformer reads text, and --data {self.data} is images: give --data text:FILE"),
         )
-        yield (
-            self.schedule == "cosine" and self.lr_min > self.lr,
-            (f"--lr-min {self.lr_min:g} is where the cosine ends, and above --lr {self.lr:g}, where it begins"),
-        )
-        local = self.average == "local"
-        for name in ("period", "fragments", "outer_lr", "outer_momentum", "local_start"):
+        for name in ("momentum", "weight_decay"):
             changed = getattr(self, name) != type(self).__dataclass_fields__[name].default
-            yield not local and changed, f"{options.flag(name)} is an option of --average local"
+            yield ":" in self.optimizer and changed, f"{options.flag(name)} is for the optimizers that have a name here"
+        local = self.average == "local"
+        changed = self.period != type(self).__dataclass_fields__["period"].default
+        yield not local and changed, "--period is an option of --average local"
+        yield from local_contradictions(self) if local else ()
+        own = ":" in self.average
+        yield own and self.compress != "none", "--compress is for --average ddp; register a hook in your callable"
         naive = self.average == "naive"
         for each in dataclasses.fields(self):
             changed = each.metadata["table"] == "ddp" and getattr(self, each.name) not in (each.default, "naive")
@@ -294,28 +274,10 @@ class Config:
             naive and self.timeline is not None,
             ("--timeline FILE shows buckets, which --average naive has none of; leave one out"),
         )
-        yield local and self.fragments > self.period, "--fragments: at most one a step, and --period has fewer steps"
-        yield local and self.compress != "none", "--compress is for gradients, which --average local does not send"
-        yield local and self.zero, "--zero needs equal gradients on all ranks, which --average local has not"
-        alone = "is on that rank alone, and would die with it; use --resume auto after a death"
         spares = self.spares > 0
-        yield spares and self.zero, f"--spares: with --zero a rank's part of the optimizer state {alone}"
-        yield spares and local, f"--spares: with --average local a rank's model {alone}"
-        powersgd = "powersgd" in self.compress
-        yield spares and powersgd, f"--spares: with --compress {self.compress} a rank's remainder of gradients {alone}"
+        yield spares and self.zero, f"--spares: with --zero a rank's part of the optimizer state {_ALONE}"
+        yield from powersgd_contradictions(self) if "powersgd" in self.compress else ()
         yield spares and self.device == "cuda", "--spares: ranks on GPUs cannot go on after a death; use --resume auto"
-        yield (
-            self.bucket_cap_mb is not None and self.bucket_cap_mb_list is not None,
-            ("give --bucket-cap-mb or --bucket-cap-mb-list, not both"),
-        )
-        yield (
-            self.skip_all_reduce_unused_params and not self.find_unused_parameters,
-            ("--skip-all-reduce-unused-params goes with --find-unused-parameters: give both, or neither"),
-        )
-        yield (
-            not self.gradient_as_bucket_view,
-            ("--no-gradient-as-bucket-view: gradients are always views of their bucket here; leave it out"),
-        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Config:
@@ -338,10 +300,27 @@ class Config:
         return json.dumps(self.as_dict(), indent=1) + "\n"
 
 
+_ALONE = "is on that rank alone, and would die with it; use --resume auto after a death"
+
+
+def local_contradictions(config: Config) -> Iterable[tuple[bool, str]]:
+    yield config.compress != "none", "--compress is for gradients, which --average local does not send"
+    yield config.zero, "--zero needs equal gradients on all ranks, which --average local has not"
+    yield config.spares > 0, f"--spares: with --average local a rank's model {_ALONE}"
+
+
+def powersgd_contradictions(config: Config) -> Iterable[tuple[bool, str]]:
+    yield config.spares > 0, f"--spares: with PowerSGD a rank's remainder of gradients {_ALONE}"
+
+
+def refuse(contradictions: Iterable[tuple[bool, str]]) -> None:
+    for wrong, said in contradictions:
+        if wrong:
+            raise UsageError(said)
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    return str(value) if isinstance(value, Path) else value
 
 
 def _check_name(flag: str, value: str, names: Iterable[str], form: str) -> None:

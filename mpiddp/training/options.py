@@ -43,7 +43,6 @@ _KINDS = {
     bool: "true or false",
     str: "a text",
     Path: "a path",
-    tuple: "a list of at least one number",
 }
 
 
@@ -101,9 +100,8 @@ def check(values: Any) -> None:
             raise UsageError(
                 f"{flag(each.name)} has to be one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}"
             )
-        for number in (value if isinstance(value, tuple) else (value,)) if within and value is not None else ():
-            if not within.holds(number):
-                raise UsageError(f"{flag(each.name)} has to be {within.expected}, got {number}")
+        if within and value is not None and not within.holds(value):
+            raise UsageError(f"{flag(each.name)} has to be {within.expected}, got {value}")
 
 
 def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,15 +132,13 @@ def _flattened(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
 
 
 def _converted(key: str, value: Any, kind: Kind) -> Any:
-    """Accept an int as a float, a string as a path, a list as a tuple."""
+    """Accept an int as a float, and a string as a path."""
     if value is None and kind.optional:
         return None
     if kind.wanted is Path and isinstance(value, str | Path):
         return Path(value)
     if kind.wanted is float and type(value) is int:
         return float(value)
-    if kind.wanted is tuple and isinstance(value, list | tuple) and value:
-        return tuple(_converted(key, each, Kind(float, False)) for each in value)
     if type(value) is not kind.wanted:
         raise UsageError(f"configuration key {key!r} has to be {_KINDS[kind.wanted]}, got {value!r}")
     return value
@@ -171,7 +167,7 @@ def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
             how = {"action": argparse.BooleanOptionalAction}
         else:
             state = "" if each.default is None else f" (default: {each.default})"
-            how = {"type": _reader(kind)} if kind is not tuple else {"type": _reader(float), "nargs": "+"}
+            how = {"type": _reader(kind)}
             how |= {"choices": choices} if choices else {"metavar": metadata["metavar"] or kind.__name__.upper()}
         text = (metadata["help"] + state).replace("%", "%%")
         groups[table].add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)

@@ -1,9 +1,8 @@
-"""Output of a run: metrics as JSON lines, CSV and TensorBoard events, the console, a log for each rank, the lock."""
+"""Output of a run: metrics as JSON lines and TensorBoard events, the console, a log for each rank, the lock."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import errno
 import fcntl
@@ -27,33 +26,18 @@ from .trainer import Trainer
 _logger = logging.getLogger(__name__)
 
 
-class _Lines:
+class JsonLines:
     """Begun anew, flushed after every line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # csv writes its own line ends
-        self._file = path.open("w", buffering=1, newline="")
+        self._file = path.open("w", buffering=1)
 
-    def close(self) -> None:
-        self._file.close()
-
-
-class JsonLines(_Lines):
     def write(self, metrics: EpochMetrics) -> None:
         self._file.write(metrics.as_json() + "\n")
 
-
-class CsvLines(_Lines):
-    """Missing values are empty."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._writer = csv.DictWriter(self._file, [field.name for field in dataclasses.fields(EpochMetrics)])
-        self._writer.writeheader()
-
-    def write(self, metrics: EpochMetrics) -> None:
-        self._writer.writerow(dataclasses.asdict(metrics))
+    def close(self) -> None:
+        self._file.close()
 
 
 class TensorBoardEvents:
@@ -106,14 +90,13 @@ def tag(name: str) -> str:
 class Outputs:
     """All files of metrics of a run, written on rank 0 from ``history`` on; OSError for unwritable files.
 
-    ``metrics`` is a file of JSON lines; ``output`` gets ``metrics.jsonl``, ``metrics.csv`` and, with tensorboard,
-    ``tensorboard/``.
+    ``metrics`` is a file of JSON lines; ``output`` gets ``metrics.jsonl`` and, with tensorboard, ``tensorboard/``.
     """
 
     def __init__(self, metrics: Path | None, output: Path | None, history: Sequence[EpochMetrics] = ()) -> None:
-        files: list[JsonLines | CsvLines | TensorBoardEvents] = [JsonLines(metrics)] if metrics is not None else []
+        files: list[JsonLines | TensorBoardEvents] = [JsonLines(metrics)] if metrics is not None else []
         if output is not None:
-            files += [JsonLines(output / "metrics.jsonl"), CsvLines(output / "metrics.csv")]
+            files.append(JsonLines(output / "metrics.jsonl"))
         for file in files:
             for each in history:
                 file.write(each)

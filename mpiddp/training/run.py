@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mpiddp.distributed as dist
-from mpiddp import elastic, nn, settings
+from mpiddp import elastic, nn
 from mpiddp.data import Dataset
 from mpiddp.device.allocator import tune_allocator
 from mpiddp.distributed.groups import default_group
@@ -71,8 +71,6 @@ def run(config: Config, version: str) -> int:
     began_s = time.monotonic()
     tune_allocator()
     no_gpu = gpu_fault(config.device)
-    if config.warn_after is not None:
-        settings.set_warn_after(config.warn_after)
     dist.init_process_group("nccl" if no_gpu is None else None)
     with contextlib.ExitStack() as stack:
         job = _Run(config, version, began_s, no_gpu, stack)

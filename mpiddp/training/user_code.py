@@ -13,15 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
-from mpiddp.autograd import Tensor, no_grad
+from mpiddp.autograd import no_grad
 from mpiddp.data import Dataset
-from mpiddp.data.dataset import fetch, targets_of
-from mpiddp.typing import Array
+from mpiddp.data.dataset import fetch
 
 from .config import Config, UsageError
-from .models import MODELS, TAKES
+from .models import TAKES
 from .options import nearest
 from .train_step import TrainStep
 from .trainer import Trainer
@@ -95,103 +92,40 @@ def attempt(action: Callable[[], _Result], said: str) -> _Result:
         raise UsageError(f"{said}: {type(error).__name__}: {error}{notes}{at}") from error
 
 
-_SAMPLES = 2
-"""Two, to find unequal shapes."""
-_IGNORED = -100
-"""Target that the losses ignore."""
-
-
 def sanity_check(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]) -> None:
-    """Compute the loss of the first samples of training and test, and check all labels in memory.
+    """Compute the loss of the first two samples of training and test, as the first step will.
 
-    Changes, draws and sends nothing: the model is in evaluation mode. UsageError names what was expected and found.
+    Changes, draws and sends nothing: the model is in evaluation mode. UsageError has the error's text and place, and
+    what model and data there were.
     """
-    train_step, module = trainer.train_step(), trainer.model.module
+    step, module = trainer.train_step(), trainer.model.module
+    takes = f" takes {TAKES[config.model]}, and" if config.model in TAKES else " cannot take this:"
     module.eval()
     for part, dataset in zip(("training", "test"), data, strict=True):
-        _SanityCheck(train_step, config, part).run(dataset)
+        where = f"--data {config.data}, {part} data"
+        # Two, to find unequal shapes.
+        batch = attempt(
+            lambda dataset=dataset: fetch(dataset, range(min(2, len(dataset)))),  # type: ignore[misc]
+            f"{where}: the first samples cannot be made a batch",
+        )
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise UsageError(f"{where}: expected samples (input, target), found {_shape(batch)}")
+        inputs, targets = step.placed(tuple(batch))
+        said = f"--model {config.model}{takes} --data {config.data} has {part} samples {_shape(inputs)}"
+        with no_grad():
+            attempt(
+                lambda inputs=inputs, targets=targets: _first_loss(step, inputs, targets),  # type: ignore[misc]
+                f"{said} with targets {_shape(targets)}",
+            )
     module.train()
 
 
-class _SanityCheck:
-    def __init__(self, train_step: TrainStep, config: Config, part: str) -> None:
-        self._stepper = train_step
-        self._model = f"--model {config.model}"
-        self._data = f"--data {config.data}"
-        self._part = part
-        module = train_step.model.module
-        self._takes = TAKES.get(config.model)
-        # A user's loss may have targets of any kind.
-        self._classifies = config.model in MODELS or not hasattr(module, "loss_fn")
-
-    def run(self, dataset: Dataset) -> None:
-        samples = min(_SAMPLES, len(dataset))
-        where = f"{self._data}, {self._part} data"
-        batch = attempt(lambda: fetch(dataset, range(samples)), f"{where}: the first samples cannot be made a batch")
-        if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and hasattr(batch[1], "__len__")):
-            raise UsageError(f"{where}: expected samples (input, target), found {_described(dataset[0])}")
-        inputs, targets = self._stepper.placed(tuple(batch))
-        if self._classifies and not hasattr(targets, "dtype"):
-            raise UsageError(f"{where}: expected samples (input, number or array), found {_described(dataset[0])}")
-        with no_grad():
-            output = self._output(inputs)
-            if self._classifies:
-                self._check_scores(output, samples)
-                self._check_labels(dataset, output.shape[1])
-            said = f"{where}: the loss of {self._model} does not take outputs {_shape(output)} and {_shape(targets)}"
-            loss = attempt(lambda: self._stepper.loss_fn(output, targets), f"{said} as targets")
-            if not isinstance(loss, Tensor) or loss.size != 1:
-                raise UsageError(f"{self._model}: its loss_fn has to return a Tensor of one number, not {_shape(loss)}")
-            attempt(
-                lambda: float(self._stepper.correct_fn(output, targets)),
-                f"{self._model}: its correct_fn has to return a number",
-            )
-
-    def _output(self, inputs: Any) -> Any:
-        found = f"{self._data} has {self._part} samples {_shape(inputs)}"
-        if self._takes is None:
-            return attempt(lambda: self._stepper.predict(inputs), f"{self._model} does not take them: {found}")
-        try:
-            return self._stepper.predict(inputs)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            single = " of float32" if "images" in self._takes and getattr(inputs, "dtype", None) != np.float32 else ""
-            raise UsageError(
-                f"{self._model} takes {self._takes}{single}, and {found}: give others, or a model that takes these"
-                " (--model MODULE:CALLABLE)"
-            ) from error
-
-    def _check_scores(self, output: Any, samples: int) -> None:
-        if not isinstance(output, Tensor) or output.ndim < 2 or len(output) != samples:
-            raise UsageError(
-                f"{self._model}: expected a Tensor of scores (n, classes, ...) for n samples, found {_shape(output)}"
-                f" for {samples}; return one, or give the Module a loss_fn of its own"
-            )
-
-    def _check_labels(self, dataset: Dataset, classes: int) -> None:
-        labels = targets_of(dataset)
-        if labels is None or labels.dtype.kind not in "iu":
-            return
-        wrong = np.unique(labels[((labels < 0) | (labels >= classes)) & (labels != _IGNORED)])
-        if len(wrong):
-            raise UsageError(
-                f"{self._data}, {self._part} data: expected labels from 0 to {classes - 1}, for the {classes} classes"
-                f" of {self._model}, found {_listed(wrong)}; number them so, or give a model of more classes (--model"
-                " MODULE:CALLABLE)"
-            )
+def _first_loss(step: TrainStep, inputs: Any, targets: Any) -> tuple[float, float]:
+    output = step.predict(inputs)
+    return step.loss_fn(output, targets).item(), float(step.correct_fn(output, targets))
 
 
 def _shape(x: Any) -> str:
     """Return dtype and shape, without the samples."""
     shape = getattr(x, "shape", None)
     return f"{x.dtype} {tuple(shape[1:])}" if shape else f"of type {type(x).__name__}"
-
-
-def _described(sample: Any) -> str:
-    if isinstance(sample, (tuple, list)):
-        inner = ", ".join(_described(each) for each in sample[:4]) + ", ..." * (len(sample) > 4)
-        return f"({inner})"
-    return f"{sample.dtype} {sample.shape}" if hasattr(sample, "shape") else type(sample).__name__
-
-
-def _listed(labels: Array) -> str:
-    return str(labels[0]) if len(labels) == 1 else f"{labels[0]} to {labels[-1]}"

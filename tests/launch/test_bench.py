@@ -43,9 +43,20 @@ def test_compare_with_torch(tmp_path):
     done = bench("compare", "-b", "8", "-e", "512", "--rounds", "1", "-n", "2", "--json", str(file), timeout_s=180)
     assert done.rc == 0, done
     names = [series["name"] for series in json.loads(file.read_text())["series"]]
-    assert names == ["mpiddp", "mpiddp symmetric", "mpi4py", "memcpy", "gloo"]
+    assert names == ["mpiddp", "mpiddp symmetric", "mpi4py", "memcpy", "gloo", "torch"]
     head = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["size"])
-    assert "gloo/mpiddp" in head, done
+    assert "gloo/mpiddp" in head and "gloo/torch" in head, done
+    assert "# Wrong values: 0 OK" in done.stdout, done
+
+
+def test_steps_of_torch_beside_ours(tmp_path):
+    pytest.importorskip("torch")
+    file = tmp_path / "ddp.json"
+    done = bench("ddp", "--batch", "2", "--rounds", "1", "-n", "1", "--json", str(file))
+    assert done.rc == 0, done
+    ways = ("alone", "ddp", "torch", "torch-alone", "on-mpiddp", "in-ours")
+    rows = json.loads(file.read_text())["rows"]
+    assert len(rows) == 3 and all(row[way] > 0 for row in rows for way in ways), rows
 
 
 def test_compare_without_torch():
@@ -54,7 +65,7 @@ def test_compare_without_torch():
         2, blocked, "bench", "compare", "reduce", "-b", "8", "-e", "8", "--rounds", "1", "-n", "2", timeout_s=120
     )
     assert done.rc == 0, done
-    assert "Gloo is left out" in done.stdout, done
+    assert "torch is left out" in done.stdout, done
     assert "mpi4py/symmetric" in done.stdout, done
 
 

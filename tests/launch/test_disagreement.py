@@ -173,9 +173,7 @@ for number in range(200):
         each.wait()
     dist.all_gather([np.ones(rank) for rank in range(3)], np.ones(dist.get_rank()))
     dist.barrier(async_op=number % 2 == 0 and None)
-    with dist._coalescing_manager():
-        dist.all_reduce(np.ones(9_000 + number))
-        dist.all_reduce(np.ones(9_000, np.float32))
+    dist.all_reduce_coalesced([np.ones(9_000 + number), np.ones(9_000, np.float32)])
 print("right", flush=True)
 """
     job = mpirun(3, program, timeout_s=60, env={"MPIDDP_NODES": NODES[nodes]})

@@ -29,8 +29,6 @@ pytestmark = pytest.mark.once
 
 EXAMPLES = Path(importlib.util.find_spec("mpiddp.examples").submodule_search_locations[0])
 HELPERS = {"__init__", "__main__", "printing"}
-LACKING = {"jax_grad": "jax"} if importlib.util.find_spec("jax") is None else {}
-"""Examples that end because a library is not installed."""
 ALONE = "ends here"
 """Marks an example that has refused to run on so few ranks."""
 
@@ -126,7 +124,7 @@ for ranks in (2, 3, 4):
 def test_examples_print_what_they_show(request, command, tmp_path):
     """In the long tier the job runs all other possible examples, too."""
     ranks, environment = command
-    shown = {example.name: example.output for example in COMMANDS[command] if example.name not in LACKING}
+    shown = {example.name: example.output for example in COMMANDS[command]}
     others = []
     if request.config.option.long and not environment:
         others = [example.name for example in ALL if ranks is None or example.ranks is not None]
@@ -149,13 +147,6 @@ def test_comparison_is_strict():
         assert not same("loss 1.234 of -2.00", printed)
     assert not same("rank 1", "rank 2")
     assert same("took  ~9.9 s", "took ~10.0 s") and not same("took ~9.9 s", "took 9.9 s")
-
-
-@pytest.mark.skipif(not LACKING, reason="all libraries of the examples are installed")
-def test_an_example_without_its_library_says_so():
-    done = launcher.python(None, "-m", "mpiddp.examples.jax_grad")
-    assert done.rc == 0 and "JAX is not installed" in done.stdout and "pip install jax" in done.stdout, done
-    pytest.skip(f"not installed, so not compared with what the example shows: {', '.join(LACKING.values())}")
 
 
 def test_by_hand_and_ddp_show_the_same():
@@ -192,7 +183,7 @@ def test_examples_of_one_process_print_once_under_mpirun():
 
 def test_ranks_share_the_cores():
     """Without a warning of more BLAS threads than cores."""
-    program = "import runpy\nrunpy.run_module('mpiddp.examples.groups', run_name='__main__')\n"
+    program = "import runpy\nrunpy.run_module('mpiddp.examples.hello', run_name='__main__')\n"
     unset = dict.fromkeys(settings.THREAD_VARIABLES)
     done = launcher.mpirun(2, program, env=unset)
     assert done.rc == 0 and "BLAS threads" not in done.stderr, done
@@ -227,14 +218,6 @@ def test_costs_are_those_of_schedules_that_work():
                     assert found == everybody, (name, rank, part)
 
 
-def test_messages_over_simulated_links_take_their_time(monkeypatch):
-    """No upper bound: the machine may be busy."""
-    monkeypatch.setattr(costs, "HASTE", 1000)
-    for name, rounds, ranks_per_machine in costs.table():
-        counted_s = costs.seconds(rounds, ranks_per_machine)
-        assert costs.tried_seconds(rounds, ranks_per_machine) >= 0.999 * counted_s, name
-
-
 def test_torch_runs_the_torch_script(monkeypatch, capsys):
     torch = pytest.importorskip("torch")
     source = Path(torch_user.__file__).read_text()
@@ -260,5 +243,5 @@ def test_our_imports_are_those_shown():
 
 def test_refusal_names_the_command():
     done = launcher.python(None, "-m", "mpiddp.examples.model_parallel")
-    assert done.rc == 2 and "mpirun -np 2 python -m mpiddp.examples.model_parallel" in done.stderr, done
+    assert done.rc == 2 and "mpirun -np 4 python -m mpiddp.examples.model_parallel" in done.stderr, done
     assert "Traceback" not in done.stderr, done

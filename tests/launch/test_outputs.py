@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import json
 import re
 import sys
@@ -22,10 +21,7 @@ def test_a_run_and_its_picture(tmp_path):
     done = mpiddp(3, "train", *options)
     assert done.rc == 0, done
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["loss"]) for row in rows] == [line["loss"] for line in lines]
-    assert rows[0].keys() == lines[0].keys()
+    assert [line["epoch"] for line in lines] == [1, 2]
 
     described = json.loads((tmp_path / "run" / "run.json").read_text())
     assert [place["rank"] for place in described["ranks"]] == [0, 1, 2] and "train --epochs 2" in described["command"]
@@ -41,8 +37,8 @@ def test_a_run_and_its_picture(tmp_path):
 
     pytest.importorskip("matplotlib")
     drawn = mpiddp(None, "plot", tmp_path / "run", "-o", tmp_path / "run.svg")
-    assert drawn.rc == 0 and re.search(r"^run +3 +2 ", drawn.stdout, re.MULTILINE), drawn
-    assert "<!-- run (3 ranks) -->" in (tmp_path / "run.svg").read_text()
+    assert drawn.rc == 0, drawn
+    assert "<!-- test_loss -->" in (tmp_path / "run.svg").read_text()
 
 
 @pytest.mark.once

@@ -131,17 +131,3 @@ def test_where_and_the_signal_print_all_ranks_and_their_stacks(jobs) -> None:
 def test_nonsense_is_refused() -> None:
     job = python("from mpiddp import settings; settings.warn_after_s()", env={"MPIDDP_WARN_AFTER": "soon"})
     assert "MPIDDP_WARN_AFTER must be a number of seconds, or 0 for no warnings; got 'soon'" in job.stderr, job
-
-
-def test_train_has_an_option_for_the_time_of_the_warning() -> None:
-    text = """
-from mpiddp import settings
-from mpiddp.cli import main
-
-assert main(["train", "--epochs", "1", "--model", "mlp", "--warn-after", "7"]) == 0
-print("seconds", settings.warn_after_s())
-"""
-    job = python(text, env={"MPIDDP_WARN_AFTER": "5"})
-    assert "seconds 7.0" in job.stdout, job
-    refused = python(None, "-m", "mpiddp", "train", "--warn-after", "-1")
-    assert refused.rc == 2 and "--warn-after has to be at least 0, got -1.0" in refused.stderr, refused

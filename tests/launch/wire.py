@@ -119,14 +119,14 @@ def local(steps: int = 64, period: int = 8) -> dict[str, Any]:
         if "SGD" in name:
             hook, state = powerSGD_hook, PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
         elif name != "DDP":
-            hook, state = dist.post_localSGD_hook, dist.PostLocalSGDState(None, dist.group.WORLD, 0, False)
+            hook = dist.noop_hook
         each = trainer(25, hook, state, steps * BATCH, NOISE)
         params = each.optimizer.param_groups
-        averager: dist.ModelAverager | None = None
+        averager: dist.DiLoCo | None = None
         if "DiLoCo" in name:
             averager = dist.DiLoCo(params, period, fragments=3 if "fragments" in name else 1)
         elif "periodic" in name:
-            averager = dist.PeriodicModelAverager(period, warmup_steps=period - 1)
+            averager = dist.DiLoCo(params, period, lr=1, momentum=0)
         if averager is not None:
             each.callbacks["step_end"].append(lambda _, a=averager, p=params: a.average_parameters(p))
         dist.barrier()
@@ -134,7 +134,7 @@ def local(steps: int = 64, period: int = 8) -> dict[str, Any]:
         each.fit(1)
         dist.barrier()
         took, sent = most(time.perf_counter() - begun) / steps, most(sent_bytes() - before) / steps
-        if isinstance(averager, dist.DiLoCo):
+        if averager is not None:
             averager.synchronize()
         tally = each.evaluate(DataLoader(test, batch_size=BATCH))
         found[name] = {"bytes": sent, "s": took, "loss": tally.mean("loss"), "accuracy": tally.mean("correct")}

@@ -8,6 +8,7 @@ import numpy as np
 
 import mpiddp as dist
 from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
+from mpiddp.optim.lr_scheduler import MultiStepLR
 from mpiddp.training import Config, Trainer
 from mpiddp.training.build import build_trainer
 
@@ -48,6 +49,13 @@ def windows(epoch: int, accumulate: int):
         yield np.concatenate(xs), np.concatenate(ys)
 
 
+def by_epoch(optimizer, steps, steps_an_epoch):
+    return MultiStepLR(optimizer, range(steps_an_epoch, steps, steps_an_epoch), 0.2)
+
+
+BY_EPOCH = f"{__name__}:by_epoch"
+
+
 def rate(config: Config, step: int, steps: int) -> float:
     """Return the learning rate of a step, from 0, in words of our own."""
     warm = config.warmup_steps
@@ -55,9 +63,9 @@ def rate(config: Config, step: int, steps: int) -> float:
         return config.lr * (step + 1) / (warm + 1)
     if config.schedule == "cosine":
         share = (step - warm) / (steps - warm)
-        return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + np.cos(np.pi * share))
-    if config.schedule == "step":
-        return config.lr * config.decay ** (step // (steps // config.epochs) // config.decay_epochs)
+        return config.lr * 0.5 * (1 + np.cos(np.pi * share))
+    if config.schedule == BY_EPOCH:
+        return config.lr * 0.2 ** ((step - warm) // (steps // config.epochs))
     return config.lr
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.bench import model, overlap, results, sweep, train, tune
+from mpiddp.bench import overlap, results, sweep, train, tune
 from mpiddp.bench.cli import OPERATIONS
 from mpiddp.bench.compare import Mpi4py
 from mpiddp.bench.job import Bench, job, symmetric
@@ -257,24 +257,6 @@ def test_tune_measures_every_candidate_and_marks_the_tables(here, lines):
             marked = [name for name, cell in zip(names, row.split()[1:], strict=True) if cell.startswith("*")]
             assert marked == [plan.algorithm_of(operation, link, 1 << 10)]
     assert "MPIDDP_ALGORITHM=" in printed[-1] or "nothing to set" in printed[-1]
-
-
-@pytest.mark.mpi(min_size=2)
-def test_model_measures_where_it_has_no_files(here, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(model, "_SIZES", [256, 4096, 1 << 15, 1 << 18])
-    file = here.comm.bcast(tmp_path) / "model.json"
-    assert model.run(options("model", "--ranks", "2:8", "--json", str(file))) == 0
-    if here.rank == 0:
-        document = results.read(file)[0]
-        assert [row["ranks"] for row in document["rows"]] == [2, 4, 8]
-        assert all(seconds > 0 for row in document["rows"] for seconds in row["seconds"].values())
-        assert "from 2 measured times; error on 2 others" in capsys.readouterr().out
-
-
-def test_model_needs_files_on_one_rank(here):
-    if here.size == 1:
-        with pytest.raises(UsageError, match="--from"):
-            model.run(options("model"))
 
 
 def test_train_shares_the_strong_batch_and_multiplies_the_weak_one(here, monkeypatch, capsys, tmp_path):

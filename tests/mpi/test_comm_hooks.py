@@ -360,26 +360,3 @@ def test_gradients_of_zero_are_no_obstacle(world: World) -> None:
         ddp.zero_grad()
         F.mse_loss(ddp(np.zeros((2, 12), np.float32)) * 0, np.zeros((2, 12), np.float32)).backward()
     np.testing.assert_allclose(model.weight.grad, 0, atol=1e-6)
-
-
-@pytest.mark.parametrize("local_reduce", [True, False])
-def test_gradients_are_averaged_in_the_subgroup_after_a_while(world: World, local_reduce: bool) -> None:
-    groups = [dist.new_group([rank]) for rank in range(world.size)]
-    state = dist.PostLocalSGDState(None, groups[world.rank], 2, post_local_gradient_allreduce=local_reduce)
-    ddp, alone = DDP(mlp()), mlp()
-    ddp.register_comm_hook(state, dist.post_localSGD_hook)
-    x, y = batch(np.random.default_rng(world.rank), 3)
-    step_of(alone, x, y)
-    local = gradients(alone)
-    dist.average_gradients(alone)
-    for step in range(4):
-        ddp.zero_grad()
-        step_of(ddp, x, y)
-        assert_close(gradients(ddp.module), gradients(alone) if step < 2 else local, atol=1e-7)
-    dist.destroy_process_group(groups[world.rank])
-
-
-def test_the_default_subgroup_is_the_node(world: World) -> None:
-    state = dist.PostLocalSGDState(None, None, 0)
-    assert state.subgroup.size() == world.size
-    dist.destroy_process_group(state.subgroup)

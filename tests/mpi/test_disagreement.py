@@ -49,10 +49,7 @@ def reduced(group, count=4, dtype=np.float32, op=Op.SUM):
 
 
 def coalesced(group, *counts):
-    with dist._coalescing_manager(group, async_ops=True) as manager:
-        for count in counts:
-            dist.all_reduce(ones(count), group=group)
-    return manager
+    return dist.all_reduce_coalesced([ones(count) for count in counts], group=group, async_op=True)
 
 
 # Most ranks' call, the last one's, and the error's text on both.

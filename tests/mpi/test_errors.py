@@ -244,7 +244,6 @@ def test_destroyed_groups_are_refused_everywhere(world):
         lambda: dist.recv_object_list([1], 0, group),
         lambda: dist.all_reduce_coalesced([x], group=group),
         lambda: dist.all_gather_coalesced([many], [x], group),
-        lambda: dist._coalescing_manager(group).__enter__(),
         lambda: dist.new_subgroups(1, group),
         lambda: dist.split_group(group, [[0]]),
         lambda: dist.get_backend(group),

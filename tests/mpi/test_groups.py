@@ -14,7 +14,7 @@ from mpiddp import nn, optim
 from mpiddp.faults import monitor
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Resource
-from mpiddp.parallel import GradBucket, PeriodicModelAverager, Timeline, allreduce_hook
+from mpiddp.parallel import DiLoCo, GradBucket, Timeline, allreduce_hook
 
 pytestmark = pytest.mark.core
 
@@ -482,7 +482,7 @@ def test_making_and_destroying_does_not_grow(world, monkeypatch):
         lambda: dist.ZeroRedundancyOptimizer(
             nn.Linear(2, 2).parameters(), optimizer_class=optim.SGD, process_group=NON_MEMBER, lr=0.1
         ),
-        lambda: PeriodicModelAverager(period=2, process_group=NON_MEMBER),
+        lambda: DiLoCo(nn.Linear(2, 2).parameters(), period=2, process_group=NON_MEMBER),
         lambda: dist.SyncBatchNorm(2, process_group=NON_MEMBER)(np.ones((4, 2), np.float32)),
         lambda: allreduce_hook(NON_MEMBER, GradBucket(0, [], np.ones(2, np.float32), is_last=True)),
         lambda: Timeline("timeline.json", group=NON_MEMBER),

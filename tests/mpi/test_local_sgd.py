@@ -10,90 +10,7 @@ import mpiddp as dist
 from mpiddp import nn, optim
 
 from .conftest import World
-from .learning import assert_close, assert_same_bits_everywhere, batch, mlp, step_of, values
-
-
-def averaged_at(world: World, averager: Any, steps: int) -> list[int]:
-    """Return the steps in which all ranks were averaged."""
-    found = []
-    mine, mean = 2.0**world.rank, (2.0**world.size - 1) / world.size  # no rank has the mean by itself
-    for step in range(steps):
-        one, two = nn.Parameter(np.full(3, mine, np.float32)), nn.Parameter(np.full((2, 2), 10 * mine))
-        averager.average_parameters([{"params": [one]}, {"params": [two]}] if step % 2 else [one, two])
-        if one.data[0] != mine:
-            np.testing.assert_allclose(one.data, mean, rtol=1e-6)
-            np.testing.assert_allclose(two.data, 10 * mean, rtol=1e-12)
-            found.append(step)
-    return found
-
-
-def test_every_period_after_the_warm_up(world: World) -> None:
-    expected = [3, 7, 11] if world.size > 1 else []
-    assert averaged_at(world, dist.PeriodicModelAverager(4, warmup_steps=3), 13) == expected
-
-
-def test_small_groups_often_and_large_ones_rarely(world: World) -> None:
-    if world.size not in (2, 4):
-        return
-    averager = dist.HierarchicalModelAverager({1: 1, 2: 2} if world.size == 2 else {2: 2, 4: 4}, warmup_steps=1)
-    seen = []
-    for _ in range(9):
-        parameter = nn.Parameter(np.full(3, float(world.rank)))
-        averager.average_parameters([parameter])
-        seen.append(float(parameter.data[0]))
-    alone, pair, everybody = float(world.rank), world.rank // 2 * 2 + 0.5, (world.size - 1) / 2
-    if world.size == 2:
-        assert seen == [alone, alone, everybody, alone, everybody, alone, everybody, alone, everybody]
-    else:
-        assert seen == [alone, alone, pair, alone, everybody, alone, pair, alone, everybody]
-    for group in averager.period_process_group_dict.values():
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
-
-
-def test_impossible_options_are_refused(world: World) -> None:
-    with pytest.raises(ValueError, match="period"):
-        dist.PeriodicModelAverager(0)
-    with pytest.raises(ValueError, match="warmup_steps"):
-        dist.PeriodicModelAverager(2, warmup_steps=-1)
-    with pytest.warns(UserWarning, match="period is 1"):
-        dist.PeriodicModelAverager(1)
-    for wrong in ({}, {0: world.size}, {2: world.size + 1}, {4: 1, 2: world.size}):
-        with pytest.raises(ValueError, match="period"):
-            dist.HierarchicalModelAverager(wrong)
-
-
-def test_post_local_sgd_is_sgd_until_it_begins_and_agrees_at_every_averaging(world: World) -> None:
-    groups = [dist.new_group([rank]) for rank in range(world.size)]
-    state = dist.PostLocalSGDState(None, groups[world.rank], 3)
-    ddp, plain = dist.DistributedDataParallel(mlp()), dist.DistributedDataParallel(mlp())
-    ddp.register_comm_hook(state, dist.post_localSGD_hook)
-    local = dist.PostLocalSGDOptimizer(
-        optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9), dist.PeriodicModelAverager(2, warmup_steps=3)
-    )
-    whole = optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
-    rng = np.random.default_rng(world.rank)
-    for step in range(8):
-        x, y = batch(rng, 4)
-        for model, optimizer in ((ddp, local), (plain, whole)):
-            optimizer.zero_grad()
-            step_of(model, x, y)
-            optimizer.step()
-        if step < 3:
-            assert_close(values(ddp), values(plain))
-        if step >= 3 and (step - 3) % 2 == 0:
-            assert_same_bits_everywhere(values(ddp))
-    assert local.averager.step == 8
-    saved = local.state_dict()
-    other = dist.PostLocalSGDOptimizer(optim.SGD(mlp().parameters()), dist.PeriodicModelAverager(2))
-    other.load_state_dict(saved)
-    assert other.averager.step == 8 and other.param_groups[0]["lr"] == 0.1
-    del saved["step"]
-    with pytest.warns(UserWarning, match="step counter"):
-        other.load_state_dict(saved)
-    assert other.averager.step == 0
-    dist.destroy_process_group(groups[world.rank])
-
+from .learning import assert_same_bits_everywhere
 
 SHAPES = [(3, 4), (5,), (2, 3), ()]
 FRAGMENTS = {1: [[0, 1, 2, 3]], 2: [[0], [1, 2, 3]]}
@@ -141,24 +58,26 @@ def local_training(world: World, fragments: int = 1, **options: Any) -> Any:
     for parameter in parameters:
         parameter.data[...] += world.rank  # the first rank's values count
     inner = optim.SGD(parameters, lr=0.1, momentum=0.5)
-    return parameters, dist.PostLocalSGDOptimizer(inner, dist.DiLoCo(parameters, 4, fragments, **options))
+    return parameters, inner, dist.DiLoCo(parameters, 4, fragments, **options)
 
 
-def local_step(world: World, parameters: Any, optimizer: Any, step: int, warmup: int = 0) -> None:
+def local_step(world: World, training: Any, step: int, warmup: int = 0) -> None:
+    parameters, optimizer, averager = training
     for parameter in parameters:
         parameter.grad = gradient_of(parameter.data, world.rank, step)
         if step <= warmup:
             dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
     optimizer.step()
+    averager.average_parameters(parameters)
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize(("lr", "momentum", "warmup"), [(0.7, 0.9, 0), (0.3, 0.5, 3), (1.0, 0.0, 0)])
 def test_diloco_is_the_papers(world: World, fragments: int, lr: float, momentum: float, warmup: int) -> None:
     expected = diloco_in_one_process(world.size, warmup + 12, fragments, lr, momentum, warmup)
-    parameters, optimizer = local_training(world, fragments, lr=lr, momentum=momentum, warmup_steps=warmup)
+    training = parameters, *_ = local_training(world, fragments, lr=lr, momentum=momentum, warmup_steps=warmup)
     for step in range(1, warmup + 13):
-        local_step(world, parameters, optimizer, step, warmup)
+        local_step(world, training, step, warmup)
         for parameter, x in zip(parameters, expected[step - 1][world.rank], strict=True):
             np.testing.assert_allclose(parameter.data, x, rtol=1e-12, atol=1e-12, err_msg=str(step))
         due = [i for each in DUE[fragments].get(step - warmup, []) for i in FRAGMENTS[fragments][each]]
@@ -166,32 +85,33 @@ def test_diloco_is_the_papers(world: World, fragments: int, lr: float, momentum:
 
 
 def test_diloco_resumes_to_the_same_bits(world: World) -> None:
-    parameters, optimizer = local_training(world, 2)
+    training = parameters, *stateful = local_training(world, 2)
     for step in range(1, 6):
-        local_step(world, parameters, optimizer, step)
-    saved = copy.deepcopy((optimizer.state_dict(), [parameter.data for parameter in parameters]))
-    others, resumed = local_training(world, 2)
-    resumed.load_state_dict(saved[0])
+        local_step(world, training, step)
+    saved = copy.deepcopy([[each.state_dict() for each in stateful], [parameter.data for parameter in parameters]])
+    resumed = others, *empty = local_training(world, 2)
+    for each, state in zip(empty, saved[0], strict=True):
+        each.load_state_dict(state)
     for parameter, x in zip(others, saved[1], strict=True):
         parameter.data[...] = x
     for step in range(6, 13):
-        local_step(world, parameters, optimizer, step)
-        local_step(world, others, resumed, step)
+        local_step(world, training, step)
+        local_step(world, resumed, step)
     for one, two in zip(parameters, others, strict=True):
         np.testing.assert_array_equal(one.data, two.data)
 
 
 def test_diloco_synchronizes_at_once_and_not_twice_in_a_step(world: World) -> None:
-    parameters, optimizer = local_training(world, 2)
+    training = parameters, _, averager = local_training(world, 2)
     for step in range(1, 4):
-        local_step(world, parameters, optimizer, step)
+        local_step(world, training, step)
     for _ in range(2):
-        optimizer.averager.synchronize()
+        averager.synchronize()
         now = {str(i): parameter.data.copy() for i, parameter in enumerate(parameters)}
         assert_same_bits_everywhere(now)
-    local_step(world, parameters, optimizer, 4)  # of the second fragment, as planned
+    local_step(world, training, 4)  # of the second fragment, as planned
     before = [parameter.data.copy() for parameter in parameters]
-    optimizer.averager.synchronize()
+    averager.synchronize()
     for i, parameter in enumerate(parameters):
         assert np.array_equal(parameter.data, before[i]) == (i in FRAGMENTS[2][1])
 

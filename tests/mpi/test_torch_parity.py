@@ -142,15 +142,6 @@ def coalesced(t, rank, size):
 
 
 @case
-def coalescing_manager(t, rank, size):
-    xs = [t.make([1.0, rank]), t.make([[rank]])]
-    with t.dist._coalescing_manager(async_ops=True) as manager:
-        returned = [t.dist.all_reduce(x) for x in xs]
-    manager.wait()
-    return returned, xs
-
-
-@case
 def reduce_on_its_destination(t, rank, size):
     x = t.make([rank + 1.0, 2.0])
     returned = t.dist.reduce(x, dst=size - 1)
@@ -362,14 +353,7 @@ def wrong(t, rank, size):
         "no subgroups": lambda: d.new_subgroups_by_enumeration([]),
         "a short object list": lambda: d.all_gather_object([], 1),
         "an empty output list": lambda: d.scatter_object_list([], [1] * size),
-        "IllegalWork": lambda: _wait_inside(t, x),
     }
-
-
-def _wait_inside(t, x):
-    with t.dist._coalescing_manager():
-        illegal = t.dist.all_reduce(x, async_op=True)
-    illegal.wait()
 
 
 # Not called on torch, whose check comes too late or not at all; see the table.

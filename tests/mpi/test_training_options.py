@@ -11,12 +11,12 @@ import pytest
 import mpiddp as dist
 from mpiddp import nn
 from mpiddp.nn import functional as F  # noqa: N812
-from mpiddp.optim import SGD
+from mpiddp.optim import SGD, Adam
 from mpiddp.training import Config
 from mpiddp.training.build import build_trainer
 from mpiddp.training.models import MLP
 
-from .configured import BATCH, EPOCHS, SEED, batches, configured, data, distance, rate, trained, windows
+from .configured import BATCH, BY_EPOCH, EPOCHS, SEED, batches, configured, data, distance, rate, trained, windows
 
 pytestmark = pytest.mark.once
 
@@ -41,20 +41,19 @@ def trained_by_torch(config: Config) -> list[np.ndarray]:
         torch.nn.Linear(256, 10),
     )
     layers.load_state_dict({name.removeprefix("layers."): x for name, x in state.items()})
-    adam = {"betas": (config.momentum, config.beta2)}
+    adam = {"betas": (config.momentum, 0.999)}
     kind, options = {
         "sgd": (torch.optim.SGD, {"momentum": config.momentum}),
         "adam": (torch.optim.Adam, adam),
         "adamw": (torch.optim.AdamW, adam),
+        OWN_ADAM: (torch.optim.Adam, {"betas": (0.5, 0.9)}),
     }[config.optimizer]
     optimizer = kind(layers.parameters(), lr=config.lr, weight_decay=config.weight_decay, **options)
     steps = [window for epoch in range(config.epochs) for window in windows(epoch, config.accumulate)]
     for step, (x, y) in enumerate(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate(config, step, len(steps))
-        loss = torch.nn.functional.cross_entropy(
-            layers(torch.tensor(x)), torch.tensor(y), label_smoothing=config.label_smoothing
-        )
+        loss = torch.nn.functional.cross_entropy(layers(torch.tensor(x)), torch.tensor(y))
         optimizer.zero_grad()
         loss.backward()
         if config.clip_norm is not None:
@@ -63,13 +62,19 @@ def trained_by_torch(config: Config) -> list[np.ndarray]:
     return [p.detach().numpy() for p in layers.parameters()]
 
 
+def adam(params, lr):
+    return Adam(params, lr, betas=(0.5, 0.9))
+
+
+OWN_ADAM = f"{__name__}:adam"
 OPTIONS = {
     "lr": {"lr": 0.2},
     "seed": {"batch_size": BATCH, "momentum": 0.0},
     "momentum": {"momentum": 0.5},
     "weight_decay": {"weight_decay": 0.3},
     "adam": {"optimizer": "adam", "lr": 0.001},
-    "betas": {"optimizer": "adam", "lr": 0.001, "momentum": 0.5, "beta2": 0.9},
+    "own optimizer": {"optimizer": OWN_ADAM, "lr": 0.001},
+    "own optimizer, zero": {"optimizer": OWN_ADAM, "lr": 0.001, "zero": True},
     "adamw": {"optimizer": "adamw", "lr": 0.001, "weight_decay": 3.0},
     "zero": {"optimizer": "adam", "lr": 0.001, "zero": True},
     "zero sgd": {"zero": True, "schedule": "cosine"},
@@ -78,12 +83,11 @@ OPTIONS = {
     "accumulate naive": {"accumulate": 3, "average": "naive"},
     "clip_norm": {"clip_norm": 0.2},
     "clip_norm, accumulated": {"clip_norm": 0.2, "accumulate": 2},
-    "label_smoothing": {"label_smoothing": 0.4},
     "warmup_steps": {"warmup_steps": 5},
-    "cosine": {"schedule": "cosine", "lr_min": 0.03},
+    "cosine": {"schedule": "cosine"},
     "warm-up and cosine": {"schedule": "cosine", "warmup_steps": 3, "accumulate": 2},
-    "step": {"schedule": "step", "decay_epochs": 1, "decay": 0.2},
-    "warm-up and step": {"schedule": "step", "decay_epochs": 1, "decay": 0.2, "warmup_steps": 3},
+    "own schedule": {"schedule": BY_EPOCH},
+    "warm-up and own schedule": {"schedule": BY_EPOCH, "warmup_steps": 3},
 }
 
 

@@ -17,6 +17,8 @@ from mpiddp.training.checkpoint import Checkpoint, read_checkpoint
 from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.ranks import raise_on_all_ranks
 
+from .configured import BY_EPOCH
+
 SAMPLES, BATCH, EPOCHS = 45, 8, 2
 STEPS_AN_EPOCH = 6
 
@@ -239,7 +241,7 @@ def test_changed_learning_rate_holds(world, tmp_path):
     assert isinstance(trainer.optimizer, SGD) and (group["lr"], group["momentum"]) == (0.5, 0.9)
 
 
-@pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"schedule": "step", "decay_epochs": 1}])
+@pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"schedule": BY_EPOCH}])
 def test_schedule_of_another_batch_size_goes_on_at_its_epoch(world, planned):
     stopped, _ = make(epochs=4, **planned)
     stopped.fit(2)

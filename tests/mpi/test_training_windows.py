@@ -10,7 +10,7 @@ from mpiddp.training import Trainer
 from mpiddp.training.build import build_trainer
 from mpiddp.training.checkpointer import Checkpointer
 
-from .configured import EPOCHS, configured, data, rate
+from .configured import BY_EPOCH, EPOCHS, configured, data, rate
 
 RESUMED = {
     "schedule, accumulation, clipping, dropout": {
@@ -26,17 +26,18 @@ RESUMED = {
         "lr": 0.001,
         "accumulate": 2,
     },
-    "compression, step schedule": {
-        "compress": "powersgd",
-        "powersgd_start": 2,
-        "schedule": "step",
-        "decay_epochs": 1,
-        "accumulate": 2,
-    },
+    "compression": {"compress": "powersgd", "powersgd_start": 2, "accumulate": 2},
+    "own hook and schedule": {"average": f"{__name__}:with_power_sgd", "schedule": BY_EPOCH, "accumulate": 2},
     "batched compression": {"compress": "batched-powersgd", "powersgd_start": 2},
     "batch norm of all ranks, zero": {"model": "resnet", "sync_batchnorm": True, "zero": True, "accumulate": 3},
     "batch norm of each rank": {"model": "resnet", "accumulate": 3},
 }
+
+
+def with_power_sgd(module: nn.Module) -> dist.DistributedDataParallel:
+    model = dist.DistributedDataParallel(module)
+    model.register_comm_hook(dist.PowerSGDState(None, start_powerSGD_iter=2), dist.powerSGD_hook)
+    return model
 
 
 def bits(trainer: Trainer) -> dict[str, bytes]:

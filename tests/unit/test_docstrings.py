@@ -16,7 +16,7 @@ import mpiddp
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(mpiddp.__path__, "mpiddp.")
-    if not module.name.startswith(("mpiddp.torch", "mpiddp.bench.gloo")) and not module.name.endswith("__main__")
+    if not module.name.startswith(("mpiddp.torch", "mpiddp.bench.with_torch")) and not module.name.endswith("__main__")
 ]
 """All but those that need torch; examples that need several ranks are marked to be skipped."""
 

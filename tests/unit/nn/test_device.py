@@ -76,7 +76,7 @@ def normed() -> nn.Module:
         nn.Conv2d(1, 4, 3, padding=1, bias=False),  # whose gradient would be zero but for rounding
         nn.BatchNorm2d(4),
         nn.ReLU(),
-        nn.AvgPool2d(2),
+        nn.MaxPool2d(2),
         nn.BatchNorm2d(4, momentum=None),
         nn.AdaptiveAvgPool2d((2, 2)),
         nn.Flatten(),

@@ -288,8 +288,6 @@ def test_module_dict_is_torchs() -> None:
 
 LOSSES: list[tuple[str, dict[str, Any]]] = [
     ("MSELoss", {}),
-    ("L1Loss", {"reduction": "sum"}),
-    ("SmoothL1Loss", {"beta": 0.3}),
     ("BCEWithLogitsLoss", {}),
     ("BCEWithLogitsLoss", {"reduction": "none", "pos_weight": np.array([1, 2, 3], np.float32)}),
 ]
@@ -341,13 +339,9 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("BatchNorm2d", (3,), {"track_running_stats": False}, (4, 3, 2, 2)),
     ("LayerNorm", ((4, 3),), {}, (2, 4, 3)),
     ("LayerNorm", (3,), {"elementwise_affine": False}, (2, 4, 3)),
-    ("GroupNorm", (2, 6), {}, (3, 6, 4, 2)),
-    ("GroupNorm", (3, 6), {"affine": False, "eps": 1e-3}, (3, 6)),
     ("MaxPool2d", (3, 2, 1), {}, (2, 3, 7, 7)),
-    ("AvgPool2d", (2,), {}, (2, 3, 7, 7)),
     ("AdaptiveAvgPool2d", (1,), {}, (2, 3, 7, 7)),
     ("ReLU", (), {}, (2, 3)),
-    ("LeakyReLU", (0.2,), {}, (2, 3)),
     ("SiLU", (), {}, (2, 3)),
     ("GELU", ("tanh",), {}, (2, 3)),
     ("Tanh", (), {}, (2, 3)),
@@ -443,31 +437,8 @@ def test_clip_grad_norm_sees_nan_in_any_gradient(norm_type: float) -> None:
         assert all(math.isnan(p.grad[0]) for p in parameters)
 
 
-def test_clip_grad_value() -> None:
-    torch = pytest.importorskip("torch")
-    values = np.array([-3, -1, 0.5, 3, np.nan, np.inf], np.float32)
-    ours, theirs = nn.Parameter(np.zeros(6, np.float32)), torch.nn.Parameter(torch.zeros(6))
-    ours.grad, theirs.grad = grad, _ = values.copy(), torch.tensor(values)
-    nn.utils.clip_grad_value_([ours, nn.Parameter(np.zeros(2))], 1.5)
-    torch.nn.utils.clip_grad_value_(theirs, 1.5)
-    assert ours.grad is grad
-    np.testing.assert_array_equal(ours.grad, theirs.grad.numpy())
-
-
 def test_clip_grad_norm_without_gradients() -> None:
     assert nn.utils.clip_grad_norm_([nn.Parameter(np.zeros(2))], 1.0) == 0.0
-
-
-def test_vector_round_trip() -> None:
-    net = Net()
-    vector = nn.utils.parameters_to_vector(net.parameters())
-    assert vector.shape == (sum(p.size for p in net.parameters()),)
-    arrays = [p.data for p in net.parameters()]
-    nn.utils.vector_to_parameters(vector * 2, net.parameters())
-    assert all(p.data is array for p, array in zip(net.parameters(), arrays, strict=True))
-    np.testing.assert_array_equal(nn.utils.parameters_to_vector(net.parameters()), vector * 2)
-    with pytest.raises(ValueError, match="expected a vector of"):
-        nn.utils.vector_to_parameters(vector[1:], net.parameters())
 
 
 def test_the_program_of_the_page_runs() -> None:

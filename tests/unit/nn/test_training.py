@@ -81,7 +81,7 @@ def test_network_with_everything_learns() -> None:
         nn.Conv2d(1, 4, 3, padding=1),
         nn.BatchNorm2d(4),
         nn.ReLU(),
-        nn.AvgPool2d(2),
+        nn.MaxPool2d(2),
         nn.Dropout2d(0.1),
         nn.Conv2d(4, 8, 3, groups=2),
         nn.GELU(),

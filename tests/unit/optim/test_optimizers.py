@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpiddp.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop
+from mpiddp.optim import SGD, Adam, AdamW
 
 SHAPES: list[tuple[int, ...]] = [(3, 4), (5,), (), (2, 1, 3)]
 
@@ -22,14 +22,6 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (AdamW, {}),
     (AdamW, {"lr": 0.1, "weight_decay": 0.3, "amsgrad": True}),
     (AdamW, {"maximize": True}),
-    (RMSprop, {}),
-    (RMSprop, {"lr": 0.05, "alpha": 0.9, "momentum": 0.8, "weight_decay": 0.1}),
-    (RMSprop, {"alpha": 0.6, "eps": 1e-3, "centered": True, "momentum": 0.5, "maximize": True}),
-    (Adagrad, {}),
-    (Adagrad, {"lr": 0.1, "lr_decay": 0.05, "weight_decay": 0.1, "initial_accumulator_value": 0.3}),
-    (Adagrad, {"eps": 1e-3, "maximize": True}),
-    (Adadelta, {}),
-    (Adadelta, {"lr": 0.3, "rho": 0.5, "eps": 1e-3, "weight_decay": 0.1, "maximize": True}),
 ]
 
 

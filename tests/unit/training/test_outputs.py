@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import fcntl
 import io
@@ -21,7 +20,7 @@ from harness.launcher import Program
 
 from mpiddp.training import outputs as outputs_module
 from mpiddp.training.metrics import EpochMetrics
-from mpiddp.training.outputs import Console, CsvLines, JsonLines, Outputs, RankLog, RunLock, TensorBoardEvents, say
+from mpiddp.training.outputs import Console, JsonLines, Outputs, RankLog, RunLock, TensorBoardEvents, say
 
 
 def metrics(epoch: int, loss: float = 0.5, accuracy: float | None = 0.25) -> EpochMetrics:
@@ -42,11 +41,6 @@ def json_epochs(path):
     return [json.loads(line)["epoch"] for line in path.read_text().splitlines()]
 
 
-def csv_rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def scalars(folder, tag):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(folder)).Reload()
@@ -65,19 +59,6 @@ def test_json_lines_are_complete_after_every_line(tmp_path):
     assert json_epochs(path) == [1, 2]
 
 
-def test_csv_has_a_name_for_every_column_and_nothing_for_what_is_unknown(tmp_path):
-    file = CsvLines(tmp_path / "new" / "m.csv")
-    assert csv_rows(tmp_path / "new" / "m.csv") == []
-    file.write(metrics(1))
-    file.write(metrics(2, accuracy=None))
-    rows = csv_rows(tmp_path / "new" / "m.csv")
-    assert [(row["epoch"], row["loss"], row["accuracy"], row["test_loss"]) for row in rows] == [
-        ("1", "0.5", "0.25", "0.75"),
-        ("2", "0.5", "", ""),
-    ]
-    file.close()
-
-
 def test_outputs_begin_with_the_history_of_a_resumed_run(tmp_path):
     for history in ([], [metrics(1)]):
         outputs = Outputs(tmp_path / "extra.jsonl", tmp_path / "out", history)
@@ -85,7 +66,6 @@ def test_outputs_begin_with_the_history_of_a_resumed_run(tmp_path):
             outputs.epoch_end(SimpleNamespace(history=[*history, *map(metrics, range(2, epoch + 1))]))
         outputs.close()
     assert json_epochs(tmp_path / "extra.jsonl") == json_epochs(tmp_path / "out" / "metrics.jsonl") == [1, 2, 3]
-    assert [row["epoch"] for row in csv_rows(tmp_path / "out" / "metrics.csv")] == ["1", "2", "3"]
 
 
 def test_tensorboard_shows_no_epoch_twice(tmp_path):
@@ -113,7 +93,7 @@ def test_tensorboard_needs_nothing_else(tmp_path, monkeypatch):
 def test_without_tensorboard_the_others_are_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     Outputs(None, tmp_path, [metrics(1)]).close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv", "metrics.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

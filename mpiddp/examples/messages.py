@@ -1,4 +1,8 @@
-"""``mpirun -np 4 python -m mpiddp.examples.tree_and_ring``: a reduce and an all_reduce by hand, of send and recv.
+"""``mpirun -np 4 python -m mpiddp.examples.messages``: send and recv, and a reduce and an all_reduce made of them.
+
+``send`` and ``recv`` block: if all ranks sent first, no rank would receive; in the chain below rank 0 begins. ``isend``
+and ``irecv`` return a Work at once; until its ``wait`` do not write the sent array, nor read the received one. So all
+ranks can pass something around a ring at the same time.
 
 Along a tree, rank 3 sends to rank 2, which adds and sends to rank 0: log2 p rounds. Written into the callers' arrays,
 as in torch's backends, it leaves *partial sums* there; mpiddp's reduce does not.
@@ -8,6 +12,11 @@ more the sums go around. Each sends 2 (p - 1) parts: never more than twice the a
 
 Output::
 
+    send and recv: a counter goes down the line
+    rank 0 begins with [1]
+    rank 1 received [1] and passed on [2]
+    rank 2 received [2] and passed on [3]
+    rank 3 received [3]
     reduce along a tree, in the callers' own arrays
     rank 0 had 1, now has 10, the sum
     rank 1 had 2, now has 2
@@ -37,6 +46,22 @@ from mpiddp.examples.printing import print_in_order, print_once
 from mpiddp.typing import Array
 
 
+def pass_down() -> None:
+    """Receive from the rank before, and send to the next, by blocking calls."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    counter = np.array([1])
+    said = f"begins with {counter}"
+    if rank > 0:
+        dist.recv(counter, src=rank - 1)
+        said = f"received {counter}"
+    if rank < size - 1:
+        if rank > 0:
+            counter += 1
+            said += f" and passed on {counter}"
+        dist.send(counter, dst=rank + 1)
+    print_in_order(f"rank {rank} {said}")
+
+
 def tree_reduce(x: Array) -> None:
     """Sum ``x`` along a binomial tree to rank 0, in place."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -62,10 +87,10 @@ def report(x: Array) -> None:
 def pass_on(given: Array, taken: Array) -> None:
     """Send to the next rank of the ring while receiving from the one before."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    send = dist.P2POp(dist.isend, given, (rank + 1) % size)
-    receive = dist.P2POp(dist.irecv, taken, (rank - 1) % size)
-    for work in dist.batch_isend_irecv([send, receive]):
-        work.wait()
+    works = [dist.isend(given, dst=(rank + 1) % size), dist.irecv(taken, src=(rank - 1) % size)]
+    for work in works:
+        if work:  # None outside of the group
+            work.wait()
 
 
 def ring_all_reduce(x: Array) -> None:
@@ -89,6 +114,8 @@ def ring_all_reduce(x: Array) -> None:
 def main() -> None:
     dist.init_process_group()
     rank = dist.get_rank()
+    print_once("send and recv: a counter goes down the line")
+    pass_down()
     print_once("reduce along a tree, in the callers' own arrays")
     x = np.array([rank + 1])
     tree_reduce(x)

@@ -1,0 +1,141 @@
+"""torch's collectives and DDP, on Gloo and on mpiddp, in the same processes on the same arrays.
+
+The one module here that imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as td
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 (its customary name)
+from torch.nn.parallel import DistributedDataParallel
+
+from mpiddp import torch as guest
+from mpiddp.mpi.world import World
+
+from .operations import Buffers, Contender
+from .timing import Call
+
+
+class Net(nn.Module):
+    """As ``mpiddp.training.models.Net``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 10, 5), nn.Conv2d(10, 20, 5)
+        self.conv2_drop = nn.Dropout2d()
+        self.fc1, self.fc2 = nn.Linear(320, 50), nn.Linear(50, 10)
+
+    def forward(self, x: Any) -> Any:
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
+        x = F.relu(self.fc1(x.view(-1, 320)))
+        return F.log_softmax(self.fc2(F.dropout(x, training=self.training)), dim=1)
+
+
+def _mlp(hidden: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, hidden),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(hidden, 10),
+        nn.LogSoftmax(dim=1),
+    )
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"net": Net, "mlp": lambda: _mlp(256), "mlp-wide": lambda: _mlp(2048)}
+
+
+class Torch(Contender):
+    def __init__(self, name: str, group: Any = None) -> None:
+        self.name, self._group = name, group
+
+    def prepare(self, b: Buffers) -> Call | None:
+        try:
+            x, output = torch.from_numpy(b.x), torch.from_numpy(b.output)
+        except TypeError:  # a dtype that torch does not know
+            return None
+        if b.op == "avg" and self.name == "gloo":  # which has no average
+            return None
+        op = getattr(td.ReduceOp, b.op.upper())
+        root, here, group = b.root, b.rank == b.root, self._group
+        # Older names give warnings in torch 2.13.
+        gather = getattr(td, "all_gather_single", td.all_gather_into_tensor)
+        reduce_scatter = getattr(td, "reduce_scatter_single", td.reduce_scatter_tensor)
+        parts = [torch.from_numpy(part) for part in b.blocks(b.x if b.operation == "scatter" else b.output)]
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: td.all_reduce(x, op, group),
+            "broadcast": lambda: td.broadcast(x, root, group),
+            "reduce": lambda: td.reduce(x, root, op, group),
+            "all_gather": lambda: gather(output, x, group),
+            "reduce_scatter": lambda: reduce_scatter(output, x, op, group),
+            "gather": lambda: td.gather(x, parts if here else None, root, group),
+            "scatter": lambda: td.scatter(output, parts if here else None, root, group),
+            "all_to_all": lambda: td.all_to_all_single(output, x, group=group),
+            "send_recv": lambda: _around(b, x, output, group),
+            "barrier": lambda: td.barrier(group),
+        }
+        call = calls[b.operation]
+        try:
+            call()  # on all ranks alike
+        except (RuntimeError, ValueError):
+            return None
+        return call
+
+
+class Torchs:
+    """torch in a benchmark's job: its contenders, and its training steps. Collective."""
+
+    def __init__(self, world: World) -> None:
+        torch.set_num_threads(1)
+        if len(set(world.nodes)) == 1:  # the host's name may not resolve, or to an address elsewhere
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        td.init_process_group("mpiddp")
+        self._gloo = td.new_group(backend="gloo")
+        self.contenders = [Torch("gloo", self._gloo), Torch("torch")]
+
+    def train_steps(self, network: str, batch: Any) -> dict[str, Call]:
+        """Return steps of SGD: under torch's DDP on Gloo, alone, under torch's on mpiddp, and under mpiddp's."""
+        ddp = functools.partial(DistributedDataParallel, gradient_as_bucket_view=True)
+        images, labels = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
+        return {
+            "torch": _train_step(ddp(NETWORKS[network](), process_group=self._gloo), images, labels),
+            "torch-alone": _train_step(NETWORKS[network](), images, labels),
+            "on-mpiddp": _train_step(ddp(NETWORKS[network]()), images, labels),
+            "in-ours": _train_step(guest.DistributedDataParallel(NETWORKS[network]()), images, labels),
+        }
+
+    @staticmethod
+    def close() -> None:
+        with contextlib.suppress(RuntimeError):
+            td.destroy_process_group()
+
+
+def _train_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Call:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss: Any = F.nll_loss(model(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _around(b: Buffers, x: torch.Tensor, output: torch.Tensor, group: Any) -> None:
+    sent = td.isend(x, (b.rank + 1) % b.size, group)
+    td.recv(output, (b.rank - 1) % b.size, group)
+    assert sent is not None
+    sent.wait()
