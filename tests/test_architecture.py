@@ -18,7 +18,7 @@ import pytest
 from harness import tiers
 
 LAYERS = (
-    ("errors", "settings", "typing", "device", "serialization", "nested"),
+    ("arguments", "errors", "settings", "typing", "device", "serialization", "nested"),
     ("mpi",),
     ("shm",),
     ("faults",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 import warnings
 from typing import Literal
 
@@ -68,7 +69,10 @@ def symmetric_empty(
     if cuda_fault is not None:
         raise DistError(f'symmetric_empty with device="cuda": {cuda_fault}')
     plan = _ON_GPU if on_gpu else _ON_HOST
-    memory, fault = perform(found, plan, (math.prod(extents) * kind.itemsize,))
+    nbytes = math.prod(extents) * kind.itemsize
+    if nbytes > sys.maxsize // found.size() - segment.ALIGNMENT_BYTES:
+        raise ValueError(f"symmetric_empty({extents}, {kind}) wants {nbytes:,} bytes a rank, more than there can be")
+    memory, fault = perform(found, plan, (nbytes,))
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
         return shared

@@ -145,13 +145,19 @@ def never_finalize() -> None:
 
 
 def running() -> bool:
-    library: Any = sys.modules.get("mpi4py.MPI")
+    library = _loaded()
     return library is not None and library.Is_initialized() and not library.Is_finalized()
 
 
 def finalized() -> bool:
-    library: Any = sys.modules.get("mpi4py.MPI")
+    library = _loaded()
     return library is not None and library.Is_finalized()
+
+
+def _loaded() -> Any:
+    """Return mpi4py's module, or None also while another thread still imports it."""
+    library = sys.modules.get("mpi4py.MPI")
+    return library if hasattr(library, "Is_initialized") and hasattr(library, "Is_finalized") else None
 
 
 def _finalize(library: Any, pid: int) -> None:

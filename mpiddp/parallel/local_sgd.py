@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+from mpiddp.arguments import whole
 from mpiddp.device.packing import packed, unpack
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, all_reduce, new_subgroups
 from mpiddp.distributed.groups import GroupLike, known
@@ -49,7 +50,7 @@ def _by_dtype(params: Iterable[Parameter]) -> list[list[Array]]:
 
 
 def _check(name: str, value: int, least: int) -> int:
-    if value < least:
+    if whole(name, value) < least:
         raise ValueError(f"Arg ``{name}`` must be a {'positive value' if least else 'non-negative number'}.")
     return value
 
