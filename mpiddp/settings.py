@@ -196,9 +196,10 @@ def started_by_rank() -> int | None:
 
     Not found: a program started by a rank that has not used MPI through mpiddp.
     """
-    if launch() is None or _RANK_PROCESS not in os.environ:
+    mark = re.fullmatch(r"(\d+) (.*) (\d*)", os.environ.get(_RANK_PROCESS, ""))
+    if launch() is None or mark is None:
         return None
-    pid, names, socket = os.environ[_RANK_PROCESS].split(" ")
+    pid, names, socket = mark.groups()
     own_names, own_socket = _job_names()
     inherited = names == own_names and own_socket in ("", socket)
     return int(pid) if inherited and int(pid) != os.getpid() else None

@@ -18,7 +18,7 @@ import pytest
 from harness import tiers
 
 LAYERS = (
-    ("errors", "moved", "settings", "typing", "device", "serialization", "nested"),
+    ("arguments", "errors", "moved", "settings", "typing", "device", "serialization", "nested"),
     ("mpi",),
     ("shm",),
     ("faults",),

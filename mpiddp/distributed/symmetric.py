@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 
 import numpy as np
 
@@ -62,7 +63,10 @@ def symmetric_empty(
             f'symmetric_empty makes arrays of the host, device="cpu", got {device!r}; take cupy.empty for a GPU, whose'
             " arrays every collective takes as they are"
         )
-    memory, fault = perform(found, _ALLOCATION, (math.prod(extents) * kind.itemsize,))
+    nbytes = math.prod(extents) * kind.itemsize
+    if nbytes > sys.maxsize // found.size() - segment.ALIGNMENT_BYTES:
+        raise ValueError(f"symmetric_empty({extents}, {kind}) wants {nbytes:,} bytes a rank, more than there can be")
+    memory, fault = perform(found, _ALLOCATION, (nbytes,))
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
         return shared

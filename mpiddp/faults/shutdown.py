@@ -30,7 +30,7 @@ from mpiddp.errors import (
     RankFailedError,
 )
 from mpiddp.mpi import requests, stdio
-from mpiddp.mpi.lazy import MPI, SetupError, finalized, running
+from mpiddp.mpi.lazy import MPI, SetupError, exit_limit, finalized, running
 from mpiddp.mpi.operation import Operation
 
 from . import activity, marker
@@ -273,7 +273,7 @@ class Shutdown:
         try:
             limit_s = settings.default_timeout_s() if _limit_s is None else _limit_s
             while not self._wait(limit_s):
-                with time_limit(limit_s, "the end of the program after a death"):
+                with exit_limit(limit_s):
                     self.job = self.job.survivors()
                 set_rank(self.job.world.rank, self.job.world.size)
         except KeyboardInterrupt:
@@ -287,7 +287,7 @@ class Shutdown:
         try:
             self._wait_for_all(limit_s)
             # Some may have passed the barrier, and would be waited for in MPI_Finalize.
-            with time_limit(limit_s, "the end of the program"):
+            with exit_limit(limit_s):
                 self.job.failures.agree()
         except Exception as error:
             if not self.job.failures.caused(error):

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -145,23 +146,38 @@ def never_finalize() -> None:
 
 
 def running() -> bool:
-    library: Any = sys.modules.get("mpi4py.MPI")
+    library = _loaded()
     return library is not None and library.Is_initialized() and not library.Is_finalized()
 
 
 def finalized() -> bool:
-    library: Any = sys.modules.get("mpi4py.MPI")
+    library = _loaded()
     return library is not None and library.Is_finalized()
+
+
+def _loaded() -> Any:
+    """Return mpi4py's module, or None also while another thread still imports it."""
+    library = sys.modules.get("mpi4py.MPI")
+    return library if hasattr(library, "Is_initialized") and hasattr(library, "Is_finalized") else None
 
 
 def _finalize(library: Any, pid: int) -> None:
     if os.getpid() == pid and _finalizes and not library.Is_finalized():
-        # It may wait for a rank that is gone, and mpi4py holds the interpreter meanwhile.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            limit_s = min(settings.default_timeout_s(), threading.TIMEOUT_MAX)
-            faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or sys.stderr)
-        library.Finalize()
-        faulthandler.cancel_dump_traceback_later()
+        with exit_limit(settings.default_timeout_s()):
+            library.Finalize()
+
+
+@contextlib.contextmanager
+def exit_limit(limit_s: float) -> Iterator[None]:
+    """End the process, and print its stack, if the block lasts longer, as it waits for a rank that is gone.
+
+    For the end of the program: no Python thread can be started any more, and mpi4py's Finalize holds the interpreter.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        limit_s = min(limit_s, threading.TIMEOUT_MAX)
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or sys.stderr)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 if TYPE_CHECKING:

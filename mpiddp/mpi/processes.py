@@ -23,6 +23,8 @@ from . import stdio
 _HYDRA = "hydra_pmi_proxy"
 _STARTERS = ("mpirun", "mpiexec", "prterun", "orterun", "prted", "orted", _HYDRA)
 _RANK = re.compile(rb"\0(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)\0")
+_UNKNOWN = -1
+"""Of a process that has written its title over its environment, as setproctitle does."""
 _LOOK_S, _LOOK_RANK_S = 0.25, 0.01
 """Each rank of a host looks at all of them: many look less often."""
 _MISSING_S = 2.0
@@ -47,8 +49,11 @@ def _children(pid: int) -> set[str]:
 
 def _rank(pid: str) -> int | None:
     with contextlib.suppress(OSError):
-        announced = _RANK.search(b"\0" + Path(f"/proc/{pid}/environ").read_bytes())
-        return None if announced is None else int(announced[1])
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        announced = _RANK.search(b"\0" + environment)
+        if announced is not None:
+            return int(announced[1])
+        return None if b"=" in environment else _UNKNOWN
     return None
 
 
@@ -96,7 +101,7 @@ def _watch(expected: int, over: threading.Event) -> None:
         elif time.monotonic() - since > _MISSING_S:
             if os.getpid() == min(map(int, ranks)):
                 sys.stderr.write(
-                    f"{_missing(set(ranks.values()), expected)} ended before MPI had started, and the others wait in"
+                    f"{_missing([*ranks.values()], expected)} ended before MPI had started, and the others wait in"
                     " MPI_Init: the job ends; every rank has to call init_process_group, so look for an error, an exit"
                     " or a return before it\n"
                 )
@@ -112,9 +117,9 @@ def _watch(expected: int, over: threading.Event) -> None:
             os._exit(1)
 
 
-def _missing(running: set[int], expected: int) -> str:
+def _missing(running: list[int], expected: int) -> str:
     launch = settings.launch()
-    if launch is None or launch.size != expected:  # on other hosts there are more
+    if launch is None or launch.size != expected or _UNKNOWN in running:  # or on other hosts there are more
         return f"{expected - len(running)} of the {expected} ranks on host {socket.gethostname()}"
-    ended = sorted(set(range(expected)) - running)
+    ended = sorted(set(range(expected)).difference(running))
     return f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended))} of {expected}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpiddp.arguments import whole
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
@@ -42,7 +43,7 @@ _streams = _Streams(seed=0, stream=0)
 def manual_seed(seed: int) -> None:
     """Seed both streams, 0 at first: equal initial values on all ranks, dropout of its own on each."""
     global _streams
-    _streams = _Streams(int(seed) & 0xFFFF_FFFF_FFFF_FFFF, _streams.stream)
+    _streams = _Streams(whole("seed", seed) & 0xFFFF_FFFF_FFFF_FFFF, _streams.stream)
 
 
 def initial_seed() -> int:

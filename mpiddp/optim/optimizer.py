@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -182,9 +183,9 @@ def _like(data: Array, record: Record, number: int) -> Record:
 
 
 def check_not_negative(**options: float) -> None:
-    """Raise torch's ``ValueError`` for an option below zero."""
+    """Raise torch's ``ValueError`` for an option below zero, and for one that is infinite or NaN."""
     for name, value in options.items():
-        if not value >= 0:
+        if not 0 <= value < math.inf:
             raise ValueError(f"Invalid {name}: {value}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mpiddp.arguments import whole
 from mpiddp.device.packing import packed, unpack
 from mpiddp.distributed import ProcessGroup, ReduceOp, all_reduce
 from mpiddp.distributed.groups import GroupLike, known
@@ -33,7 +34,7 @@ def _by_dtype(params: Iterable[Parameter]) -> list[list[Array]]:
 
 
 def _check(name: str, value: int, least: int) -> int:
-    if value < least:
+    if whole(name, value) < least:
         raise ValueError(f"Arg ``{name}`` must be a {'positive value' if least else 'non-negative number'}.")
     return value
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.algorithms import plan
+from mpiddp.arguments import whole
 from mpiddp.device import array_namespace
 from mpiddp.device.packing import packed, unpack
 from mpiddp.distributed import Future, ReduceOp
@@ -71,6 +72,8 @@ class PowerSGDState:
         compression_stats_logging_frequency: int = 10_000,
         batch_tensors_with_same_shape: bool = False,
     ) -> None:
+        whole("matrix_approximation_rank", matrix_approximation_rank, 1)
+        whole("start_powerSGD_iter", start_powerSGD_iter, 0)
         if (use_error_feedback or warm_start) and start_powerSGD_iter <= 1:
             raise ValueError(
                 "Expect `start_powerSGD_iter` > 1 if `use_error_feedback` or `warm_start` is enabled, because PowerSGD"

@@ -11,7 +11,7 @@ from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace, download
 from mpiddp.device.half import widened
 from mpiddp.distributed import ProcessGroup, all_gather_single, all_reduce, is_initialized
-from mpiddp.distributed.groups import GroupLike, known
+from mpiddp.distributed.groups import GroupLike, known, resolve
 from mpiddp.nn import Module
 from mpiddp.nn.normalization import BatchNorm, Normalization, affine, along_channels, blend, rounded
 from mpiddp.typing import Array, DTypeLike
@@ -120,6 +120,8 @@ class SyncBatchNorm(BatchNorm):
         dtype: DTypeLike = np.float32,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype=dtype)
+        if process_group is not None:
+            resolve(process_group)  # a TypeError for what is no group
         self.process_group = process_group
 
     def forward(self, input: Any) -> Tensor:

@@ -135,7 +135,7 @@ def _converted(key: str, value: Any, kind: Kind) -> Any:
     """Accept an int as a float, and a string as a path."""
     if value is None and kind.optional:
         return None
-    if kind.wanted is Path and isinstance(value, str | Path):
+    if kind.wanted is Path and isinstance(value, str | Path) and value != "":
         return Path(value)
     if kind.wanted is float and type(value) is int:
         return float(value)
@@ -176,6 +176,8 @@ def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
 def _reader(wanted: type) -> Callable[[str], Any]:
     def read(word: str) -> Any:
         try:
+            if wanted is Path and not word:
+                raise ValueError("Path takes it for the working directory")
             return wanted(word)
         except ValueError:
             raise argparse.ArgumentTypeError(f"has to be {_KINDS[wanted]}, got {word!r}") from None

@@ -48,7 +48,8 @@ def jobs(request):
     if request.config.option.long:
         whole[SENDERS_LEFT] = partial(mpirun, 3, SENDERS_LEFT, timeout_s=40)
     late = {name: partial(run, *programs) for name, programs in LATE.items()}
-    late["stopped"] = partial(mpirun, 3, STOPPED_AT_THE_END, timeout_s=40, env={"MPIDDP_TIMEOUT": "8"})
+    for text in (STOPPED_AT_THE_END, STOPPED_BEFORE_FINALIZE):
+        late[text] = partial(mpirun, 3, text, timeout_s=40, env={"MPIDDP_TIMEOUT": "8"})
     without = {
         NO_INIT.format(before=before): partial(mpirun, 3, NO_INIT.format(before=before), timeout_s=40, env=env)
         for before, env in (("", None), (STARTS_MPI, {"MPIDDP_TIMEOUT": "2"}))
@@ -243,10 +244,28 @@ if dist.get_rank() == 1:
 
 
 def test_stopped_rank_keeps_the_others_at_their_end_for_the_timeout(jobs):
-    job = jobs["stopped"].result()
+    job = jobs[STOPPED_AT_THE_END].result()
     assert_ended(job)
     assert job.rc == 110, job
     assert "its program has ended, and rank 1 has not answered for 8 s" in job.stderr, job
+
+
+# The handler runs when all ranks have met at their ends, and before MPI_Finalize.
+STOPPED_BEFORE_FINALIZE = """
+import atexit, os, signal
+import mpiddp as dist
+from mpiddp.mpi.lazy import MPI
+
+if MPI.COMM_WORLD.rank == 1:
+    atexit.register(os.kill, os.getpid(), signal.SIGSTOP)
+dist.init_process_group()
+"""
+
+
+def test_stopped_rank_keeps_the_others_in_finalize_for_the_timeout(jobs):
+    job = jobs[STOPPED_BEFORE_FINALIZE].result()
+    assert_ended(job)
+    assert "Timeout (0:00:08)" in job.stderr and "in _finalize" in job.stderr, job
 
 
 CAUGHT = """

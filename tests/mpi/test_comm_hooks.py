@@ -351,6 +351,12 @@ def test_powersgd_cannot_begin_before_buckets_are_settled() -> None:
     dist.PowerSGDState(None, start_powerSGD_iter=0, use_error_feedback=False, warm_start=False)
 
 
+@pytest.mark.parametrize(("rank", "error"), [("abc", TypeError), (1.5, TypeError), (0, ValueError)])
+def test_rank_of_an_approximation_is_a_positive_integer(rank: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"matrix_approximation_rank has to be .*, got {rank!r}"):
+        dist.PowerSGDState(None, rank)
+
+
 def test_gradients_of_zero_are_no_obstacle(world: World) -> None:
     state = dist.PowerSGDState(None, 2, start_powerSGD_iter=2, min_compression_rate=1)
     model = nn.Linear(12, 12)

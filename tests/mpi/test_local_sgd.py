@@ -134,3 +134,6 @@ def test_impossible_diloco_is_refused(world: World) -> None:
             dist.DiLoCo(parameters, period, fragments)
     with pytest.raises(ValueError, match="made with"):
         dist.DiLoCo(parameters, 4).average_parameters(parameters[::-1])
+    for period in (np.nan, np.inf, 2.5, "4"):
+        with pytest.raises(TypeError, match=f"period has to be an integer, got {period!r}"):
+            dist.DiLoCo(parameters, period)  # type: ignore[arg-type]

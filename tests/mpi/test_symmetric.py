@@ -220,9 +220,12 @@ def test_sizes_that_differ_are_an_error_on_every_rank(world: Any) -> None:
         dist.symmetric_empty(100 if world.rank == 0 else 200)
 
 
-@pytest.mark.parametrize(("shape", "dtype", "error"), [((-1,), "f4", ValueError), (3, object, TypeError)])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error"),
+    [((-1,), "f4", ValueError), (3, object, TypeError), (1 << 62, "f4", ValueError), (1 << 60, "f8", ValueError)],
+)
 def test_nonsense_is_refused(world: Any, shape: Any, dtype: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error, match="symmetric_empty"):
         dist.symmetric_empty(shape, dtype)
 
 

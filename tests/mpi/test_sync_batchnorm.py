@@ -154,3 +154,5 @@ def test_what_cannot_be_normalised_is_refused_on_every_rank(world: World) -> Non
         dist.SyncBatchNorm(0)(np.ones((3, 0), np.float32))
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         dist.SyncBatchNorm(3)(np.ones((int(world.rank == 0), 3), np.float32))
+    with pytest.raises(TypeError, match="needs a group made by new_group, or None for all ranks, got 3"):
+        dist.SyncBatchNorm(3, process_group=3)  # type: ignore[arg-type]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+import types
 
 import pytest
 from harness import launcher
+
+from mpiddp.mpi import lazy
 
 REPORT = """
 import sys
@@ -43,6 +47,11 @@ def test_import_under_a_launcher_fills_the_ranks_and_starts_no_mpi(name):
     code = "import mpiddp, os\nprint(*(os.environ.get(n) for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')))\n" + REPORT
     done = launcher.python(code, env=LAUNCHED[name])
     assert (done.rc, done.stdout) == (0, "2 3 1\nheavy: []\n"), done
+
+
+def test_library_that_another_thread_imports_does_not_run_yet(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
+    assert not lazy.running() and not lazy.finalized()
 
 
 def test_import_leaves_ranks_alone_that_are_set():

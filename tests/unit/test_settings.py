@@ -251,6 +251,14 @@ def test_who_inherits_a_launch_is_no_rank(environ, tmp_path, rank, later, is_ran
         assert settings.launch() is None and not [name for name in left if name.startswith("MPIDDP_")]
 
 
+@pytest.mark.parametrize("text", ["x", "", "1 2 3 x", "x y 3"])
+def test_mark_that_no_rank_has_left_says_nothing(environ, text):
+    environ.setenv("PMI_RANK", "0")
+    environ.setenv("PMI_SIZE", "2")
+    environ.setenv("MPIDDP_RANK_PROCESS", text)
+    assert settings.started_by_rank() is None
+
+
 def test_without_a_launcher_nobody_claims_a_rank(environ):
     before = dict(os.environ)
     settings.claim_rank()

@@ -36,6 +36,12 @@ def test_same_seed_same_values() -> None:
     assert nn.random.initial_seed() == 6
 
 
+def test_seed_is_an_integer() -> None:
+    with pytest.raises(TypeError, match=r"seed has to be an integer, got 0\.5"):
+        nn.manual_seed(0.5)  # type: ignore[arg-type]
+    nn.manual_seed(np.int64(-1))  # type: ignore[arg-type]
+
+
 def test_ranks_share_values_and_not_dropout() -> None:
     values, masks = [], []
     for rank in range(3):

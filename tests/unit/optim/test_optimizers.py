@@ -176,7 +176,7 @@ def test_misuse() -> None:
         SGD([param, param])
     with pytest.raises(ValueError, match="more than one parameter group"):
         SGD([{"params": [param]}, {"params": [param]}])
-    for options in ({"lr": -1.0}, {"momentum": -0.1}, {"weight_decay": float("nan")}):
+    for options in ({"lr": -1.0}, {"lr": float("inf")}, {"momentum": -0.1}, {"weight_decay": float("nan")}):
         with pytest.raises(ValueError, match="Invalid"):
             SGD([param], **options)
     with pytest.raises(ValueError, match="Nesterov momentum requires a momentum and zero dampening"):

@@ -119,6 +119,15 @@ def test_tables_and_the_top_say_the_same(tmp_path):
     assert not parse("--config", str(file), "--no-download").download, "the command line overrides the file"
 
 
+@pytest.mark.parametrize("option", ["output", "metrics", "timeline"])
+def test_empty_path_is_not_the_working_directory(tmp_path, option):
+    with pytest.raises(argparse.ArgumentError, match=f"--{option}: has to be a path, got ''"):
+        parse(f"--{option}", "")
+    (tmp_path / "empty.toml").write_text(f'{option} = ""')
+    with pytest.raises(UsageError, match=f"'{option}' has to be a path, got ''"):
+        parse("--config", str(tmp_path / "empty.toml"))
+
+
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"nowhere\.toml"):
         parse("--config", str(tmp_path / "nowhere.toml"))

@@ -1,0 +1,16 @@
+"""Checks of arguments that several parts share. Imports the standard library only."""
+
+from __future__ import annotations
+
+import operator
+
+
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """Return an integer, also NumPy's; TypeError for other numbers, ValueError below ``least``."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} has to be an integer, got {value!r}") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name} has to be at least {least}, got {number}")
+    return number
