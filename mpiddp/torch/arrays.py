@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def unowned(tensor: torch.Tensor) -> Array:
     """Return the memory of a plain tensor, flat; the caller keeps the tensor until the operation is over."""
-    return np.frombuffer(MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes), _NUMPY[tensor.dtype])
+    memory: Any = MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
+    return np.frombuffer(memory, _NUMPY[tensor.dtype])
 
 
 class _Memory:

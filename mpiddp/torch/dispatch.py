@@ -36,7 +36,7 @@ _KINDS = {
     "recv_anysource": "RECVANYSOURCE",
 }
 """Names of torch's ``OpType`` where it is not that of the method."""
-_OPTION_OF = {
+_OPTION_OF: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "root_rank": ("rootRank", int),
     "root_tensor": ("rootTensor", int),
     "async_op": ("asyncOp", bool),
@@ -67,7 +67,7 @@ _current = _Current()
 
 def entry(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method ``name`` of a ProcessGroup, which ``function`` carries out."""
-    kinds = c10d.OpType.__members__
+    kinds = c10d.OpType.__members__  # type: ignore[attr-defined]
     kind = int(kinds.get(_KINDS.get(name, name.upper()), kinds["UNKNOWN"]))
     by_options = "opts" in (getattr(c10d.ProcessGroup, name).__doc__ or "")
 
@@ -95,7 +95,7 @@ def entry(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _reduction(args: Iterable[Any]) -> Any:
     for each in args:
         if isinstance(each, c10d.ReduceOp):  # or a RedOpType
-            return each if hasattr(each, "op") else c10d.ReduceOp(each)
+            return each if hasattr(each, "op") else c10d.ReduceOp(each)  # type: ignore[arg-type]
         if hasattr(each, "reduceOp"):
             return each.reduceOp
     return c10d.ReduceOp(c10d.ReduceOp.SUM)

@@ -275,7 +275,7 @@ class Operations:
         return self._calls_of(mpiddp.all_gather, calls, outputs, loan, opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work | None:
-        return self.all_gather_single_coalesced([output], [input], opts)
+        return Operations.all_gather_single_coalesced(self, [output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
         """Make several calls that end as one."""
@@ -323,7 +323,7 @@ class Operations:
         return self._call(mpiddp.reduce_scatter, (x, inputs, _reduction(opts)), output_tensors, loan, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work | None:
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
+        return Operations.reduce_scatter_single_coalesced(self, [output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
         """Make several calls that end as one."""
@@ -526,7 +526,8 @@ def _sparse_sum(tensor: torch.Tensor, op: mpiddp.ReduceOp, group: mpiddp.Process
     mpiddp.all_gather_object(parts, (as_array(mine.indices().cpu()), as_array(mine.values().cpu())), group)
     indices = torch.cat([torch.from_numpy(part) for part, _ in parts], dim=1)
     values = torch.cat([torch.from_numpy(part) for _, part in parts])
-    return torch.sparse_coo_tensor(indices, values, tensor.shape, device=tensor.device).coalesce()
+    total = torch.sparse_coo_tensor(indices, values, tensor.shape, device=tensor.device, check_invariants=False)
+    return total.coalesce()
 
 
 def _expect_alike(model: torch.Tensor, tensors: Tensors) -> None:

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import torch.distributed
-from torch._C._distributed_c10d import OpType
+from torch._C import _distributed_c10d as c10d
 from torch._C._dynamo import eval_frame
 from torch.autograd import Variable
 from torch.futures import Future
@@ -65,7 +65,7 @@ class Work(torch.distributed.Work):
     tensors are, for the future.
     """
 
-    kind = int(OpType.UNKNOWN)
+    kind = int(c10d.OpType.UNKNOWN)  # type: ignore[attr-defined]
 
     def __init__(
         self,
