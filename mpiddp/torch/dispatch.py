@@ -102,15 +102,13 @@ def _reduction(args: Iterable[Any]) -> Any:
 
 
 def _needs_dispatch(args: tuple[Any, ...]) -> bool:
-    """Tell whether tensors are a subclass's, which decides itself, or hold no data; or a list has none (an error)."""
-    empty = False
+    """Tell whether the first tensor is a subclass's, which decides itself, or holds no data."""
     for each in args:
         while type(each) is list and each:
             each = each[0]
         if isinstance(each, torch.Tensor):
             return type(each).__torch_dispatch__ is not _PLAIN or each.is_meta
-        empty = empty or type(each) is list
-    return empty
+    return False
 
 
 _library: torch.library.Library | None = None

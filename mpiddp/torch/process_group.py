@@ -183,6 +183,7 @@ class Operations:
     # ---- collectives
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work | None:
+        expect(len(tensors) > 0, "requires non-empty tensor list")
         tensor, op = tensors[0], _reduction(opts)
         if len(tensors) > 1:
             _expect_alike(tensor, tensors)
@@ -209,8 +210,10 @@ class Operations:
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work | None:
         loan, op = Loan(), _reduction(opts)
-        expect(len({each.dtype for each in tensors}) == 1, "tensors must all have the same type")
+        expect(len(tensors) > 0, "requires non-empty tensor list")
         expect(len({each.layout for each in tensors}) == 1, "invalid tensor layout at index: expected one layout")
+        expect(tensors[0].layout is torch.strided, f"unsupported layout {tensors[0].layout}")
+        expect(len({each.dtype for each in tensors}) == 1, "tensors must all have the same type")
         return self._calls_of(mpiddp.all_reduce, [(each, op) for each in loan.outputs(tensors)], tensors, loan, opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work | None:
