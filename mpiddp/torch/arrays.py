@@ -34,7 +34,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
         tensor.is_cpu
         and tensor.dtype in _NUMPY
         and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
+        and not (tensor.is_neg() or tensor.is_conj())
         and tensor.data_ptr() != 0
     )
 
@@ -57,7 +57,9 @@ class _Memory:
             "data": (tensor.data_ptr(), False),
             "typestr": _NUMPY[tensor.dtype].str,
             "shape": tuple(tensor.shape),
-            "strides": tuple(stride * tensor.itemsize for stride in tensor.stride()),
+            "strides": None
+            if tensor.is_contiguous()
+            else tuple(stride * tensor.itemsize for stride in tensor.stride()),
         }
 
 
@@ -129,9 +131,9 @@ class Loan:
         return found.resolve_conj().resolve_neg().contiguous()
 
     def _flat(self, lent: torch.Tensor, moved: bool) -> Array:
-        flat, dtype = lent.as_strided((lent.numel(),), (1,)), None  # `view` keeps the stride of a single element
+        flat, dtype = lent.view(-1), None
         if lent.dtype not in _NUMPY and moved:
-            flat = flat.view(torch.uint8)
+            flat = flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # a single element may have another stride
         elif lent.dtype == torch.bfloat16:
             flat, dtype = flat.view(torch.int16), bfloat16()
         elif lent.dtype not in _NUMPY:

@@ -72,7 +72,7 @@ def entry(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     by_options = "opts" in (getattr(c10d.ProcessGroup, name).__doc__ or "")
 
     def call(self: Any, *args: Any, **named: Any) -> Any:
-        if len(named) == 1 and "opts" in named:
+        if named and list(named) == ["opts"]:
             args, named = (*args, named["opts"]), {}
         usual = args and not named and (type(args[-1]) in _OPTIONS if by_options else type(args[0]) is list)
         if usual and not _modes() and not _profiled() and not _needs_dispatch(args):
@@ -106,6 +106,8 @@ def _needs_dispatch(args: tuple[Any, ...]) -> bool:
     for each in args:
         while type(each) is list and each:
             each = each[0]
+        if type(each) is torch.Tensor and each.is_cpu:
+            return False  # soon, for 8 bytes
         if isinstance(each, torch.Tensor):
             return type(each).__torch_dispatch__ is not _PLAIN or each.is_meta
     return False

@@ -219,7 +219,7 @@ class Operations:
     def broadcast(self, tensors: Tensors, opts: Any) -> Work | None:
         loan, root = Loan(), self._root(opts)
         tensor = _root_tensor(tensors, opts)
-        others = [each for each in tensors if each is not tensor]
+        others = [each for each in tensors if each is not tensor] if len(tensors) > 1 else []
         _expect_alike(tensor, others)
         if root == self.group.rank() and not others:
             x = loan.input(tensor, moved=True)
