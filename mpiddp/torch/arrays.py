@@ -5,34 +5,69 @@ ml_dtypes gives NumPy bfloat16 for reductions; data that only moves goes as byte
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 
 from mpiddp.device.half import bfloat16
+from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
 from . import cuda
+from .errors import ArgumentError
 
-_NUMPY = frozenset(
-    (
-        *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+_NUMPY = {
+    getattr(torch, name): np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
     )
-)
+}
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return True if NumPy can view the tensor's memory as it is."""
-    return tensor.is_cpu and tensor.dtype in _NUMPY and tensor.is_contiguous() and not tensor.is_conj()
+    return (
+        tensor.is_cpu
+        and tensor.dtype in _NUMPY
+        and tensor.is_contiguous()
+        and not (tensor.is_neg() or tensor.is_conj())
+        and tensor.data_ptr() != 0
+    )
+
+
+def unowned(tensor: torch.Tensor) -> Array:
+    """Return the memory of a plain tensor, flat; the caller keeps the tensor until the operation is over."""
+    memory: Any = MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
+    return np.frombuffer(memory, _NUMPY[tensor.dtype])
+
+
+class _Memory:
+    """A tensor's memory for NumPy, whose array keeps the tensor; after ``Tensor.numpy`` it could never be resized."""
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), False),
+            "typestr": _NUMPY[tensor.dtype].str,
+            "shape": tuple(tensor.shape),
+            "strides": None
+            if tensor.is_contiguous()
+            else tuple(stride * tensor.itemsize for stride in tensor.stride()),
+        }
 
 
 def as_array(tensor: torch.Tensor) -> Array:
     """Return a tensor of the host's memory as an array of its shape and strides, without a copy."""
-    found = tensor.detach()
-    if found.dtype == torch.bfloat16:
-        return found.view(torch.int16).numpy().view(bfloat16())
-    return found.numpy()
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(_Memory(tensor.detach().view(torch.int16))).view(bfloat16())
+    return np.asarray(_Memory(tensor))
 
 
 def as_tensor(array: Array) -> torch.Tensor:
@@ -58,12 +93,23 @@ class Loan:
         """Return the array of a tensor that is read only; ``moved``: its bytes will do."""
         return self._flat(self._lent(tensor), moved)
 
-    def output(self, tensor: torch.Tensor, *, moved: bool = False) -> Array:
-        """Return the array of a tensor that is written to, and may be read before; ``moved``: its bytes will do."""
+    def output(self, tensor: torch.Tensor, *, moved: bool = False, also: Sequence[torch.Tensor] = ()) -> Array:
+        """Return the array of a tensor that is written to, and may be read before; ``moved``: its bytes will do.
+
+        What is written goes to the tensors of ``also``, too.
+        """
         lent = self._lent(tensor)
         if lent.data_ptr() != tensor.data_ptr() or lent.device != tensor.device:
             self._copies.append((tensor, lent))
+        self._copies += [(each, lent) for each in also]
         return self._flat(lent, moved)
+
+    def outputs(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
+        """Return the arrays of tensors that are read before any is written to: copies if they overlap."""
+        spans = sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in tensors)
+        if all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)):
+            return [self.output(each) for each in tensors]
+        return [self.output(each.detach().clone(), also=(each,)) for each in tensors]
 
     def give_back(self) -> None:
         """Copy results to where they belong."""
@@ -77,7 +123,7 @@ class Loan:
         """Return the tensor, or a copy that is contiguous and in memory that NumPy or CuPy can view."""
         found = tensor.detach()
         if found.layout is not torch.strided:
-            raise TypeError(
+            raise ArgumentError(
                 f"this operation takes dense tensors, got one of layout {found.layout}; pass tensor.to_dense()"
             )
         if not found.is_cpu and not cuda.usable(found):
@@ -87,12 +133,12 @@ class Loan:
     def _flat(self, lent: torch.Tensor, moved: bool) -> Array:
         flat, dtype = lent.view(-1), None
         if lent.dtype not in _NUMPY and moved:
-            flat = flat.view(torch.uint8)
+            flat = flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # a single element may have another stride
         elif lent.dtype == torch.bfloat16:
             flat, dtype = flat.view(torch.int16), bfloat16()
         elif lent.dtype not in _NUMPY:
-            raise TypeError(f"there is no reduction of {lent.dtype}: convert it, such as by tensor.float()")
+            raise ArgumentError(f"there is no reduction of {lent.dtype}: convert it, such as by tensor.float()")
         if not lent.is_cpu:
             self.device = lent.device
-        found: Array = flat.numpy() if lent.is_cpu else cuda.as_array(flat)
+        found: Array = as_array(flat) if lent.is_cpu else cuda.as_array(flat)
         return found if dtype is None else found.view(dtype)

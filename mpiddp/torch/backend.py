@@ -6,9 +6,11 @@ for. Nothing here starts MPI before ``init_process_group``.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed
+from torch.distributed import _dist2
 from torch.distributed import distributed_c10d as c10d
 
 from . import rendezvous
@@ -24,6 +26,7 @@ def register() -> None:
     if torch.distributed.is_available() and NAME.upper() not in c10d.Backend._plugins:
         c10d.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         rendezvous.install()
+        _dist2.register_backend(NAME, _create_another)
 
 
 def _create(options: Any, _: Any) -> Any:
@@ -42,9 +45,25 @@ def _create(options: Any, _: Any) -> Any:
         else:
             group = default.begin(options.timeout, options.group_rank, options.group_size)
             close = default.end
-    made = ProcessGroup(group, options.timeout, close)
+    made = ProcessGroup(group, options.timeout, close, options.store)
     if torch.__version__ >= _FIRST_WITH_BACKENDS:
         from .torch_backend import Backend
 
         made.own(Backend(group, options.timeout, close))
     return made
+
+
+def _create_another(
+    store: torch.distributed.Store, rank: int, size: int, timeout: timedelta, device: torch.device, **_: object
+) -> Any:
+    """Make a group of all ranks that ``torch.distributed`` does not know (``torch.distributed._dist2``)."""
+    from mpiddp import distributed as mpiddp
+
+    from . import default
+    from .process_group import ProcessGroup
+
+    with translated():
+        default.begin(timeout, rank, size)
+        group = mpiddp.new_group(timeout=timeout)
+    assert isinstance(group, mpiddp.ProcessGroup), "all ranks are members"
+    return ProcessGroup(group, timeout, default.free, store)

@@ -26,18 +26,33 @@ class RankFailedError(BackendError, errors.RankFailedError):
     """Ranks have failed; their numbers are in ``ranks``."""
 
 
+class ArgumentError(RuntimeError, ValueError, TypeError):
+    """A wrong argument: torch's backends raise RuntimeError, mpiddp's functions one of the others."""
+
+
+def expect(right: bool, text: str) -> None:
+    if not right:
+        raise ArgumentError(text)
+
+
+RAISED = (errors.DistError, ValueError, TypeError)
+"""What mpiddp's functions raise."""
+
+
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
     try:
         yield
-    except errors.DistError as error:
+    except RAISED as error:
         raise translate(error) from error
 
 
-def translate(error: errors.DistError) -> Exception:
-    """Return torch's class of ``error``, with its text; torch's own errors and wrong arguments as they are."""
-    if isinstance(error, DistBackendError | errors.ArrayError):
+def translate(error: Exception) -> Exception:
+    """Return torch's class of ``error``, with its text; torch's own errors and arrays that are wrong as they are."""
+    if isinstance(error, DistBackendError | errors.ArrayError | ArgumentError):
         return error
+    if not isinstance(error, errors.DistError):
+        return ArgumentError(str(error))
     if isinstance(error, errors.RankFailedError):
         return RankFailedError(str(error), error.ranks)
     if isinstance(error, errors.DistTimeoutError):

@@ -1,16 +1,18 @@
 """A torch process group that communicates through mpiddp.
 
 ``torch.distributed`` and torch's C++ call these methods, named as torch's functions; each lends its tensors to one
-public function of mpiddp. A call that need not be asynchronous returns None: it is over.
+public function of mpiddp. A call that need not be asynchronous returns None: it is over. `dispatch.entry` brings calls
+in other forms into this one. Wrong arguments are named as by Gloo, whose words programs may look for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed
@@ -21,20 +23,30 @@ from mpiddp import distributed as mpiddp
 from mpiddp.mpi import recorder
 from mpiddp.typing import Array
 
-from . import cuda
-from .arrays import Loan, is_plain
-from .errors import translate, translated
+from . import cuda, default, dispatch
+from .arrays import Loan, as_array, is_plain, unowned
+from .errors import RAISED, ArgumentError, expect, translate, translated
 from .symmetric import symmetric_empty
-from .work import Work
+from .work import Work, untraced
 
 Tensors = Sequence[torch.Tensor]
+T = TypeVar("T")
 
 recorder.add_library(str(Path(torch.__file__).parent))  # the flight recorder shows the program's lines, not torch's
 
-_OPS = {
-    getattr(ReduceOp.RedOpType, name): getattr(mpiddp.ReduceOp, name)
-    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+_COMBINE = {
+    **dict.fromkeys(("SUM", "AVG", "PREMUL_SUM"), torch.add),
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
 }
+"""How a rank reduces several tensors of its own."""
+_OPS = {getattr(ReduceOp.RedOpType, name): getattr(mpiddp.ReduceOp, name) for name in _COMBINE if name != "PREMUL_SUM"}
+_kept: list[torch.Tensor] = []
+"""Tensors of calls that have failed: something may still be on its way to them."""
 
 
 def _reduction(opts: Any) -> mpiddp.ReduceOp:
@@ -132,16 +144,16 @@ class Operations:
         outputs: Tensors,
         loan: Loan,
         options: Any,
-        timeout_s: float | None = None,
+        lists: int = 1,
         **named: Any,
     ) -> Work | None:
         """Make several calls of one function, which end as one."""
         if loan.device is not None:
             place, loan.device = loan.device, None
             with cuda.on_stream(place):
-                return self._calls_of(function, calls, outputs, loan, options, timeout_s, **named)
+                return self._calls_of(function, calls, outputs, loan, options, lists, **named)
         self._calls += len(calls)
-        limit_s = timeout_s or self._timeout_s
+        limit_s = _seconds(getattr(options, "timeout", None)) or self._timeout_s
         try:
             if limit_s is None and options is not None and not options.asyncOp and self._coalesced is None:
                 for arguments in calls:
@@ -149,9 +161,9 @@ class Operations:
                 loan.give_back()
                 return None
             works = [function(*arguments, group=self.group, async_op=True, **named) for arguments in calls]
-        except mpiddp.DistError as error:
+        except RAISED as error:
             raise translate(error) from error
-        return self._submitted(Work(works, outputs, loan, limit_s))  # type: ignore[arg-type]
+        return self._submitted(Work(works, outputs, loan, limit_s, lists))  # type: ignore[arg-type]
 
     def _submitted(self, work: Work) -> Work:
         if self._coalesced is not None:
@@ -171,52 +183,93 @@ class Operations:
     # ---- collectives
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work | None:
+        expect(len(tensors) > 0, "requires non-empty tensor list")
         tensor, op = tensors[0], _reduction(opts)
-        if self._timeout_s is None and opts is not None and not opts.asyncOp and is_plain(tensor):
+        if len(tensors) > 1:
+            _expect_alike(tensor, tensors)
+            tensor = functools.reduce(_COMBINE[op.name], [each.detach() for each in tensors])
+        elif self._timeout_s is None and opts is not None and not opts.asyncOp and is_plain(tensor):
             # `_call` in half the time, which is felt at 8 bytes.
             self._calls += 1
             try:
-                mpiddp.all_reduce((tensor.detach() if tensor.requires_grad else tensor).numpy(), op, self.group)
-            except mpiddp.DistError as error:
-                raise translate(error) from error
+                mpiddp.all_reduce(unowned(tensor), op, self.group)
+            except BaseException as error:
+                _kept.append(tensor)
+                if isinstance(error, RAISED):
+                    raise translate(error) from error
+                raise
             return None
-        if tensor.is_sparse:
-            with translated():
-                _all_reduce_sparse(tensor, op, self.group)
-            return self._submitted(Work([], tensors, Loan()))
-        loan = Loan()
-        return self._call(mpiddp.all_reduce, (loan.output(tensor), op), tensors, loan, opts)
+        loan, also = Loan(), tensors if len(tensors) > 1 else ()
+        if not tensor.is_sparse:
+            return self._call(mpiddp.all_reduce, (loan.output(tensor, also=also), op), tensors, loan, opts)
+        with translated(), torch.no_grad():  # a detached one would get indices and values of its own
+            total = _sparse_sum(tensor, op, self.group)
+            for each in tensors:
+                each.copy_(total)
+        return self._submitted(Work([], tensors, loan))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work | None:
         loan, op = Loan(), _reduction(opts)
-        return self._calls_of(mpiddp.all_reduce, [(loan.output(each), op) for each in tensors], tensors, loan, opts)
+        expect(len(tensors) > 0, "requires non-empty tensor list")
+        expect(len({each.layout for each in tensors}) == 1, "invalid tensor layout at index: expected one layout")
+        expect(tensors[0].layout is torch.strided, f"unsupported layout {tensors[0].layout}")
+        expect(len({each.dtype for each in tensors}) == 1, "tensors must all have the same type")
+        return self._calls_of(mpiddp.all_reduce, [(each, op) for each in loan.outputs(tensors)], tensors, loan, opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work | None:
-        loan, tensor = Loan(), tensors[opts.rootTensor]
-        root = opts.rootRank
-        x = loan.input(tensor, moved=True) if root == self.group.rank() else loan.output(tensor, moved=True)
+        loan, root = Loan(), self._root(opts)
+        tensor = _root_tensor(tensors, opts)
+        others = [each for each in tensors if each is not tensor] if len(tensors) > 1 else []
+        _expect_alike(tensor, others)
+        if root == self.group.rank() and not others:
+            x = loan.input(tensor, moved=True)
+        else:
+            x = loan.output(tensor, moved=True, also=others)
         return self._call(mpiddp.broadcast, (x,), tensors, loan, opts, group_src=root)
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work | None:
-        loan, tensor = Loan(), tensors[opts.rootTensor]
-        root = opts.rootRank
+        loan, root = Loan(), self._root(opts)
+        tensor = _root_tensor(tensors, opts)
+        _single(tensors, "tensor list")
         x = loan.output(tensor) if root == self.group.rank() else loan.input(tensor)
         return self._call(mpiddp.reduce, (x,), tensors, loan, opts, group_dst=root, op=_reduction(opts))
 
     def barrier(self, opts: Any = None) -> Work | None:
-        return self._call(mpiddp.barrier, (), (), Loan(), opts, timeout_s=_seconds(getattr(opts, "timeout", None)))
+        return self._call(mpiddp.barrier, (), (), Loan(), opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         with translated():
             mpiddp.monitored_barrier(self.group, getattr(timeout, "timeout", timeout), wait_all_ranks)
 
     def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Work | None:
-        return self.allgather_coalesced(list(zip(*output_tensors, strict=True)), input_tensors, opts)
+        """``output_tensors[any][rank * inputs + index]``: all lists receive all inputs of all ranks."""
+        count = len(input_tensors)
+        expect(count > 0, "requires non-empty input tensor list")
+        expect(len(output_tensors) == count, "requires input/output tensor lists to have the same length")
+        _expect_alike(input_tensors[0], input_tensors)
+        for mine in output_tensors:
+            length = self.group.size() * count
+            expect(len(mine) == length, f"invalid output tensor list: expected length {length}, got {len(mine)}")
+            _expect_alike(input_tensors[0], mine)
+        loan, calls = Loan(), []
+        for index, tensor in enumerate(input_tensors):
+            mine = list(zip(*output_tensors, strict=True))[index::count]
+            outputs = [loan.output(first, moved=True, also=others) for first, *others in mine]
+            calls.append((outputs, loan.input(tensor, moved=True)))
+        flat = [each for mine in output_tensors for each in mine]
+        return self._calls_of(mpiddp.all_gather, calls, flat, loan, opts, lists=count)
 
     def allgather_coalesced(
         self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None
     ) -> Work | None:
         """``output_lists[rank][index]``."""
+        size = self.group.size()
+        expect(len(output_lists) == size, f"output lists should be equal to world size {size}, got {len(output_lists)}")
+        for mine in output_lists:
+            expect(len(mine) == len(input_list), f"invalid output size: expected {len(input_list)}, got {len(mine)}")
+            for index, (output, tensor) in enumerate(zip(mine, input_list, strict=True)):
+                expect(output.shape == tensor.shape, f"invalid size of output tensor at index {index}")
+                expect(output.dtype == tensor.dtype, f"invalid tensor type at index {index}")
         loan, calls, outputs = Loan(), [], []
         for index, tensor in enumerate(input_list):
             mine = [each[index] for each in output_lists]
@@ -225,7 +278,7 @@ class Operations:
         return self._calls_of(mpiddp.all_gather, calls, outputs, loan, opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work | None:
-        return self.all_gather_single_coalesced([output], [input], opts)
+        return Operations.all_gather_single_coalesced(self, [output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
         """Make several calls that end as one."""
@@ -235,25 +288,45 @@ class Operations:
         return self._calls_of(mpiddp.all_gather_single, calls, outputs, loan, opts)
 
     def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> Work | None:
-        loan, mine = Loan(), output_tensors[0] if output_tensors else []
+        loan, root = Loan(), self._root(opts)
+        tensor = _single(input_tensors, "input tensor list")
+        mine = self._roots_list(root, output_tensors, "output", tensor)
         lists = [loan.output(each, moved=True) for each in mine] if mine else None
-        x = loan.input(input_tensors[0], moved=True)
-        return self._call(mpiddp.gather, (x, lists), mine, loan, opts, group_dst=opts.rootRank)
+        x = loan.input(tensor, moved=True)
+        return self._call(mpiddp.gather, (x, lists), mine, loan, opts, group_dst=root)
 
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work | None:
-        loan = Loan()
-        lists = [loan.input(each, moved=True) for each in input_tensors[0]] if input_tensors else None
-        x = loan.output(output_tensors[0], moved=True)
-        return self._call(mpiddp.scatter, (x, lists), output_tensors, loan, opts, group_src=opts.rootRank)
+        loan, root = Loan(), self._root(opts)
+        tensor = _single(output_tensors, "output tensor list")
+        mine = self._roots_list(root, input_tensors, "input", tensor)
+        lists = [loan.input(each, moved=True) for each in mine] if mine else None
+        x = loan.output(tensor, moved=True)
+        return self._call(mpiddp.scatter, (x, lists), output_tensors, loan, opts, group_src=root)
+
+    def _root(self, opts: Any) -> int:
+        root: int = opts.rootRank
+        expect(0 <= root < self.group.size(), f"invalid root rank: {root} in a group of {self.group.size()}")
+        return root
+
+    def _roots_list(self, root: int, lists: Sequence[Tensors], role: str, tensor: torch.Tensor) -> Tensors:
+        """Return the tensors that the root gathers or scatters, one for each rank; elsewhere none."""
+        if root != self.group.rank():
+            expect(not lists or not lists[0], f"requires empty {role} on non-root")
+            return ()
+        mine = _single(lists, f"{role} list")
+        size = self.group.size()
+        expect(len(mine) == size, f"Incorrect {role} list size {len(mine)}. {role.title()} list size should be {size}")
+        _expect_alike(tensor, mine)
+        return mine
 
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work | None:
         loan = Loan()
-        inputs = [loan.input(each) for each in input_tensors[0]]
-        x = loan.output(output_tensors[0])
+        inputs = [loan.input(each) for each in _single(input_tensors, "input list")]
+        x = loan.output(_single(output_tensors, "output tensor list"))
         return self._call(mpiddp.reduce_scatter, (x, inputs, _reduction(opts)), output_tensors, loan, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work | None:
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
+        return Operations.reduce_scatter_single_coalesced(self, [output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
         """Make several calls that end as one."""
@@ -286,10 +359,10 @@ class Operations:
         rows, size = tensor.shape[0] if tensor.ndim else 1, self.group.size()
         if not splits:
             if rows % size:
-                raise ValueError(f"Tensor's dim 0 ({rows}) does not divide equally across group size {size}")
+                raise ArgumentError(f"Tensor's dim 0 ({rows}) does not divide equally across group size {size}")
             splits = [rows // size] * size
         if sum(splits) != rows or len(splits) != size:
-            raise ValueError(f"Split sizes {list(splits)} doesn't match total dim 0 size {rows} of {size} ranks")
+            raise ArgumentError(f"Split sizes {list(splits)} doesn't match total dim 0 size {rows} of {size} ranks")
         length, parts, start = flat.size // rows if rows else 0, [], 0
         for split in splits:
             parts.append(flat[start * length : (start + split) * length])
@@ -327,6 +400,7 @@ class Operations:
     allreduce_sparse = allreduce
 
 
+@untraced
 class ProcessGroup(Operations, torch.distributed.ProcessGroup):
     """A group of mpiddp's as one of torch's.
 
@@ -335,12 +409,55 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
     """
 
     def __init__(
-        self, group: mpiddp.ProcessGroup, timeout: timedelta, close: Callable[[mpiddp.ProcessGroup], None]
+        self,
+        group: mpiddp.ProcessGroup,
+        timeout: timedelta,
+        close: Callable[[mpiddp.ProcessGroup], None],
+        store: torch.distributed.Store,
     ) -> None:
         torch.distributed.ProcessGroup.__init__(self, group.rank(), group.size())
         Operations.__init__(self, group, timeout, close)
         self._name = self._description = ""
         self._backend: Any = None
+        self._store = store
+
+    def get_group_store(self) -> torch.distributed.Store:
+        return self._store
+
+    @functools.cached_property
+    def twin(self) -> torch.distributed.ProcessGroup:
+        """A group of C++, where calls begin that torch's dispatcher is to see (`dispatch`)."""
+        made = torch.distributed.ProcessGroup(self._store, self.rank(), self.size())
+        made._set_group_name(self._name)
+        return made
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> ProcessGroup | None:
+        """Return a group of these ranks of this one, which all call; None on other ranks."""
+        if not ranks:
+            raise ArgumentError(
+                "Split ranks cannot be empty. Please provide a non-empty list of ranks to split the group."
+            )
+        with translated():
+            chosen = [self.group.ranks[self.group.checked(rank)] for rank in ranks]
+            part = mpiddp.new_group(chosen, timeout or self.timeout, use_local_synchronization=True, sort_ranks=False)
+        if part is None:
+            return None
+        assert isinstance(part, mpiddp.ProcessGroup), "a member"
+        made = ProcessGroup(part, timeout or self.timeout, default.free, self._store)
+        made.setGroupName(group_name or f"{self._name}:split:{list(ranks)}")
+        made.setGroupDesc(group_desc or f"{self._description}:split")
+        return made
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("groups of other jobs cannot join one of MPI: start all ranks in one job")
 
     def own(self, backend: Any) -> None:
         """Take the Backend that torch's tools ask for."""
@@ -370,6 +487,19 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
         return self._backend or self
 
 
+for _name in (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "gather", "scatter", "alltoall"),
+    *("allgather", "allgather_coalesced", "_allgather_base", "all_gather_single"),
+    *("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
+    *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
+    *("alltoall_base", "all_to_all_single", "send", "recv", "recv_anysource"),
+):
+    if hasattr(torch.distributed.ProcessGroup, _name):  # some are newer
+        setattr(ProcessGroup, _name, dispatch.entry(_name, getattr(Operations, _name)))
+
+
+@untraced
 class Received(Work):
     """A message; knows its sender by its rank in the group."""
 
@@ -390,15 +520,32 @@ class Received(Work):
     _source_rank = source_rank
 
 
-def _all_reduce_sparse(tensor: torch.Tensor, op: mpiddp.ReduceOp, group: mpiddp.ProcessGroup) -> None:
-    """Sum sparse tensors: every rank gets all indices and values."""
+def _sparse_sum(tensor: torch.Tensor, op: mpiddp.ReduceOp, group: mpiddp.ProcessGroup) -> torch.Tensor:
+    """Return the sum of sparse tensors: every rank gets all indices and values."""
     if op is not mpiddp.ReduceOp.SUM:
-        raise TypeError(f"sparse tensors can be reduced by SUM only, got {op}")
+        raise ArgumentError(f"unsupported reduction operation: sparse tensors can be reduced by SUM only, got {op}")
     mine = tensor.detach().coalesce()
     parts: list[Any] = [None] * group.size()
-    mpiddp.all_gather_object(parts, (mine.indices().cpu().numpy(), mine.values().cpu().numpy()), group)
+    mpiddp.all_gather_object(parts, (as_array(mine.indices().cpu()), as_array(mine.values().cpu())), group)
     indices = torch.cat([torch.from_numpy(part) for part, _ in parts], dim=1)
     values = torch.cat([torch.from_numpy(part) for _, part in parts])
-    total = torch.sparse_coo_tensor(indices, values, tensor.shape, device=tensor.device)
-    with torch.no_grad():  # a detached one would get indices and values of its own
-        tensor.copy_(total.coalesce())
+    total = torch.sparse_coo_tensor(indices, values, tensor.shape, device=tensor.device, check_invariants=False)
+    return total.coalesce()
+
+
+def _expect_alike(model: torch.Tensor, tensors: Tensors) -> None:
+    for each in tensors:
+        expect(each.layout is model.layout, f"invalid tensor layout: expected {model.layout}, got {each.layout}")
+        expect(each.dtype == model.dtype, f"invalid tensor type: expected {model.dtype}, got {each.dtype}")
+        expect(each.shape == model.shape, f"invalid tensor size: expected {list(model.shape)}, got {list(each.shape)}")
+
+
+def _single(several: Sequence[T], what: str) -> T:
+    expect(len(several) == 1, f"requires a single-element {what}, got {len(several)}")
+    return several[0]
+
+
+def _root_tensor(tensors: Tensors, opts: Any) -> torch.Tensor:
+    index = opts.rootTensor
+    expect(0 <= index < len(tensors), f"invalid root tensor: {index} of {len(tensors)}")
+    return tensors[index]

@@ -6,9 +6,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch.distributed
+from torch._C import _distributed_c10d as c10d
+from torch._C._dynamo import eval_frame
 from torch.autograd import Variable
 from torch.futures import Future
 
@@ -22,6 +25,19 @@ _unfinished: set[Work] = set()
 _finished: deque[Work] = deque(maxlen=1024)
 
 
+T = TypeVar("T")
+
+
+def untraced(what: T) -> T:
+    """Keep Dynamo out of a function, or a class's: torch's C++ calls them while it watches; and of what they call."""
+    skip = eval_frame._FrameAction.SKIP
+    for each in vars(what).values() if isinstance(what, type) else (what,):
+        if isinstance(each, FunctionType):
+            eval_frame.set_code_exec_strategy(each.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    return what
+
+
+@untraced
 class _Driven(Future[Any]):
     """The future of a Work: whoever waits for it in Python drives MPI. C++ cannot, and is served by `Work`."""
 
@@ -41,14 +57,23 @@ class _Driven(Future[Any]):
         return super().then(callback)
 
 
+@untraced
 class Work(torch.distributed.Work):
     """One or more operations of mpiddp, their result tensors and the tensors lent to them.
 
-    ``timeout_s``: seconds that `wait` may take by default.
+    ``timeout_s``: seconds that `wait` may take by default; ``lists``: the number of equally long lists that the
+    tensors are, for the future.
     """
 
+    kind = int(c10d.OpType.UNKNOWN)  # type: ignore[attr-defined]
+
     def __init__(
-        self, works: Sequence[MpiddpWork], tensors: Sequence[torch.Tensor], loan: Loan, timeout_s: float | None = None
+        self,
+        works: Sequence[MpiddpWork],
+        tensors: Sequence[torch.Tensor],
+        loan: Loan,
+        timeout_s: float | None = None,
+        lists: int = 1,
     ) -> None:
         super().__init__()
         self._works = works
@@ -56,6 +81,7 @@ class Work(torch.distributed.Work):
         self._results: list[weakref.ref[torch.Tensor]] = []
         self._loan = loan
         self._timeout_s = timeout_s
+        self._lists = lists
         self._future: Future[Any] | None = None
         self._done = False
         self._error: Exception | None = None
@@ -90,7 +116,7 @@ class Work(torch.distributed.Work):
             self._loan.give_back()
         self._done, self._error = True, error
         if self._future is not None:
-            _complete(self._future, self._tensors, error)
+            self._complete(self._future, self._tensors, error)
         # Results belong to the caller, who may want their memory back.
         self._results = [weakref.ref(tensor) for tensor in self._tensors]
         self._tensors = ()
@@ -120,6 +146,9 @@ class Work(torch.distributed.Work):
 
     _source_rank = source_rank
 
+    def _get_op_type(self) -> int:
+        return self.kind
+
     def get_future(self) -> Future[Any]:
         """Return a future of the result tensors.
 
@@ -130,7 +159,7 @@ class Work(torch.distributed.Work):
         if self._future is None:
             self._future = _Driven(self)
             if self._done:
-                _complete(self._future, self.result(), self._error)
+                self._complete(self._future, self.result(), self._error)
             elif self.is_completed():
                 pass  # this has completed the future too
             elif in_backward:
@@ -149,9 +178,11 @@ class Work(torch.distributed.Work):
             if self._error is None:
                 raise
 
-
-def _complete(future: Future[Any], tensors: Sequence[torch.Tensor], error: Exception | None) -> None:
-    if error is None:
-        future.set_result(list(tensors))
-    else:
-        future.set_exception(error)
+    def _complete(self, future: Future[Any], tensors: Sequence[torch.Tensor], error: Exception | None) -> None:
+        if error is not None:
+            future.set_exception(error)
+        elif self._lists == 1:
+            future.set_result(list(tensors))
+        else:
+            length = len(tensors) // self._lists
+            future.set_result([list(tensors[at : at + length]) for at in range(0, len(tensors), length)])

@@ -1,6 +1,7 @@
 """The ranks of `test_backend`: collectives, messages, groups and DDP of torch's on the backend "mpiddp"."""
 
 import contextlib
+import functools
 import threading
 import time
 import warnings
@@ -10,8 +11,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as functional
 from torch import nn
+from torch._C import _distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import _dist2
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import mpiddp
 import mpiddp.torch
@@ -310,6 +318,172 @@ def check_differentiable(rank: int, size: int) -> None:
         torch.testing.assert_close(gradient, expected_gradient, msg=name)
 
 
+def _with_gloo(call, *expected_errors: type[Exception]) -> None:
+    """Expect a call to give on mpiddp's group what it gives on Gloo's, or to raise errors of these classes on both."""
+    found = []
+    for group in (dist.group.WORLD, _gloo()):
+        try:
+            values = tree_map_only(torch.Tensor, lambda x: x.to_dense().tolist(), call(group))
+            found.append(values)
+        except expected_errors as error:
+            found.append(next(each for each in expected_errors if isinstance(error, each)))
+    assert found[0] == found[1], found
+
+
+@functools.cache
+def _gloo() -> dist.ProcessGroup:
+    return dist.new_group(backend="gloo")
+
+
+def check_forms(rank: int, size: int) -> None:
+    """The group's own methods take what those of torch's groups take."""
+    root, last = int(rank == 0), size - 1
+
+    def xs(*values: float) -> list[torch.Tensor]:
+        return [torch.tensor([value + rank, value]).float() for value in values or (1,)]
+
+    def each(name: str, make, *arguments, **named) -> None:
+        def call(group):
+            tensors = make()
+            work = getattr(group, name)(*tensors, *arguments, **named)
+            assert work.wait()
+            if group is dist.group.WORLD:
+                assert work._get_op_type() == int(c10d.OpType.__members__[name.upper()])
+            return tensors
+
+        _with_gloo(call)
+
+    op, brief = dist.ReduceOp, timedelta(seconds=20)
+    each("allreduce", lambda: xs())
+    each("allreduce", lambda: [torch.eye(2) + rank], op.MAX)
+    each("allreduce", lambda: xs(), op=op.MIN, timeout=brief)
+    for operation in (op.SUM, op.PRODUCT, op.MAX):  # AVG: Gloo divides the first one only
+        each("allreduce", lambda: [xs(1, 2, 3)], operation)
+    each("allreduce", lambda: [[each.int() for each in xs(1, 6)]], op.BXOR)
+    sparse = torch.eye(3).to_sparse()
+    _with_gloo(lambda group: (group.allreduce(x := [sparse * rank, sparse.clone()]).wait(), x))
+    each("broadcast", lambda: [xs()])
+    each("broadcast", lambda: xs(), root=last)
+    options = c10d.BroadcastOptions()
+    options.rootRank, options.rootTensor = last, 1
+    each("broadcast", lambda: [xs(1, 2, 3)], opts=options)
+    _with_gloo(lambda group: (group.reduce(x := xs()[0], 0, op.MAX, brief).wait(), x if rank == 0 else None))
+    each("scatter", lambda: [*xs(), xs(*range(size)) * root], 0)
+    each("gather", lambda: [xs(*range(size)) * root, *xs()], root=0, timeout=brief)
+    each("reduce_scatter", lambda: [*xs(), xs(*range(size))], op=op.MAX)
+    each("allgather", lambda: [xs(*range(size)), *xs()], timeout=brief)
+    each("allgather", lambda: [[xs(*range(2 * size)), xs(*range(2 * size))], xs(1, 2)])
+    each("alltoall_base", lambda: [torch.zeros(size), torch.arange(size) + 1.0 * rank], [], [])
+    each("barrier", list, timeout=brief)
+    each("allreduce_coalesced", lambda: [xs() * 2])
+    whole = torch.ones(3)
+    dist.group.WORLD.allreduce_coalesced([whole[:2], whole[1:]]).wait()  # both are read before one is written
+    assert (whole == size).all()
+    _with_gloo(lambda group: dist.broadcast(x := torch.ones(2).bfloat16()[::2], 0, group=group) or x)
+    _with_gloo(lambda group: type(group.get_group_store()).__name__)
+    split = dist.group.WORLD.split_group([rank], group_name="alone")
+    assert (split.size(), split.group_name) == (1, "alone") and split.allreduce(torch.ones(1)).wait()
+    other = _dist2.new_group("mpiddp", brief, "cpu")
+    other.allreduce(x := torch.ones(1)).wait()
+    assert x == size and other.size() == size
+    for wrong in (
+        lambda group: group.allreduce([]),
+        lambda group: group.allreduce([torch.ones(1), torch.ones(2)]),
+        lambda group: group.broadcast(torch.ones(1), root=-1),
+        lambda group: group.broadcast(torch.ones(1), 0, 0, 0, 0),
+        lambda group: group.allreduce(torch.ones(1), None, 3),
+        lambda group: dist.all_reduce(torch.ones(2), op.BAND, group=group),
+        lambda group: dist.all_reduce(torch.ones(2).int(), op.AVG, group=group),
+        lambda group: dist.all_to_all_single(torch.ones(4), torch.ones(4), [1] * size, [1] * size, group=group),
+        lambda group: group.gather([[torch.ones(2)]] * 2, [torch.ones(1)]),
+        lambda group: group.scatter([torch.ones(1)] * 2, []),
+        lambda group: group.allgather([[torch.ones(1)] * (size + 1)], [torch.ones(1)]),
+        lambda group: group.split_group([]),
+    ):
+        if size != 4:  # whose split sizes would be right
+            _with_gloo(wrong, NotImplementedError, RuntimeError, TypeError)
+
+
+def check_watched(rank: int, size: int) -> None:
+    """torch's dispatcher sees the operations of c10d, as Gloo's, when somebody watches; Gloo's still work."""
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    def watched(call, group):
+        mode = Seen()
+        mode.names = []
+        with mode, CommDebugMode() as counts:
+            found = call(group)
+        with torch.profiler.profile() as profile:
+            call(group)
+        names = {event.name for event in profile.events()}
+        operations = [name for name in mode.names if "c10d" in name]
+        return found, operations, counts.get_total_counts(), {name for name in names if "c10d" in name}
+
+    ones = torch.ones
+    for call in (
+        lambda group: dist.all_reduce(x := ones(2) * rank, dist.ReduceOp.MAX, group=group) or x,
+        lambda group: dist.broadcast(x := ones(2) * rank, size - 1, group=group) or x,
+        lambda group: dist.reduce_scatter_single(x := ones(1), ones(size), group=group) or x,
+        lambda group: dist.all_gather(x := [ones(1) for _ in range(size)], ones(1) * rank, group=group) or x,
+        lambda group: dist.scatter(x := ones(1), [ones(1)] * size if rank == 0 else None, group=group) or x,
+        lambda group: dist.all_to_all_single(x := ones(size), ones(size) * rank, group=group) or x,
+        lambda group: dist.barrier(group) or 0,
+    ):
+        _with_gloo(functools.partial(watched, call))
+    with CommDebugMode():
+        work = dist.all_reduce(x := ones(3), async_op=True)
+    assert work.wait() and work.is_completed() and work.result()[0] is x and (x == size).all()
+    with FakeTensorMode():
+        _with_gloo(lambda group: type(dist.all_reduce(x := ones(2), group=group) or x).__name__)
+        dist.all_gather_single(ones(2 * size), ones(2))
+    dist.all_reduce(ones(2, device="meta"))
+    dist.all_reduce(x := ones(2), group=_gloo())
+    assert (x == size).all()
+
+
+def check_resizable(rank: int, size: int) -> None:
+    """A tensor's storage stays the program's: FSDP1 frees it and makes it anew."""
+    for call in (
+        dist.all_reduce,
+        lambda t: dist.all_reduce(t, async_op=True).wait(),
+        lambda t: dist.broadcast(t, 0),
+        lambda t: dist.all_gather_single(torch.empty(8 * size, dtype=t.dtype), t),
+        mpiddp.all_reduce,
+        lambda t: dist.all_gather_object([None] * size, t),
+    ):
+        for dtype in (torch.float32, torch.bfloat16):
+            tensor = torch.ones(8, dtype=dtype)
+            call(tensor)
+            tensor.resize_(100_000)
+            tensor.untyped_storage().resize_(0)
+    model = FullyShardedDataParallel(nn.Linear(20, 5), device_id=torch.device("cpu"))
+    for _ in range(2):
+        model(torch.ones(2, 20)).sum().backward()
+
+
+def check_compiled(rank: int) -> None:
+    """Dynamo compiles a model in torch's DDP, and leaves what torch's C++ calls alone."""
+    torch.manual_seed(rank)
+    plain = nn.Linear(4, 1)
+    model = nn.parallel.DistributedDataParallel(plain)
+    compiled = torch.compile(model, backend="eager")
+    with warnings.catch_warnings():
+        for _ in range(3):
+            model.zero_grad()
+            compiled(torch.ones(2, 4)).sum().backward()
+    assert (plain.weight.grad == 2).all()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x + 1
+
+    assert (torch.compile(step, backend="eager")(torch.ones(2)) == dist.get_world_size() + 1).all()
+
+
 def _same(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: name + text)
@@ -332,6 +506,10 @@ def main() -> None:
     check_failing_hooks(rank, size)
     check_loader_and_threads(rank, size)
     check_differentiable(rank, size)
+    check_forms(rank, size)
+    check_watched(rank, size)
+    check_resizable(rank, size)
+    check_compiled(rank)
     check_second_round(size)
     check_errors(rank, size)
     dist.destroy_process_group()

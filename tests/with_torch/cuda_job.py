@@ -47,7 +47,7 @@ def _staying(name: str) -> Callable[..., OnDevice]:
     return method
 
 
-for _name in ("detach", "view", "contiguous", "resolve_conj", "resolve_neg", "__getitem__"):
+for _name in ("detach", "view", "as_strided", "contiguous", "resolve_conj", "resolve_neg", "__getitem__"):
     setattr(OnDevice, _name, _staying(_name))  # torch.distributed turns off what keeps a subclass
 
 torchs = cupy.cuda.Stream(non_blocking=True)

@@ -1,0 +1,154 @@
+"""The methods of torch's ProcessGroup around ours: every overload, and torch's dispatcher for whoever watches.
+
+``torch.distributed`` and torch's C++ pass lists of tensors and an options object; such a call goes straight to our
+method. A call in another form, under a dispatch mode or a profiler, or with tensors that hold no data of their own goes
+the way of Gloo's: it starts at a group of C++, the twin of ours, whose overloads make it an operation of
+``torch.ops.c10d``, and our kernel at the dispatcher's end calls the method.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch._C import _distributed_c10d as c10d
+from torch.autograd.profiler import record_function
+
+from .arrays import Loan
+from .work import Work, untraced
+
+_OPTIONS = frozenset(each for name, each in vars(c10d).items() if name.endswith("Options") and name[:1] != "_")
+_PLAIN = torch.Tensor.__torch_dispatch__
+_KINDS = {
+    "_allgather_base": "_ALLGATHER_BASE",
+    "all_gather_single": "_ALLGATHER_BASE",
+    "allgather_into_tensor_coalesced": "ALLGATHER_COALESCED",
+    "all_gather_single_coalesced": "ALLGATHER_COALESCED",
+    "reduce_scatter_single": "_REDUCE_SCATTER_BASE",
+    "reduce_scatter_single_coalesced": "REDUCE_SCATTER_TENSOR_COALESCED",
+    "all_to_all_single": "ALLTOALL_BASE",
+    "recv_anysource": "RECVANYSOURCE",
+}
+"""Names of torch's ``OpType`` where it is not that of the method."""
+_OPTION_OF: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "root_rank": ("rootRank", int),
+    "root_tensor": ("rootTensor", int),
+    "async_op": ("asyncOp", bool),
+    "timeout": ("timeout", lambda milliseconds: timedelta(milliseconds=milliseconds)),
+}
+"""Arguments of the operations that are attributes of options."""
+_NOT_POSITIONAL = ("reduce_op", "sparse_indices", "device_ids")
+_modes = torch._C._len_torch_dispatch_stack
+_profiled = torch.autograd._profiler_enabled
+
+
+class _Call(NamedTuple):
+    """A call that is on its way through the dispatcher. A kernel cannot look into a reduction, hence ``op``."""
+
+    twin: Any
+    name: str
+    function: Callable[..., Work | None]
+    op: Any
+    kind: int
+
+
+class _Current(threading.local):
+    call: _Call | None = None
+
+
+_current = _Current()
+
+
+def entry(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method ``name`` of a ProcessGroup, which ``function`` carries out."""
+    kinds = c10d.OpType.__members__  # type: ignore[attr-defined]
+    kind = int(kinds.get(_KINDS.get(name, name.upper()), kinds["UNKNOWN"]))
+    by_options = "opts" in (getattr(c10d.ProcessGroup, name).__doc__ or "")
+
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        if named and list(named) == ["opts"]:
+            args, named = (*args, named["opts"]), {}
+        usual = args and not named and (type(args[-1]) in _OPTIONS if by_options else type(args[0]) is list)
+        if usual and not _modes() and not _profiled() and not _needs_dispatch(args):
+            work = function(self, *args)
+            if work is not None:
+                work.kind = kind
+            return work
+        _replace_kernels()
+        before = _current.call
+        _current.call = _Call(self.twin, name, partial(function, self), _reduction((*args, *named.values())), kind)
+        try:
+            return getattr(self.twin, name)(*args, **named)
+        finally:
+            _current.call = before
+
+    call.__name__, call.__doc__ = name, function.__doc__
+    return untraced(call)
+
+
+def _reduction(args: Iterable[Any]) -> Any:
+    for each in args:
+        if isinstance(each, c10d.ReduceOp):  # or a RedOpType
+            return each if hasattr(each, "op") else c10d.ReduceOp(each)  # type: ignore[arg-type]
+        if hasattr(each, "reduceOp"):
+            return each.reduceOp
+    return c10d.ReduceOp(c10d.ReduceOp.SUM)
+
+
+def _needs_dispatch(args: tuple[Any, ...]) -> bool:
+    """Tell whether the first tensor is a subclass's, which decides itself, or holds no data."""
+    for each in args:
+        while type(each) is list and each:
+            each = each[0]
+        if type(each) is torch.Tensor and each.is_cpu:
+            return False  # soon, for 8 bytes
+        if isinstance(each, torch.Tensor):
+            return type(each).__torch_dispatch__ is not _PLAIN or each.is_meta
+    return False
+
+
+_library: torch.library.Library | None = None
+
+
+def _replace_kernels() -> None:
+    """Make ours the kernels of c10d's operations: for other groups' calls they call torch's."""
+    global _library
+    if _library is not None:
+        return
+    _library = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of kernels that are overridden
+        for full_name in torch._C._dispatch_get_all_op_names():
+            schema = torch._C._get_schema(full_name, "") if full_name[:6] == "c10d::" else None
+            for key in ("CPU", "CUDA", "SparseCPU", "SparseCUDA") if ".Work" in str(schema) else ():
+                if torch._C._dispatch_has_kernel_for_dispatch_key(full_name, key):
+                    kernel = partial(_kernel, schema, torch.library.get_kernel(full_name, key))
+                    _library.impl(full_name[6:], kernel, key, with_keyset=True, allow_override=True)
+
+
+def _kernel(schema: Any, original: Any, keyset: Any, *args: Any) -> Any:
+    values = [*args, *(each.default_value for each in schema.arguments[len(args) :])]
+    place = next(index for index, each in enumerate(schema.arguments) if each.name == "process_group")
+    call = _current.call
+    if call is None or c10d.ProcessGroup.unbox(values[place]) is not call.twin:
+        return original.call_boxed(keyset, *values)
+    positional = values[:place] if call.name != "barrier" else []  # torch makes a tensor for it
+    options = SimpleNamespace(reduceOp=call.op)
+    for argument, value in zip(schema.arguments[place + 1 :], values[place + 1 :], strict=True):
+        if argument.name in _OPTION_OF:
+            attribute, convert = _OPTION_OF[argument.name]
+            setattr(options, attribute, convert(value))
+        elif argument.name not in _NOT_POSITIONAL:
+            positional.append(value)
+    if hasattr(options, "asyncOp"):
+        positional.append(options)
+    with record_function(f"mpiddp:{call.name}"):
+        work = call.function(*positional) or Work([], (), Loan())
+    work.kind = call.kind
+    return (args[0], work.boxed()) if len(schema.returns) > 1 else work.boxed()
