@@ -45,14 +45,17 @@ def as_tensor(array: Array) -> torch.Tensor:
 class Loan:
     """Tensors lent to one call as flat arrays; those that need a copy are copied back by `give_back`.
 
-    ``device``: None, or where the arrays are CuPy's; the call is then made under `cuda.on_stream`.
+    ``device``: None, or where the arrays are CuPy's; the call is then made under `cuda.on_stream`. ``divisor``: of the
+    outputs at the end; set before they are lent.
     """
 
-    __slots__ = ("_copies", "device")
+    __slots__ = ("_copies", "_sums", "device", "divisor")
 
     def __init__(self) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._sums: list[torch.Tensor] = []
         self.device: torch.device | None = None
+        self.divisor = 1
 
     def input(self, tensor: torch.Tensor, *, moved: bool = False) -> Array:
         """Return the array of a tensor that is read only; ``moved``: its bytes will do."""
@@ -63,10 +66,15 @@ class Loan:
         lent = self._lent(tensor)
         if lent.data_ptr() != tensor.data_ptr() or lent.device != tensor.device:
             self._copies.append((tensor, lent))
+        if self.divisor != 1:
+            self._sums.append(lent)
         return self._flat(lent, moved)
 
     def give_back(self) -> None:
-        """Copy results to where they belong."""
+        """Divide sums, and copy results to where they belong."""
+        for each in self._sums:
+            each.div_(self.divisor, rounding_mode="trunc")
+        self._sums.clear()
         for tensor, lent in self._copies:
             tensor.detach().copy_(lent)
             if lent.is_cuda:  # this stream may be another than that of the copy
