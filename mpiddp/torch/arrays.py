@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from mpiddp.device import array_namespace
 from mpiddp.device.half import bfloat16
 from mpiddp.typing import Array
 
@@ -45,17 +46,19 @@ def as_tensor(array: Array) -> torch.Tensor:
 class Loan:
     """Tensors lent to one call as flat arrays; those that need a copy are copied back by `give_back`.
 
-    ``device``: None, or where the arrays are CuPy's; the call is then made under `cuda.on_stream`. ``divisor``: of the
-    outputs at the end; set before they are lent.
+    ``device``: None, or where the arrays are CuPy's; the call is then made under `cuda.on_stream`.
     """
 
-    __slots__ = ("_copies", "_sums", "device", "divisor")
+    __slots__ = ("_copies", "_sums", "device")
 
     def __init__(self) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._sums: list[torch.Tensor] = []
+        self._sums: list[tuple[Array, int]] = []
         self.device: torch.device | None = None
-        self.divisor = 1
+
+    def divide(self, sums: Array, divisor: int) -> None:
+        """Let `give_back` divide integers, towards zero as NCCL does."""
+        self._sums.append((sums, divisor))
 
     def input(self, tensor: torch.Tensor, *, moved: bool = False) -> Array:
         """Return the array of a tensor that is read only; ``moved``: its bytes will do."""
@@ -66,14 +69,13 @@ class Loan:
         lent = self._lent(tensor)
         if lent.data_ptr() != tensor.data_ptr() or lent.device != tensor.device:
             self._copies.append((tensor, lent))
-        if self.divisor != 1:
-            self._sums.append(lent)
         return self._flat(lent, moved)
 
     def give_back(self) -> None:
         """Divide sums, and copy results to where they belong."""
-        for each in self._sums:
-            each.div_(self.divisor, rounding_mode="trunc")
+        for sums, divisor in self._sums:
+            sums -= array_namespace(sums).fmod(sums, divisor)  # has the sign of the sum
+            sums //= divisor
         self._sums.clear()
         for tensor, lent in self._copies:
             tensor.detach().copy_(lent)
