@@ -191,6 +191,11 @@ def claim_rank() -> None:
         os.environ[_RANK_PROCESS] = " ".join([str(os.getpid()), *_job_names()])
 
 
+def release_rank() -> None:
+    """Take the mark back: the program that this process runs has not used MPI itself yet."""
+    os.environ.pop(_RANK_PROCESS, None)
+
+
 def started_by_rank() -> int | None:
     """Return the process of the rank whose launcher's variables this process has inherited; None if they are its own.
 

@@ -99,7 +99,7 @@ def _check_own(launch: settings.Launch) -> None:
                 _end_pool(fault, rank_pid)
             raise SetupError(fault)
         if starter is not None and rank_pid is None and launch.size > 1:
-            _refuse_spawned(launch, starter, this)
+            refuse_spawned(launch, starter, this)
     if rank_pid is not None:
         raise SetupError(
             f"rank {launch.rank} of {launch.size} (process {rank_pid}) started this program, which has inherited the"
@@ -108,7 +108,7 @@ def _check_own(launch: settings.Launch) -> None:
         )
 
 
-def _refuse_spawned(launch: settings.Launch, rank: Any, child: Any) -> NoReturn:
+def refuse_spawned(launch: settings.Launch, rank: Any, child: Any) -> NoReturn:
     """End the rank that spawned this process: the job would hang. Rank 0's first child prints."""
     if launch.rank != 0 or child._identity[-1:] != (1,):
         rank.join(_FIRST_WORD_S)

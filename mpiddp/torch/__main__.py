@@ -63,7 +63,7 @@ def announce() -> None:
         "MASTER_PORT": places[0][2],
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
-        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RUN_ID": rendezvous.RUN_ID,
     }
     os.environ.update({name: str(value) for name, value in variables.items()})
 
@@ -76,6 +76,7 @@ def main(arguments: list[str]) -> None:
     mpiddp.init_process_group()
     announce()
     mpiddp.destroy_process_group()  # the script's own has the timeout that the script gives
+    settings.release_rank()
     rendezvous.prefer_mpi()
     names.replace((*_NAMES, "nccl") if found.nccl else _NAMES)
     sys.argv = [found.script, *found.arguments]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpiddp.device import array_namespace
 from mpiddp.device.half import bfloat16
 from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
@@ -83,11 +84,16 @@ class Loan:
     ``device``: None, or where the arrays are CuPy's; the call is then made under `cuda.on_stream`.
     """
 
-    __slots__ = ("_copies", "device")
+    __slots__ = ("_copies", "_sums", "device")
 
     def __init__(self) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._sums: list[tuple[Array, int]] = []
         self.device: torch.device | None = None
+
+    def divide(self, sums: Array, divisor: int) -> None:
+        """Let `give_back` divide integers, towards zero as NCCL does."""
+        self._sums.append((sums, divisor))
 
     def input(self, tensor: torch.Tensor, *, moved: bool = False) -> Array:
         """Return the array of a tensor that is read only; ``moved``: its bytes will do."""
@@ -112,7 +118,11 @@ class Loan:
         return [self.output(each.detach().clone(), also=(each,)) for each in tensors]
 
     def give_back(self) -> None:
-        """Copy results to where they belong."""
+        """Divide sums, and copy results to where they belong."""
+        for sums, divisor in self._sums:
+            sums -= array_namespace(sums).fmod(sums, divisor)  # has the sign of the sum
+            sums //= divisor
+        self._sums.clear()
         for tensor, lent in self._copies:
             tensor.detach().copy_(lent)
             if lent.is_cuda:  # this stream may be another than that of the copy

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import multiprocessing
 import os
-from collections.abc import Iterator
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+import torch
 from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
 from mpiddp import settings
+from mpiddp.faults import shutdown
+from mpiddp.mpi import lazy
 
 from .errors import translated
+
+RUN_ID = "mpiddp"
+"""TORCHELASTIC_RUN_ID under ``python -m mpiddp.torch``."""
+_SCHEMES = ("env", "tcp", "file")
 
 _latest: Any = None
 
@@ -25,6 +37,7 @@ def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iter
     told = {name: int(numbers[0]) for name, numbers in parse_qs(urlparse(url).query).items()}
     with translated():
         group = default.begin(timeout, told.get("rank", -1), told.get("world_size", -1))
+        settings.claim_rank()
         _latest = store.Store(timeout)
         _latest.announce()
     yield _latest, group.rank(), group.size()
@@ -38,16 +51,76 @@ def renew() -> None:
 
 
 def install() -> None:
-    """Let ``env://``, torch's default, need no variables under an MPI launcher; ``mpi://`` never needs any."""
-    original = handlers["env"]
+    """Let "mpiddp" meet through MPI, whatever address the program or the environment names.
 
-    def env(url: str, **options: Any) -> Iterator[Any]:
-        by_mpi = settings.launch() is not None and "MASTER_ADDR" not in os.environ
-        return meet(url, **options) if by_mpi else original(url, **options)
-
-    handlers["mpi"], handlers["env"] = meet, env
+    Under an MPI launcher other backends do where the environment names none. ``mpi://`` always means MPI.
+    """
+    handlers["mpi"] = meet
+    for scheme in _SCHEMES:
+        handlers[scheme] = functools.partial(_meet_or, handlers[scheme])
 
 
 def prefer_mpi() -> None:
-    """Let ``env://`` ignore MASTER_ADDR, which is there for scripts that read it."""
-    handlers["env"] = meet
+    """Let every backend meet through MPI: addresses are there for scripts that read them."""
+    for scheme in _SCHEMES:
+        handlers[scheme] = meet
+
+
+def _meet_or(original: Callable[..., Iterator[Any]], url: str, **options: Any) -> Iterator[Any]:
+    launch, backend = settings.launch(), _backend()
+    by_address = not url.startswith("env:") or "MASTER_ADDR" in os.environ
+    if backend == "mpiddp":
+        if by_address and (launch is None or launch.rank == 0):
+            warnings.warn(f'the ranks of "mpiddp" meet through MPI, not at {_address(url)}', stacklevel=7)
+        return meet(url, **options)
+    if launch is not None and launch.size > 1:
+        _refuse_spawned(launch)
+        _watch_for_gloo(launch, backend)
+    return original(url, **options) if by_address or launch is None else meet(url, **options)
+
+
+def _backend() -> str | None:
+    """Return the backend that the program asks for, which torch does not tell its handlers."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name != "init_process_group":
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return str(frame.f_locals["backend"])
+
+
+def _address(url: str) -> str:
+    if not url.startswith("env:"):
+        return url.partition("?")[0]
+    return " ".join(f"{name}={os.environ[name]}" for name in ("MASTER_ADDR", "MASTER_PORT") if name in os.environ)
+
+
+def _refuse_spawned(launch: settings.Launch) -> None:
+    """End the job if a script for torchrun starts ranks of its own: they would meet on Gloo, or not at all.
+
+    A rank that has its group may start processes that have another one, as to write checkpoints.
+    """
+    starter = multiprocessing.parent_process()
+    by_runner = os.environ.get("TORCHELASTIC_RUN_ID") == RUN_ID
+    if by_runner and starter is not None and settings.started_by_rank() is None:
+        lazy.refuse_spawned(launch, starter, multiprocessing.current_process())
+
+
+def _watch_for_gloo(launch: settings.Launch, backend: str | None) -> None:
+    """Let rank 0 say at the end that this job ran on Gloo, unless it uses mpiddp too or torchrun has started it."""
+    on_gloo = backend in ("gloo", "undefined") and not torch.cuda.is_available()
+    is_rank = settings.rank_variables().get("WORLD_SIZE") == launch.size and settings.started_by_rank() is None
+    if on_gloo and is_rank and launch.rank == 0 and not {"mpiddp.distributed", *_USES} & sys.modules.keys():
+        atexit.register(_mention_gloo)
+
+
+_USES = ("mpiddp.torch.process_group", "mpiddp.parallel")
+"""Modules that are imported where a program makes a torch group on MPI, or uses mpiddp beside torch."""
+
+
+def _mention_gloo() -> None:
+    if not set(_USES) & sys.modules.keys():
+        shutdown.say(
+            "torch.distributed ran on Gloo in this job, though mpiddp is installed: start it with"
+            ' `mpirun ... python -m mpiddp.torch`, or call init_process_group("mpiddp") first, to run it on MPI'
+        )

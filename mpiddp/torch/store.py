@@ -17,9 +17,11 @@ from torch.distributed import TCPStore
 from mpiddp import distributed as mpiddp
 
 _CALLS = (
-    *("add", "append", "check", "compare_set", "delete_key", "get", "has_extended_api", "multi_get", "multi_set"),
-    *("num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait"),
+    *("add", "append", "check", "compare_set", "delete_key", "get", "has_extended_api", "list_keys", "multi_get"),
+    *("multi_set", "num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait"),
 )
+_NAMES_IN_CPP = {"deleteKey": "delete_key", "getNumKeys": "num_keys"}
+"""Under these names a PrefixStore asks for two calls. It never asks for the queues and `list_keys`."""
 
 
 _kept: list[Store] = []
@@ -81,5 +83,5 @@ def _forward(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in _CALLS:  # torch's C++ looks them up in the class
-    setattr(Store, _name, _forward(_name))
+for _name in (*_CALLS, *_NAMES_IN_CPP):  # torch's C++ looks them up in the class
+    setattr(Store, _name, _forward(_NAMES_IN_CPP.get(_name, _name)))

@@ -43,12 +43,35 @@ def check_dtypes_and_layouts(rank: int, size: int) -> None:
     leaf = torch.ones(3, requires_grad=True)
     dist.all_reduce(leaf, dist.ReduceOp.AVG)
     assert (leaf == 1).all() and leaf.requires_grad
+    check_average_of_integers(rank, size)
     scaled = torch.ones(2)
     dist.all_reduce(scaled, dist.ReduceOp.PREMUL_SUM(0.5))
     assert (scaled == 0.5 * size).all()
     floats8 = [torch.zeros(4, dtype=torch.float8_e4m3fn) for _ in range(size)]
     dist.all_gather(floats8, torch.full((4,), float(rank)).to(torch.float8_e4m3fn))
     assert [each.float()[0].item() for each in floats8] == list(range(size))
+
+
+def check_average_of_integers(rank: int, size: int) -> None:
+    """As NCCL's: the sum wraps, and is divided towards zero; only outputs are."""
+    total, average = size * (size + 1) // 2, dist.ReduceOp.AVG
+    for dtype in (torch.int64, torch.int8, torch.uint8):
+        for sign in (1, -1) if dtype.is_signed else (1,):
+            whole = torch.full((2 * size, 3), sign * (rank + 1), dtype=dtype)
+            expected = sign * (total // size)
+            dist.all_reduce(x := whole.clone(), average)
+            assert (x == expected).all(), (x, expected)
+            dist.all_reduce(x := whole.clone(), average, async_op=True).wait()
+            assert (x == expected).all()
+            dist.all_reduce(whole.clone().t(), average)
+            dist.reduce(x := whole.clone(), 0, average)
+            assert (x == (expected if rank == 0 else whole)).all()
+            dist.reduce_scatter_single(x := torch.empty(2, 3, dtype=dtype), whole, average)
+            assert (x == expected).all() and (whole == sign * (rank + 1)).all()
+    dist.reduce_scatter(
+        x := torch.empty(1, dtype=torch.int32), [torch.full((1,), rank, dtype=torch.int32)] * size, average
+    )
+    assert x.item() == (size - 1) // 2
 
 
 def check_views(rank: int, size: int) -> None:
@@ -140,6 +163,10 @@ def check_groups(rank: int, size: int) -> None:
     store.set(f"key{rank}", str(rank))
     assert store.get(f"key{(rank + 1) % size}") == str((rank + 1) % size).encode()
     assert store.add("sum", 0) == 0
+    dist.barrier()
+    keys = store.num_keys()
+    dist.barrier()
+    assert store.delete_key(f"key{rank}") and keys == size + 1
 
 
 def check_errors(rank: int, size: int) -> None:
@@ -393,7 +420,6 @@ def check_forms(rank: int, size: int) -> None:
         lambda group: group.broadcast(torch.ones(1), 0, 0, 0, 0),
         lambda group: group.allreduce(torch.ones(1), None, 3),
         lambda group: dist.all_reduce(torch.ones(2), op.BAND, group=group),
-        lambda group: dist.all_reduce(torch.ones(2).int(), op.AVG, group=group),
         lambda group: dist.all_to_all_single(torch.ones(4), torch.ones(4), [1] * size, [1] * size, group=group),
         lambda group: group.gather([[torch.ones(2)]] * 2, [torch.ones(1)]),
         lambda group: group.scatter([torch.ones(1)] * 2, []),

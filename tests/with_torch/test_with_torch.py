@@ -64,10 +64,45 @@ def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(tmp_pa
     assert said == list(SCRIPTS_OF_TORCHRUN), ours
 
 
-@pytest.mark.once
-@pytest.mark.parametrize("first", thinned(["torch", "mpiddp.torch"], "torch"))
-def test_import_torch_finds_the_backend_and_starts_no_mpi(first: str, tmp_path: Path) -> None:
-    """An installed mpiddp: its entry points, as pip lays them down."""
+WORLD = {  # what else runs on torch.distributed: the package, and the scripts that use it
+    "torch": ("pipeline", "meshes", "helpers_of_ddp", "beside_training"),
+    "lightning": ("world_lightning",),
+    "accelerate": ("world_accelerate",),
+    "transformers": ("world_transformers",),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("package", WORLD)
+def test_the_torch_world_has_gloo_s_losses(package: str, tmp_path: Path) -> None:
+    """By the runner, unchanged, and by the backend's name."""
+    pytest.importorskip(package)
+    calls = {}
+    for way in ("gloo", "runner", "name"):
+        folder = tmp_path / way
+        folder.mkdir()
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        begin = torchrun if way == "gloo" else [*launcher.launch(2), sys.executable]
+        runner = ["-m", "mpiddp.torch"] if way == "runner" else []
+        command = [*begin, *runner, str(SCRIPTS / "one_after_another.py"), str(folder), *WORLD[package]]
+        variables = {"BACKEND": "mpiddp"} if way == "name" else {}
+        calls[way] = partial(_run, command, {"OMP_NUM_THREADS": "1", **variables})
+    with launcher.side_by_side(calls) as jobs:
+        ended = {way: jobs[way].result() for way in calls}
+    losses = {way: re.findall(r"^(?:--|loss) .*$", job.stdout, re.MULTILINE) for way, job in ended.items()}
+    assert ended["runner"].rc == ended["name"].rc == 0, ended
+    assert losses["gloo"] == losses["runner"] == losses["name"], ended
+    assert len(losses["gloo"]) > 2 * len(WORLD[package]), ended
+
+
+def _run(command: list[str], variables: dict[str, str], timeout_s: float = 300) -> launcher.Completed:
+    with launcher.Program(command, variables) as job:
+        return job.wait(timeout_s)
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """Return the variables that show an installed mpiddp: its entry points, as pip lays them down."""
     project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["project"]
     package = tmp_path / "mpiddp-0.dist-info"
     package.mkdir()
@@ -75,17 +110,69 @@ def test_import_torch_finds_the_backend_and_starts_no_mpi(first: str, tmp_path: 
     groups = project["entry-points"].items()
     lines = [line for group, found in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in found.items()))]
     (package / "entry_points.txt").write_text("\n".join(lines))
+    return {"PYTHONPATH": f"{tmp_path}:{launcher.environment().get('PYTHONPATH', '')}"}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("first", thinned(["torch", "mpiddp.torch"], "torch"))
+def test_import_torch_finds_the_backend_and_starts_no_mpi(first: str, installed: dict[str, str]) -> None:
+    """It meets through MPI, whatever address the program has left."""
     code = (
-        f"import sys, {first}, torch, torch.distributed as dist\n"
+        f"import os, sys, {first}, torch, torch.distributed as dist\n"
         "assert 'mpi4py.MPI' not in sys.modules and 'mpiddp.parallel' not in sys.modules\n"
         "assert dist.is_backend_available('mpiddp')\n"
+        "os.environ.update(MASTER_ADDR='localhost', MASTER_PORT=str(29600 + int(os.environ['RANK'])))\n"
         "dist.init_process_group('mpiddp'); dist.all_reduce(x := torch.ones(1)); print('sum', x.item())\n"
+        "dist.destroy_process_group(); size = x.item()\n"
+        "dist.init_process_group('mpiddp', 'tcp://nowhere:1', rank=int(os.environ['RANK']), world_size=int(size))\n"
     )
-    environment = launcher.environment()
-    search = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
-    with launcher.Program([*launcher.launch(2), sys.executable, "-c", code], {"PYTHONPATH": search}) as job:
-        ended = job.wait(120)
+    ended = _run([*launcher.launch(2), sys.executable, "-c", code], installed, 120)
     assert ended.rc == 0 and ended.stdout.count("sum 2.0") == 2, ended
+    assert ended.stderr.count("meet through MPI, not at MASTER_ADDR=localhost MASTER_PORT=29600") == 1, ended
+    assert ended.stderr.count("meet through MPI, not at tcp://nowhere:1") == 1, ended
+
+
+@pytest.mark.once
+def test_without_mpirun_is_a_world_of_one_rank(installed: dict[str, str]) -> None:
+    code = "import torch.distributed as dist; dist.init_process_group('mpiddp'); print('size', dist.get_world_size())"
+    ended = _run([sys.executable, "-c", code], installed, 120)
+    assert ended.rc == 0 and "size 1" in ended.stdout, ended
+
+
+GLOO = """
+import sys, torch, torch.distributed as dist
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1), group=dist.new_group(backend=sys.argv[1]))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("beside", "lines"), [("gloo", 1), ("mpiddp", 0)])
+def test_a_job_on_gloo_alone_says_so_at_its_end(
+    beside: str, lines: int, installed: dict[str, str], tmp_path: Path
+) -> None:
+    (script := tmp_path / "on_gloo.py").write_text(GLOO)
+    ended = _run([*launcher.launch(2), sys.executable, str(script), beside], installed, 120)
+    assert ended.rc == 0 and ended.stderr.count("ran on Gloo in this job") == lines, ended
+
+
+SPAWN = """
+import os, torch.distributed as dist, torch.multiprocessing as mp
+def run(rank, size):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29500")
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+if __name__ == "__main__":
+    mp.spawn(run, (2,), 2)
+"""
+
+
+@pytest.mark.once
+def test_a_spawn_left_in_a_script_for_torchrun_is_named(installed: dict[str, str], tmp_path: Path) -> None:
+    (script := tmp_path / "spawns.py").write_text(SPAWN)
+    ended = _run([*launcher.launch(2), sys.executable, "-m", "mpiddp.torch", str(script)], installed, 120)
+    assert ended.rc != 0 and "delete the spawn" in ended.stderr and "EADDRINUSE" not in ended.stderr, ended
 
 
 @pytest.mark.once
