@@ -133,9 +133,11 @@ class Watchdog:
             return
         announced = time.monotonic() < self._alert_until
         if announced and self._all_run and not (self._liveness.ending or shutdown.ends()):
+            # mpirun may kill this process at any moment: first what needs no other rank.
             lines = activity.stack(threading.main_thread().ident or 0)
+            self._launcher.write(shutdown.labelled(shutdown.report(lines, self._continued_in, "")))
             others = self._liveness.describe(self._continued_in, _LAST_ANSWER_S)
-            self._launcher.write(shutdown.labelled(shutdown.report(lines, self._continued_in, others)))
+            self._launcher.write(shutdown.labelled(others))
         self._launcher.terminate()
 
     def _look(self, interrupted: bool) -> None:
