@@ -157,10 +157,13 @@ class Watchdog:
         for thread in self._waits.keys() - operations.keys():
             del self._waits[thread]
         for thread, operation in operations.items():
-            wait = self._waits.get(thread)
-            if wait is None or wait.identity != operation.identity:
+            seen_wait = self._waits.get(thread)
+            if seen_wait is None or seen_wait.identity != operation.identity:
                 self._waits[thread] = _Wait(operation, now, self._warn_after_s)
-            else:
+        activity.since = {wait.identity: wait.since for wait in self._waits.values()}
+        for thread, operation in operations.items():
+            wait = self._waits[thread]
+            if wait.since < now:
                 self._judge(thread, operation, wait, now)
         if requests.pending and any(not operation.limited for operation in operations.values()):
             requests.poll()  # a thread blocks in MPI, and the submitters of the rest may wait for nothing
@@ -188,10 +191,13 @@ class Watchdog:
             wait.asked = now
 
         if waited_s > wait.warn_s:
-            wait.distance_s *= 2
-            wait.warn_s = waited_s + wait.distance_s
             at = self._liveness.own_answer(operation.members.number).state.at
-            text = stalls.warning(self._liveness, self._world, operation, at, waited_s, wait.distance_s)
+            next_s, long_s = 2 * wait.distance_s, self._warn_after_s / 2
+            text = stalls.warning(self._liveness, self._world, operation, at, waited_s, next_s, long_s)
+            if text:
+                wait.distance_s = next_s
+            # The rank that this one left the report to may go on and never make it.
+            wait.warn_s = waited_s + (next_s if text else long_s)
             if text and still():
                 shutdown.write(text + "\n")
 

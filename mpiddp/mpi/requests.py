@@ -203,8 +203,12 @@ def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | 
 
 
 def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
-    """Name the ranks that keep the operation from ending."""
-    reason = operation.members.monitor.explain(operation)
+    """Name the ranks that keep the operation from ending, and let others see this wait meanwhile."""
+    began = begin_wait(operation)
+    try:
+        reason = operation.members.monitor.explain(operation)
+    finally:
+        end_wait(*began)
     return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out): {reason}")
 
 
