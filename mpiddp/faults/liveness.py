@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mpiddp.mpi import requests
+from mpiddp.mpi import processes, requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.world import World
 
 from . import activity, deadlock
 from .calls import last_call
@@ -34,6 +35,15 @@ SETTLED_S = 1.0
 """Shortest wait that may be part of a deadlock."""
 _TEXT_CHARACTERS = 300
 _STACKS_CHARACTERS = 8000
+_PROCESS_STATES = {
+    "X": "its process has ended",
+    "Z": "its process has ended",
+    "T": "its process is stopped, by SIGSTOP",
+    "t": "its process is stopped, by a debugger",
+    "D": "its process waits in the kernel, as for a disk",
+    "R": "its process runs and lets no thread of Python answer, as in a long call into C",
+}
+_HOLDS_PYTHON = "its process sleeps and lets no thread of Python answer, as in a call into C that holds the GIL"
 _MAX_NAMED = 8
 _MAX_RETIRED = 1000
 
@@ -96,12 +106,13 @@ class Answer(NamedTuple):
 class Liveness:
     """The questions and answers of one process, on a communicator of their own.
 
-    ``watched``: the ranks' watchdogs answer while programs compute.
+    Watchdogs answer while programs compute, under MPI_THREAD_MULTIPLE.
     """
 
-    def __init__(self, comm: MPI.Intracomm, watched: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, world: World) -> None:
         self._comm = comm
-        self._watched = watched
+        self.world = world
+        self._watched = world.thread_multiple
         self._lock = threading.RLock()  # a handler may send
         self._answers: dict[tuple[int, int], Answer] = {}
         self._sent: list[tuple[MPI.Request, bytes]] = []
@@ -177,7 +188,7 @@ class Liveness:
         state = State() if ended else _state(stacks)
         link, (_, since) = self._links.get(group), self._progress.get(group, (0, time.monotonic()))
         if link is not None:
-            state = state._replace(idle_s=time.monotonic() - since, last=last_call(link)[:_TEXT_CHARACTERS])
+            state = state._replace(idle_s=time.monotonic() - since, last=last_call(link, self.rank)[:_TEXT_CHARACTERS])
         return Answer(self.sequence(group), ended, requests.pending == 0, state, self.interrupted)
 
     def announce_end(self) -> None:
@@ -303,11 +314,7 @@ class Liveness:
         for rank in awaited:
             answer = answers.get(rank)
             if answer is None:
-                missing[rank] = "does not answer " + (
-                    "(dead, stopped, or its node is out of reach)"
-                    if self._watched
-                    else "(no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE)"
-                )
+                missing[rank] = f"does not answer ({self.silent(rank, _group(operation))})"
             elif operation is not None and operation.peers is None and answer.sequence < operation.number:
                 missing[rank] = f"has begun {answer.sequence} operations of this group; {answer.text_with_line()}"
             else:
@@ -319,6 +326,17 @@ class Liveness:
         if operation.peers is not None:
             return _listed(found)
         return f"all ranks have begun it: the network may be down, or one waits elsewhere: {_listed(found)}"
+
+    def silent(self, rank: int, group: int) -> str:
+        """Return why a rank may not answer: of a process on this host, as far as the system and shared memory tell."""
+        if not self._watched:
+            return "no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE"
+        hosts, link = self.world.hosts, self._links.get(group)
+        if hosts[rank] != hosts[self.rank]:
+            return "dead, stopped, or its node is out of reach"
+        state = _PROCESS_STATES.get(processes.state(self.world.pids[rank]), _HOLDS_PYTHON)
+        last = "" if link is None else last_call(link, rank)[:_TEXT_CHARACTERS]
+        return f"{state}; its last call here: {last}" if last else state
 
     def tell(self, ranks: Sequence[int], silence_s: float) -> str:
         answers = self.inquire(_NO_GROUP, ranks, silence_s=silence_s)

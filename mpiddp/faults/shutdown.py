@@ -33,7 +33,7 @@ from mpiddp.mpi import requests, stdio
 from mpiddp.mpi.lazy import MPI, SetupError, finalized, running
 from mpiddp.mpi.operation import Operation
 
-from . import activity, marker
+from . import activity, marker, mpirun
 
 if TYPE_CHECKING:
     from .job import Job  # types only: `import mpiddp` imports this module, and is to load no NumPy
@@ -198,6 +198,7 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             faulthandler.dump_traceback_later(_ABORT_S, exit=True, file=sys.__stderr__ or sys.stderr)
         _remove_segments()
+        mpirun.end_after_this_process(() if _liveness is None else _liveness.world.hosts)
         MPI.COMM_WORLD.Abort(code)
     launch = settings.launch()
     if not running() and launch is not None and "Hydra" in launch.launcher:

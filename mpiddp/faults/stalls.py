@@ -76,7 +76,7 @@ def _missing(liveness: Liveness, world: World, operation: Operation, at: str, as
         return ""  # groups are made by ranks that wait for each other
     if blocking and all(rank in answers and answers[rank].waits_long(long_s) for rank in blocking):
         return ""
-    return "\n".join(_rows(world, operation, at, awaited, answers))
+    return "\n".join(_rows(liveness, operation, at, awaited, answers))
 
 
 def _deadlocks(liveness: Liveness, world: World, operation: Operation, ask: _Ask, long_s: float) -> list[str]:
@@ -106,8 +106,12 @@ class _Row(NamedTuple):
     detail: str
 
 
-def _rows(world: World, operation: Operation, at: str, awaited: Sequence[int], answers: dict[int, Answer]) -> list[str]:
-    missing: dict[tuple[object, ...] | None, list[int]] = {}
+def _rows(
+    liveness: Liveness, operation: Operation, at: str, awaited: Sequence[int], answers: dict[int, Answer]
+) -> list[str]:
+    world = liveness.world
+    missing: dict[object, list[int]] = {}
+    silences: dict[int, str] = {}
     waiting: dict[str, list[int]] = {at: [world.rank]}
     begun: dict[str, list[int]] = {}
     for rank in awaited:
@@ -117,9 +121,13 @@ def _rows(world: World, operation: Operation, at: str, awaited: Sequence[int], a
         elif answer is not None and operation.peers is None and answer.sequence >= operation.number:
             begun.setdefault("its end" if answer.ended else answer.state.at, []).append(rank)
         else:
-            state = None if answer is None else (answer.ended, answer.state.at, answer.state.operation)
+            silent = liveness.silent(rank, operation.members.number) if answer is None else ""
+            state = silent if answer is None else (answer.ended, answer.state.at, answer.state.operation)
             missing.setdefault(state, []).append(rank)
-    rows = [_Row(ranks, *_doing([answers.get(rank) for rank in ranks])) for ranks in missing.values()]
+            silences[rank] = silent
+    rows = [
+        _Row(ranks, *_doing([answers.get(rank) for rank in ranks], silences[ranks[0]])) for ranks in missing.values()
+    ]
     rows.sort(key=lambda row: (len(row.ranks), row.ranks[0]))
     lines = []
     if not rows:
@@ -144,10 +152,10 @@ def _line(world: World, row: _Row) -> str:
     return f"    {_who(world, row.ranks):<30}  {row.at:<30}  {row.detail}".rstrip()
 
 
-def _doing(answers: Sequence[Answer | None]) -> tuple[str, str]:
+def _doing(answers: Sequence[Answer | None], silent: str = "") -> tuple[str, str]:
     first = answers[0]
     if first is None:
-        return "", "no answer: dead, stopped, or out of reach"
+        return "", f"no answer: {silent}"
     if first.ended:
         return "", "the program has ended"
     if first.state.operation:
@@ -176,19 +184,21 @@ def survey(liveness: Liveness, world: World, group: int) -> str:
     answers = liveness.inquire(group, others, stacks=True) | {world.rank: liveness.own_answer(group, stacks=True)}
     lines = [f"mpiddp: job {world.job}, {counted(world.size)}"]
     lines += [f"  {deadlock.text(each)}" for each in deadlock.circles(liveness.waits(group, answers, SETTLED_S))]
-    for of_rank in (_by_state, _stacks_of):
+    states = {
+        rank: _by_state(answers[rank]) if rank in answers else f"no answer: {liveness.silent(rank, group)}"
+        for rank in world.ranks
+    }
+    for texts in (states, {rank: _stacks_of(answers.get(rank)) for rank in world.ranks}):
         found: dict[str, list[int]] = {}
-        for rank in world.ranks:
-            found.setdefault(of_rank(answers.get(rank)), []).append(rank)
+        for rank, text in texts.items():
+            found.setdefault(text, []).append(rank)
         for text, ranks in sorted(found.items(), key=lambda item: (len(item[1]), item[1])):
             if text:
                 lines += [f"  {_who(world, ranks)}: {text}"]
     return "\n".join(lines)
 
 
-def _by_state(answer: Answer | None) -> str:
-    if answer is None:
-        return "no answer: dead, stopped, or out of reach"
+def _by_state(answer: Answer) -> str:
     at = f" at {answer.state.at}" if answer.state.operation else ""
     return answer.text() + at
 

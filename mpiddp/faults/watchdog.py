@@ -7,14 +7,17 @@ while the main thread waits in MPI, where Python sees none. It needs MPI_THREAD_
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import math
 import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
+import types
 import warnings
 
 from mpiddp import settings
@@ -71,7 +74,10 @@ class Watchdog:
             # A forked child's signals are none for this process.
             os.register_at_fork(after_in_child=self._let_go)
         self._doorbell = Doorbell(job.world.job, job.world.rank)
-        self._thread = threading.Thread(target=self._watch, name="mpiddp-watchdog", daemon=True)
+        _tell_of_crashes()
+        # Where a process crashes, its stacks are all that is printed of it: this thread's tell the rank.
+        watch = types.FunctionType(Watchdog._watch.__code__.replace(co_name=shutdown.label()), globals())
+        self._thread = threading.Thread(target=watch, args=(self,), name="mpiddp-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -230,6 +236,13 @@ class Watchdog:
     def _timeout(self, thread: int, operation: Operation) -> str:
         reason = operation.members.monitor.explain(operation)
         return f"{activity.stack(thread)}{operation} did not finish in {operation.members.timeout_s:g} s: {reason}"
+
+
+def _tell_of_crashes() -> None:
+    """Print the stacks of a process that crashes, as with a segmentation fault, unless the program has seen to it."""
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # no stderr
+            faulthandler.enable(sys.__stderr__ or sys.stderr)
 
 
 def _python_handles_interrupts() -> bool:

@@ -46,12 +46,17 @@ def _is_rank(pid: str) -> bool:
         return False
 
 
-def runs(pid: str) -> bool:
+def runs(pid: str | int) -> bool:
     """Return False for zombies."""
+    return state(pid) not in "ZX"
+
+
+def state(pid: str | int) -> str:
+    """Return a process's state as the kernel's letter, "X" where it has gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ Upper bounds are generous: without the library these jobs hang for ever.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
@@ -193,6 +194,13 @@ def test_death_ends_job(way):
     assert_ended(run(way, WAITS["all_reduce"]))
 
 
+def test_a_crash_tells_its_rank_and_line():
+    job = run("import ctypes; ctypes.string_at(8)", WAITS["all_reduce"])
+    assert_ended(job)
+    _, crash, stacks = job.stderr.partition("Fatal Python error: Segmentation fault")
+    assert crash and re.search(r"in \[rank 1/3 \S+\]\n", stacks) and 'program.py", line 9 in <module>' in stacks, job
+
+
 # A group's timeout: on a busy machine init_process_group takes longer itself.
 LATE = {
     "asleep": (
@@ -225,7 +233,7 @@ def test_timeout_tells_where_the_missing_rank_waits(jobs):
     job = jobs["waiting"].result()
     assert_ended(job)
     assert job.rc == 110, job
-    assert any("it waits in recv of float64 (2,)" in lines[-1] for lines in said(job).values()), job
+    assert any("waits in recv of float64 (2,)" in lines[-1] for lines in said(job).values()), job
 
 
 CAUGHT = """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +22,8 @@ class MadeUp:
 
     waits = Liveness.waits
 
-    def __init__(self, rank: int, answers: dict[int, Answer | None]) -> None:
-        self.rank, self.known, self.asked = rank, answers, 0
+    def __init__(self, world: Any, answers: dict[int, Answer | None]) -> None:
+        self.world, self.rank, self.known, self.asked = world, world.rank, answers, 0
 
     def inquire(self, group: int, ranks: Any, stacks: bool = False) -> dict[int, Answer]:
         self.asked += len(ranks)
@@ -37,6 +40,9 @@ class MadeUp:
 
     def own_answer(self, group: int) -> Answer:
         return self.known[self.rank] or waits()
+
+    def silent(self, rank: int, group: int) -> str:
+        return "dead, or so"
 
     def awaited(self, operation: Operation) -> list[int]:
         ranks = operation.members.ranks if operation.peers is None else operation.peers
@@ -59,7 +65,7 @@ def warning(rank: int, answers: dict[int, Answer | None], peers: tuple[int, ...]
         rank=rank, ranks=range(size), hosts=[f"n{each // 8}" for each in range(size)], pids=range(100, 100 + size)
     )
     operation = Operation("recv" if peers else "all_reduce", members, None, peers, False, NUMBER, 0 if peers else None)
-    liveness: Any = MadeUp(rank, answers)
+    liveness: Any = MadeUp(world, answers)
     text = stalls.warning(liveness, world, operation, "train.py:120 in backward", 65.0, 120.0, 30.0)
     return text, liveness.asked
 
@@ -105,8 +111,29 @@ def test_one_rank_prints_and_the_others_ask_one() -> None:
 def test_a_rank_whose_predecessor_died_prints() -> None:
     answers: dict[int, Answer | None] = {0: None, 1: waits(), 2: waits(), 3: waits()}
     text, _ = warning(1, answers)
-    assert "rank 0 (node n0, pid 100)" in text and "no answer: dead, stopped, or out of reach" in text
+    assert "rank 0 (node n0, pid 100)" in text and "no answer: dead, or so" in text
     assert warning(2, answers)[0] == ""
+
+
+def test_a_silent_rank_of_this_host_is_looked_at() -> None:
+    with subprocess.Popen(["sleep", "60"]) as asleep, subprocess.Popen(["sleep", "60"]) as killed:
+        killed.kill()
+        killed.wait()
+        world = SimpleNamespace(hosts="aaab", pids=(1, asleep.pid, killed.pid, 1))
+        liveness: Any = SimpleNamespace(_watched=True, world=world, rank=0, _links={})
+
+        def silent(rank: int) -> str:
+            return Liveness.silent(liveness, rank, GROUP)
+
+        try:
+            assert silent(1).endswith("as in a call into C that holds the GIL")
+            assert silent(2) == "its process has ended"
+            assert silent(3) == "dead, stopped, or its node is out of reach"
+            asleep.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, asleep.pid, os.WSTOPPED)
+            assert silent(1) == "its process is stopped, by SIGSTOP"
+        finally:
+            asleep.kill()
 
 
 def test_all_in_it_is_said() -> None:
