@@ -20,18 +20,17 @@ from .liveness import SETTLED_S, Answer, Liveness
 _MAX_ROWS, _MAX_CIRCLE = 5, 8
 
 
-def warning(
-    liveness: Liveness, world: World, operation: Operation, at: str, waited_s: float, next_s: float, long_s: float
-) -> str:
+def warning(liveness: Liveness, operation: Operation, at: str, waited_s: float, next_s: float, long_s: float) -> str:
     """Return the warning; "" where another rank prints it.
 
     ``at`` is the waiting line, ``next_s`` the time until the next warning. A rank that has waited for ``long_s`` is
     left to report itself.
     """
-    known: dict[int, Answer] = {}
+    known, asked = dict[int, Answer](), {liveness.rank}
 
     def ask(ranks: Sequence[int]) -> dict[int, Answer]:
-        unknown = [rank for rank in ranks if rank not in known and rank != world.rank]
+        unknown = [rank for rank in ranks if rank not in asked]
+        asked.update(unknown)
         known.update(liveness.inquire(operation.members.number, unknown) if unknown else {})
         return known
 
@@ -40,22 +39,22 @@ def warning(
         f"  next warning in {_duration(next_s)}, error at {_duration(limit)}."
         " Stacks of all ranks: python -m mpiddp where"
     )
-    reports = [f"{operation}\n{rows}" for rows in [_missing(liveness, world, operation, at, ask, long_s)] if rows]
-    reports += _deadlocks(liveness, world, operation, ask, long_s)
+    reports = [f"{operation}\n{rows}" for rows in [_missing(liveness, operation, at, ask, long_s)] if rows]
+    reports += _deadlocks(liveness, operation, ask, long_s)
     return "\n".join(f"mpiddp: {_duration(waited_s)} without progress.  {each}\n{end}" for each in reports)
 
 
 _Ask = Callable[[Sequence[int]], dict[int, Answer]]
 
 
-def _missing(liveness: Liveness, world: World, operation: Operation, at: str, ask: _Ask, long_s: float) -> str:
+def _missing(liveness: Liveness, operation: Operation, at: str, ask: _Ask, long_s: float) -> str:
     """Return the ranks that keep the operation from ending; "" where others report, or all of them wait, too."""
     ranks, awaited = operation.members.ranks, liveness.awaited(operation)
-    index = ranks.index(world.rank)
+    index = ranks.index(liveness.rank)
     if not awaited:
         return ""  # it waits for itself
     if operation.peers is None:
-        before = ranks[index - 1] if index else world.rank
+        before = ranks[index - 1] if index else liveness.rank
         known = ask([before])
         if before in known and known[before].waits_in(operation):
             return ""
@@ -71,7 +70,7 @@ def _missing(liveness: Liveness, world: World, operation: Operation, at: str, as
             or not (answers[rank].waits_in(operation) or answers[rank].sequence >= operation.number)
         ]
     elif operation.tag is None and any(
-        rank in answers and answers[rank].waits_long(long_s) for rank in awaited if rank < world.rank
+        rank in answers and answers[rank].waits_long(long_s) for rank in awaited if rank < liveness.rank
     ):
         return ""  # groups are made by ranks that wait for each other
     if blocking and all(rank in answers and answers[rank].waits_long(long_s) for rank in blocking):
@@ -79,12 +78,13 @@ def _missing(liveness: Liveness, world: World, operation: Operation, at: str, as
     return "\n".join(_rows(liveness, operation, at, awaited, answers))
 
 
-def _deadlocks(liveness: Liveness, world: World, operation: Operation, ask: _Ask, long_s: float) -> list[str]:
+def _deadlocks(liveness: Liveness, operation: Operation, ask: _Ask, long_s: float) -> list[str]:
     """Return the circles that this rank reports.
 
     A circle is reported by its lowest rank, or, so that few ranks ask all, by the first of the waiting ranks in a row
     before it.
     """
+    world = liveness.world
     if world.rank and (before := ask([world.rank - 1]).get(world.rank - 1)) and before.waits_long(long_s):
         return []
     answers = ask(world.ranks) | {world.rank: liveness.own_answer(operation.members.number)}
@@ -111,7 +111,6 @@ def _rows(
 ) -> list[str]:
     world = liveness.world
     missing: dict[object, list[int]] = {}
-    silences: dict[int, str] = {}
     waiting: dict[str, list[int]] = {at: [world.rank]}
     begun: dict[str, list[int]] = {}
     for rank in awaited:
@@ -121,13 +120,13 @@ def _rows(
         elif answer is not None and operation.peers is None and answer.sequence >= operation.number:
             begun.setdefault("its end" if answer.ended else answer.state.at, []).append(rank)
         else:
-            silent = liveness.silent(rank, operation.members.number) if answer is None else ""
-            state = silent if answer is None else (answer.ended, answer.state.at, answer.state.operation)
+            state = (
+                liveness.silent(rank, operation.members.number)
+                if answer is None
+                else (answer.ended, answer.state.at, answer.state.operation)
+            )
             missing.setdefault(state, []).append(rank)
-            silences[rank] = silent
-    rows = [
-        _Row(ranks, *_doing([answers.get(rank) for rank in ranks], silences[ranks[0]])) for ranks in missing.values()
-    ]
+    rows = [_Row(ranks, *_doing([answers.get(rank) for rank in ranks], str(state))) for state, ranks in missing.items()]
     rows.sort(key=lambda row: (len(row.ranks), row.ranks[0]))
     lines = []
     if not rows:
@@ -178,8 +177,9 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def survey(liveness: Liveness, world: World, group: int) -> str:
+def survey(liveness: Liveness, group: int) -> str:
     """Return the states and stacks of all ranks, equal ones together."""
+    world = liveness.world
     others = [rank for rank in world.ranks if rank != world.rank]
     answers = liveness.inquire(group, others, stacks=True) | {world.rank: liveness.own_answer(group, stacks=True)}
     lines = [f"mpiddp: job {world.job}, {counted(world.size)}"]

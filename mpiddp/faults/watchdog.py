@@ -199,7 +199,7 @@ class Watchdog:
         if waited_s > wait.warn_s:
             at = self._liveness.own_answer(operation.members.number).state.at
             next_s, long_s = 2 * wait.distance_s, self._warn_after_s / 2
-            text = stalls.warning(self._liveness, self._world, operation, at, waited_s, next_s, long_s)
+            text = stalls.warning(self._liveness, operation, at, waited_s, next_s, long_s)
             if text:
                 wait.distance_s = next_s
             # The rank that this one left the report to may go on and never make it.
@@ -209,7 +209,7 @@ class Watchdog:
 
     def _survey(self) -> str:
         found = [operation.members.number for operation in waiting.values()]
-        text = stalls.survey(self._liveness, self._world, found[0] if found else 0)
+        text = stalls.survey(self._liveness, found[0] if found else 0)
         return shutdown.dumped(text, "a question")
 
     def _desertion(self, thread: int, operation: Operation) -> str:

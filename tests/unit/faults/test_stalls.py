@@ -66,7 +66,7 @@ def warning(rank: int, answers: dict[int, Answer | None], peers: tuple[int, ...]
     )
     operation = Operation("recv" if peers else "all_reduce", members, None, peers, False, NUMBER, 0 if peers else None)
     liveness: Any = MadeUp(world, answers)
-    text = stalls.warning(liveness, world, operation, "train.py:120 in backward", 65.0, 120.0, 30.0)
+    text = stalls.warning(liveness, operation, "train.py:120 in backward", 65.0, 120.0, 30.0)
     return text, liveness.asked
 
 
@@ -110,7 +110,8 @@ def test_one_rank_prints_and_the_others_ask_one() -> None:
 
 def test_a_rank_whose_predecessor_died_prints() -> None:
     answers: dict[int, Answer | None] = {0: None, 1: waits(), 2: waits(), 3: waits()}
-    text, _ = warning(1, answers)
+    text, asked = warning(1, answers)
+    assert asked == 3, "a rank that does not answer costs seconds: it is asked once"
     assert "rank 0 (node n0, pid 100)" in text and "no answer: dead, or so" in text
     assert warning(2, answers)[0] == ""
 
