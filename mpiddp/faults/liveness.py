@@ -260,18 +260,22 @@ class Liveness:
     def explain(self, operation: Operation | None, silence_s: float = SILENCE_S) -> str:
         self.ask_about(operation)
         described = self.describe(operation, silence_s)
-        return self._explain_deadlock(operation, silence_s) or described
+        circle = self._circle(operation, silence_s)
+        if not circle:
+            return described
+        awaited = {self.rank, *self.awaited(operation)}
+        more = {rank: f"answers: {answer.text_with_line()}" for rank, answer in circle.items() if rank not in awaited}
+        return "; ".join(filter(None, [deadlock.text(list(circle)), described, _listed(more)]))
 
-    def _explain_deadlock(self, operation: Operation | None, silence_s: float) -> str:
-        """Return the circle that ``operation`` waits for; "" if there is none."""
+    def _circle(self, operation: Operation | None, silence_s: float) -> dict[int, Answer]:
+        """Return the ranks of the circle that ``operation`` waits for, in its order; {} if there is none."""
         group = _group(operation)
         known = [each for rank in self.awaited(operation) if (each := self._answers.get((rank, group))) is not None]
         if operation is None or not any(each.state.operation and not each.waits_in(operation) for each in known):
-            return ""
+            return {}
         answers = self.inquire(group, self.awaited(None), silence_s=silence_s) | {self.rank: self.own_answer(group)}
         circle = deadlock.reached(self.waits(group, answers, SETTLED_S, silence_s), self.rank)
-        states = {rank: answers[rank].text_with_line().removeprefix("it ") for rank in circle}
-        return f"{deadlock.text(circle)}: {_listed(states)}" if circle else ""
+        return {rank: answers[rank] for rank in circle}
 
     def waits(
         self, asked: int, answers: dict[int, Answer], long_s: float, silence_s: float = SILENCE_S

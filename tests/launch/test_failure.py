@@ -233,7 +233,7 @@ def test_timeout_tells_where_the_missing_rank_waits(jobs):
     job = jobs["waiting"].result()
     assert_ended(job)
     assert job.rc == 110, job
-    assert any("waits in recv of float64 (2,)" in lines[-1] for lines in said(job).values()), job
+    assert any("it waits in recv of float64 (2,)" in lines[-1] for lines in said(job).values()), job
 
 
 CAUGHT = """

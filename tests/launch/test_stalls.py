@@ -123,7 +123,11 @@ def assert_circle(job: Completed, circle: list[tuple[int, str]]) -> None:
         name = name.removeprefix("batch_isend_")
         assert re.search(rf" rank {rank} \(node .*  program.py:\d+ in <module> +in {name} ", reports[0]), (rank, job)
     # The timeout says the same, whichever ranks come to print.
-    assert job.rc == 110 and re.search(rf"did not finish in 5 s.*: {chain}: rank \d+ waits in ", job.stderr), job
+    timeout = re.search(rf"\[rank (\d+)/.* did not finish in 5 s.*: {chain}; .*", job.stderr)
+    assert job.rc == 110 and timeout, job
+    for rank in {rank for rank, _ in circle} - {int(timeout[1])}:
+        known = rf"rank {rank} (answers: |has begun 0 operations of this group; )it waits in .*, at program.py:\d+"
+        assert re.search(known, timeout[0]), (rank, job)
 
 
 def _pid(job, rank: int) -> int:
