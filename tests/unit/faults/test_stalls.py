@@ -38,7 +38,7 @@ class MadeUp:
     def sequence(self, group: int) -> int:
         return NUMBER
 
-    def own_answer(self, group: int) -> Answer:
+    def own_answer(self, group: int, stacks: bool = False) -> Answer:
         return self.known[self.rank] or waits()
 
     def silent(self, rank: int, group: int) -> str:
@@ -185,6 +185,13 @@ def test_one_rank_reports_a_circle() -> None:
     assert "in recv from 4" in lines[1] and "next warning in 2 min" in lines[4] and len(lines) == 5
     answers[3] = receives(2, waited_s=1.0)
     assert "deadlock" not in "".join(warning(rank, answers, (4,))[0] for rank in range(1, 8))
+
+
+def test_where_names_the_circle() -> None:
+    world: Any = SimpleNamespace(rank=0, size=3, ranks=range(3), hosts="nnn", pids=(1, 2, 3), job="n.1")
+    liveness: Any = MadeUp(world, {0: receives(2), 1: receives(0), 2: receives(1)})
+    chain = "rank 0 waits for rank 2, which waits for rank 1, which waits for rank 0: a deadlock"
+    assert stalls.survey(liveness, GROUP).splitlines()[:2] == ["mpiddp: job n.1, 3 ranks", f"  {chain}"]
 
 
 def test_a_circle_with_a_collective_in_it() -> None:
