@@ -138,7 +138,8 @@ def interruption(lines: str, operation: Operation | None) -> str:
 def report(lines: str, operation: Operation | None, others: str) -> str:
     if operation is None:
         return f"{lines}interrupted (Ctrl-C)" + (f"; {others}" if others else "")
-    return f"{lines}interrupted (Ctrl-C) in {operation}: {others}{operation.members.monitor.unmatched()}"
+    told = f"{others}{operation.members.monitor.unmatched()}".removeprefix("; ")
+    return f"{lines}interrupted (Ctrl-C) in {operation}" + (f": {told}" if told else "")
 
 
 def _progress() -> None:
