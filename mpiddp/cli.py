@@ -136,14 +136,20 @@ def run_where(arguments: argparse.Namespace) -> int:
 
 
 def run_flight(arguments: argparse.Namespace) -> int:
+    dumps, damaged = [], []
+    for path in arguments.files:
+        try:
+            dumps.append(lineup.read(path))
+        except ValueError as error:
+            damaged.append(str(error))
     try:
-        dumps = [lineup.read(path) for path in arguments.files]
-        if arguments.json:
-            print(json.dumps({dump["mpiddp"]["rank"]: dump for dump in dumps}))
-        else:
-            print(lineup.line_up(dumps))
+        if not dumps:
+            raise ValueError("; ".join(damaged))
+        print(json.dumps({dump["mpiddp"]["rank"]: dump for dump in dumps}) if arguments.json else lineup.line_up(dumps))
     except ValueError as error:
         raise UsageError(str(error)) from error
+    for each in damaged:
+        print(f"mpiddp: left out: {each}", file=sys.stderr)
     return 0
 
 

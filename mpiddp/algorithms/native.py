@@ -119,7 +119,7 @@ def all_gather_list(link: Channel, outputs: Sequence[Array], x: Array) -> Steps:
 Blocks = Mapping[int, Array] | Sequence[Array]
 
 
-def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
+def _exchange(link: Channel, operation: str, outputs: Blocks, inputs: Blocks) -> Steps:
     """Send ``inputs[r]`` to each rank r and receive ``outputs[r]``, without packing.
 
     All ranks submit operations in one order, so that messages keep it.
@@ -130,7 +130,7 @@ def _exchange(link: Channel, outputs: Blocks, inputs: Blocks) -> Steps:
             requests.append(link.now.Isend(as_message(x, x.nbytes), rank, Tag.BLOCK))
         else:
             as_bytes(outputs[rank])[...] = as_bytes(x)
-    incoming = _Blocks(link, {rank: output for rank, output in _items(outputs) if rank != link.rank})
+    incoming = _Blocks(link, operation, {rank: output for rank, output in _items(outputs) if rank != link.rank})
     yield Each([incoming, *requests])
     incoming.check()
 
@@ -157,8 +157,8 @@ def _overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
 class _Blocks:
     """Other ranks' blocks, received once their size is known: MPI may crash in a receive that is too short."""
 
-    def __init__(self, link: Channel, blocks: dict[int, Array]) -> None:
-        self._comm, self._ranks, self._rank = link.now, link.ranks, link.rank
+    def __init__(self, link: Channel, operation: str, blocks: dict[int, Array]) -> None:
+        self._operation, self._comm, self._ranks, self._rank = operation, link.now, link.ranks, link.rank
         self._early = link.early.setdefault(link.now.handle, {})
         self._left = blocks
         self._requests: list[MPI.Request] = []
@@ -201,8 +201,9 @@ class _Blocks:
         x = self._left.pop(source)
         if sent_bytes != x.nbytes:
             self._fault = self._fault or (
-                f"rank {self._ranks[source]} sends {sent_bytes} bytes to rank {self._ranks[self._rank]}, which expects"
-                f" {x.nbytes} from it: what one rank sends must have the shape of what the other one has for it"
+                f"{self._operation}: rank {self._ranks[source]} sends {sent_bytes} bytes to rank"
+                f" {self._ranks[self._rank]}, which expects {x.nbytes} from it: what one rank sends must have the"
+                " shape of what the other one has for it"
             )
             x = np.empty(sent_bytes, np.uint8)
         self._requests.append(message.Irecv(as_message(x, sent_bytes)))
@@ -217,15 +218,15 @@ def _items(blocks: Blocks) -> Iterable[tuple[int, Array]]:
 
 
 def gather(link: Channel, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    return _exchange(link, outputs or {}, {root: x})
+    return _exchange(link, "gather", outputs or {}, {root: x})
 
 
 def scatter(link: Channel, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    return _exchange(link, {root: x}, _apart(inputs, [x], root) if inputs is not None else {})
+    return _exchange(link, "scatter", {root: x}, _apart(inputs, [x], root) if inputs is not None else {})
 
 
 def all_to_all(link: Channel, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    return _exchange(link, outputs, _apart(inputs, outputs, link.rank))
+    return _exchange(link, "all_to_all", outputs, _apart(inputs, outputs, link.rank))
 
 
 def all_to_all_single(
@@ -233,7 +234,7 @@ def all_to_all_single(
 ) -> Steps:
     if np.may_share_memory(output, x):
         x = x.copy()
-    return _exchange(link, _blocks(output, output_counts), _blocks(x, input_counts))
+    return _exchange(link, "all_to_all_single", _blocks(output, output_counts), _blocks(x, input_counts))
 
 
 def _blocks(x: Array, counts: Sequence[int]) -> list[Array]:

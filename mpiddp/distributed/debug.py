@@ -35,6 +35,7 @@ on = False
 detail = False
 
 _TEXT_BYTES = 1024
+_MAX_LISTED = 8
 
 # Copied ones; True where all ranks give equal shapes.
 _EQUAL_SHAPES = {
@@ -134,7 +135,7 @@ def _observed(
         digests = np.empty(link.size, np.int64)
         yield link.now.Iallgather(digest, digests)
         if (digests != digest).any():
-            yield from _disagree(link, f"{description} at {line}", digests)
+            yield from _disagree(link, f"{description}{_listed(args)} at {line}", digests)
         value = yield from plan.steps(link.after(), *args)
         watched.check()
         for output in outputs:
@@ -151,6 +152,12 @@ def _describe(operation: Operation, plan: Plan, args: Sequence[Any], *, equal_sh
     text = plan.call.text(operation.number)
     x = next((x for each in args for x in (each if isinstance(each, list) else [each]) if hasattr(x, "dtype")), None)
     return f"{text}, shape {x.shape}" if equal_shapes and x is not None else text
+
+
+def _listed(args: Sequence[Any]) -> str:
+    """Return the sizes in the first list of arrays, which a call's record holds as a hash."""
+    lists = [[x.size for x in each] for each in args if isinstance(each, list) and each and hasattr(each[0], "size")]
+    return f", sizes {lists[0][:_MAX_LISTED]}" if lists else ""
 
 
 def _twin(given: Any, twins: dict[int, tuple[Array, Array]]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -17,8 +18,11 @@ class Activity(NamedTuple):
     at: str
     """As in "train.py:120 in backward"."""
     operation: Operation | None
+    waited_s: float = 0.0
 
 
+since: dict[tuple[object, ...], float] = {}
+"""When the watchdog first saw each wait that goes on, by the operation's identity."""
 _unwound: Activity | None = None
 """Of a main thread that an exception has unwound for good."""
 
@@ -30,7 +34,13 @@ def current() -> Activity:
     if not operations and _unwound is not None:
         return _unwound
     thread = main if main in operations or not operations else next(iter(operations))
-    return Activity(_line(_summaries(thread)), operations.get(thread))
+    operation = operations.get(thread)
+    return Activity(_line(_summaries(thread)), operation, _waited_s(operation))
+
+
+def _waited_s(operation: Operation | None) -> float:
+    now = time.monotonic()
+    return 0.0 if operation is None else now - since.get(operation.identity, now)
 
 
 def left_to_threads() -> bool:
@@ -90,5 +100,5 @@ def unwind(trace: TracebackType | None) -> tuple[str, Operation | None]:
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
     held = (frame.f_locals.get("operation") for frame in reversed(frames))
     operation = next((each for each in held if isinstance(each, Operation)), None)
-    _unwound = Activity(_line(summaries), operation)
+    _unwound = Activity(_line(summaries), operation, _waited_s(operation))
     return "".join(["At (most recent call last):\n", *traceback.format_list(_program(summaries))]), operation

@@ -100,14 +100,12 @@ class Call(NamedTuple):
         return (self.kind >> 1, self.length, self.root) != (other.kind >> 1, other.length, other.root)
 
     def text(self, sequence: int = 0) -> str:
-        layout, dtype, reduction = self.kind >> 17 & 0x7FFF, self.kind >> 9 & 0xFF, self.kind >> 1 & 0xFF
+        dtype, reduction = self.kind >> 9 & 0xFF, self.kind >> 1 & 0xFF
         text = self.name + (f" #{sequence}" if sequence else "")
         if dtype != _NO_DTYPE:
             kind = code_name(dtype & ~_ON_DEVICE)
             text += f" of {kind}" if self.length == ANY_COUNT else f" of {self.length} {kind} elements"
             text += " on a device" if dtype & _ON_DEVICE else ""
-        if layout:
-            text += f" in arrays of layout 0x{layout:x}"
         if reduction != _NO_REDUCTION:
             text += f" with {REDUCTIONS[reduction].name}"
         return text + (f" and group rank {self.root} as root" if self.root != NO_ROOT else "")
@@ -163,9 +161,10 @@ def is_self_comparing(algorithm: Callable[..., Any]) -> bool:
 
 def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -> MismatchError:
     first, second = sorted([(rank, call), (other_rank, other)])
+    layout = " (the sizes in their lists or the kinds of their dtypes differ)" if call == other else ""
     return MismatchError(
-        f"the ranks of {group} disagree: rank {first[0]} calls {first[1]}, rank {second[0]} calls {second[1]}; all"
-        " ranks must call the same operations in the same order, with the same sizes, dtypes, reductions and roots",
+        f"the ranks of {group} disagree: rank {first[0]} calls {first[1]}, rank {second[0]} calls {second[1]}{layout};"
+        " all ranks must call the same operations in the same order, with the same sizes, dtypes, reductions and roots",
         (first[0], second[0]),
     )
 
@@ -298,9 +297,9 @@ class Calls(Resource):
         start = sequence % _ROWS * self._row_bytes
         return bytes(self._memory[start : start + self._row_bytes])
 
-    def recent(self) -> Array:
-        """Return the last records, equally many on every rank; sequence 0: unused."""
-        mine = self._table[:, self._rank].copy()
+    def recent(self, rank: int | None = None) -> Array:
+        """Return the last records of a rank of this node, this one's by default; sequence 0: unused."""
+        mine = self._table[:, self._rank if rank is None else self._ranks.index(rank)].copy()
         marked = mine["sequence"] & _MARK == _MARK
         mine["sequence"] = np.where(marked, mine["sequence"] & ~_MARK, 0)
         return mine
@@ -316,13 +315,16 @@ class Calls(Resource):
         del self._memory
 
 
-def last_call(link: Link) -> str:
-    sequence, published, buffers = link.sequence, link.find(Calls), link.find(EagerBuffers)
-    records: list[Sequence[int]] = [] if published is None else published.recent().tolist()
-    with contextlib.suppress(AttributeError):  # the group is being destroyed
-        records += [] if buffers is None else [own[1:] for own, *_ in buffers.calls()]
-    found = [Call(*fields).text(sequence) for number, *fields in records if number == sequence > 0]
-    return found[0] if found else ""
+def last_call(link: Link, rank: int) -> str:
+    """Return the last call of this rank or another one of its node; "" if it is not known."""
+    published, buffers, records = link.find(Calls), link.find(EagerBuffers), list[tuple[int, ...]]()
+    with contextlib.suppress(AttributeError, ValueError):  # the group is being destroyed; the rank is not of it
+        if published is not None:
+            records += map(tuple, published.recent(rank).tolist())
+        if buffers is not None:
+            records += [each[1:] for found in buffers.calls() for each in found if link.ranks[each[0]] == rank]
+    sequence, *fields = max(records, default=(0,))
+    return Call(*fields).text(sequence) if sequence > 0 else ""
 
 
 def first_difference(link: Link, recent: Array) -> MismatchError:

@@ -27,7 +27,7 @@ class Job(NamedTuple):
         failures, questions = Failures(comm), comm.Dup()
         failures.register_comm(questions)
         All.one_by_one = failures.survivable
-        liveness = Liveness(questions, gathered.thread_multiple)
+        liveness = Liveness(questions, gathered)
         return cls(gathered, liveness, failures, Distant(liveness))
 
     @classmethod

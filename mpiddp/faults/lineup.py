@@ -32,9 +32,8 @@ def read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             text = file.read(1) == b"{"
             file.seek(0)
-            found = json.load(file) if text else _Plain(file).load()
-        if not (isinstance(found["mpiddp"]["rank"], int) and found.keys() >= {"entries", "pg_config"}):
-            raise ValueError("parts are missing")
+            found: dict[str, Any] = json.load(file) if text else _Plain(file).load()
+        line_up([found])  # it has all parts
     except (
         OSError,
         ValueError,
@@ -46,7 +45,7 @@ def read(path: Path) -> dict[str, Any]:
         pickle.UnpicklingError,
     ) as error:
         raise ValueError(f"{path} is no dump of mpiddp's flight recorder: {type(error).__name__}: {error}") from error
-    return dict(found)
+    return found
 
 
 def line_up(dumps: Sequence[Dump]) -> str:
@@ -91,12 +90,28 @@ def _group(uid: str, description: str, ranks: Sequence[int], by_rank: dict[int, 
         if len({None if each is None else tuple(each["mpiddp"]["call"]) for each in entries.values()}) > 1:
             alike = f"all made the same calls from #{first} to #{number - 1}" if number > first else "no call is known"
             head = f"{title}: {alike}, and part at #{number}"
-            return [head, *_rows({rank: _row(by_rank[rank], each, number) for rank, each in entries.items()}), *lines]
+            rows = _told_apart({rank: _row(by_rank[rank], each, number) for rank, each in entries.items()}, entries)
+            return [head, *_rows(rows), *lines]
     entries = {rank: found.get(last) for rank, found in calls.items()}
     if all(each is not None and each["state"] == "completed" for each in entries.values()):
         return [f"{title}: all made the same calls up to #{last}, and all have ended", *lines]
     head = f"{title}: all made the same calls up to #{last}, which has not ended on all"
     return [head, *_rows({rank: _row(by_rank[rank], each, last) for rank, each in entries.items()}), *lines]
+
+
+def _told_apart(rows: dict[int, _Row], entries: dict[int, Entry | None]) -> dict[int, _Row]:
+    """Tell calls of one text apart by a number: of sizes in lists and rare dtypes only hashes are known."""
+    calls = {rank: tuple(each["mpiddp"]["call"]) for rank, each in entries.items() if each is not None}
+    alike: dict[str, list[tuple[int, ...]]] = {}
+    for rank, call in calls.items():
+        if call not in alike.setdefault(rows[rank].text, []):
+            alike[rows[rank].text].append(call)
+    told = {}
+    for rank, row in rows.items():
+        found = alike.get(row.text, [])
+        which = f" (list or dtype {found.index(calls[rank]) + 1} of {len(found)})" if len(found) > 1 else ""
+        told[rank] = row._replace(text=row.text + which)
+    return told
 
 
 def _calls(dump: Dump, uid: str) -> dict[int, Entry]:

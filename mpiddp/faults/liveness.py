@@ -16,20 +16,34 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mpiddp.mpi import requests
+from mpiddp.mpi import processes, requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.world import World
 
-from . import activity
+from . import activity, deadlock
 from .calls import last_call
+from .deadlock import Wait
 
 _ASKED, _HEAD = struct.Struct("<q?"), struct.Struct("<qq???")
 _NO_GROUP = 0
+_MESSAGE = (0, 0)
 SILENCE_S = 3.0
 """Time for an answer: watchdogs look twice a second."""
+SETTLED_S = 1.0
+"""Shortest wait that may be part of a deadlock."""
 _TEXT_CHARACTERS = 300
 _STACKS_CHARACTERS = 8000
+_PROCESS_STATES = {
+    "X": "its process has ended",
+    "Z": "its process has ended",
+    "T": "its process is stopped, by SIGSTOP",
+    "t": "its process is stopped, by a debugger",
+    "D": "its process waits in the kernel, as for a disk",
+    "R": "its process runs and lets no thread of Python answer, as in a long call into C",
+}
+_HOLDS_PYTHON = "its process sleeps and lets no thread of Python answer, as in a call into C that holds the GIL"
 _MAX_NAMED = 8
 _MAX_RETIRED = 1000
 
@@ -52,9 +66,11 @@ class State(NamedTuple):
     """As in "train.py:120 in backward"."""
     operation: str = ""
     """As in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
-    waits: tuple[int, int] = (0, 0)
-    """Group and collective."""
-    waits_for: tuple[int, ...] = ()
+    waits: tuple[int, int] = _MESSAGE
+    """Group and collective; (0, 0): a message."""
+    ranks: Sequence[Sequence[int]] = ()
+    """The group's, or the message's peers, as arguments of ranges."""
+    waited_s: float = 0.0
     idle_s: float = 0.0
     """Since its last operation of the group began."""
     last: str = ""
@@ -80,6 +96,9 @@ class Answer(NamedTuple):
         at = f", at {self.state.at}" if self.state.operation and not self.ended else ""
         return self.text() + at
 
+    def waits_long(self, long_s: float) -> bool:
+        return bool(self.state.operation) and not self.ended and self.state.waited_s >= long_s
+
     def waits_in(self, operation: Operation) -> bool:
         return self.state.waits == (operation.members.number, operation.number)
 
@@ -87,12 +106,13 @@ class Answer(NamedTuple):
 class Liveness:
     """The questions and answers of one process, on a communicator of their own.
 
-    ``watched``: the ranks' watchdogs answer while programs compute.
+    Watchdogs answer while programs compute, under MPI_THREAD_MULTIPLE.
     """
 
-    def __init__(self, comm: MPI.Intracomm, watched: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, world: World) -> None:
         self._comm = comm
-        self._watched = watched
+        self.world = world
+        self._watched = world.thread_multiple
         self._lock = threading.RLock()  # a handler may send
         self._answers: dict[tuple[int, int], Answer] = {}
         self._sent: list[tuple[MPI.Request, bytes]] = []
@@ -154,8 +174,8 @@ class Liveness:
                     self.handlers[tag](source, message)
                 else:
                     group, sequence, ended, idle, interrupted = _HEAD.unpack_from(message)
-                    at, operation, waits, waits_for, *rest = json.loads(message[_HEAD.size :])
-                    state = State(at, operation, tuple(waits), tuple(waits_for), *rest)
+                    at, operation, waits, *rest = json.loads(message[_HEAD.size :])
+                    state = State(at, operation, tuple(waits), *rest)
                     self._answers[source, group] = Answer(sequence, ended, idle, state, interrupted)
 
     def _answer(self, group: int, stacks: bool) -> bytes:
@@ -168,7 +188,7 @@ class Liveness:
         state = State() if ended else _state(stacks)
         link, (_, since) = self._links.get(group), self._progress.get(group, (0, time.monotonic()))
         if link is not None:
-            state = state._replace(idle_s=time.monotonic() - since, last=last_call(link)[:_TEXT_CHARACTERS])
+            state = state._replace(idle_s=time.monotonic() - since, last=last_call(link, self.rank)[:_TEXT_CHARACTERS])
         return Answer(self.sequence(group), ended, requests.pending == 0, state, self.interrupted)
 
     def announce_end(self) -> None:
@@ -239,7 +259,53 @@ class Liveness:
 
     def explain(self, operation: Operation | None, silence_s: float = SILENCE_S) -> str:
         self.ask_about(operation)
-        return self.describe(operation, silence_s)
+        described = self.describe(operation, silence_s)
+        circle = self._circle(operation, silence_s)
+        if not circle:
+            return described
+        awaited = {self.rank, *self.awaited(operation)}
+        more = {rank: f"answers: {answer.text_with_line()}" for rank, answer in circle.items() if rank not in awaited}
+        return "; ".join(filter(None, [deadlock.text(list(circle)), described, _listed(more)]))
+
+    def _circle(self, operation: Operation | None, silence_s: float) -> dict[int, Answer]:
+        """Return the ranks of the circle that ``operation`` waits for, in its order; {} if there is none."""
+        group = _group(operation)
+        known = [each for rank in self.awaited(operation) if (each := self._answers.get((rank, group))) is not None]
+        if operation is None or not any(each.state.operation and not each.waits_in(operation) for each in known):
+            return {}
+        answers = self.inquire(group, self.awaited(None), silence_s=silence_s) | {self.rank: self.own_answer(group)}
+        circle = deadlock.reached(self.waits(group, answers, SETTLED_S, silence_s), self.rank)
+        return {rank: answers[rank] for rank in circle}
+
+    def waits(
+        self, asked: int, answers: dict[int, Answer], long_s: float, silence_s: float = SILENCE_S
+    ) -> dict[int, Wait]:
+        """Return what the ranks wait for that have waited so long in a collective or a message.
+
+        ``answers`` are those of all ranks, with their progress in the group ``asked``.
+
+        A short wait may end at any moment: circles of such waits are seen wherever ranks pass messages around.
+        """
+        waits, collectives = {}, dict[tuple[int, int], list[int]]()
+        for rank, answer in answers.items():
+            state = answer.state
+            if answer.waits_long(long_s) and state.waits != _MESSAGE:
+                collectives.setdefault(state.waits, []).append(rank)
+            elif answer.waits_long(long_s) and state.ranks:
+                waits[rank] = Wait(_unpacked(state.ranks), one_suffices=True)
+        others = answers.keys() - {self.rank}
+        absent = {
+            each: _unpacked(answers[ranks[0]].state.ranks).difference(ranks) for each, ranks in collectives.items()
+        }
+        for (group, _), ranks in absent.items():
+            if group != asked:
+                self.ask(group, list(ranks & others))
+        for (group, number), ranks in absent.items():
+            told = answers if group == asked else self.answers(group, list(ranks & others), silence_s)
+            begun = {rank: each.sequence for rank, each in told.items()} | {self.rank: self.sequence(group)}
+            wait = Wait({rank for rank in ranks if begun.get(rank, 0) < number})
+            waits |= dict.fromkeys(collectives[group, number], wait)
+        return waits
 
     def ask_about(self, operation: Operation | None) -> None:
         self.ask(_group(operation), self.awaited(operation))
@@ -252,11 +318,7 @@ class Liveness:
         for rank in awaited:
             answer = answers.get(rank)
             if answer is None:
-                missing[rank] = "does not answer " + (
-                    "(dead, stopped, or its node is out of reach)"
-                    if self._watched
-                    else "(no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE)"
-                )
+                missing[rank] = f"does not answer ({self.silent(rank, _group(operation))})"
             elif operation is not None and operation.peers is None and answer.sequence < operation.number:
                 missing[rank] = f"has begun {answer.sequence} operations of this group; {answer.text_with_line()}"
             else:
@@ -268,6 +330,17 @@ class Liveness:
         if operation.peers is not None:
             return _listed(found)
         return f"all ranks have begun it: the network may be down, or one waits elsewhere: {_listed(found)}"
+
+    def silent(self, rank: int, group: int) -> str:
+        """Return why a rank may not answer: of a process on this host, as far as the system and shared memory tell."""
+        if not self._watched:
+            return "no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE"
+        hosts, link = self.world.hosts, self._links.get(group)
+        if hosts[rank] != hosts[self.rank]:
+            return "dead, stopped, or its node is out of reach"
+        state = _PROCESS_STATES.get(processes.state(self.world.pids[rank]), _HOLDS_PYTHON)
+        last = "" if link is None else last_call(link, rank)[:_TEXT_CHARACTERS]
+        return f"{state}; its last call here: {last}" if last else state
 
     def tell(self, ranks: Sequence[int], silence_s: float) -> str:
         answers = self.inquire(_NO_GROUP, ranks, silence_s=silence_s)
@@ -288,11 +361,27 @@ def _listed(states: dict[int, str]) -> str:
 
 
 def _state(stacks: bool) -> State:
-    at, operation = activity.current()
+    at, operation, waited_s = activity.current()
     state = State(at=at[:_TEXT_CHARACTERS], stacks=activity.stacks()[-_STACKS_CHARACTERS:] if stacks else "")
     if operation is None:
         return state
-    if operation.peers is not None:
-        return state._replace(operation=str(operation)[:_TEXT_CHARACTERS], waits_for=tuple(operation.peers))
-    waits = operation.members.number, operation.number
-    return state._replace(operation=str(operation)[:_TEXT_CHARACTERS], waits=waits)
+    state = state._replace(operation=str(operation)[:_TEXT_CHARACTERS], waited_s=waited_s)
+    if operation.peers is None:
+        return state._replace(
+            waits=(operation.members.number, operation.number), ranks=_packed(operation.members.ranks)
+        )
+    # Only of a message is it known whether one peer suffices.
+    return state if operation.tag is None else state._replace(ranks=_packed(operation.peers))
+
+
+def _packed(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return a progression as one triple: the answers of 10,000 ranks are to be short."""
+    step = max(ranks[1] - ranks[0], 1) if len(ranks) > 1 else 1
+    whole = range(ranks[0], ranks[-1] + 1, step) if ranks else range(0)
+    if tuple(whole) == tuple(ranks):
+        return [(whole.start, whole.stop, whole.step)]
+    return [(rank, rank + 1, 1) for rank in ranks]
+
+
+def _unpacked(ranks: Sequence[Sequence[int]]) -> set[int]:
+    return {rank for each in ranks for rank in range(*each)}

@@ -9,18 +9,39 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import threading
+from collections.abc import Sequence
 
 from mpiddp import settings
 from mpiddp.mpi import processes
 
 _DAEMONS = ("prted", "orted", "srun", "slurmstepd")
 """Other parents of ranks, whose stderr is not read."""
+_END_S = 8
+"""For mpirun to end after an abort."""
 _HANDLED = (signal.SIGCONT, signal.SIGTERM)
 
 
 def _left_to_the_watchdog(number: int, frame: object) -> None:
     """Do nothing: the watchdog receives the signal."""
+
+
+def end_after_this_process(hosts: Sequence[str]) -> None:
+    """See to it that mpirun ends, too, after this process has aborted the job.
+
+    It waits for ever for the daemon of a host that is out of reach. A shell ends it, as mpirun kills this process.
+    """
+    pid, launch = os.getppid(), settings.launch()
+    if launch is None or launch.launcher != "mpirun (Open MPI)" or len(set(hosts)) < 2:
+        return
+    if processes.name(pid) in ("", *_DAEMONS):
+        return  # on another host, or not to be seen
+    looks = f"n={2 * _END_S}; while [ $n -gt 0 ]; do kill -0 $0 || exit; n=$((n - 1)); sleep 0.5; done"
+    command = ["/bin/sh", "-c", f"{looks}; kill -TERM $0; sleep 2; kill -KILL $0", str(pid)]
+    with contextlib.suppress(OSError):
+        quiet = subprocess.DEVNULL
+        subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
 
 
 class Launcher:

@@ -33,7 +33,7 @@ from mpiddp.mpi import requests, stdio
 from mpiddp.mpi.lazy import MPI, SetupError, exit_limit, finalized, running
 from mpiddp.mpi.operation import Operation
 
-from . import activity, marker
+from . import activity, marker, mpirun
 from .neighbour import Neighbour
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ def interruption(lines: str, operation: Operation | None) -> str:
 def report(lines: str, operation: Operation | None, others: str) -> str:
     if operation is None:
         return f"{lines}interrupted (Ctrl-C)" + (f"; {others}" if others else "")
-    return f"{lines}interrupted (Ctrl-C) in {operation}: {others}{operation.members.monitor.unmatched()}"
+    told = f"{others}{operation.members.monitor.unmatched()}".removeprefix("; ")
+    return f"{lines}interrupted (Ctrl-C) in {operation}" + (f": {told}" if told else "")
 
 
 def _progress() -> None:
@@ -206,6 +207,7 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             faulthandler.dump_traceback_later(_ABORT_S, exit=True, file=sys.__stderr__ or sys.stderr)
         _remove_segments()
+        mpirun.end_after_this_process(() if _liveness is None else _liveness.world.hosts)
         MPI.COMM_WORLD.Abort(code)
     launch = settings.launch()
     if not running() and launch is not None and "Hydra" in launch.launcher:

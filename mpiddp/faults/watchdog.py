@@ -7,14 +7,17 @@ while the main thread waits in MPI, where Python sees none. It needs MPI_THREAD_
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import math
 import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
+import types
 import warnings
 
 from mpiddp import settings
@@ -71,7 +74,10 @@ class Watchdog:
             # A forked child's signals are none for this process.
             os.register_at_fork(after_in_child=self._let_go)
         self._doorbell = Doorbell(job.world.job, job.world.rank)
-        self._thread = threading.Thread(target=self._watch, name="mpiddp-watchdog", daemon=True)
+        _tell_of_crashes()
+        # Where a process crashes, its stacks are all that is printed of it: this thread's tell the rank.
+        watch = types.FunctionType(Watchdog._watch.__code__.replace(co_name=shutdown.label()), globals())
+        self._thread = threading.Thread(target=watch, args=(self,), name="mpiddp-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -133,9 +139,11 @@ class Watchdog:
             return
         announced = time.monotonic() < self._alert_until
         if announced and self._all_run and not (self._liveness.ending or shutdown.ends()):
+            # mpirun may kill this process at any moment: first what needs no other rank.
             lines = activity.stack(threading.main_thread().ident or 0)
+            self._launcher.write(shutdown.labelled(shutdown.report(lines, self._continued_in, "")))
             others = self._liveness.describe(self._continued_in, _LAST_ANSWER_S)
-            self._launcher.write(shutdown.labelled(shutdown.report(lines, self._continued_in, others)))
+            self._launcher.write(shutdown.labelled(others))
         self._launcher.terminate()
 
     def _look(self, interrupted: bool) -> None:
@@ -155,10 +163,13 @@ class Watchdog:
         for thread in self._waits.keys() - operations.keys():
             del self._waits[thread]
         for thread, operation in operations.items():
-            wait = self._waits.get(thread)
-            if wait is None or wait.identity != operation.identity:
+            seen_wait = self._waits.get(thread)
+            if seen_wait is None or seen_wait.identity != operation.identity:
                 self._waits[thread] = _Wait(operation, now, self._warn_after_s)
-            else:
+        activity.since = {wait.identity: wait.since for wait in self._waits.values()}
+        for thread, operation in operations.items():
+            wait = self._waits[thread]
+            if wait.since < now:
                 self._judge(thread, operation, wait, now)
         if requests.pending and any(not operation.limited for operation in operations.values()):
             requests.poll()  # a thread blocks in MPI, and the submitters of the rest may wait for nothing
@@ -186,16 +197,19 @@ class Watchdog:
             wait.asked = now
 
         if waited_s > wait.warn_s:
-            wait.distance_s *= 2
-            wait.warn_s = waited_s + wait.distance_s
             at = self._liveness.own_answer(operation.members.number).state.at
-            text = stalls.warning(self._liveness, self._world, operation, at, waited_s, wait.distance_s)
+            next_s, long_s = 2 * wait.distance_s, self._warn_after_s / 2
+            text = stalls.warning(self._liveness, operation, at, waited_s, next_s, long_s)
+            if text:
+                wait.distance_s = next_s
+            # The rank that this one left the report to may go on and never make it.
+            wait.warn_s = waited_s + (next_s if text else long_s)
             if text and still():
                 shutdown.write(text + "\n")
 
     def _survey(self) -> str:
         found = [operation.members.number for operation in waiting.values()]
-        text = stalls.survey(self._liveness, self._world, found[0] if found else 0)
+        text = stalls.survey(self._liveness, found[0] if found else 0)
         return shutdown.dumped(text, "a question")
 
     def _desertion(self, thread: int, operation: Operation) -> str:
@@ -222,6 +236,13 @@ class Watchdog:
     def _timeout(self, thread: int, operation: Operation) -> str:
         reason = operation.members.monitor.explain(operation)
         return f"{activity.stack(thread)}{operation} did not finish in {operation.members.timeout_s:g} s: {reason}"
+
+
+def _tell_of_crashes() -> None:
+    """Print the stacks of a process that crashes, as with a segmentation fault, unless the program has seen to it."""
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # no stderr
+            faulthandler.enable(sys.__stderr__ or sys.stderr)
 
 
 def _python_handles_interrupts() -> bool:

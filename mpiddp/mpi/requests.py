@@ -167,9 +167,8 @@ _POLLS_PER_CHECK = 64
 
 def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -> bool:
     """Return False after ``limit_s``."""
-    me, monitor = get_ident(), operation.members.monitor
-    outer = waiting.get(me)
-    waiting[me] = new_operation(Operation, (*operation[:4], True, *operation[5:]))
+    monitor = operation.members.monitor
+    began = begin_wait(_limited(operation))
     polls, deadline = 0, time.monotonic() + limit_s
     try:
         while not done():
@@ -188,7 +187,12 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
         monitor.translate(error)
         raise
     finally:
-        end_wait(me, outer)
+        end_wait(*began)
+
+
+def _limited(operation: Operation) -> Operation:
+    """Return it as one whose waiter watches the clock, as the watchdog would end the job."""
+    return new_operation(Operation, (*operation[:4], True, *operation[5:]))
 
 
 def matched_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
@@ -227,8 +231,12 @@ def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | 
 
 
 def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
-    """Name the ranks that keep the operation from ending."""
-    reason = operation.members.monitor.explain(operation)
+    """Name the ranks that keep the operation from ending, and let others see this wait meanwhile."""
+    began = begin_wait(_limited(operation))
+    try:
+        reason = operation.members.monitor.explain(operation)
+    finally:
+        end_wait(*began)
     return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out): {reason}")
 
 

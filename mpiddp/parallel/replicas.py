@@ -18,18 +18,50 @@ from .buckets import ParameterLike
 BufferHook = Callable[[Any, dict[str, Array]], Any]
 
 
-def check_same_parameters(named_parameters: Sequence[tuple[str, ParameterLike]], group: ProcessGroup) -> None:
-    """Raise RuntimeError on every rank, with the first difference, if names, shapes or dtypes differ."""
-    mine = [(name, parameter.shape, str(parameter.dtype)) for name, parameter in named_parameters]
-    fingerprints: list[int] = [0] * group.size()
-    all_gather_object(fingerprints, zlib.crc32(repr(mine).encode()), group)
+_CHECKING = "check_replicas()"
+_MAKING = "DistributedDataParallel(...)"
+
+
+def _of_all(operation: str, value: Any, group: ProcessGroup) -> list[Any]:
+    """Gather the ranks' values; MismatchError where a rank gathers something else."""
+    everybody: list[Any] = [None] * group.size()
+    all_gather_object(everybody, (operation, value), group)
+    for rank, found in enumerate(everybody):
+        if not (isinstance(found, tuple) and len(found) == 2 and found[0] == operation):
+            other = found[0] if isinstance(found, tuple) and found[:1] in ((_MAKING,), (_CHECKING,)) else "another call"
+            ranks = (group.ranks[group.rank()], group.ranks[rank])
+            raise MismatchError(
+                f"the ranks disagree: rank {ranks[0]} is in {operation}, rank {ranks[1]} in {other}; all ranks must"
+                " make, use and check their models in the same order",
+                ranks,
+            )
+    return [value for _, value in everybody]
+
+
+def check_same_model(
+    named_parameters: Sequence[tuple[str, ParameterLike]], options: dict[str, Any], group: ProcessGroup
+) -> None:
+    """Raise RuntimeError on every rank, with the first difference, if options, names, shapes, dtypes or frozen ones do.
+
+    What DDP allocates follows from them.
+    """
+    mine = [
+        (name, tuple(parameter.shape), str(parameter.dtype), bool(parameter.requires_grad))
+        for name, parameter in named_parameters
+    ]
+    fingerprints = _of_all(_MAKING, zlib.crc32(repr((options, mine)).encode()), group)
     if len(set(fingerprints)) == 1:
         return
-    everybody: list[list[tuple[str, tuple[int, ...], str]]] = [[]] * group.size()
-    all_gather_object(everybody, mine, group)
-    first = everybody[0]
-    other = next(rank for rank, found in enumerate(everybody) if found != first)
-    theirs, ranks = everybody[other], group.ranks
+    everybody = _of_all(_MAKING, (options, mine), group)
+    other = next(rank for rank, found in enumerate(fingerprints) if found != fingerprints[0])
+    (first_options, first), (other_options, theirs) = everybody[0], everybody[other]
+    ranks = group.ranks
+    for name, value in first_options.items():
+        if repr(value) != repr(other_options[name]):
+            raise RuntimeError(
+                f"DDP expects the same options on all ranks, but {name} is {value!r} on rank {ranks[0]} and"
+                f" {other_options[name]!r} on rank {ranks[other]}"
+            )
     if len(first) != len(theirs):
         raise RuntimeError(
             f"DDP expects same model across all ranks, but Rank {ranks[0]} has {len(first)} params, while rank"
@@ -42,9 +74,9 @@ def check_same_parameters(named_parameters: Sequence[tuple[str, ParameterLike]],
     )
 
 
-def _describe(parameter: tuple[str, tuple[int, ...], str]) -> str:
-    name, shape, dtype = parameter
-    return f"{name} of {dtype} {shape}"
+def _describe(parameter: tuple[str, tuple[int, ...], str, bool]) -> str:
+    name, shape, dtype, requires_grad = parameter
+    return f"{name} of {dtype} {shape}{'' if requires_grad else ' with requires_grad=False'}"
 
 
 def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int = 0) -> None:
@@ -62,12 +94,13 @@ def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int =
 
 def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: ProcessGroup) -> None:
     """Raise MismatchError on every rank, with the rank and the first array, if replicas differ."""
-    mine = [zlib.crc32(np.ascontiguousarray(download(x)).reshape(-1).view(np.uint8).data) for _, x in named_arrays]
-    everybody: list[list[int]] = [[]] * group.size()
-    all_gather_object(everybody, mine, group)
+    mine = {
+        name: zlib.crc32(np.ascontiguousarray(download(x)).reshape(-1).view(np.uint8).data) for name, x in named_arrays
+    }
+    everybody = _of_all(_CHECKING, mine, group)
     for rank, theirs in enumerate(everybody):
-        for (name, x), one, two in zip(named_arrays, everybody[0], theirs, strict=True):
-            if one != two:
+        for name, x in named_arrays:
+            if everybody[0].get(name) != theirs.get(name):
                 raise MismatchError(
                     f"the replicas differ: {name} ({x.dtype} {x.shape}) on rank {group.ranks[rank]} has other bits than"
                     f" on rank {group.ranks[0]}; look for updates outside of optimizer.step(), or data-dependent code"

@@ -22,7 +22,7 @@ from .replicas import (
     ModuleState,
     broadcast_arrays,
     check_equal_values,
-    check_same_parameters,
+    check_same_model,
 )
 from .timeline import Timeline, timeline_of_environment
 
@@ -70,8 +70,18 @@ class Wrapper(Joinable):
         with_buffers = broadcast_buffers is not False
         self._forward_sync_buffers = with_buffers if forward_sync_buffers is None else forward_sync_buffers
         self._buffer_sync = BufferSync(self._state, group)
+        options = {
+            "broadcast_buffers": broadcast_buffers,
+            "init_sync": init_sync,
+            "bucket_cap_mb": bucket_cap_mb,
+            "find_unused_parameters": find_unused_parameters,
+            "static_graph": static_graph,
+            "bucket_cap_mb_list": bucket_cap_mb_list,
+            "forward_sync_buffers": forward_sync_buffers,
+            "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
+        }
+        check_same_model(named, options, group)
         if init_sync:
-            check_same_parameters(named, group)
             buffers = self._state.buffers().values() if with_buffers else ()
             broadcast_arrays([*(parameter.data for _, parameter in named), *buffers], group)
         self._reducer = Reducer(

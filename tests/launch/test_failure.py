@@ -5,6 +5,7 @@ Upper bounds are generous: without the library these jobs hang for ever.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
@@ -195,6 +196,13 @@ KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 @pytest.mark.parametrize("way", thinned([KILL, "os._exit(7)", "os.kill(os.getpid(), signal.SIGTERM)"], KILL))
 def test_death_ends_job(way):
     assert_ended(run(way, WAITS["all_reduce"]))
+
+
+def test_a_crash_tells_its_rank_and_line():
+    job = run("import ctypes; ctypes.string_at(8)", WAITS["all_reduce"])
+    assert_ended(job)
+    _, crash, stacks = job.stderr.partition("Fatal Python error: Segmentation fault")
+    assert crash and re.search(r"in \[rank 1/3 \S+\]\n", stacks) and 'program.py", line 9 in <module>' in stacks, job
 
 
 # A group's timeout: on a busy machine init_process_group takes longer itself.

@@ -228,6 +228,34 @@ def test_calls_that_differ_are_found_over_the_wire(two, tmp_path):
     ), done
 
 
+CUT = """
+import time
+import numpy as np
+import mpiddp as dist
+
+dist.init_process_group()
+x = np.ones(4)
+while True:
+    dist.all_reduce(x)
+    print("working", flush=True)
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.long
+def test_a_job_ends_when_a_host_is_cut_off(tmp_path):
+    """Open MPI's mpirun waits for ever for the daemon there: rank 0 ends it."""
+    (tmp_path / "program.py").write_text(CUT)
+    settings = {"MPIDDP_TIMEOUT": "5", "MPIDDP_FLIGHT_RECORDER": "0"}
+    with hosts.Hosts(2) as some, some.start(4, [sys.executable, tmp_path / "program.py"], env=settings) as job:
+        job.wait_for("working", 60)
+        some.lose("h2", crash=False)
+        cut_s = time.monotonic()
+        done = job.wait(60)
+    assert done.rc != 0 and time.monotonic() - cut_s < 40, done
+    assert "did not finish in 5 s: rank 2 does not answer (dead, stopped, or its node is out of reach)" in done.stderr
+
+
 # Every rank writes its view of the world, before and after one has been killed.
 SURVIVORS = """
 import json, os, signal, sys

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import time
 from functools import partial
 
 import pytest
-from harness.launcher import Completed, python, side_by_side, start
+from harness.launcher import Completed, mpirun, python, side_by_side, start
 from harness.tiers import chosen, thinned
 
 PROGRAM = """
@@ -78,6 +79,57 @@ def asked(tmp_path) -> tuple[Completed, Completed, Completed]:
     return answer, ended, python(None, "-m", "mpiddp", "where", name)
 
 
+# Calls that do not end before rank {0} comes.
+CALLS = {
+    "recv": "dist.recv(x, {0})",
+    "send": "dist.send(np.ones(1 << 21), {0})",
+    "irecv": "dist.irecv(x, {0}).wait()",
+    "batch_isend_irecv": "dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, {0})])[0].wait()",
+    "barrier": "dist.barrier(groups[{1}])",
+    "all_reduce": "dist.all_reduce(np.ones(100_000), group=groups[{1}], async_op=True).wait()",
+    "broadcast": "dist.broadcast(x, {0}, group=groups[{1}])",
+}
+COLLECTIVES = ("barrier", "all_reduce", "broadcast")
+
+
+def deadlocked(seed: int, size: int) -> tuple[Completed, list[tuple[int, str]]]:
+    """Run ranks of which some wait in a circle, and the others with them; return the circle's ranks with their calls.
+
+    Seed 0: a message, a barrier and a collective.
+    """
+    dice = random.Random(seed)
+    ranks = dice.sample(range(size), dice.randint(2, size) if seed else size)
+    others, circle, groups, branches = [rank for rank in range(size) if rank not in ranks], [], [], {}
+    for index, (rank, awaited) in enumerate(zip(ranks, ranks[1:] + ranks[:1], strict=True)):
+        name = dice.choice(list(CALLS)) if seed else ("recv", "barrier", "all_reduce")[index]
+        with_it = [others.pop() for _ in others[:] if name in COLLECTIVES and dice.random() < 0.3]
+        circle.append((rank, name))
+        branches |= dict.fromkeys([rank, *with_it], CALLS[name].format(awaited, len(groups)))
+        groups.append([rank, awaited, *with_it])
+    branches |= {rank: CALLS["recv"].format(dice.choice(ranks)) for rank in others}
+    lines = [f"groups = [dist.new_group(ranks) for ranks in {groups}]", "dist.barrier()"]
+    lines += [f"if rank == {rank}: {call}" for rank, call in branches.items()]
+    settings = {"MPIDDP_WARN_AFTER": "2", "MPIDDP_TIMEOUT": "5"}
+    return mpirun(size, PROGRAM + "\n".join(lines), "unused", env=settings), circle
+
+
+def assert_circle(job: Completed, circle: list[tuple[int, str]]) -> None:
+    start = circle.index(min(circle))
+    first, *rest = [f"rank {rank}" for rank, _ in [*circle[start:], *circle[: start + 1]]]
+    chain = f"{first} waits for {', which waits for '.join(rest)}: a deadlock"
+    reports = [part for part in job.stderr.split("mpiddp: ") if " without progress" in part]
+    assert len(reports) == 1 and reports[0].splitlines()[0].endswith(f"without progress.  {chain}"), job
+    for rank, name in circle:
+        name = name.removeprefix("batch_isend_")
+        assert re.search(rf" rank {rank} \(node .*  program.py:\d+ in <module> +in {name} ", reports[0]), (rank, job)
+    # The timeout says the same, whichever ranks come to print.
+    timeout = re.search(rf"\[rank (\d+)/.* did not finish in 5 s.*: {chain}; .*", job.stderr)
+    assert job.rc == 110 and timeout, job
+    for rank in {rank for rank, _ in circle} - {int(timeout[1])}:
+        known = rf"rank {rank} (answers: |has begun 0 operations of this group; )it waits in .*, at program.py:\d+"
+        assert re.search(known, timeout[0]), (rank, job)
+
+
 def _pid(job, rank: int) -> int:
     found = re.search(rf"pid of {rank}: (\d+)\.", "".join(job.output))
     assert found, job.output
@@ -88,7 +140,8 @@ def _pid(job, rank: int) -> int:
 def jobs(request, tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("stalls")
     calls = {name: partial(warned, tmp_path, name) for name in chosen(request, "name")}
-    with side_by_side(calls | {"stopped": partial(stopped, tmp_path), "asked": partial(asked, tmp_path)}) as futures:
+    calls |= {"stopped": partial(stopped, tmp_path), "asked": partial(asked, tmp_path)}
+    with side_by_side(calls | {"deadlocked": partial(deadlocked, 0, 3)}) as futures:
         yield futures
 
 
@@ -113,7 +166,18 @@ def test_a_rank_in_its_own_code_is_named_with_its_line(jobs, name) -> None:
 def test_a_stopped_rank_does_not_answer(jobs) -> None:
     job = jobs["stopped"].result()
     assert job.rc == 0, job
-    assert re.search(r"rank 1 \(node \S+, pid \d+\) +no answer: dead, stopped, or out of reach", job.stderr), job
+    why = "its process is stopped, by SIGSTOP; its last call here: all_reduce #1 of 4 float64"
+    assert re.search(rf"rank 1 \(node \S+, pid \d+\) +no answer: {why}", job.stderr), job
+
+
+def test_a_circle_of_messages_and_collectives_is_called_a_deadlock(jobs) -> None:
+    assert_circle(*jobs["deadlocked"].result())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_random_circles(seed) -> None:
+    assert_circle(*deadlocked(seed, random.Random(seed).randint(2, 8)))
 
 
 def test_where_and_the_signal_print_all_ranks_and_their_stacks(jobs) -> None:

@@ -94,7 +94,7 @@ def gathering(size: int, ahead: int = 0) -> tuple[Comm, Callable[[], bool]]:
     block = np.zeros(BLOCK_BYTES, np.uint8)
     comm.arriving = [(rank, Tag.BLOCK, block) for rank in range(1, size)]
     comm.arriving += [(rank, Tag.BLOCK, block) for rank in range(1, ahead + 1)]
-    return comm, native._Blocks(link, {rank: block.copy() for rank in range(1, size)}).Test
+    return comm, native._Blocks(link, "gather", {rank: block.copy() for rank in range(1, size)}).Test
 
 
 def monitored_barrier(group: Any) -> None:
@@ -111,7 +111,8 @@ def asking(size: int) -> Callable[[], object]:
     comm: Any = Comm(size, 0, 1)
     request = SimpleNamespace(Test=lambda: False)
     comm.Isend = lambda *_: request
-    return lambda: Liveness(comm, watched=True).ask(1, range(size))
+    world: Any = SimpleNamespace(thread_multiple=True)
+    return lambda: Liveness(comm, world).ask(1, range(size))
 
 
 def publishing(ranks: int, last: bool) -> float:

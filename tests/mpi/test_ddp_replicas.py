@@ -104,7 +104,7 @@ def test_state_has_the_prefix_and_loads(world: World) -> None:
     assert other.module[0].weight.data.base is other.module[2].weight.data.base
 
 
-@pytest.mark.parametrize("difference", ["count", "shape", "dtype", "name"])
+@pytest.mark.parametrize("difference", ["count", "shape", "dtype", "name", "frozen"])
 def test_models_that_differ_are_an_error_on_every_rank(world: World, difference: str) -> None:
     if world.size == 1:
         DDP(mlp())
@@ -118,10 +118,24 @@ def test_models_that_differ_are_an_error_on_every_rank(world: World, difference:
             "dtype": lambda: mlp(dtype="float64"),
             "name": lambda: nn.Sequential(OrderedDict((f"l{i}", layer) for i, layer in enumerate(mlp()))),
         }
-        model = changed[difference]()
-    with pytest.raises(RuntimeError, match="DDP expects same model across all ranks") as caught:
-        DDP(model)
-    assert f"{world.size - 1}" in str(caught.value)
+        model = changed[difference]() if difference in changed else model
+        if difference == "frozen":
+            model[2].bias.requires_grad = False
+    for init_sync in (True, False):
+        with pytest.raises(RuntimeError, match="DDP expects same model across all ranks") as caught:
+            DDP(model, init_sync=init_sync)
+        assert f"{world.size - 1}" in str(caught.value)
+    assert ("2.bias of float32 (6,) with requires_grad=False on rank" in str(caught.value)) == (difference == "frozen")
+
+
+def test_options_that_differ_are_an_error_on_every_rank(world: World) -> None:
+    """Ranks that cut their buckets elsewhere would sum other parameters."""
+    if world.size == 1:
+        return
+    last = world.size - 1
+    match = rf"same options on all ranks, but bucket_cap_mb is 25 on rank 0 and 1 on rank {last}"
+    with pytest.raises(RuntimeError, match=match):
+        DDP(mlp(), bucket_cap_mb=1 if world.rank == last else 25)
 
 
 def test_replicas_that_drift_are_found(world: World) -> None:
@@ -133,6 +147,16 @@ def test_replicas_that_drift_are_found(world: World) -> None:
         ddp.module[2].bias.data[0] += 1
     with pytest.raises(dist.MismatchError, match=r"2\.bias.* rank 1 "):
         ddp.check_replicas()
+
+
+def test_a_check_on_one_rank_beside_a_construction_on_others(world: World) -> None:
+    ddp = DDP(mlp())
+    if world.size == 1:
+        return
+    with pytest.raises(
+        dist.MismatchError, match=r"rank . is in .*(check_replicas|DistributedDataParallel)\(.*, rank . "
+    ):
+        ddp.check_replicas() if world.rank == 0 else DDP(mlp())
 
 
 def test_the_wrapped_model_can_be_copied(world: World) -> None:

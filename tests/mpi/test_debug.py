@@ -75,8 +75,8 @@ CALLS = {
     "layout": (
         lambda x: dist.all_reduce_coalesced([x, x[:2].copy()]),
         lambda x: dist.all_reduce_coalesced([x[:2].copy(), x]),
-        "all_reduce_coalesced #.* in arrays of layout 0x",
-        "all_reduce_coalesced #.* in arrays of layout 0x",
+        r"all_reduce_coalesced #.*, sizes \[4, 2\]",
+        r"all_reduce_coalesced #.*, sizes \[2, 4\]",
     ),
     "dtype": (lambda x: dist.all_reduce(x), lambda x: dist.all_reduce(x.astype(np.float32)), "float64", "float32"),
     "reduction": (lambda x: dist.all_reduce(x), lambda x: dist.all_reduce(x, Op.MAX), "with SUM", "with MAX"),

@@ -170,3 +170,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out)["0"]["entries"][0]["collective_seq_id"] == 1
     assert cli.main(["flight", str(tmp_path / "none")]) == 2
     assert "none is no dump of mpiddp's flight recorder: FileNotFoundError" in capsys.readouterr().err
+
+
+def test_the_command_leaves_out_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / f"rank_{rank}" for rank in range(3)]
+    paths[0].write_bytes(pickle.dumps(dump(0, [entry(1)], 3)))
+    paths[1].write_bytes(pickle.dumps(dump(1, [entry(1)], 3))[:-40])
+    paths[2].write_bytes(pickle.dumps(dump(2, [{**entry(1), "process_group": None}], 3)))
+    assert cli.main(["flight", *map(str, paths)]) == 0
+    found = capsys.readouterr()
+    assert "dumps of 1 rank (0)" in found.out and "no dump of 2 ranks: 1-2" in found.out, found
+    assert "left out: " in found.err and "rank_1 is no dump" in found.err and "rank_2 is no dump" in found.err, found
+
+
+def test_calls_of_one_text_are_told_apart() -> None:
+    """Of the sizes in a list a hash is recorded."""
+    dumps = [dump(rank, [entry(1, "all_gather", call=(7 + (rank == 2), 4, -1))], 4) for rank in range(4)]
+    text = lineup.line_up(dumps)
+    assert "  rank 2: all_gather #1 (list or dtype 2 of 2), has ended" in text, text
+    assert "  ranks 0-1, 3: all_gather #1 (list or dtype 1 of 2), has ended" in text, text

@@ -2,36 +2,55 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mpiddp.faults import stalls
-from mpiddp.faults.liveness import Answer, State
+from mpiddp.faults.liveness import Answer, Liveness, State
 from mpiddp.mpi.operation import Members, Operation
 
-GROUP, NUMBER = 7, 4711
+GROUP, NUMBER, SIZE = 7, 4711, 10_000
 
 
 class MadeUp:
     """A liveness whose other ranks have given answers; None: silent."""
 
-    def __init__(self, rank: int, answers: dict[int, Answer | None]) -> None:
-        self.rank, self.answers, self.asked = rank, answers, 0
+    waits = Liveness.waits
+
+    def __init__(self, world: Any, answers: dict[int, Answer | None]) -> None:
+        self.world, self.rank, self.known, self.asked = world, world.rank, answers, 0
 
     def inquire(self, group: int, ranks: Any, stacks: bool = False) -> dict[int, Answer]:
-        assert group == GROUP
         self.asked += len(ranks)
-        return {rank: found for rank in ranks if (found := self.answers[rank]) is not None}
+        return {rank: found for rank in ranks if (found := self.known[rank]) is not None}
+
+    def ask(self, group: int, ranks: Any) -> None:
+        self.asked += len(ranks)
+
+    def answers(self, group: int, ranks: Any, silence_s: float) -> dict[int, Answer]:
+        return {rank: found for rank in ranks if (found := self.known[rank]) is not None}
+
+    def sequence(self, group: int) -> int:
+        return NUMBER
+
+    def own_answer(self, group: int, stacks: bool = False) -> Answer:
+        return self.known[self.rank] or waits()
+
+    def silent(self, rank: int, group: int) -> str:
+        return "dead, or so"
 
     def awaited(self, operation: Operation) -> list[int]:
         ranks = operation.members.ranks if operation.peers is None else operation.peers
         return [rank for rank in ranks if rank != self.rank]
 
 
-def waits(at: str = "train.py:120 in backward") -> Answer:
-    return Answer(NUMBER, False, False, State(at, "all_reduce #4711", (GROUP, NUMBER)))
+def waits(at: str = "train.py:120 in backward", size: int = SIZE) -> Answer:
+    return Answer(NUMBER, False, False, State(at, "all_reduce #4711", (GROUP, NUMBER), [(0, size, 1)], 65.0))
 
 
 def computes(at: str, idle_s: float = 71.0, last: str = "all_reduce #4710") -> Answer:
@@ -43,11 +62,12 @@ def warning(rank: int, answers: dict[int, Answer | None], peers: tuple[int, ...]
     size = len(answers)
     members = Members(GROUP, tuple(range(size)), size, 1800.0, SimpleNamespace())  # type: ignore[arg-type]
     world: Any = SimpleNamespace(
-        rank=rank, hosts=[f"n{each // 8}" for each in range(size)], pids=range(100, 100 + size)
+        rank=rank, ranks=range(size), hosts=[f"n{each // 8}" for each in range(size)], pids=range(100, 100 + size)
     )
-    operation = Operation("recv" if peers else "all_reduce", members, None, peers, False, NUMBER)
-    liveness: Any = MadeUp(rank, answers)
-    return stalls.warning(liveness, world, operation, "train.py:120 in backward", 65.0, 120.0), liveness.asked
+    operation = Operation("recv" if peers else "all_reduce", members, None, peers, False, NUMBER, 0 if peers else None)
+    liveness: Any = MadeUp(world, answers)
+    text = stalls.warning(liveness, operation, "train.py:120 in backward", 65.0, 120.0, 30.0)
+    return text, liveness.asked
 
 
 def test_ten_thousand_ranks_in_ten_lines_the_minority_first() -> None:
@@ -90,9 +110,31 @@ def test_one_rank_prints_and_the_others_ask_one() -> None:
 
 def test_a_rank_whose_predecessor_died_prints() -> None:
     answers: dict[int, Answer | None] = {0: None, 1: waits(), 2: waits(), 3: waits()}
-    text, _ = warning(1, answers)
-    assert "rank 0 (node n0, pid 100)" in text and "no answer: dead, stopped, or out of reach" in text
+    text, asked = warning(1, answers)
+    assert asked == 3, "a rank that does not answer costs seconds: it is asked once"
+    assert "rank 0 (node n0, pid 100)" in text and "no answer: dead, or so" in text
     assert warning(2, answers)[0] == ""
+
+
+def test_a_silent_rank_of_this_host_is_looked_at() -> None:
+    with subprocess.Popen(["sleep", "60"]) as asleep, subprocess.Popen(["sleep", "60"]) as killed:
+        killed.kill()
+        killed.wait()
+        world = SimpleNamespace(hosts="aaab", pids=(1, asleep.pid, killed.pid, 1))
+        liveness: Any = SimpleNamespace(_watched=True, world=world, rank=0, _links={})
+
+        def silent(rank: int) -> str:
+            return Liveness.silent(liveness, rank, GROUP)
+
+        try:
+            assert silent(1).endswith("as in a call into C that holds the GIL")
+            assert silent(2) == "its process has ended"
+            assert silent(3) == "dead, stopped, or its node is out of reach"
+            asleep.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, asleep.pid, os.WSTOPPED)
+            assert silent(1) == "its process is stopped, by SIGSTOP"
+        finally:
+            asleep.kill()
 
 
 def test_all_in_it_is_said() -> None:
@@ -111,22 +153,60 @@ def test_a_rank_that_went_on_is_not_missing() -> None:
     assert "NOT in it" not in text and "1 rank began it and went on: a.py:2 in f (1)" in text
 
 
+def receives(source: int, waited_s: float = 65.0) -> Answer:
+    state = State(f"a.py:{source} in f", f"recv from {source}", ranks=[(source, source + 1, 1)], waited_s=waited_s)
+    return Answer(0, False, False, state)
+
+
 @pytest.mark.parametrize(
-    ("rank", "peer", "state", "prints"),
+    ("answer", "prints"),
     [
-        (0, 1, State("a.py:1 in f"), True),  # it computes
-        (0, 1, State("a.py:1 in f", "recv", waits_for=(2,)), False),  # it waits for a third one, and warns itself
-        (0, 1, State("a.py:1 in f", "recv", waits_for=(0,)), True),  # both wait for each other: the lower one warns
-        (1, 0, State("a.py:1 in f", "recv", waits_for=(1,)), False),
+        (computes("a.py:1 in f"), True),
+        (None, True),
+        (receives(2), False),  # it waits for a third one, and warns itself
+        (receives(2, waited_s=1.0), True),  # it may go on
     ],
 )
-def test_messages(rank: int, peer: int, state: State, prints: bool) -> None:
-    answers: dict[int, Answer | None] = dict.fromkeys(range(3), waits())
-    answers[peer] = Answer(0, False, False, state)
-    text, _ = warning(rank, answers, (peer,))
-    assert bool(text) == prints
-    if prints:
-        assert "it waits for:" in text and f"rank {peer} (node n0" in text
+def test_messages(answer: Answer | None, prints: bool) -> None:
+    text, _ = warning(0, {0: receives(1), 1: answer, 2: computes("a.py:3 in f")}, (1,))
+    assert ("it waits for:" in text and "rank 1 (node n0" in text) if prints else text == "", text
+
+
+def test_one_rank_reports_a_circle() -> None:
+    """The lowest one, or the first of those in a row before it that wait, too; others may wait for the circle."""
+    answers: dict[int, Answer | None] = {0: computes("a.py:1 in f"), 1: receives(5), 2: receives(4), 3: receives(2)}
+    answers |= {4: receives(3), 5: receives(2), 6: computes("a.py:1 in f"), 7: receives(4)}
+    told = {rank: warning(rank, answers, (answers[rank].state.ranks[0][0],)) for rank in (1, 2, 3, 4, 5, 7)}  # type: ignore[union-attr]
+    assert [rank for rank, (text, _) in told.items() if text] == [1], told
+    lines = told[1][0].splitlines()
+    chain = "rank 2 waits for rank 4, which waits for rank 3, which waits for rank 2: a deadlock"
+    assert lines[0] == f"mpiddp: 65 s without progress.  {chain}"
+    assert [line.split()[1] for line in lines[1:4]] == ["2", "4", "3"] and "a.py:4 in f" in lines[1], lines
+    assert "in recv from 4" in lines[1] and "next warning in 2 min" in lines[4] and len(lines) == 5
+    answers[3] = receives(2, waited_s=1.0)
+    assert "deadlock" not in "".join(warning(rank, answers, (4,))[0] for rank in range(1, 8))
+
+
+def test_where_names_the_circle() -> None:
+    world: Any = SimpleNamespace(rank=0, size=3, ranks=range(3), hosts="nnn", pids=(1, 2, 3), job="n.1")
+    liveness: Any = MadeUp(world, {0: receives(2), 1: receives(0), 2: receives(1)})
+    chain = "rank 0 waits for rank 2, which waits for rank 1, which waits for rank 0: a deadlock"
+    assert stalls.survey(liveness, GROUP).splitlines()[:2] == ["mpiddp: job n.1, 3 ranks", f"  {chain}"]
+
+
+def test_a_circle_with_a_collective_in_it() -> None:
+    answers: dict[int, Answer | None] = {rank: waits(size=8) for rank in range(8)} | {3: receives(5)}
+    answers[3] = answers[3]._replace(sequence=NUMBER - 1)  # type: ignore[union-attr]
+    told = [warning(rank, answers, (5,) if rank == 3 else None)[0] for rank in range(8)]
+    assert [bool(text) for text in told] == [True] + 7 * [False], told
+    assert "rank 3 waits for rank 5, which waits for rank 3: a deadlock" in told[0] and "NOT in it" not in told[0]
+
+
+def test_ten_thousand_ranks_of_a_circle_ask_few_and_print_few_lines() -> None:
+    answers: dict[int, Answer | None] = {rank: receives((rank + 1) % SIZE) for rank in range(SIZE)}
+    assert warning(5000, answers, (5001,)) == ("", 2)
+    text, asked = warning(0, answers, (1,))
+    assert len(text.splitlines()) == 11 and "and 9992 ranks" in text and asked == SIZE - 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""Deadlocks: circles of ranks that wait for each other.
+
+A rank in a collective waits for all ranks that have not begun it; a receive from any source waits for one of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import NamedTuple
+
+_MAX_NAMED = 8
+
+
+class Wait(NamedTuple):
+    """The ranks that one operation waits for: an object that all its waiters share."""
+
+    ranks: Set[int]
+    one_suffices: bool = False
+
+    def can_end(self, stuck: Mapping[int, Wait]) -> bool:
+        enough = any if self.one_suffices else all
+        return not self.ranks or enough(rank not in stuck for rank in self.ranks)
+
+
+def circles(waits: Mapping[int, Wait]) -> list[list[int]]:
+    """Return the circles that waiting ranks form, each from its lowest rank on."""
+    following, found, seen = _following(waits), [], set[int]()
+    for rank in sorted(following):
+        path = []
+        while rank not in seen:
+            seen.add(rank)
+            path.append(rank)
+            rank = following[rank]
+        if rank in path:
+            found.append(_closed(path, rank))
+    return found
+
+
+def reached(waits: Mapping[int, Wait], rank: int) -> list[int]:
+    """Return the circle for which a rank waits, directly or not; [] if there is none."""
+    following, path = _following(waits), dict[int, None]()
+    while rank in following and rank not in path:
+        path[rank] = None
+        rank = following[rank]
+    return _closed(list(path), rank) if rank in path else []
+
+
+def _closed(path: list[int], rank: int) -> list[int]:
+    circle = path[path.index(rank) :]
+    lowest = circle.index(min(circle))
+    return circle[lowest:] + circle[:lowest]
+
+
+def _following(waits: Mapping[int, Wait]) -> dict[int, int]:
+    """Return, for each rank that can never go on, the lowest such rank that it waits for.
+
+    So all who know the waits of the same ranks find the same circles, and each rank leads to one of them.
+    """
+    stuck = dict(waits)
+    waiters: dict[int, tuple[Wait, list[int]]] = {}
+    for rank, wait in waits.items():
+        waiters.setdefault(id(wait), (wait, []))[1].append(rank)
+    left, before = list(waiters.values()), -1
+    while len(left) != before:
+        before = len(left)
+        for wait, ranks in left:
+            if wait.can_end(stuck):
+                for rank in ranks:
+                    del stuck[rank]
+        # In turns from both ends: long chains of messages are in either order.
+        left = [each for each in reversed(left) if each[1][0] in stuck]
+    return {rank: lowest for wait, ranks in left for lowest in [min(stuck.keys() & wait.ranks)] for rank in ranks}
+
+
+def text(circle: list[int]) -> str:
+    """Return e.g. "rank 0 waits for rank 1, which waits for rank 0: a deadlock"."""
+    named = [f"rank {rank}" for rank in circle[1:_MAX_NAMED]]
+    if len(circle) > _MAX_NAMED:
+        named.append(f"{len(circle) - _MAX_NAMED} more ranks")
+    last = f"rank {circle[0]}" if len(circle) > 1 else "itself"
+    return f"rank {circle[0]} waits for {', which waits for '.join([*named, last])}: a deadlock"
