@@ -67,7 +67,7 @@ def symmetric_empty(
     cuda_fault = devices.cuda_fault() if on_gpu else None
     if cuda_fault is not None:
         raise DistError(f'symmetric_empty with device="cuda": {cuda_fault}')
-    plan = _ON_GPU if on_gpu else _ON_HOST
+    plan = plain(found.link, cuda_ipc.empty if on_gpu else _allocate, make_call("symmetric_empty"))
     memory, fault = perform(found, plan, (math.prod(extents) * kind.itemsize,))
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
@@ -98,7 +98,3 @@ def _allocate(link: Link, nbytes: int) -> Steps:
         return None, found.fault
     segment.register(found, node.ranks, node.rank)
     return np.frombuffer(found.memory, np.uint8, nbytes, node.rank * region_bytes), ""
-
-
-_ON_HOST = plain(_allocate, make_call("symmetric_empty"))
-_ON_GPU = plain(cuda_ipc.empty, make_call("symmetric_empty"))
