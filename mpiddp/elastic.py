@@ -257,7 +257,7 @@ class _Places:
         self._heard.clear()
         job.liveness.handlers[Tag.RUN_OVER] = lambda _, message: self._heard.append(bytes(message))
         if groups.is_initialized():
-            groups.destroy()
+            groups.destroy(groups.doomed())
         with time_limit(self.timeout_s, "elastic.run"):
             color, key = (MPI.UNDEFINED, 0) if self.slot is None else (0, self.slot)
             comm = MPI.Intracomm(job.world.comm.Split(color, key))

@@ -34,7 +34,7 @@ _INSTEAD = {
     "distributed.HashStore": _NO_STORE,
     "distributed.Store": _NO_STORE,
     "distributed.TCPStore": _NO_STORE,
-    "distributed.algorithms": "use mpiddp.Join, and the hooks and averagers of mpiddp.parallel",
+    "distributed.algorithms": "use mpiddp.Join, and the hooks and DiLoCo of mpiddp.parallel",
     "distributed.checkpoint": _TORCHS,
     "distributed.fsdp": _TORCHS,
     "distributed.get_local_rank": "use get_node_local_rank",

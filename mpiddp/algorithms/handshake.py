@@ -1,13 +1,17 @@
-"""The handshake: an all-gather of calls and arrays' places, before ranks touch each other's memory.
+"""The handshake: the ranks exchange what they call, and where their arrays lie, before any data moves.
 
-It is the barrier needed anyway; all ranks then choose alike, or raise the same error. Between nodes it compares hashes
-of all calls so far.
+All ranks then go on alike, or raise the same error. Before ranks access each other's memory, it is the barrier needed
+anyway. Between nodes it is the first step of every call that gives an array to an MPI collective, and has one size
+whatever the call. For MPI does not stand collectives that differ: Open MPI's non-blocking ones go on after a truncation
+and write over freed memory, and MPICH fails an assertion. A short array travels with the handshake (see `short`), which
+also compares hashes of the calls that had none.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +26,12 @@ from mpiddp.typing import Array
 
 # Call; segment and offset; factor; history.
 _ENTRY = struct.Struct("<qQqqqqdq")
+SLOT_BYTES = 1 << 8
+"""For a short array, in every handshake between nodes."""
+SLOT_START = _ENTRY.size
+ROW_BYTES = SLOT_START + SLOT_BYTES
+FEW_RANKS = 16
+"""In larger groups on several nodes the first step reduces a hash, as each rank would receive too many entries."""
 _PLACE_AND_FACTOR = slice(32, 56)
 
 
@@ -73,46 +83,88 @@ def exchange(
     op: ReduceOp | None,
     root: int = NO_ROOT,
 ) -> Steps:
-    """Wait for every rank; one yield, on ``now``; MismatchError on all, if calls differ."""
-    call = make_call(operation, x.dtype, op, x.size, root)
-    return _exchange(link, call, place, 1.0 if op is None or op.factor is None else op.factor)
+    """Wait for every rank; one yield, on ``now``, in small groups; MismatchError on all, if calls differ."""
+    calls = link.find(Calls)
+    whole = calls is not None and link.now is not link.later  # else a part of a call
+    call = calls.newest if calls is not None and whole else make_call(operation, x.dtype, op, x.size, root)
+    if link.one_node or link.size <= FEW_RANKS:
+        entries, _ = yield from _meet(link, link.now, call, place, _factor(op))
+    else:
+        yield from compare(link, call)
+        entries, _ = yield from _meet(link, link.later, call, place, _factor(op))
+    return entries
+
+
+def _factor(op: ReduceOp | None) -> float:
+    return 1.0 if op is None or op.factor is None else op.factor
 
 
 def compare(link: Link, call: Call) -> Steps:
     """Wait for every rank; MismatchError on all, if calls differ."""
-    yield from _exchange(link, call, NOWHERE, 1.0)
+    if not link.one_node and link.size > FEW_RANKS:
+        digest = hash((_sequence(link), *call, _history(link)))
+        bounds = np.array([digest, ~digest])
+        yield link.now.Iallreduce(MPI.IN_PLACE, bounds, MPI.MIN)
+        if bounds[0] == ~bounds[1]:
+            return
+        yield from _meet(link, link.later, call)
+    else:
+        yield from _meet(link, link.now, call)
 
 
-def _exchange(link: Link, call: Call, place: Location, factor: float) -> Steps:
-    # in a later step this rank may have begun other operations
-    sequence = 0 if link.now is link.later else link.sequence
-    mine = _ENTRY.pack(sequence, *call, *place, factor, _history(link))
-    told = bytearray(len(mine) * link.size)
-    yield link.now.Iallgather(mine, told)
-    if told == mine * link.size:
-        return _equal_entries(link.size, mine[_PLACE_AND_FACTOR])
-    table = np.frombuffer(told, np.int64).reshape(link.size, -1)
-    compare_records(link, table[:, :4])
-    segments, offsets, factors, histories = table.T[4:]
-    if not link.one_node and (histories != histories[0]).any():
+def tell(link: Link, call: Call, op: ReduceOp | None, x: Array | None) -> Steps:
+    """Compare calls in a small group on several nodes; return the entries, and each rank's ``x`` in its row's slot.
+
+    ``x`` has at most `SLOT_BYTES`.
+    """
+    return _meet(link, link.now, call, NOWHERE, _factor(op), x)
+
+
+def comparing(steps: Callable[..., Steps], call: Call) -> Callable[..., Steps]:
+    """Return the steps behind a comparison of the call."""
+
+    @functools.wraps(steps)
+    def compared(link: Link, *args: Any) -> Steps:
+        yield from compare(link, call)
+        return (yield from steps(link.after(), *args))
+
+    return compared
+
+
+def _meet(
+    link: Link,
+    comm: MPI.Intracomm,
+    call: Call,
+    place: Location = NOWHERE,
+    factor: float = 1.0,
+    x: Array | None = None,
+) -> Steps:
+    """Return the entries, and what all ranks have sent, in `ROW_BYTES` each between nodes."""
+    mine = _ENTRY.pack(_sequence(link), *call, *place, factor, _history(link))
+    row = mine if x is None else mine + x.tobytes()
+    if not link.one_node:
+        row = row.ljust(ROW_BYTES, b"\0")
+    told = bytearray(len(row) * link.size)
+    yield comm.Iallgather(row, told)
+    if all(told.startswith(mine, start) for start in range(0, len(told), len(row))):
+        return _equal_entries(link.size, mine[_PLACE_AND_FACTOR]), told
+    table = np.ascontiguousarray(np.frombuffer(told, np.int64).reshape(link.size, -1)[:, : _ENTRY.size // 8])
+    segments, offsets, factors = table.T[4:7]
+    if not link.one_node and (table[:, [0, -1]] != table[0, [0, -1]]).any():  # an earlier call differs
         yield from _find_difference(link)
-    return _entries(segments, offsets, factors.view(np.float64))
+    compare_records(link, table[:, :4])
+    return _entries(segments, offsets, factors.view(np.float64)), told
+
+
+def _sequence(link: Link) -> int:
+    """Return 0 in a later step, when this rank may have begun other operations."""
+    return 0 if link.now is link.later else link.sequence
 
 
 def _history(link: Link) -> int:
-    """Return 0 where ranks see each other's calls."""
+    """Return 0 where ranks see each other's calls, and in a later step."""
     calls = link.find(Calls)
-    # in a later step this rank may have made other calls
     return 0 if link.one_node or calls is None or link.now is link.later else calls.history
-
-
-def barrier(link: Link) -> Steps:
-    """Wait for every rank of several nodes; MismatchError on all, if any calls so far differ."""
-    history = _history(link)
-    bounds = np.array([history, ~history])
-    yield link.now.Iallreduce(MPI.IN_PLACE, bounds, MPI.MIN)
-    if bounds[0] != ~bounds[1]:
-        yield from _find_difference(link)
 
 
 def _find_difference(link: Link) -> Steps:
@@ -123,4 +175,4 @@ def _find_difference(link: Link) -> Steps:
     mine = calls.recent()
     told = np.empty((link.size, mine.size), RECORD)
     yield link.later.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
-    raise first_difference(link, told)
+    raise first_difference(link, link.ranks, told)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from mpiddp.errors import MismatchError
+from mpiddp.faults.calls import BlockError
 from mpiddp.mpi import message
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
@@ -210,7 +210,7 @@ class _Blocks:
 
     def check(self) -> None:
         if self._fault:
-            raise MismatchError(self._fault)
+            raise BlockError(self._fault)
 
 
 def _items(blocks: Blocks) -> Iterable[tuple[int, Array]]:

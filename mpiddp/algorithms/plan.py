@@ -17,7 +17,7 @@ import numpy as np
 
 from mpiddp import settings
 from mpiddp.errors import DistError
-from mpiddp.faults.calls import NO_ROOT, Call, is_self_comparing, make_call, register_name
+from mpiddp.faults.calls import ANY_COUNT, NO_ROOT, Call, is_self_comparing, make_call, register_name
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.recorder import Signature
 from mpiddp.mpi.reduction import ReduceOp, check
@@ -25,7 +25,7 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.typing import Array
 
-from . import exchange, fallback, handshake, hierarchical, native, ring, tree, two_shot
+from . import exchange, fallback, handshake, hierarchical, native, ring, short, tree, two_shot
 from .gpu import table as device_table
 from .one_shot import OneShot
 
@@ -60,12 +60,13 @@ TWO_RANKS: dict[str, Rows] = {
     "broadcast": ((16 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
 }
 """Before `ONE_NODE` for two ranks; on four, MPI's own is slower from the start."""
+_SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
-    "all_reduce": ((64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
-    "reduce": ((ANY_SIZE, "native"),),
-    "reduce_scatter": ((ANY_SIZE, "native"),),
-    "all_gather": ((ANY_SIZE, "native"),),
-    "broadcast": ((ANY_SIZE, "native"),),
+    "all_reduce": (_SHORT, (64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
+    "reduce": (_SHORT, (ANY_SIZE, "native")),
+    "reduce_scatter": (_SHORT, (ANY_SIZE, "native")),
+    "all_gather": (_SHORT, (ANY_SIZE, "native")),
+    "broadcast": (_SHORT, (ANY_SIZE, "native")),
 }
 
 
@@ -124,6 +125,7 @@ def forget() -> None:
 _OPERATIONS = {
     "all_gather_single": "all_gather",
     "reduce_scatter_single": "reduce_scatter",
+    "tree_all_reduce": "all_reduce",
     # A short call may publish its record in the eager buffers alone: parts of different calls need different names.
     "inner all_reduce": "all_reduce",
     "inner reduce_scatter": "reduce_scatter",
@@ -163,11 +165,13 @@ def make(
     *,
     places: tuple[int, int] = (0, 0),
     count: int | None = None,
+    layout: str = "",
+    inner: bool = False,
 ) -> Plan:
     """Return the plan; ValueError if the requested algorithm does not do it in this group.
 
     ``places`` are the positions of output and input among the steps' arguments; ``count`` elements, by default those of
-    ``x``, are to be equal on all ranks.
+    ``x``, and ``layout`` are to be equal on all ranks; an ``inner`` call is a part of one that the ranks have compared.
     """
     operation = _OPERATIONS.get(name, name)
     if operation in _REDUCING:
@@ -175,30 +179,35 @@ def make(
     largest = output if operation == "all_gather" else x
     count = x.size if count is None else count
     compared = None if name in BUCKETS else op  # nobody wrote a bucket's reduction
-    if type(x) is type(output) is np.ndarray:
-        chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
-        if chosen == "one_shot":
-            call = make_call(label(name, algorithm), x.dtype, compared, count, root)
-            shots = OneShot(link, operation, call, output, x, op, root, places)
-            return Plan(call.name, shots.steps, call, shots.run, signature=shots.signature)
-        steps, on_device = _steps(operation, chosen, link, x.dtype, op, largest.nbytes), False
-    else:
-        steps, on_device = _device_steps(operation, link, largest, op, algorithm), True
-    call = make_call(label(name, algorithm), x.dtype, compared, count, root, on_device=on_device)
+    on_device = not type(x) is type(output) is np.ndarray
+    call = make_call(label(name, algorithm), x.dtype, compared, count, root, layout, on_device=on_device)
     signature = Signature(link.id, call.name, call, x.dtype, x.shape, output.shape)
-    return plain(steps, call)._replace(signature=signature)
+    if on_device:
+        steps = _device_steps(operation, link, largest, op, algorithm, call)
+        return Plan(call.name, steps, call, signature=signature)
+    chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
+    if chosen == "one_shot":
+        shots = OneShot(link, operation, call, output, x, op, root, places)
+        return Plan(call.name, shots.steps, call, shots.run, signature=shots.signature)
+    if chosen == "short" and not inner:
+        steps = functools.partial(getattr(short, operation), call)
+        return Plan(call.name, steps, call.marked(), signature=signature)
+    steps = _steps(operation, chosen, link, x.dtype, op, largest.nbytes)
+    made = Plan(call.name, steps, call) if inner else plain(link, steps, call)
+    return made._replace(signature=signature)
 
 
 NOTHING: Array = np.empty(0, np.uint8)
 
 
-def barrier(link: Link) -> Plan:
+def barrier(link: Link, name: str = "barrier") -> Plan:
+    call = make_call(name)
     if link.find(EagerBuffers) is not None:
-        call = make_call("barrier")
         shots = OneShot(link, "barrier", call, NOTHING, NOTHING)
-        return Plan("barrier", shots.steps, call, shots.run, signature=shots.signature)
-    steps = native.barrier if link.one_node else handshake.barrier
-    return plain(lambda link, _: steps(link), make_call("barrier"))
+        return Plan(name, shots.steps, call, shots.run, signature=shots.signature)
+    if link.one_node:
+        return Plan(name, lambda link, _: native.barrier(link), call)
+    return Plan(name, lambda link, _: handshake.compare(link, call), call.marked())
 
 
 def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Steps:
@@ -206,17 +215,25 @@ def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Step
     plans = link.resource(Plans)
     key = (name, None, op, x.dtype, x.shape, output.shape, type(x))
     args, places = ((x, op), (0, 0)) if name == "all_reduce" else ((output, x, op), (0, 1))
-    plan = plans.get(key) or plans.remember(key, make(link, f"inner {name}", None, output, x, op, places=places))
+    plan = plans.get(key) or plans.remember(
+        key, make(link, f"inner {name}", None, output, x, op, places=places, inner=True)
+    )
     return plan.steps(link, *args)
 
 
-def plain(steps: Callable[..., Steps], call: Call) -> Plan:
-    return Plan(call.name, steps, call.marked() if is_self_comparing(steps) else call)
+def plain(link: Link, steps: Callable[..., Steps], call: Call) -> Plan:
+    """Return the plan of steps, which between nodes follow a comparison of the call."""
+    if is_self_comparing(steps):
+        return Plan(call.name, steps, call.marked())
+    if link.one_node:
+        return Plan(call.name, steps, call)
+    return Plan(call.name, handshake.comparing(steps, call), call.marked())
 
 
 def _steps(
     operation: str, name: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, size_bytes: int
 ) -> Callable[..., Steps]:
+    name = "native" if name in ("one_shot", "short") else name
     if op is not None and name == "native":
         return fallback.choose(operation, link, dtype, op, size_bytes)
     found: Callable[..., Steps] = getattr(MODULES[name], operation)
@@ -224,10 +241,10 @@ def _steps(
 
 
 def _device_steps(
-    operation: str, link: Link, x: Array, op: ReduceOp | None, algorithm: str | None
+    operation: str, link: Link, x: Array, op: ReduceOp | None, algorithm: str | None, call: Call
 ) -> Callable[..., Steps]:
     host = [
-        (limit, _steps(operation, "native" if name == "one_shot" else name, link, x.dtype, op, x.nbytes))
+        (limit, plain(link, _steps(operation, name, link, x.dtype, op, x.nbytes), call).steps)
         for limit, name in rows(operation, link, algorithm)
     ]
     asked = algorithm or _overrides().get(operation)
@@ -235,13 +252,35 @@ def _device_steps(
     return next(steps for limit, steps in found if x.nbytes <= limit)
 
 
-def moving(operation: str, link: Link, *arrays: Array) -> tuple[Callable[..., Steps], bool]:
-    """Return the steps of an operation that only moves data; True for a device."""
-    steps: Callable[..., Steps] = getattr(native, operation)
+def moving(
+    link: Link,
+    name: str,
+    operation: str,
+    arrays: Sequence[Array],
+    *,
+    count: int = ANY_COUNT,
+    root: int = NO_ROOT,
+    layout: str = "",
+) -> Plan:
+    """Return the plan of a call that only moves data, by the function ``operation`` of `native`."""
     on_device = next((x for x in arrays if type(x) is not np.ndarray), None)
-    if on_device is None:
-        return steps, False
-    return device_table.plan(operation, link, on_device.dtype, None, [(ANY_SIZE, steps)], None)[0][1], True
+    call = make_call(name, arrays[0].dtype, None, count, root, layout, on_device=on_device is not None)
+    if on_device is not None:
+        return Plan(name, moving_steps(operation, link, on_device, call), call)
+    if operation != "all_gather_list":  # by messages, whose sizes are known before they are received
+        return Plan(name, getattr(native, operation), call)
+    if short.fits(link, max(x.nbytes for x in arrays)):
+        return Plan(name, functools.partial(short.all_gather_list, call), call.marked())
+    return plain(link, native.all_gather_list, call)
+
+
+def moving_steps(operation: str, link: Link, x: Array, call: Call | None = None) -> Callable[..., Steps]:
+    """Return the steps of an operation that only moves data; without ``call`` ranks have compared it."""
+    steps: Callable[..., Steps] = getattr(native, operation)
+    if type(x) is np.ndarray:
+        return steps
+    host = steps if call is None else plain(link, steps, call).steps
+    return device_table.plan(operation, link, x.dtype, None, [(ANY_SIZE, host)], None)[0][1]
 
 
 def offering(operation: str) -> list[str]:
@@ -273,9 +312,8 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
     if chosen is None or chosen in device_table.ALGORITHMS:
-        if not link.one_node:
-            return SEVERAL_NODES[operation]
-        table = ONE_NODE | TWO_RANKS if link.size == 2 else ONE_NODE
+        one_node = ONE_NODE | TWO_RANKS if link.size == 2 else ONE_NODE
+        table = one_node if link.one_node else SEVERAL_NODES
         return tuple((limit, _available(name, link)) for limit, name in table[operation])
     if chosen in _IN_MEMORY and not link.one_node:
         raise ValueError(f"{operation}:{chosen} works in the memory of one node, and {link} is on several")
@@ -283,6 +321,8 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
 
 
 def _available(name: str, link: Link) -> str:
+    if name == "short":
+        return name if short.fits(link) else "native"
     return "native" if name == "one_shot" and link.find(EagerBuffers) is None else name
 
 

@@ -42,7 +42,7 @@ def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
 def _all_gather(link: Link, outputs: Sequence[Sequence[Array]], inputs: Sequence[Array]) -> Steps:
     joined = np.concatenate([as_bytes(x) for x in inputs])
     received = [np.empty_like(joined, shape=sum(x.nbytes for x in each)) for each in outputs]
-    yield from planning.moving("all_gather_list", link, joined)[0](link, received, joined)
+    yield from planning.moving_steps("all_gather_list", link, joined)(link, received, joined)
     for memory, arrays in zip(received, outputs, strict=True):
         unpack(memory, [as_bytes(x) for x in arrays])
 
@@ -65,7 +65,7 @@ def _dispatch(
 ) -> Work | None:
     layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in alike) if len(alike) > 1 else ""
     call = make_call(name, alike[0].dtype, op, sum(x.size for x in alike), layout=layout)
-    return dispatch(group, debug.traced(planning.plain(steps, call)), args, outputs, async_op)
+    return dispatch(group, debug.traced(planning.plain(group.link, steps, call)), args, outputs, async_op)
 
 
 def _future(work: Work | None) -> Future | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from mpiddp.algorithms import plan as planning
 from mpiddp.errors import ArrayError
-from mpiddp.faults.calls import ANY_COUNT, NO_ROOT, make_call
+from mpiddp.faults.calls import ANY_COUNT, NO_ROOT
 from mpiddp.mpi.message import as_array, as_arrays, expect_apart, expect_like
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import seconds
@@ -240,11 +240,8 @@ def _move(
     """Dispatch an operation that only moves data."""
     if len(outputs) > 1:
         expect_apart(outputs, name)
-    steps: Callable[..., Any]
-    steps, on_device = planning.moving(algorithm or name, group.link, *outputs, *inputs)
-    like = (*outputs, *inputs)[0]
-    call = make_call(name, like.dtype, None, count, root, layout, on_device=on_device)
-    plan = planning.plain(steps, call)
+    arrays = (*outputs, *inputs)
+    plan = planning.moving(group.link, name, algorithm or name, arrays, count=count, root=root, layout=layout)
     return dispatch(group, debug.traced(plan), args, outputs, async_op)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from mpiddp.algorithms.plan import Plans
@@ -225,19 +226,24 @@ def get_pg_count() -> int:
     return len(_groups)
 
 
-def destroy(given: GroupLike = None) -> None:
+def doomed(given: GroupLike = None) -> list[ProcessGroup]:
+    """Return the groups that end with ``given``; DistError unless they are idle."""
     if given is not None and not isinstance(given, ProcessGroup):
         if given == GroupMember.NON_GROUP_MEMBER:
-            return
+            return []
         raise TypeError(f"destroy_process_group needs a group made by new_group, or None for all, got {given!r}")
     if given is not None and given not in _groups:
         raise ValueError("Invalid process group specified: it has been destroyed already")
     if _default is None:
         raise AssertionError("Process group cannot be None")
-    doomed = list(reversed(_groups)) if given is None or given is _default else [given]
-    for each in doomed:
+    found = list(reversed(_groups)) if given is None or given is _default else [given]
+    for each in found:
         each.link.expect_idle()
-    for each in doomed:
+    return found
+
+
+def destroy(ending: Sequence[ProcessGroup]) -> None:
+    for each in ending:
         each.link.close()
         del _groups[each]
     if not _groups:

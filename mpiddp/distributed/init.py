@@ -20,7 +20,7 @@ from mpiddp.mpi.recorder import warn
 from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.world import Claims
 
-from . import backends, debug, groups
+from . import backends, debug, groups, parting
 from .backends import check_backend
 from .groups import GroupLike, ProcessGroup, register
 from .new_groups import among
@@ -160,9 +160,14 @@ def _choose_device(device_id: int | None) -> None:
 def destroy_process_group(group: GroupLike = None) -> None:
     """Free a group; None or ``group.WORLD``: all, after which `init_process_group` may be called again.
 
-    DistError if operations of the group are pending.
+    DistError if operations of the group are pending. MismatchError, of a group that is gone, if its ranks are found to
+    have made different calls; the others are waited for some seconds at most.
     """
-    groups.destroy(group)
+    doomed = groups.doomed(group)
+    error = parting.part(doomed)
+    groups.destroy(doomed)
+    if error is not None:
+        raise error
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:

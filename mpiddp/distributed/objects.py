@@ -59,16 +59,15 @@ def _scatter(link: Link, parts: Sequence[Array] | None, root: int) -> Steps:
     return pickle.loads(memory.data)
 
 
-_ALL_GATHER = plain(_all_gather, make_call("all_gather_object"))
-
-
 def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
     """Put every rank's ``obj`` into ``object_list``, rank r's at r; IndexError if it is shorter than the group."""
     found = member(group, "all_gather_object")
     if found is None:
         return
     _expect_room(object_list, found, "all_gather_object", "object_list")
-    object_list[: found.size()] = perform(found, _ALL_GATHER, (_pickled(obj),))
+    object_list[: found.size()] = perform(
+        found, plain(found.link, _all_gather, make_call("all_gather_object")), (_pickled(obj),)
+    )
 
 
 def _expect_room(objects: object, group: ProcessGroup, name: str, parameter: str) -> None:
@@ -96,7 +95,7 @@ def gather_object(
     expect_on_root(object_gather_list, found, root, "object_gather_list", "destination")
     if object_gather_list:
         _expect_room(object_gather_list, found, "gather_object", "object_gather_list")
-    gathered = perform(found, plain(_gather, make_call("gather_object", root=root)), (_pickled(obj), root))
+    gathered = perform(found, plain(found.link, _gather, make_call("gather_object", root=root)), (_pickled(obj), root))
     if object_gather_list:
         object_gather_list[: found.size()] = gathered
 
@@ -119,7 +118,9 @@ def broadcast_object_list(
     if not isinstance(object_list, list) or not object_list:
         raise ValueError("object_list must be a list of at least one object")
     data = _pickled(object_list) if found.rank() == root else None
-    received = perform(found, plain(_broadcast, make_call("broadcast_object_list", root=root)), (data, root))
+    received = perform(
+        found, plain(found.link, _broadcast, make_call("broadcast_object_list", root=root)), (data, root)
+    )
     if len(received) != len(object_list):
         raise ValueError(
             f"broadcast_object_list: rank {found.ranks[root]} sent {len(received)} objects, but this rank's object_list"
@@ -152,7 +153,7 @@ def scatter_object_list(
             raise ValueError(f"scatter_object_list needs {found.size()} objects on the source rank, got {len(inputs)}")
         parts = [_pickled(obj) for obj in inputs]
     scatter_object_output_list[0] = perform(
-        found, plain(_scatter, make_call("scatter_object_list", root=root)), (parts, root)
+        found, plain(found.link, _scatter, make_call("scatter_object_list", root=root)), (parts, root)
     )
 
 

@@ -66,7 +66,8 @@ def symmetric_empty(
     nbytes = math.prod(extents) * kind.itemsize
     if nbytes > sys.maxsize // found.size() - segment.ALIGNMENT_BYTES:
         raise ValueError(f"symmetric_empty({extents}, {kind}) wants {nbytes:,} bytes a rank, more than there can be")
-    memory, fault = perform(found, _ALLOCATION, (nbytes,))
+    plan = plain(found.link, _allocate, make_call("symmetric_empty"))
+    memory, fault = perform(found, plan, (nbytes,))
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
         return shared
@@ -91,6 +92,3 @@ def _allocate(link: Link, nbytes: int) -> Steps:
         return None, found.fault
     segment.register(found, node.ranks, node.rank)
     return np.frombuffer(found.memory, np.uint8, nbytes, node.rank * region_bytes), ""
-
-
-_ALLOCATION = plain(_allocate, make_call("symmetric_empty"))

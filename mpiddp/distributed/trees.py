@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from mpiddp import nested
+from mpiddp.algorithms import plan as planning
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.device.packing import packed
 from mpiddp.mpi.message import as_array
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.typing import Array
 
-from .collectives import all_reduce
+from .dispatch import dispatch, keep
 from .groups import GroupLike, member
 
 
@@ -55,7 +56,8 @@ def _like(leaf: Any, result: Array) -> Any:
 def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """Reduce the arrays of a tree over all ranks into a tree of new arrays; not inside of ``jax.jit``.
 
-    Each dtype's arrays are copied into one buffer for one `all_reduce`; the results are views of it.
+    Each dtype's arrays are copied into one buffer for one all-reduce; the results are views of it. MismatchError if
+    containers, keys, shapes or dtypes differ between ranks.
 
     Parameters
     ----------
@@ -76,24 +78,31 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
     if found is None:
         return None
     leaves: list[Any] = []
+    arrays: list[Array] = []
 
-    def collect(part: Any) -> None:
+    def collect(part: Any) -> str:
+        """Return what must be equal on all ranks."""
         node = _node(part)
-        if node is None:
-            leaves.append(part)
-        else:
-            for child in node[0]:
-                collect(child)
+        if node is not None:
+            kind = sorted(map(repr, part)) if isinstance(part, dict) else type(part).__name__
+            return f"{kind}({','.join(map(collect, node[0]))})"
+        x = _array(part)
+        leaves.append(part)
+        arrays.append(x)
+        return f"{x.dtype}{x.shape}"
 
-    collect(tree)
-    arrays = [_array(leaf) for leaf in leaves]
+    layout = collect(tree)
     alike: dict[Any, list[int]] = {}
     for place, x in enumerate(arrays):
         alike.setdefault((array_namespace(x), x.dtype), []).append(place)
     results: list[Any] = [None] * len(leaves)
     for places in alike.values():
         flat = packed([arrays[place] for place in places])
-        all_reduce(flat, op, found)
+        key = ("tree_all_reduce", layout, op, flat.dtype, flat.shape, type(flat))
+        plan = found.plans.get(key)
+        if plan is None:
+            plan = keep(found, key, planning.make(found.link, "tree_all_reduce", None, flat, flat, op, layout=layout))
+        dispatch(found, plan, (flat, op), (flat,))
         start = 0
         for place in places:
             x = arrays[place]

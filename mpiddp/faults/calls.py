@@ -1,9 +1,9 @@
 """Calls: the record of a collective call, its comparison over the ranks, and the text of a mismatch.
 
 `Calls` holds the ranks' records in memory of the node. A rank publishes its call before it sends, and compares: the
-later of two ranks that disagree raises before its data moves, the earlier one in its wait or at its end. Between nodes,
-`handshake` compares hashes of calls wherever ranks exchange a few bytes, and `distant` compares in the background. An
-operation that compares calls itself is marked: all ranks raise, and the group goes on.
+later of two ranks that disagree raises before its data moves, the earlier one in its wait, when the group is destroyed,
+or at the job's end. Between nodes, `handshake` compares calls before their data moves, and `distant` the others in the
+background. An operation that compares calls itself is marked: all ranks raise, and the group goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import mmap
 import struct
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -44,6 +45,7 @@ _MARK = 0x5EA1 << 40
 _ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
 _MAX_UNCONFIRMED = 64
+_MAX_FINISHED = 8
 _MILESTONE, _MILESTONES = 1024, 64
 _FEW = 16
 """Ranks up to which comparing bytes is faster than NumPy."""
@@ -52,7 +54,7 @@ _OPERATIONS = (
     *("barrier", "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_single", "gather", "scatter"),
     *("reduce_scatter", "reduce_scatter_single", "all_to_all", "all_to_all_single", "all_reduce_coalesced"),
     *("all_gather_coalesced", "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
-    *("symmetric_empty", "new_group"),
+    *("symmetric_empty", "new_group", "destroy_process_group", "tree_all_reduce", "shared_on_node", "powerSGD"),
 )
 _names: dict[int, str] = {}
 
@@ -70,6 +72,10 @@ for _operation in _OPERATIONS:
 
 class UnknownCallError(MismatchError):
     """Another operation's message arrived in place of a record."""
+
+
+class BlockError(MismatchError):
+    """A block of another size than expected arrived: perhaps another operation's."""
 
 
 class Call(NamedTuple):
@@ -219,11 +225,15 @@ class Calls(Resource):
         self.history = 0
         self.latest = 0
         """In a group on several nodes."""
+        self.newest: Call
         self.milestones: dict[int, int] = {}
         self._unconfirmed: dict[int, bytes] = {}
+        self._finished: deque[tuple[int, bytes]] = deque(maxlen=_MAX_FINISHED)
+        """Calls that have not waited for all ranks."""
 
     def publish(self, sequence: int, call: Call) -> bool:
         """Return True if all ranks of the node have made the call; MismatchError if one made another."""
+        self.newest = call
         record = _PACKED.pack(_MARK | sequence, *call)
         start = sequence % _ROWS * self._row_bytes
         own = start + self._own
@@ -276,13 +286,13 @@ class Calls(Resource):
         ]
 
     def verify(self, sequence: int) -> None:
-        """Compare a finished call for the last time."""
-        record = self._unconfirmed.get(sequence)
+        """Compare a finished call, and later again if a rank has not made it yet."""
+        record = self._unconfirmed.pop(sequence, None)
         if record is not None:
             row = self._bytes(sequence)
             if row != record * self._size:
                 self._compare(sequence, record, row)
-            self._unconfirmed.pop(sequence, None)
+                self._finished.append((sequence, record))
 
     def publish_unawaited(self, sequence: int, call: Call) -> None:
         """Publish a call that waits for no rank."""
@@ -290,7 +300,7 @@ class Calls(Resource):
             del self._unconfirmed[next(iter(self._unconfirmed))]
 
     def check(self) -> None:
-        for sequence, record in tuple(self._unconfirmed.items()):
+        for sequence, record in (*self._finished, *self._unconfirmed.items()):
             self._compare(sequence, record, self._bytes(sequence))
 
     def _bytes(self, sequence: int) -> bytes:
@@ -311,6 +321,7 @@ class Calls(Resource):
     def close(self) -> None:
         """Unmap at once; the watchdog's thread then finds no records."""
         self._unconfirmed.clear()
+        self._finished.clear()
         self._table = np.empty((0, self._size), RECORD)
         del self._memory
 
@@ -327,14 +338,23 @@ def last_call(link: Link, rank: int) -> str:
     return Call(*fields).text(sequence) if sequence > 0 else ""
 
 
-def first_difference(link: Link, recent: Array) -> MismatchError:
+def first_difference(
+    group: object, ranks: Sequence[int], recent: Iterable[Array], *, ended: bool = False
+) -> MismatchError:
+    """Return the error of records that differ; ``ended``: no rank makes another call."""
     rows = [{record[0]: Call(*record[1:]) for record in row.tolist() if record[0]} for row in recent]
     for sequence in sorted(set.intersection(*map(set, rows))):
         for rank, row in enumerate(rows):
             first, other = rows[0][sequence], row[sequence]
             if other.differs(first):
-                return mismatch(link, link.ranks[0], first.text(sequence), link.ranks[rank], other.text(sequence))
-    return UnknownCallError(f"the ranks of {link} made different calls long ago, which are not known any more")
+                return mismatch(group, ranks[0], first.text(sequence), ranks[rank], other.text(sequence))
+    latest = [max(row, default=0) for row in rows]
+    least, most = min(latest), max(latest)
+    if ended and least < most:
+        ahead, behind = latest.index(most), latest.index(least)
+        text = next(row[number].text(number) for row in [rows[ahead]] for number in sorted(row) if number > least)
+        return mismatch(group, ranks[ahead], text, ranks[behind], f"nothing after #{least}")
+    return UnknownCallError(f"the ranks of {group} made different calls long ago, which are not known any more")
 
 
 def compare_eager(link: Link, rounds: Sequence[Sequence[tuple[int, int, int, int, int]]]) -> None:

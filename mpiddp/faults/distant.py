@@ -2,7 +2,7 @@
 
 Twice a second the watchdog of each node's first rank sends its last records to the group's next node, which compares
 them when it has made as many calls. Jobs that outrun this compare milestones, hashes of all calls so far. The finder
-tells all ranks of the group.
+tells all ranks of the group. The end of the job compares what nothing has compared: one sum tells whether there is any.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from mpiddp.errors import MismatchError
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.typing import Array
 
-from .calls import RECORD, Call, Calls, mismatch
+from .calls import RECORD, Call, Calls, first_difference, mismatch
 from .liveness import Liveness, Tag
 
 _HEAD = struct.Struct("<qq")
@@ -45,10 +46,35 @@ class Distant:
                 self._liveness.send(each.successor, Tag.RECORDS, _HEAD.pack(group, 0) + message)
             error = each.compare()
             if error is not None:
-                text = _HEAD.pack(group, 0) + str(error).encode()
-                for rank in each.others:
-                    self._liveness.send(rank, Tag.MISMATCH, text)
+                self.tell(group, error)
                 each.report(error)
+
+    def tell(self, group: int, error: MismatchError) -> None:
+        """Tell the group's other ranks, who may wait on another node."""
+        text = _HEAD.pack(group, 0) + str(error).encode()
+        for rank in self._groups[group].others:
+            self._liveness.send(rank, Tag.MISMATCH, text)
+
+    def begin_end(self, comm: MPI.Intracomm) -> tuple[MPI.Request, Array]:
+        """Begin the last barrier of all ranks; its sum is 0 if the calls of every group agree."""
+        shares = [each.share(group) for group, each in self._groups.items()]
+        total = np.array([sum(shares) % (1 << 64)], np.uint64)
+        return comm.Iallreduce(MPI.IN_PLACE, total, MPI.SUM), total
+
+    def settle(self, comm: MPI.Intracomm) -> MismatchError | None:
+        """Return the error, equal on all ranks, of the first group whose calls differ; collective."""
+        mine = {group: each.history() for group, each in self._groups.items()}
+        told = comm.allgather(mine)
+        seen: dict[int, set[int]] = {}
+        for group, history in (item for each in told for item in each.items()):
+            seen.setdefault(group, set()).add(history)
+        odd = min((group for group, histories in seen.items() if len(histories) > 1), default=None)
+        if odd is None:
+            return None
+        records = comm.allgather(self._groups[odd].last() if odd in mine else None)
+        found = [each for each in records if each is not None]
+        names, ranks, recent = zip(*found, strict=True)
+        return first_difference(names[0], ranks, recent, ended=True)
 
     def _receive(self, source: int, message: bytearray) -> None:
         each = self._groups.get(_HEAD.unpack_from(message)[0])
@@ -65,9 +91,10 @@ class Comparison:
     def __init__(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> None:
         firsts = [int(link.by_node[start]) for start in link.node_starts]
         self.others = link.others
-        self.successor = -1
+        self.successor, self._weight = -1, 0
         """-1 unless first of its node."""
         if link.rank in firsts:
+            self._weight = len(firsts) - 1 if link.rank == firsts[0] else -1
             self.successor = link.ranks[firsts[(firsts.index(link.rank) + 1) % len(firsts)]]
         self.report = report
         self._name, self._rank = str(link), link.ranks[link.rank]
@@ -75,6 +102,18 @@ class Comparison:
         self._sent = self._compared = 0
         self._found = False
         self._theirs: tuple[int, Array, Array] | None = None
+
+    def history(self) -> int:
+        calls = self._calls()
+        return 0 if calls is None else calls.history
+
+    def share(self, group: int) -> int:
+        """Return this rank's part of a sum over the nodes, which is 0 if their histories are equal."""
+        return self._weight * hash((group, self.history()))
+
+    def last(self) -> tuple[str, int, Array] | None:
+        calls = self._calls()
+        return None if calls is None else (self._name, self._rank, calls.recent())
 
     def news(self) -> bytes:
         calls = self._calls()

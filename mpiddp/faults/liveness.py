@@ -131,6 +131,9 @@ class Liveness:
     def rank(self) -> int:
         return self._comm.rank
 
+    def links(self) -> list[Link]:
+        return list(self._links.values())
+
     def register(self, link: Link) -> None:
         self._links[link.id] = link
         self._progress[link.id] = link.sequence, time.monotonic()

@@ -45,6 +45,9 @@ class GroupMonitor(Resource):
         self._eager: EagerBuffers | None = None
         self._comparison: Comparison | None = None
         self._told: MismatchError | None = None
+        self._unheard: MismatchError | None = None
+        self.differed = False
+        """Calls have differed, and messages may be left that no rank receives."""
 
     def attach(self, link: Link) -> None:
         """Publish the group's calls in memory of the node; collective."""
@@ -100,7 +103,10 @@ class GroupMonitor(Resource):
     def verify_failed(self, sequence: int, error: Exception) -> None:
         """Raise the mismatch behind an error, if any: it is the better reason."""
         self._job.failures.translate(error)
-        if not isinstance(error, MismatchError) or isinstance(error, calls.UnknownCallError):
+        self.differed |= isinstance(error, MismatchError)
+        may_tell_more = isinstance(error, calls.UnknownCallError)
+        may_tell_more |= isinstance(error, calls.BlockError) and self._comparison is not None
+        if may_tell_more or not isinstance(error, MismatchError):
             self._await_told(error)
         self.verify(sequence)
 
@@ -118,12 +124,20 @@ class GroupMonitor(Resource):
 
     def verifying(self, sequence: int, steps: Steps) -> Steps:
         try:
-            value = yield from steps
-        except Exception as error:
-            self.verify_failed(sequence, error)
+            try:
+                value = yield from steps
+            except Exception as error:
+                self.verify_failed(sequence, error)
+                raise
+            self.verify(sequence)
+        except MismatchError as error:
+            self._unheard = error
             raise
-        self.verify(sequence)
         return value
+
+    def unheard(self) -> MismatchError | None:
+        """Return the error of calls that differ if the program has not been told."""
+        return self._unheard or self.disagreement()
 
     def disagreement(self) -> MismatchError | None:
         link, published, buffers = self._link, self._calls, self._eager
@@ -166,12 +180,15 @@ class GroupMonitor(Resource):
         return f"; here {lie} that no receive has taken: {', '.join(some)}{more}"
 
     def translate(self, error: BaseException) -> None:
+        self._unheard = None
         self._job.failures.translate(error)
         if isinstance(error, MPI.Exception):
             self._await_told(error)
 
     def _abort(self, error: DistError) -> None:
         if self._link is not None:
+            if self._comparison is not None and isinstance(error, MismatchError) and error is not self._told:
+                self._job.distant.tell(self._link.id, error)
             self._link.abort(error)
 
     def close(self) -> None:
@@ -179,7 +196,7 @@ class GroupMonitor(Resource):
         if self._link is not None:
             self._job.liveness.retire(self._link)
             recorder.retire(self._link)
-        self._calls = self._eager = self._comparison = None
+        self._calls = self._eager = self._comparison = self._told = None
 
     def drop(self, error: DistError) -> None:
         self.close()

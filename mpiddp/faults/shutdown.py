@@ -300,13 +300,13 @@ class Shutdown:
     def _wait_for_all(self, limit_s: float) -> None:
         liveness, neighbour = self.job.liveness, Neighbour(self.job, limit_s)
         liveness.exited = True
-        barrier = self.job.world.comm.Ibarrier()
+        barrier, total = self.job.distant.begin_end(self.job.world.comm)
         pause_s, deadline, pending = 1e-5, 0.0, -1
         while True:
             # Poll both: other ranks may wait for what this one submitted.
             together, finished = barrier.Test(), requests.finished()
             if together and finished:
-                return
+                break
             if not together or requests.pending != pending:
                 deadline, pending = time.monotonic() + _REST_S, requests.pending
             if time.monotonic() > deadline:
@@ -314,9 +314,14 @@ class Shutdown:
                     "the program ended with asynchronous operations that no other rank takes part in: an isend that"
                     " nobody received, or a collective that only some ranks submitted; wait() for every Work"
                 )
-                return
+                break
             liveness.progress()
             if silence := neighbour.silence():
                 abort(lambda: dumped(f"its program has ended, and {silence}", "a missing rank"), EXIT_TIMEOUT)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05 if finished else 0.001)
+        different = self.job.distant.settle(self.job.world.comm) if total[0] else None
+        unheard = (link.monitor.unheard() for link in liveness.links())
+        error = different or next(filter(None, unheard), None)
+        if error is not None:
+            abort(f"{type(error).__name__}: {error}", EXIT_MISMATCH)

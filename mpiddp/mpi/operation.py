@@ -21,6 +21,8 @@ class Monitor(Protocol):
 
     def disagreement(self) -> MismatchError | None: ...
 
+    def unheard(self) -> MismatchError | None: ...
+
     def explain(self, operation: Operation) -> str:
         """Describe the ranks that keep an operation from ending."""
 

@@ -173,7 +173,8 @@ def _submit(
     square: Array | None = None,
 ) -> Future:
     group = state.process_group
-    work = dispatch(group, _ROUNDS, (state, bucket, matrices, others, square), (bucket.buffer(),), async_op=True)
+    rounds = plan.plain(group.link, _rounds, make_call("powerSGD"))
+    work = dispatch(group, rounds, (state, bucket, matrices, others, square), (bucket.buffer(),), async_op=True)
     assert work is not None, "it is asynchronous"
     return work.get_future()
 
@@ -220,9 +221,6 @@ def _rounds(
         bucket.buffer()[...] = whole[: bucket.buffer().size]
     state.total_numel_before_compression += sum(x.size for x in (*matrices, *others))
     state.total_numel_after_compression += first.size + second.size
-
-
-_ROUNDS = plan.plain(_rounds, make_call("powerSGD"))
 
 
 def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:

@@ -132,3 +132,26 @@ def test_jax(world):
     np.testing.assert_allclose(mean, jax.grad(loss)(w, batches.reshape(-1, 3)), rtol=1e-5)
     with pytest.raises(TypeError, match="Tracer"):
         jax.jit(dist.tree_all_reduce)(x)
+
+
+OTHER_TREES = {
+    "keys": ({"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 2.0}),
+    "shapes": ([np.ones((2, 3))], [np.ones((3, 2))]),
+    "cuts": ([np.ones(2), np.ones(4)], [np.ones(4), np.ones(2)]),
+    "containers": ([1.0, 2.0], (1.0, 2.0)),
+    "nesting": ([[1.0], 2.0], [1.0, [2.0]]),
+    "dtypes": ([1.0, np.float32(2)], [np.float32(1), 2.0]),
+    "long": ([np.ones((2, 100_000))], [np.ones((100_000, 2))]),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TREES)
+def test_other_trees_on_the_ranks(world, name):
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    group = dist.new_group()
+    tree = OTHER_TREES[name][world.rank == world.size - 1]
+    both = r"rank . calls tree_all_reduce #1 .* in arrays of layout .*rank . calls tree_all_reduce #1 .* in arrays"
+    with pytest.raises(dist.MismatchError, match=both):
+        dist.tree_all_reduce(tree, group=group)
+    dist.destroy_process_group(group)

@@ -1,0 +1,48 @@
+"""The end of groups: their ranks compare the calls that nothing has compared yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from mpiddp.algorithms import plan as planning
+from mpiddp.errors import DistError, MismatchError
+from mpiddp.mpi import requests
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.operation import Operation
+
+from .dispatch import submit
+from .groups import ProcessGroup
+
+_NAME = "destroy_process_group"
+_WAIT_S = 2.0
+"""A rank may have left the group after an error, or never destroy it."""
+
+
+def part(ending: Sequence[ProcessGroup]) -> MismatchError | None:
+    """Meet the other ranks of the groups, or give up; return the error of the first group whose calls differ."""
+    errors: list[MismatchError] = []
+    works = []
+    for group in ending:  # all before any wait: ranks may have made the groups in different orders
+        link = group.link
+        if link.size > 1 and link.comms and not group.monitor.survivable:
+            try:
+                works.append((group, submit(group, planning.barrier(link, _NAME), (None,), (), True, None)))
+            except MismatchError as error:
+                errors.append(error)
+    deadline = time.monotonic() + _WAIT_S
+    for group, work in works:
+        assert work is not None, "it is asynchronous"
+        operation = Operation(_NAME, group.link.members)
+        try:
+            if requests.poll_until(work.is_completed, operation, max(deadline - time.monotonic(), 0.0)):
+                work.wait()
+                group.monitor.check()
+                if not group.monitor.differed:
+                    continue
+        except MismatchError as error:
+            errors.append(error)
+        except (DistError, MPI.Exception):
+            pass  # a failed rank, say, whose absence is no news at the end
+        group.link.discard()
+    return errors[0] if errors else None
