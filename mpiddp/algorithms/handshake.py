@@ -139,10 +139,10 @@ def _meet(
     factor: float = 1.0,
     x: Array | None = None,
 ) -> Steps:
-    """Return the entries, and what all ranks have sent, in `ROW_BYTES` each between nodes."""
+    """Return the entries, and what all ranks have sent: `ROW_BYTES` each in a small group on several nodes."""
     mine = _ENTRY.pack(_sequence(link), *call, *place, factor, _history(link))
     row = mine if x is None else mine + x.tobytes()
-    if not link.one_node:
+    if not link.one_node and link.size <= FEW_RANKS:  # where short arrays travel with it
         row = row.ljust(ROW_BYTES, b"\0")
     told = bytearray(len(row) * link.size)
     yield comm.Iallgather(row, told)
