@@ -141,12 +141,16 @@ def _meet(
 ) -> Steps:
     """Return the entries, and what all ranks have sent: `ROW_BYTES` each in a small group on several nodes."""
     mine = _ENTRY.pack(_sequence(link), *call, *place, factor, _history(link))
-    row = mine if x is None else mine + x.tobytes()
-    if not link.one_node and link.size <= FEW_RANKS:  # where short arrays travel with it
-        row = row.ljust(ROW_BYTES, b"\0")
+    row, with_slots = mine, not link.one_node and link.size <= FEW_RANKS
+    if with_slots:
+        row = (mine if x is None else mine + x.tobytes()).ljust(ROW_BYTES, b"\0")
     told = bytearray(len(row) * link.size)
     yield comm.Iallgather(row, told)
-    if all(told.startswith(mine, start) for start in range(0, len(told), len(row))):
+    if with_slots:  # whose arrays may differ
+        agree = all(told.startswith(mine, start) for start in range(0, len(told), ROW_BYTES))
+    else:
+        agree = told == mine * link.size
+    if agree:
         return _equal_entries(link.size, mine[_PLACE_AND_FACTOR]), told
     table = np.ascontiguousarray(np.frombuffer(told, np.int64).reshape(link.size, -1)[:, : _ENTRY.size // 8])
     segments, offsets, factors = table.T[4:7]

@@ -78,6 +78,9 @@ def starting(size: int, per_node: int) -> Callable[[], object]:
 def meeting(link: Link) -> Callable[[], object]:
     """Do the handshake of a long all-reduce over several nodes, with all that is read from the ranks' entries."""
     x, op = np.zeros(1), ReduceOp.SUM
+    published = link.find(Calls)
+    assert published is not None
+    published.publish(1, make_call("all_reduce", x.dtype, op, x.size))
 
     def meet() -> None:
         entries = drive(handshake.exchange(link, "all_reduce", x, segment.find(x), op))

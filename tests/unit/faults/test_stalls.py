@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,6 +128,9 @@ def test_a_silent_rank_of_this_host_is_looked_at() -> None:
             return Liveness.silent(liveness, rank, GROUP)
 
         try:
+            until = time.monotonic() + 10
+            while "runs" in silent(1) and time.monotonic() < until:  # on its way to its sleep
+                time.sleep(0.01)
             assert silent(1).endswith("as in a call into C that holds the GIL")
             assert silent(2) == "its process has ended"
             assert silent(3) == "dead, stopped, or its node is out of reach"

@@ -44,11 +44,9 @@ def test_total_does_not_stop_growing(dtype: Any) -> None:
 
 MANY: list[tuple[str, tuple[Any, ...], tuple[int, ...], float]] = [
     ("adaptive_avg_pool2d", (1,), (2, 3, 40, 40), 1),
-    ("avg_pool2d", (32,), (2, 3, 32, 32), 1),
     ("layer_norm", ((1024,),), (3, 1024), 1),
     ("layer_norm", ((64,),), (3, 64), 500),
     ("batch_norm", (None, None, None, None, True), (1024, 3), 1),
-    ("group_norm", (1,), (3, 1024), 1),
     ("softmax", (1,), (3, 1024), 1),
     ("add", (), (1, 3), 1),
     ("expand", (1024, 3), (1, 3), 1),
@@ -103,7 +101,7 @@ def test_a_cast_on_the_tape_has_the_right_gradient() -> None:
     assert gradcheck(lambda x: x.to(np.float64) * 2, [x])
 
 
-LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits")
+LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits")
 
 
 @HALVES
