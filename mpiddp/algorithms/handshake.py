@@ -85,8 +85,9 @@ def exchange(
 ) -> Steps:
     """Wait for every rank; one yield, on ``now``, in small groups; MismatchError on all, if calls differ."""
     calls = link.find(Calls)
-    whole = calls is not None and link.now is not link.later  # else a part of a call
-    call = calls.newest if calls is not None and whole else make_call(operation, x.dtype, op, x.size, root)
+    call = None if calls is None or link.now is link.later else calls.newest  # else this is a part of a call
+    if call is None:
+        call = make_call(operation, x.dtype, op, x.size, root)
     if link.one_node or link.size <= FEW_RANKS:
         entries, _ = yield from _meet(link, link.now, call, place, _factor(op))
     else:

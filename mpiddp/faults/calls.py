@@ -225,7 +225,7 @@ class Calls(Resource):
         self.history = 0
         self.latest = 0
         """In a group on several nodes."""
-        self.newest: Call
+        self.newest: Call | None = None
         self.milestones: dict[int, int] = {}
         self._unconfirmed: dict[int, bytes] = {}
         self._finished: deque[tuple[int, bytes]] = deque(maxlen=_MAX_FINISHED)

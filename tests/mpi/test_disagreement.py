@@ -301,7 +301,7 @@ def test_what_may_differ(world):
     dist.all_gather(outputs, ones(world.rank))
     dist.gather(ones(world.rank), outputs if world.rank == 0 else None)
     dist.scatter(ones(world.rank), outputs if world.rank == 0 else None)
-    dist.all_to_all([ones(world.rank)] * world.size, outputs)
+    dist.all_to_all([ones(world.rank) for _ in outputs], outputs)
     pool = dist.symmetric_empty(LARGE)
     dist.all_reduce(pool if world.rank else ones(LARGE))
     dist.broadcast_object_list([world.rank] * 3, 0)
