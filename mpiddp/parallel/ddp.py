@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor, is_grad_enabled, queue_callback
-from mpiddp.distributed.groups import GroupLike, default_group
+from mpiddp.distributed.groups import default_group
 from mpiddp.nested import children
 from mpiddp.nn import Module
 from mpiddp.typing import Array
@@ -74,40 +73,12 @@ class DistributedDataParallel(Wrapper, Module):
     _queue_callback = staticmethod(queue_callback)
     _sync_batchnorm_type = SyncBatchNorm
 
-    def __init__(
-        self,
-        module: Module,
-        device_ids: Sequence[int] | None = None,
-        output_device: int | None = None,
-        dim: int = 0,
-        broadcast_buffers: bool | None = None,
-        init_sync: bool = True,
-        process_group: GroupLike = None,
-        bucket_cap_mb: float | None = None,
-        find_unused_parameters: bool = False,
-        check_reduction: bool = False,
-        gradient_as_bucket_view: bool = True,
-        static_graph: bool = False,
-        mixed_precision: object = None,
-        *,
-        bucket_cap_mb_list: Sequence[float] | None = None,
-        forward_sync_buffers: bool | None = None,
-        skip_all_reduce_unused_params: bool = False,
-        batched_grad_copy: bool = False,
-    ) -> None:
-        super().__init__()
-        _check_arguments(module, device_ids, mixed_precision)
-        self.module = module
-        self._options: dict[str, Any] = {
-            "broadcast_buffers": broadcast_buffers,
-            "bucket_cap_mb": bucket_cap_mb,
-            "find_unused_parameters": find_unused_parameters,
-            "static_graph": static_graph,
-            "bucket_cap_mb_list": bucket_cap_mb_list,
-            "forward_sync_buffers": forward_sync_buffers,
-            "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
-        }
-        self._replicate(process_group, init_sync, **self._options)
+    @staticmethod
+    def _check_module(module: object) -> None:
+        if not isinstance(module, Module):
+            kind = f"{type(module).__module__}.{type(module).__qualname__}"
+            also = "; mpiddp.torch.DistributedDataParallel takes torch's" if hasattr(module, "named_parameters") else ""
+            raise TypeError(f"mpiddp.DistributedDataParallel needs an mpiddp.nn.Module, got {kind}{also}")
 
     def _register_output_hook(self, output: Any) -> Any:
         return hooked(output, self._reducer)
@@ -119,20 +90,6 @@ class DistributedDataParallel(Wrapper, Module):
                 " pickle ddp.module, and wrap the copy on all ranks"
             )
         return _wrapped_anew, (self.module, self._options, self.training, self.bucket_order())
-
-
-def _check_arguments(module: Module, device_ids: Sequence[int] | None, mixed_precision: object) -> None:
-    if not isinstance(module, Module):
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        also = "; mpiddp.torch.DistributedDataParallel takes torch's" if hasattr(module, "named_parameters") else ""
-        raise TypeError(f"mpiddp.DistributedDataParallel needs an mpiddp.nn.Module, got {kind}{also}")
-    if device_ids is not None and len(device_ids) > 1:
-        raise ValueError("device_ids can only be None or contain a single element.")
-    if mixed_precision is not None:
-        raise ValueError(
-            "DistributedDataParallel takes no mixed_precision: parameters and gradients keep their dtype; register"
-            " fp16_compress_hook or bf16_compress_hook to send gradients in half precision"
-        )
 
 
 def _wrapped_anew(

@@ -28,13 +28,18 @@ from .timeline import Timeline, timeline_of_environment
 
 
 class Wrapper(Joinable):
-    """DistributedDataParallel of any library; a subclass is its module, sets ``module``, calls `_replicate`."""
+    """DistributedDataParallel of any library, with its options; a subclass is a module of that library, too."""
 
     module: Any
     training: bool
     process_group: ProcessGroup
     _state_type: type[ModuleState] = ModuleState
     _sync_batchnorm_type: type
+
+    @staticmethod
+    @abstractmethod
+    def _check_module(module: Any, /) -> None:
+        """Raise TypeError for what is no module of the library."""
 
     @staticmethod
     @abstractmethod
@@ -49,30 +54,40 @@ class Wrapper(Joinable):
     def _register_output_hook(self, output: Any) -> Any:
         """Set a hook on ``output`` that calls ``self._reducer.begin`` when its backward begins."""
 
-    def _replicate(
+    def __init__(
         self,
-        process_group: GroupLike,
-        init_sync: bool,
+        module: Any,
+        device_ids: Sequence[int] | None = None,
+        output_device: int | None = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: GroupLike = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
         *,
-        broadcast_buffers: bool | None,
-        bucket_cap_mb: float | None,
-        find_unused_parameters: bool,
-        static_graph: bool,
-        bucket_cap_mb_list: Sequence[float] | None,
-        forward_sync_buffers: bool | None,
-        skip_all_reduce_unused_params: bool,
+        mixed_precision: object = None,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        forward_sync_buffers: bool | None = None,
+        skip_all_reduce_unused_params: bool = False,
+        batched_grad_copy: bool = False,
     ) -> None:
+        super().__init__()
+        self._check_module(module)
+        if device_ids is not None and len(device_ids) > 1:
+            raise ValueError("device_ids can only be None or contain a single element.")
+        if mixed_precision is not None:
+            raise ValueError(
+                "DistributedDataParallel takes no mixed_precision: parameters and gradients keep their dtype; register"
+                " fp16_compress_hook or bf16_compress_hook to send gradients in half precision"
+            )
+        self.module = module
         self.process_group = group = known(process_group)
-        self._state = self._state_type(self.module)
-        named = self._state.parameters()
-        trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
-        self._check_trained([name for name, _ in trained])
-        with_buffers = broadcast_buffers is not False
-        self._forward_sync_buffers = with_buffers if forward_sync_buffers is None else forward_sync_buffers
-        self._buffer_sync = BufferSync(self._state, group)
-        options = {
+        self._options = {
             "broadcast_buffers": broadcast_buffers,
-            "init_sync": init_sync,
             "bucket_cap_mb": bucket_cap_mb,
             "find_unused_parameters": find_unused_parameters,
             "static_graph": static_graph,
@@ -80,7 +95,14 @@ class Wrapper(Joinable):
             "forward_sync_buffers": forward_sync_buffers,
             "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
         }
-        check_same_model(named, options, group)
+        self._state = self._state_type(module)
+        named = self._state.parameters()
+        trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        self._check_trained([name for name, _ in trained])
+        with_buffers = broadcast_buffers is not False
+        self._forward_sync_buffers = with_buffers if forward_sync_buffers is None else forward_sync_buffers
+        self._buffer_sync = BufferSync(self._state, group)
+        check_same_model(named, {"init_sync": init_sync, **self._options}, group)
         if init_sync:
             buffers = self._state.buffers().values() if with_buffers else ()
             broadcast_arrays([*(parameter.data for _, parameter in named), *buffers], group)

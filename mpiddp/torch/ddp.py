@@ -6,7 +6,7 @@ torch's autograd makes the gradients; a hook on each parameter moves them into b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
-from mpiddp.distributed.groups import GroupLike
 from mpiddp.parallel import replicas
 from mpiddp.parallel.buckets import ParameterLike
 from mpiddp.parallel.wrapper import Wrapper
@@ -112,37 +111,11 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
     _state_type = ModuleState
     _sync_batchnorm_type = torch.nn.SyncBatchNorm
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        device_ids: Sequence[int] | None = None,
-        output_device: int | None = None,
-        dim: int = 0,
-        broadcast_buffers: bool | None = None,
-        init_sync: bool = True,
-        process_group: GroupLike = None,
-        bucket_cap_mb: float | None = None,
-        find_unused_parameters: bool = False,
-        gradient_as_bucket_view: bool = True,
-        static_graph: bool = False,
-        *,
-        bucket_cap_mb_list: Sequence[float] | None = None,
-        forward_sync_buffers: bool | None = None,
-        skip_all_reduce_unused_params: bool = False,
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self._replicate(
-            process_group,
-            init_sync,
-            broadcast_buffers=broadcast_buffers,
-            bucket_cap_mb=bucket_cap_mb,
-            find_unused_parameters=find_unused_parameters,
-            static_graph=static_graph,
-            bucket_cap_mb_list=bucket_cap_mb_list,
-            forward_sync_buffers=forward_sync_buffers,
-            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
-        )
+    @staticmethod
+    def _check_module(module: object) -> None:
+        if not isinstance(module, torch.nn.Module):
+            kind = f"{type(module).__module__}.{type(module).__qualname__}"
+            raise TypeError(f"mpiddp.torch.DistributedDataParallel needs a torch.nn.Module, got {kind}")
 
     @staticmethod
     def _queue_callback(callback: Callable[[], object]) -> None:

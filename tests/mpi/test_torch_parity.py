@@ -401,3 +401,13 @@ def test_signatures(torch):
             mine = inspect.signature(ours).parameters[each].default
             if not hasattr(default, "name") and each != "op":
                 assert mine == default, f"{name}({each})"
+
+
+@pytest.mark.ranks(1)
+def test_options_of_ddp_stand_where_torch_has_them(torch):
+    theirs = list(inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters)
+    for ours in (mpiddp, importlib.import_module("mpiddp.torch")):
+        found = inspect.signature(ours.DistributedDataParallel).parameters
+        by_position = [name for name, each in found.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        assert by_position == theirs[: len(by_position)]
+        assert set(found) <= set(theirs)
