@@ -69,7 +69,7 @@ def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Seq
         work = submit(group, plan, args, outputs, True, None)
         assert work is not None
         work.wait()
-        return work.value
+        return work._value
     link.sequence = sequence = link.sequence + 1
     entry = recorder.begin(plan.signature or _signature(link, plan, args, outputs), sequence)
     operation = new_operation(
@@ -130,10 +130,10 @@ def submit(
         else:
             steps, check = plan.trace(operation, link, plan, args, outputs)
         work = link.queue.submit(steps if confirmed else monitor.verifying(sequence, steps), operation, outputs)
-        work.record(entry)
+        work._record(entry)
     if check is not None:
-        work.run_check(check)
-    work.set_timeout(timeout_s)
+        work._run_check(check)
+    work._set_timeout(timeout_s)
     if async_op:
         return work
     work.wait()

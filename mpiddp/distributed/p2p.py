@@ -92,9 +92,9 @@ def isend(
     if debug.on:
         debug.log(Operation(*fields))
     submitted = found.mailbox.isend(x, to, tag, fields)
-    submitted.record(entry)
+    submitted._record(entry)
     if debug.detail:
-        submitted.run_check(debug.Watched("isend", (x,)).check)
+        submitted._run_check(debug.Watched("isend", (x,)).check)
     return submitted
 
 
@@ -169,7 +169,7 @@ def irecv(
     if debug.on:
         debug.log(Operation(*fields))
     posted = found.mailbox.irecv(x, source, tag, fields, found.ranks)
-    posted.record(entry)
+    posted._record(entry)
     return posted
 
 

@@ -119,7 +119,7 @@ class Receive(Message):
         memory = np.empty(size_bytes, np.uint8) if self._fault else x
         self._awaited = arrival.message.Irecv(as_message(memory, size_bytes))
 
-    def advance(self) -> bool:
+    def _advance(self) -> bool:
         if not self._finished and self._awaited is not None:
             try:
                 if self._awaited.Test():
@@ -187,7 +187,7 @@ class Mailbox(Resource):
                 steps = p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code)
                 return self._submit(Work(steps, Operation(*fields), (x,)))
             sent = Send(self, fields, x, self._comm.Isend(as_message(x, x.nbytes), to, code))
-            return sent if x.nbytes <= _EAGER_BYTES and sent.advance() else self._submit(sent)
+            return sent if x.nbytes <= _EAGER_BYTES and sent._advance() else self._submit(sent)
         finally:
             requests.lock.release()
 
@@ -211,7 +211,7 @@ class Mailbox(Resource):
             receive.accept(arrival)
             receive.wait_matched()
         except BaseException as error:
-            receive.fail(error)
+            receive._fail(error)
             raise
         return receive.sender
 
@@ -225,7 +225,7 @@ class Mailbox(Resource):
                 self._posted.append(receive)
             else:
                 receive.accept(arrival)
-                if receive.advance():
+                if receive._advance():
                     return receive
             self._submit(receive)
         finally:
@@ -237,7 +237,7 @@ class Mailbox(Resource):
         with requests.lock:
             if receive in self._posted:
                 self._posted.remove(receive)
-                receive.abandon()
+                receive._abandon()
                 del self._works[receive]
 
     def fail(self, error: DistError) -> None:
@@ -251,8 +251,8 @@ class Mailbox(Resource):
             self._posted.clear()
             deactivate(self)
             for work in works:
-                work.fail(error)
-                work.announce()
+                work._fail(error)
+                work._announce()
 
     def _submit(self, work: Work) -> Work:
         self._works[work] = None
@@ -286,20 +286,20 @@ class Mailbox(Resource):
             else:
                 self._posted.remove(receive)
                 receive.accept(arrival)
-                if receive.advance():
+                if receive._advance():
                     self._end(receive)
 
     def _end(self, message: Work) -> None:
         del self._works[message]
         if not self._works:
             deactivate(self)
-        message.announce()
+        message._announce()
 
     def progress_of(self, message: Message) -> None:
         requests.lock.acquire()
         try:
             self._match()
-            if message in self._works and message.advance():
+            if message in self._works and message._advance():
                 self._end(message)
         except MPI.Exception as error:  # a rank has failed
             self.fail_pending(error)
@@ -313,7 +313,7 @@ class Mailbox(Resource):
             self.fail_pending(error)
             return
         for message in tuple(self._works):  # whose callbacks may send and poll
-            if message in self._works and message.advance():
+            if message in self._works and message._advance():
                 self._end(message)
         if not self._works:
             deactivate(self)

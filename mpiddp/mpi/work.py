@@ -48,8 +48,8 @@ class Work:
     _check: Callable[[], None] | None = None
     _limit_s: float | None = None
     _callbacks: tuple[Callable[[], None], ...] = ()
-    entry: Entry | None = None
-    value: Any = None
+    _entry: Entry | None = None
+    _value: Any = None
 
     def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:
         self._operation = operation
@@ -62,7 +62,7 @@ class Work:
         try:
             self._awaited = next(steps)
         except StopIteration as end:
-            self.value = end.value
+            self._value = end.value
             self._finish(None)
         except Exception as error:  # surfaces in wait()
             self._finish(error)
@@ -74,23 +74,23 @@ class Work:
     def _finish(self, error: BaseException | None) -> None:
         requests.pending -= 1
         self._error, self._finished, self._awaited = error, True, None
-        if self.entry is not None and error is None:
-            recorder.end(self.entry)
+        if self._entry is not None and error is None:
+            recorder.end(self._entry)
 
-    def record(self, entry: Entry) -> None:
+    def _record(self, entry: Entry) -> None:
         """End a flight recorder's entry with this operation."""
-        self.entry = entry
+        self._entry = entry
         if self._finished and self._error is None:  # perhaps before it had the entry
             recorder.end(entry)
 
-    def announce(self) -> None:
+    def _announce(self) -> None:
         """Call the callbacks, also when one raises."""
         callbacks, self._callbacks = self._callbacks, ()
         if callbacks:
             self._check = None  # they may change the arrays
         call_all(callbacks)
 
-    def advance(self) -> bool:
+    def _advance(self) -> bool:
         """Run the steps that need not wait; return True at the end."""
         while not self._finished:
             assert self._awaited is not None
@@ -138,11 +138,11 @@ class Work:
     def _is_finished(self) -> bool:
         return self._finished
 
-    def set_timeout(self, timeout_s: float | None) -> None:
+    def _set_timeout(self, timeout_s: float | None) -> None:
         """Set `wait`'s time limit; None: the group's."""
         self._limit_s = timeout_s
 
-    def run_check(self, check: Callable[[], None]) -> None:
+    def _run_check(self, check: Callable[[], None]) -> None:
         """Call ``check``, which may raise, when the program learns of the end."""
         self._check = check
 
@@ -151,17 +151,17 @@ class Work:
         if check is not None:
             check()
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """End a withdrawn operation."""
         if self._steps is not None:
             self._steps.close()
         self._finish(None)
 
-    def is_running(self) -> bool:
+    def _is_running(self) -> bool:
         """Return True if one of the steps is up the stack."""
         return self._steps is not None and inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End with an error; keep the memory, as MPI may still write to it."""
         if not self._finished:
             _abandoned.append((self._steps, self._awaited))
@@ -252,21 +252,21 @@ class Queue:
 
     def behind_the_head(self) -> list[Entry | None]:
         """Return the entries of operations behind the head; in any thread."""
-        return [work.entry for work in list(self._works)[1:]]
+        return [work._entry for work in list(self._works)[1:]]
 
     def fail(self, error: BaseException) -> None:
         """End all operations but ``error``'s raiser."""
         with requests.lock:
-            failed = [work for work in self._works if not work.is_running()]
-            self._works = deque(work for work in self._works if work.is_running())
+            failed = [work for work in self._works if not work._is_running()]
+            self._works = deque(work for work in self._works if work._is_running())
             for work in failed:
-                work.fail(error)
-                work.announce()
+                work._fail(error)
+                work._announce()
 
     def progress(self) -> None:
         """Drive the head, and its successors as it ends."""
-        while self._works and self._works[0].advance():
+        while self._works and self._works[0]._advance():
             # a callback may submit an operation and wait, which comes here again
-            self._works.popleft().announce()
+            self._works.popleft()._announce()
         if not self._works:
             deactivate(self)
