@@ -28,6 +28,9 @@ ROOTS = tuple(
     )
 )
 
+NAMED = ("device.array_namespace", "device.device_count", "device.upload", "settings.outside_of_jobs")
+"""What the documents name of modules that are internal otherwise."""
+
 
 def dump() -> str:
     """Return the public API, sorted within each module, ending in a newline."""
@@ -38,7 +41,11 @@ def dump() -> str:
             found = getattr(module, name)
             if isinstance(found, type | types.FunctionType):
                 homes.setdefault(found, f"{module.__name__}.{name}")
-    return "\n".join(line for module in modules for line in _module(module, homes)) + "\n"
+    lines = [line for module in modules for line in _module(module, homes)]
+    for name in NAMED:
+        module_name, _, function = f"mpiddp.{name}".rpartition(".")
+        lines.append(f"mpiddp.{name}{_signature(getattr(importlib.import_module(module_name), function))}")
+    return "\n".join(lines) + "\n"
 
 
 def _module(module: types.ModuleType, homes: dict[object, str]) -> Iterator[str]:
