@@ -167,7 +167,7 @@ def is_self_comparing(algorithm: Callable[..., Any]) -> bool:
 
 def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -> MismatchError:
     first, second = sorted([(rank, call), (other_rank, other)])
-    layout = " (the sizes in their lists or the kinds of their dtypes differ)" if call == other else ""
+    layout = " (the sizes or the kinds of dtypes in their lists or trees differ)" if call == other else ""
     return MismatchError(
         f"the ranks of {group} disagree: rank {first[0]} calls {first[1]}, rank {second[0]} calls {second[1]}{layout};"
         " all ranks must call the same operations in the same order, with the same sizes, dtypes, reductions and roots",

@@ -138,7 +138,10 @@ WRONG = {
     "folder as metrics": (["train", "--metrics", "/dev"], "--metrics /dev is a folder: give the name of a file in it"),
     "time": (["train", "--max-time", "1h", "--output", "x"], "--max-time has to be seconds, M:SS, H:MM:SS or slurm"),
     "config": (["train", "--config", "/nowhere.toml"], "/nowhere.toml"),
-    "variable": (["MPIDDP_TIMEOUT=abc", "train"], "MPIDDP_TIMEOUT must be a number of seconds above 0; got 'abc'"),
+    "variable": (
+        ["MPIDDP_TIMEOUT=abc", "train"],
+        "MPIDDP_TIMEOUT must be a finite number of seconds above 0; got 'abc'",
+    ),
     "algorithm": (["MPIDDP_ALGORITHM=all_reduce:rign", "train"], "there is no algorithm all_reduce:rign"),
 }
 """Command lines, with variables in front of them, and what is said of them."""

@@ -17,6 +17,7 @@ from mpiddp.algorithms import native
 from mpiddp.faults.calls import Calls
 from mpiddp.mpi import requests
 from mpiddp.shm import segment
+from mpiddp.shm.eager import EagerBuffers
 
 from .inputs import Op
 
@@ -90,7 +91,7 @@ CALLS = {
         lambda g: dist.all_gather([ones(3), *blocks(g.size() - 1)], ones(4 - (g.rank() == 0)), g, True),
         lambda g: dist.all_gather([*blocks(g.size() - 1), ones(3)], ones(3), g, True),
         "all_gather #1 of (7|11|15) float32 elements",
-        r"all_gather #1 of (7|11|15) float32 elements \(the sizes in their lists",
+        r"all_gather #1 of (7|11|15) float32 elements \(the sizes or the kinds of dtypes",
     ),
     "all_to_all": (
         lambda g: dist.all_to_all(blocks(g.size()), blocks(g.size()), g, True),
@@ -102,7 +103,7 @@ CALLS = {
         lambda g: coalesced(g, 3, 5),
         lambda g: coalesced(g, 5, 3),
         "all_reduce_coalesced #1 of 8 float32",
-        r"all_reduce_coalesced #1 of 8 float32 elements with SUM \(the sizes in their lists",
+        r"all_reduce_coalesced #1 of 8 float32 elements with SUM \(the sizes or the kinds of dtypes",
     ),
 }
 
@@ -187,7 +188,7 @@ def test_dtypes_without_a_code_are_told_apart(world, name, count, kinds):
     odd = world.rank == world.size - 1
     x = np.zeros(count, OTHER_DTYPES[kinds][odd])
     other = "another dtype"
-    differ = "the kinds of their dtypes differ"
+    differ = "the kinds of dtypes in their lists or trees differ"
     heard = pytest.raises(dist.MismatchError, match=f"(?s)rank . calls .*{other}.*rank . calls .*{other}.*{differ}")
     with heard:
         MOVING[name](x, group).wait()
@@ -254,6 +255,9 @@ def test_every_rank_hears_of_other_roots_when_the_group_ends(world):
     if world.size == 1:
         pytest.skip("one rank agrees")
     group = dist.new_group()
+    if group.link.find(EagerBuffers) is None:
+        dist.destroy_process_group(group)
+        pytest.skip("a call that waits inside of MPI ends the job")
     with pytest.raises(dist.MismatchError, match=r"calls broadcast #1 .*rank . as root.*calls broadcast #1 .*as root"):
         dist.broadcast(ones(), group_src=world.rank, group=group)
         dist.destroy_process_group(group)

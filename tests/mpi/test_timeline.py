@@ -99,6 +99,8 @@ def test_another_clock_is_brought_in_line(world: World, path: Path, monkeypatch:
 def test_the_environment_asks_for_a_trace_of_the_whole_program(
     world: World, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    dist.destroy_process_group()  # whose calls may have differed in another test: such a group is only given up
+    dist.init_process_group()
     monkeypatch.setenv("MPIDDP_TIMELINE", str(path))
     one, two = dist.DistributedDataParallel(mlp()), dist.DistributedDataParallel(mlp())
     assert one.timeline is two.timeline is not None
