@@ -145,7 +145,7 @@ def expect_idle() -> None:
 def discard(given: ProcessGroup | None = None) -> None:
     """End a group, or all for None and the default group, without the other ranks, who would have to free it, too."""
     if given is not None and given is not _default:
-        _groups.pop(given, None)  # gone already if its end has told of calls that differ
+        del _groups[given]
         given.link.discard()
         return
     for each in _groups:
