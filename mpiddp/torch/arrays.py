@@ -29,21 +29,7 @@ _NUMPY = {
 }
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Return True if NumPy can view the tensor's memory as it is."""
-    return (
-        tensor.is_cpu
-        and tensor.dtype in _NUMPY
-        and tensor.is_contiguous()
-        and not (tensor.is_neg() or tensor.is_conj())
-        and tensor.data_ptr() != 0
-    )
-
-
-def unowned(tensor: torch.Tensor) -> Array:
-    """Return the memory of a plain tensor, flat; the caller keeps the tensor until the operation is over."""
-    memory: Any = MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
-    return np.frombuffer(memory, _NUMPY[tensor.dtype])
+_kept: list[Loan] = []
 
 
 class _Memory:
@@ -81,12 +67,14 @@ def as_tensor(array: Array) -> torch.Tensor:
 class Loan:
     """Tensors lent to one call as flat arrays; those that need a copy are copied back by `give_back`.
 
-    ``device``: None, or where the arrays are CuPy's; the call is then made under `cuda.on_stream`.
+    The host's arrays keep no tensor: the loan does. ``device``: None, or where the arrays are CuPy's; the call is then
+    made under `cuda.on_stream`.
     """
 
-    __slots__ = ("_copies", "_sums", "device")
+    __slots__ = ("_copies", "_lent", "_sums", "device")
 
     def __init__(self) -> None:
+        self._lent: list[torch.Tensor] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._sums: list[tuple[Array, int]] = []
         self.device: torch.device | None = None
@@ -97,14 +85,17 @@ class Loan:
 
     def input(self, tensor: torch.Tensor, *, moved: bool = False) -> Array:
         """Return the array of a tensor that is read only; ``moved``: its bytes will do."""
-        return self._flat(self._lent(tensor), moved)
+        x = self._plain(tensor)
+        return self._flat(self._usable(tensor), moved) if x is None else x
 
     def output(self, tensor: torch.Tensor, *, moved: bool = False, also: Sequence[torch.Tensor] = ()) -> Array:
         """Return the array of a tensor that is written to, and may be read before; ``moved``: its bytes will do.
 
         What is written goes to the tensors of ``also``, too.
         """
-        lent = self._lent(tensor)
+        if not also and (x := self._plain(tensor)) is not None:
+            return x
+        lent = self._usable(tensor)
         if lent.data_ptr() != tensor.data_ptr() or lent.device != tensor.device:
             self._copies.append((tensor, lent))
         self._copies += [(each, lent) for each in also]
@@ -128,8 +119,25 @@ class Loan:
             if lent.is_cuda:  # this stream may be another than that of the copy
                 lent.record_stream(torch.cuda.current_stream(lent.device))
         self._copies.clear()
+        self._lent.clear()
 
-    def _lent(self, tensor: torch.Tensor) -> torch.Tensor:
+    def keep(self) -> None:
+        """Keep the tensors of a call that has failed for good: something may still be on its way to them."""
+        _kept.append(self)
+
+    def _plain(self, tensor: torch.Tensor) -> Array | None:
+        """Return the memory of a tensor that NumPy can view as it is: soon, for 8 bytes. Else return None."""
+        dtype = _NUMPY.get(tensor.dtype)
+        if dtype is None or not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg() or tensor.is_conj():
+            return None
+        address = tensor.data_ptr()
+        if not address:
+            return None
+        self._lent.append(tensor)
+        memory: Any = MPI.buffer.fromaddress(address, tensor.nbytes)
+        return np.frombuffer(memory, dtype)
+
+    def _usable(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor, or a copy that is contiguous and in memory that NumPy or CuPy can view."""
         found = tensor.detach()
         if found.layout is not torch.strided:
@@ -141,6 +149,9 @@ class Loan:
         return found.resolve_conj().resolve_neg().contiguous()
 
     def _flat(self, lent: torch.Tensor, moved: bool) -> Array:
+        x = self._plain(lent)
+        if x is not None:
+            return x
         flat, dtype = lent.view(-1), None
         if lent.dtype not in _NUMPY and moved:
             flat = flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # a single element may have another stride

@@ -6,11 +6,11 @@ for. Nothing here starts MPI before ``init_process_group``.
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed
-from torch.distributed import _dist2
 from torch.distributed import distributed_c10d as c10d
 
 from . import rendezvous
@@ -26,7 +26,10 @@ def register() -> None:
     if torch.distributed.is_available() and NAME.upper() not in c10d.Backend._plugins:
         c10d.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         rendezvous.install()
-        _dist2.register_backend(NAME, _create_another)
+        with contextlib.suppress(ImportError):  # before torch 2.9, whose own import must not fail
+            from torch.distributed import _dist2
+
+            _dist2.register_backend(NAME, _create_another)
 
 
 def _create(options: Any, _: Any) -> Any:

@@ -48,6 +48,8 @@ def free(group: mpiddp.ProcessGroup) -> None:
     """End a group; unfinished operations, as after a timeout, are given up, as by torch's own backends."""
     try:
         mpiddp.destroy_process_group(group)
+    except mpiddp.MismatchError:
+        raise  # the group has ended
     except mpiddp.DistError as error:
         warnings.warn(f"{error}; they are given up", stacklevel=2)
         groups.discard(group)

@@ -8,11 +8,12 @@ the way of Gloo's: it starts at a group of C++, the twin of ours, whose overload
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -80,11 +81,12 @@ def entry(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             if work is not None:
                 work.kind = kind
             return work
-        _replace_kernels()
         before = _current.call
-        _current.call = _Call(self.twin, name, partial(function, self), _reduction((*args, *named.values())), kind)
+        op = _reduction((*args, *named.values()))
+        _current.call = _Call(self.twin, name, functools.partial(function, self), op, kind)
         try:
-            return getattr(self.twin, name)(*args, **named)
+            with _our_kernels(name):
+                return getattr(self.twin, name)(*args, **named)
         finally:
             _current.call = before
 
@@ -113,23 +115,44 @@ def _needs_dispatch(args: tuple[Any, ...]) -> bool:
     return False
 
 
-_library: torch.library.Library | None = None
+_lock = threading.Lock()
+_operations: dict[str, str] = {}
+"""The operation of ``torch.ops.c10d`` that each method has turned out to be."""
 
 
-def _replace_kernels() -> None:
-    """Make ours the kernels of c10d's operations: for other groups' calls they call torch's."""
-    global _library
-    if _library is not None:
-        return
-    _library = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of kernels that are overridden
-        for full_name in torch._C._dispatch_get_all_op_names():
-            schema = torch._C._get_schema(full_name, "") if full_name[:6] == "c10d::" else None
-            for key in ("CPU", "CUDA", "SparseCPU", "SparseCUDA") if ".Work" in str(schema) else ():
-                if torch._C._dispatch_has_kernel_for_dispatch_key(full_name, key):
-                    kernel = partial(_kernel, schema, torch.library.get_kernel(full_name, key))
-                    _library.impl(full_name[6:], kernel, key, with_keyset=True, allow_override=True)
+@contextlib.contextmanager
+def _our_kernels(name: str) -> Iterator[None]:
+    """Make ours the kernels of a method's operation, for this call only.
+
+    A kernel in Python holds the GIL when it hands another group's call on, and a thread of Gloo's that drops a tensor
+    wants the GIL under the lock that this call waits for.
+    """
+    with _lock:
+        kernels = _kernels()
+    library = torch.library.Library("c10d", "IMPL")
+    with contextlib.nullcontext() if name in _operations else warnings.catch_warnings():
+        if name not in _operations:
+            warnings.simplefilter("ignore")  # of kernels that are overridden
+        for operation, key, kernel in kernels:
+            if operation == _operations.get(name, operation):
+                library.impl(operation, kernel, key, with_keyset=True, allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@functools.cache
+def _kernels() -> list[tuple[str, str, Callable[..., Any]]]:
+    """Return operations, dispatch keys and our kernels, which know torch's: call it before ours are in place."""
+    found: list[tuple[str, str, Callable[..., Any]]] = []
+    for full_name in torch._C._dispatch_get_all_op_names():
+        schema = torch._C._get_schema(full_name, "") if full_name[:6] == "c10d::" else None
+        for key in ("CPU", "CUDA", "SparseCPU", "SparseCUDA") if ".Work" in str(schema) else ():
+            if torch._C._dispatch_has_kernel_for_dispatch_key(full_name, key):
+                kernel = functools.partial(_kernel, schema, torch.library.get_kernel(full_name, key))
+                found.append((full_name[6:], key, kernel))
+    return found
 
 
 def _kernel(schema: Any, original: Any, keyset: Any, *args: Any) -> Any:
@@ -138,6 +161,7 @@ def _kernel(schema: Any, original: Any, keyset: Any, *args: Any) -> Any:
     call = _current.call
     if call is None or c10d.ProcessGroup.unbox(values[place]) is not call.twin:
         return original.call_boxed(keyset, *values)
+    _operations[call.name] = schema.name[6:]
     positional = values[:place] if call.name != "barrier" else []  # torch makes a tensor for it
     options = SimpleNamespace(reduceOp=call.op)
     for argument, value in zip(schema.arguments[place + 1 :], values[place + 1 :], strict=True):

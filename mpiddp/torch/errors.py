@@ -48,8 +48,8 @@ def translated() -> Iterator[None]:
 
 
 def translate(error: Exception) -> Exception:
-    """Return torch's class of ``error``, with its text; torch's own errors and arrays that are wrong as they are."""
-    if isinstance(error, DistBackendError | errors.ArrayError | ArgumentError):
+    """Return torch's class of an error of mpiddp's, with its text; others and arrays that are wrong as they are."""
+    if not isinstance(error, RAISED) or isinstance(error, DistBackendError | errors.ArrayError | ArgumentError):
         return error
     if not isinstance(error, errors.DistError):
         return ArgumentError(str(error))

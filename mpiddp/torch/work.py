@@ -18,7 +18,7 @@ from torch.futures import Future
 from mpiddp.distributed import Work as MpiddpWork
 
 from .arrays import Loan
-from .errors import translated
+from .errors import translate
 
 _unfinished: set[Work] = set()
 # C++ may hold only its half of a Work, and asks the other again after its end.
@@ -97,14 +97,13 @@ class Work(torch.distributed.Work):
         if not self._done:
             limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
             try:
-                with translated():
-                    for work in self._works:
-                        work.wait(limit if limit and limit > 0 else self._timeout_s)
+                for work in self._works:
+                    work.wait(limit if limit and limit > 0 else self._timeout_s)
             except Exception as error:
                 self._finish(error)
-                raise
-            self._finish(None)
-        elif self._error is not None:
+            else:
+                self._finish(None)
+        if self._error is not None:
             raise self._error
         return True
 
@@ -114,12 +113,17 @@ class Work(torch.distributed.Work):
                 error = error or work.exception()  # type: ignore[assignment]
         if error is None:
             self._loan.give_back()
-        self._done, self._error = True, error
+        else:
+            self._loan.keep()
+            self._error = translate(error)
+            if self._error is not error:
+                self._error.__cause__ = error
+        self._done = True
         if self._future is not None:
-            self._complete(self._future, self._tensors, error)
+            self._complete(self._future, self._tensors, self._error)
         # Results belong to the caller, who may want their memory back.
         self._results = [weakref.ref(tensor) for tensor in self._tensors]
-        self._tensors = ()
+        self._tensors, self._works, self._future = (), (), None
         _unfinished.discard(self)
         _finished.append(self)
 
@@ -141,11 +145,6 @@ class Work(torch.distributed.Work):
         found = [each() for each in self._results] if self._done else self._tensors
         return [tensor for tensor in found if tensor is not None]
 
-    def source_rank(self) -> int:
-        return self._works[0].source_rank()
-
-    _source_rank = source_rank
-
     def _get_op_type(self) -> int:
         return self.kind
 
@@ -156,10 +155,12 @@ class Work(torch.distributed.Work):
         when Python waits for it; elsewhere it is complete, because C++ that waits lets nobody make progress.
         """
         in_backward = torch._C._current_graph_task_id() != -1
-        if self._future is None:
-            self._future = _Driven(self)
+        future = self._future
+        if future is None:
+            future = self._future = _Driven(self)
             if self._done:
-                self._complete(self._future, self.result(), self._error)
+                self._complete(future, self.result(), self._error)
+                self._future = None
             elif self.is_completed():
                 pass  # this has completed the future too
             elif in_backward:
@@ -168,7 +169,7 @@ class Work(torch.distributed.Work):
                 self._wait_quietly()
         if in_backward and self._error is not None:
             raise self._error  # DistributedDataParallel's C++ would look for a tensor in it
-        return self._future
+        return future
 
     def _wait_quietly(self) -> None:
         """Wait for the end; an error is the future's."""

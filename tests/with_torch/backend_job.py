@@ -4,9 +4,12 @@ import contextlib
 import functools
 import threading
 import time
+import types
 import warnings
+import weakref
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as functional
@@ -24,6 +27,8 @@ from torch.utils._pytree import tree_map_only
 import mpiddp
 import mpiddp.torch
 from mpiddp.shm.segment import find
+from mpiddp.torch.arrays import Loan
+from mpiddp.torch.work import Work
 
 DTYPES = (torch.uint8, torch.uint32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -127,6 +132,16 @@ def check_asynchronous(rank: int, size: int) -> None:
     future = dist.all_reduce(x := torch.ones(2), async_op=True).get_future()
     assert future.then(lambda found: found.value()[0].sum()).wait() == 2 * size
     assert (x == size).all()
+    for call in (
+        lambda x: dist.all_reduce(x, async_op=True),
+        lambda x: dist.all_gather_single(torch.empty(9 * size, dtype=x.dtype), x, async_op=True),
+    ):
+        for ask in (lambda work: None, lambda work: work.get_future()):
+            memory = weakref.ref(array := np.ones(9))
+            work = call(torch.from_numpy(array))
+            ask(work)
+            del array
+            assert work.wait() and memory() is None, "it is the program's again"
 
 
 def check_messages(rank: int, size: int) -> None:
@@ -177,6 +192,11 @@ def check_errors(rank: int, size: int) -> None:
             assert isinstance(error, mpiddp.MismatchError) and "all_reduce" in str(error)
         else:
             raise AssertionError("sizes differ")
+        ended = types.SimpleNamespace(
+            is_completed=lambda: True, exception=lambda: mpiddp.MismatchError("found by a poll")
+        )
+        work = Work([ended], (), Loan())
+        assert work.is_completed() and isinstance(work.exception(), dist.DistBackendError)
         dist.destroy_process_group()
         dist.init_process_group("mpiddp", timeout=timedelta(seconds=1))
         if rank == 0:
@@ -196,12 +216,18 @@ def check_errors(rank: int, size: int) -> None:
         if rank == 0:
             with contextlib.suppress(TimeoutError):
                 dist.all_reduce(torch.ones(2), group=part)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                dist.destroy_process_group(part)
+            assert "they are given up" in str(told[0].message), told
         else:
-            time.sleep(1)  # the end of the group is a call, too, which rank 0 would hear of
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            dist.destroy_process_group(part)
-        assert "they are given up" in str(told[0].message), told
+            time.sleep(1)  # else rank 0 hears of this call
+            try:
+                dist.destroy_process_group(part)
+            except dist.DistBackendError as error:
+                assert isinstance(error, mpiddp.MismatchError) and "all_reduce #1" in str(error)
+            else:
+                raise AssertionError("rank 0 has made another call")
         dist.barrier()
 
 
@@ -469,6 +495,8 @@ def check_watched(rank: int, size: int) -> None:
     dist.all_reduce(ones(2, device="meta"))
     dist.all_reduce(x := ones(2), group=_gloo())
     assert (x == size).all()
+    kernels = torch._C._dispatch_dump("c10d::allreduce_")
+    assert "mpiddp" not in kernels, f"Gloo would wait for its lock with the GIL in {kernels}"
 
 
 def check_resizable(rank: int, size: int) -> None:
