@@ -50,22 +50,20 @@ class GroupMonitor(Resource):
         """Calls have differed, and messages may be left that no rank receives."""
 
     def attach(self, link: Link) -> None:
-        """Publish the group's calls in memory of the node; collective."""
+        """Publish the group's calls, in memory of the node where ranks can share some; collective."""
         self._link = link
         link.own(self)
         self._job.liveness.register(link)
         if link.size == 1:
             return
         eager_bytes = eager.region_bytes(link)
+        memory = None
         if link.shares_memory:
             found: segment.Allocation = drive(segment.allocate(link.node, link, calls.REGION_BYTES + eager_bytes))
-            if found.memory is None:
-                return
-            self._calls = link.own(Calls(link, found.memory))
-            if eager_bytes:
-                self._eager = link.own(EagerBuffers(link, found.memory, calls.REGION_BYTES * link.size))
-        else:
-            self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES)))
+            memory = found.memory
+        self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES) if memory is None else memory))
+        if memory is not None and eager_bytes:
+            self._eager = link.own(EagerBuffers(link, memory, calls.REGION_BYTES * link.size))
         self._comparison = self._job.distant.watch(link, self._calls, self._be_told)
 
     def _be_told(self, error: MismatchError) -> None:

@@ -25,6 +25,7 @@ from mpiddp.errors import (
     EXIT_INTERRUPTED,
     EXIT_MISMATCH,
     EXIT_TIMEOUT,
+    DistError,
     DistTimeoutError,
     MismatchError,
     RankFailedError,
@@ -265,7 +266,7 @@ class Shutdown:
         self.stop: Callable[[], object]
         self._ended = False
         # MPI_Finalize first deletes COMM_SELF's attributes, while MPI still works.
-        key = MPI.Comm.Create_keyval(delete_fn=lambda *_: self())
+        key = MPI.Comm.Create_keyval(delete_fn=lambda *_: self._end_groups())
         MPI.COMM_SELF.Set_attr(key, self)
 
     def __call__(self) -> None:
@@ -283,6 +284,12 @@ class Shutdown:
             abort(lambda: interruption("its program has ended; ", None), EXIT_INTERRUPTED)
         marker.end(self.job.world.rank)
         self.stop()
+
+    def _end_groups(self) -> None:
+        """Let later calls raise, as a destructor's: MPI would end the process."""
+        self()
+        for link in self.job.liveness.links():
+            link.abort(DistError("MPI has been finalised"))
 
     def _wait(self, limit_s: float) -> bool:
         """Return False if a rank failed meanwhile."""

@@ -247,7 +247,7 @@ def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
     rank would keep them from returning. Without MPI_THREAD_MULTIPLE, finish what is pending, and call.
     """
     monitor = operation.members.monitor
-    threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    threads = not only_thread
     if pending and not threads:
         wait_for(finished, operation)
     if not (threads and (pending or monitor.survivable)):

@@ -102,6 +102,11 @@ for _ in range(3):
 from mpi4py import MPI
 time.sleep(rank)
 MPI.Finalize()
+for late in (lambda: dist.all_reduce(x), dist.barrier, lambda: dist.new_group([0])):
+    try: late()
+    except dist.DistError as error: assert "MPI has been finalised" in str(error)
+    else: raise AssertionError("a call went on")
+dist.destroy_process_group()
 """,
     "an exception at exit": """
 def last_words(): raise ValueError("boom")

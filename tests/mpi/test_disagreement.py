@@ -20,6 +20,7 @@ from mpiddp.shm import segment
 from mpiddp.shm.eager import EagerBuffers
 
 from .inputs import Op
+from .pretend import pretended_nodes
 
 pytestmark = pytest.mark.core
 
@@ -339,19 +340,34 @@ def test_agreement_of_the_algorithm_leaves_the_group_usable(world):
     dist.destroy_process_group(group)
 
 
-def test_without_shared_memory_it_is_off(world, monkeypatch):
-    def refuse(*_):
-        raise OSError(28, "No space left on device")
+def _refuse(*_):
+    raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(segment, "_populate", refuse)
+
+def test_without_shared_memory_a_node_does_not_compare(world, monkeypatch):
+    monkeypatch.setattr(segment, "_populate", _refuse)
     group = dist.new_group()
     monkeypatch.undo()
-    assert group.link.find(Calls) is None
+    assert group.link.find(EagerBuffers) is None
     x = ones()
     dist.all_reduce(x, group=group)
     dist.all_reduce(x, group=group, async_op=True).wait()
     assert (x == world.size**2).all()
     dist.destroy_process_group(group)
+
+
+def test_without_shared_memory_nodes_compare(world, monkeypatch):
+    if world.size < 3:
+        pytest.skip("no two ranks share a node")
+    monkeypatch.setattr(segment, "_populate", _refuse)
+    with pretended_nodes([rank % 2 for rank in range(world.size)]):
+        monkeypatch.undo()
+        if world.rank == 1:
+            dist.gather(ones(), dst=0)
+        with pytest.raises(dist.MismatchError, match=r"rank 0 calls all_reduce #1 .*rank 1 calls gather #1"):
+            dist.all_reduce(ones())
+        if world.rank != 1:  # no message is left behind
+            dist.gather(ones(), blocks(world.size) if world.rank == 0 else None, dst=0)
 
 
 def test_an_operation_that_finds_it_out_at_its_end_ends_once(world, monkeypatch):
