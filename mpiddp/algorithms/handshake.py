@@ -26,7 +26,7 @@ from mpiddp.typing import Array
 
 # Call; segment and offset; factor; history.
 _ENTRY = struct.Struct("<qQqqqqdq")
-SLOT_BYTES = 1 << 8
+SLOT_BYTES = 1 << 10
 """For a short array, in every handshake between nodes."""
 SLOT_START = _ENTRY.size
 ROW_BYTES = SLOT_START + SLOT_BYTES
