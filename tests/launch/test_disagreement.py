@@ -195,10 +195,11 @@ LAST = {
 def test_the_end_of_a_job_compares_its_last_calls(name):
     nodes, calls, texts = LAST[name]
     job = mpirun(3, f"{HEAD}\n{calls}\n", timeout_s=60, env={"MPIDDP_NODES": nodes})
-    # Open MPI 5.0.11's mpirun crashes in its libpmix after 6 of 100 such ends, when the ranks have said all.
-    codes = (111,) if "MPICH" in hosts.mpi_library() else (111, -signal.SIGSEGV)
-    assert job.rc in codes and job.seconds < 30, job
+    assert job.seconds < 30, job
     assert all(text in job.stderr for text in ["disagree: rank", *texts]), job
+    if job.rc == -signal.SIGSEGV and "Open MPI" in hosts.mpi_library():
+        pytest.xfail("mpirun itself has crashed, in libpmix: seen after 6 of 97 such ends with Open MPI 5.0.11")
+    assert job.rc == 111, job
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(at, marks=pytest.mark.long) for at in (1, 7, 13))])

@@ -35,7 +35,7 @@ def _nothing_is_left() -> Iterator[None]:
     gc.collect()
     end = time.monotonic() + 1
     while len(segment._by_number) != before and time.monotonic() < end:
-        time.sleep(0.01)  # the watchdog's thread may hold the test's frame, to tell another rank of this one
+        time.sleep(0.01)  # seen once; supposed, not shown: another thread still looks at the test's frame
         gc.collect()
     assert len(segment._by_number) == before, "a segment outlived its arrays"
     assert not files_that_stay(), "a file was left"
