@@ -75,9 +75,17 @@ def _future(work: Work | None) -> Future | None:
 def all_reduce_coalesced(
     tensors: Sequence[ArrayLike], op: ReduceOp = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
 ) -> Future | None:
-    """Reduce several arrays, ``tensors``, in place, by one all-reduce for each dtype.
+    """Reduce a list of arrays in place, by one all-reduce for each dtype.
 
-    With ``async_op`` it returns a `Future` of the list, not a `Work`.
+    With ``async_op`` it returns a `Future` of the list, not a `Work`. ``tensors`` have the same sizes and dtypes on all
+    ranks. `mpiddp.distributed` describes ``op``, ``group`` and the errors.
+
+    Examples
+    --------
+    >>> x, y = np.ones(2), np.ones(1, np.int64)
+    >>> dist.all_reduce_coalesced([x, y])
+    >>> x.tolist(), y.tolist()
+    ([2.0, 2.0], [2])
     """
     found = member(group, "all_reduce_coalesced")
     if found is None:
@@ -94,10 +102,17 @@ def all_gather_coalesced(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Future | None:
-    """Copy several arrays of every rank, ``input_tensor_list``, to all ranks.
+    """Copy the arrays in every rank's list to all ranks.
 
-    List r of ``output_tensor_lists`` gets those of rank r, and has their shapes. With ``async_op`` it returns a
-    `Future` of all outputs.
+    ``output_tensor_lists[r]`` gets the arrays in rank r's ``input_tensor_list``, and has their shapes and dtypes. With
+    ``async_op`` it returns a `Future` of all outputs. `mpiddp.distributed` describes ``group`` and the errors.
+
+    Examples
+    --------
+    >>> x = [[np.empty(1)], [np.empty(1)]]
+    >>> dist.all_gather_coalesced(x, [np.array([float(dist.get_rank())])])
+    >>> x[0][0].item(), x[1][0].item()
+    (0.0, 1.0)
     """
     name = "all_gather_coalesced"
     found = member(group, name)

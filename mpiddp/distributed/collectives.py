@@ -1,4 +1,7 @@
-"""Collectives on arrays: each checks its arguments, finds the plan of the call, and dispatches it."""
+"""Collectives on arrays. Each checks its arguments, finds the plan for arrays like these, and dispatches the call.
+
+The examples of this package show what two ranks print; the tests run them so, with ``import mpiddp as dist``.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,15 @@ def barrier(
     device_ids: object = None,
     timeout: timedelta | float | None = None,
 ) -> Work | None:
-    """Return when every rank of the group has called it; the timeout's error names the missing ranks."""
+    """Wait until every rank of the group has called it.
+
+    ``timeout`` is a `timedelta` or seconds; the `DistTimeoutError` names the ranks that are missing.
+    `mpiddp.distributed` describes the other arguments, and the errors.
+
+    Examples
+    --------
+    >>> dist.barrier(timeout=10)
+    """
     found = member(group, "barrier")
     if found is None:
         return None
@@ -51,7 +62,24 @@ def broadcast(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Copy ``tensor`` of rank ``src``, of equal shape and dtype on all ranks, into that of all others."""
+    """Copy the array of one rank into those of all others.
+
+    Parameters
+    ----------
+    tensor : array
+        Of the same shape and dtype on all ranks. Rank ``src`` may give a read-only one.
+    src, group_src : int
+        The rank that sends, as a global rank or as a rank of the group: one of the two.
+    group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.full(3, dist.get_rank())
+    >>> dist.broadcast(x, src=1)
+    >>> x.tolist()
+    [1, 1, 1]
+    """
     found = member(group, "broadcast")
     if found is None:
         return None
@@ -70,11 +98,26 @@ def all_reduce(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce ``tensor``, of equal shape and dtype on all ranks, in place, to the same bits on every rank.
+    """Reduce the arrays of all ranks elementwise, in place. Every rank gets the same bits.
+
+    Parameters
+    ----------
+    tensor : array
+        Of the same shape and dtype on all ranks.
+    op : ReduceOp
+        ``SUM`` by default. ``AVG`` and ``PREMUL_SUM`` take floats and complex numbers.
+    group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
 
     Examples
     --------
-    >>> dist.all_reduce(gradient, op=dist.ReduceOp.AVG)  # doctest: +SKIP
+    >>> x = np.array([1.0, dist.get_rank()])
+    >>> dist.all_reduce(x)
+    >>> x.tolist()
+    [2.0, 1.0]
+    >>> work = dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True)
+    >>> work.wait()
+    True
     """
     found = member(group, "all_reduce")
     if found is None:
@@ -86,7 +129,7 @@ def all_reduce(
 
 
 def all_reduce_bucket(x: Array, op: ReduceOp, group: ProcessGroup, index: int) -> Work:
-    """Begin the all-reduce of a bucket, which errors and logs name."""
+    """Begin the all-reduce of DDP's bucket number ``index``; errors and logs name the bucket."""
     name = planning.bucket_name(index)
     member(group, name)
     key = (name, None, op, x.dtype, x.shape, type(x))
@@ -106,9 +149,23 @@ def reduce(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce ``tensor``, of equal shape and dtype on all ranks, into that of rank ``dst``.
+    """Reduce the arrays of all ranks elementwise into that of one rank. The others' arrays stay as they are.
 
-    Others' are unchanged; torch's Gloo and NCCL leave partial sums.
+    Parameters
+    ----------
+    tensor : array
+        Of the same shape and dtype on all ranks. Ranks other than ``dst`` may give a read-only one.
+    dst, group_dst : int
+        The rank that gets the result, as a global rank or as a rank of the group: one of the two.
+    op, group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.ones(2)
+    >>> dist.reduce(x, dst=0)
+    >>> x.tolist() == ([2.0, 2.0] if dist.get_rank() == 0 else [1.0, 1.0])
+    True
     """
     found = member(group, "reduce")
     if found is None:
@@ -139,14 +196,23 @@ def all_gather_single(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Copy every rank's array, in rank order, into one array on all ranks.
+    """Copy the arrays of all ranks, in rank order, into one array on every rank.
 
     Parameters
     ----------
     output_tensor : array
-        Shape ``(size * n, ...)`` or ``(size, n, ...)``.
+        Of shape ``(size * n, ...)`` or ``(size, n, ...)``, where ``size`` is the number of ranks.
     input_tensor : array
-        Shape ``(n, ...)``, equal on all ranks.
+        Of shape ``(n, ...)``, the same on all ranks, and of the dtype of ``output_tensor``.
+    group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.empty((2, 3))
+    >>> dist.all_gather_single(x, np.full(3, float(dist.get_rank())))
+    >>> x.tolist()
+    [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
     """
     found = member(group, "all_gather_single")
     if found is None:
@@ -173,14 +239,23 @@ def reduce_scatter_single(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce arrays of ``size`` blocks, block r into rank r's output.
+    """Reduce the arrays of all ranks elementwise, and give block r of the result to rank r.
 
     Parameters
     ----------
     output : array
-        Shape ``(n, ...)``, equal on all ranks.
+        Of shape ``(n, ...)``, the same on all ranks.
     input : array
-        Shape ``(size * n, ...)`` or ``(size, n, ...)``.
+        Of shape ``(size * n, ...)`` or ``(size, n, ...)``, where ``size`` is the number of ranks.
+    op, group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.empty(1)
+    >>> dist.reduce_scatter_single(x, np.array([10.0, 20.0]))
+    >>> x.item() == (20.0 if dist.get_rank() == 0 else 40.0)
+    True
     """
     found = member(group, "reduce_scatter_single")
     if found is None:
@@ -207,7 +282,24 @@ def reduce_scatter(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce array r of ``input_list`` over all ranks into rank r's ``output``; all have one shape and dtype."""
+    """Reduce array r of every rank's list into the array of rank r.
+
+    Parameters
+    ----------
+    output : array
+        Of one shape and dtype on all ranks.
+    input_list : sequence of arrays
+        One for each rank, each of the shape and dtype of ``output``.
+    op, group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.empty(1)
+    >>> dist.reduce_scatter(x, [np.array([10.0]), np.array([20.0])])
+    >>> x.item() == (20.0 if dist.get_rank() == 0 else 40.0)
+    True
+    """
     found = member(group, "reduce_scatter")
     if found is None:
         return None
@@ -237,7 +329,7 @@ def _move(
     layout: str = "",
     algorithm: str = "",
 ) -> Work | None:
-    """Dispatch an operation that only moves data."""
+    """Dispatch an operation that moves data without reducing it."""
     if len(outputs) > 1:
         expect_apart(outputs, name)
     arrays = (*outputs, *inputs)
@@ -248,9 +340,23 @@ def _move(
 def all_gather(
     tensor_list: Sequence[ArrayLike], tensor: ArrayLike, group: GroupLike = None, async_op: bool = False
 ) -> Work | None:
-    """Copy every rank's ``tensor`` to all ranks, rank r's into array r of ``tensor_list``.
+    """Copy the array of every rank into the lists of all ranks.
 
-    Shapes may differ between ranks, in torch on NCCL only.
+    Parameters
+    ----------
+    tensor_list : sequence of arrays
+        One for each rank. Array r has the shape and dtype of rank r's ``tensor``, and they share no memory.
+    tensor : array
+        Shapes may differ between ranks; torch allows that on NCCL only.
+    group, async_op
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = [np.empty(1), np.empty(2)]
+    >>> dist.all_gather(x, np.full(dist.get_rank() + 1, 7.0))
+    >>> [each.tolist() for each in x]
+    [[7.0], [7.0, 7.0]]
     """
     found = member(group, "all_gather")
     if found is None:
@@ -280,7 +386,26 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Copy every rank's ``tensor``, of any shape, to rank ``dst``, rank r's into array r of its ``gather_list``."""
+    """Copy the array of every rank into the list of one rank.
+
+    Parameters
+    ----------
+    tensor : array
+        Shapes may differ between ranks.
+    gather_list : sequence of arrays, optional
+        On rank ``dst``, and there alone: array r has the shape and dtype of rank r's ``tensor``.
+    dst, group_dst : int, default 0
+        The rank that gets the arrays, as a global rank or as a rank of the group.
+    group, async_op
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = [np.empty(1), np.empty(1)] if dist.get_rank() == 0 else None
+    >>> dist.gather(np.array([float(dist.get_rank())]), x, dst=0)
+    >>> x is None or [each.item() for each in x] == [0.0, 1.0]
+    True
+    """
     found = member(group, "gather")
     if found is None:
         return None
@@ -300,7 +425,26 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Copy array r of rank ``src``'s ``scatter_list``, of any shape, into rank r's ``tensor``."""
+    """Copy array r of one rank's list into the array of rank r.
+
+    Parameters
+    ----------
+    tensor : array
+        Shapes may differ between ranks.
+    scatter_list : sequence of arrays, optional
+        On rank ``src``, and there alone: array r has the shape and dtype of rank r's ``tensor``.
+    src, group_src : int, default 0
+        The rank that sends, as a global rank or as a rank of the group.
+    group, async_op
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.empty(1)
+    >>> dist.scatter(x, [np.zeros(1), np.ones(1)] if dist.get_rank() == 0 else None, src=0)
+    >>> x.item() == dist.get_rank()
+    True
+    """
     found = member(group, "scatter")
     if found is None:
         return None
@@ -320,9 +464,23 @@ def all_to_all(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy rank r's ``input_tensor_list[s]`` into rank s's ``output_tensor_list[r]``.
+    """Send one array to every rank, and receive one from every rank.
 
-    ``output_tensor_list`` and ``input_tensor_list`` have one array for each rank, of one dtype and any shapes.
+    Parameters
+    ----------
+    output_tensor_list : sequence of arrays
+        Array r has the shape of what rank r sends to this rank. They share no memory.
+    input_tensor_list : sequence of arrays
+        Array r goes to rank r. Shapes may differ; all arrays have one dtype.
+    group, async_op
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x, y = [np.empty(1), np.empty(1)], [np.array([10.0 * dist.get_rank() + to]) for to in (0, 1)]
+    >>> dist.all_to_all(x, y)
+    >>> [each.item() for each in x] == [dist.get_rank(), 10.0 + dist.get_rank()]
+    True
     """
     found = member(group, "all_to_all")
     if found is None:
@@ -345,12 +503,23 @@ def all_to_all_single(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Send block r of ``input`` to rank r, and join the blocks received in ``output``.
+    """Send one block of rows to every rank, and join the blocks that arrive in rank order.
 
     Parameters
     ----------
+    output, input : array
+        Of one dtype; the first dimension is cut into a block for each rank.
     output_split_sizes, input_split_sizes : sequence of int, optional
-        Rows from and to each rank; equal blocks by default. ValueError if they do not fit the first dimension.
+        The number of rows from and to each rank. Blocks are equal by default. ValueError if they do not add up.
+    group, async_op
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.empty(2)
+    >>> dist.all_to_all_single(x, 10.0 * dist.get_rank() + np.arange(2.0))
+    >>> x.tolist() == [dist.get_rank(), 10.0 + dist.get_rank()]
+    True
     """
     found = member(group, "all_to_all_single")
     if found is None:

@@ -26,12 +26,14 @@ _PASSED, _FAILED = 1, 0
 def monitored_barrier(
     group: GroupLike = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Return when every rank has called it, or name those that have not.
+    """Wait until every rank has called it, and name those that have not when the time is up.
 
     Parameters
     ----------
+    group : ProcessGroup, optional
+        All ranks by default.
     timeout : timedelta or float, optional
-        Rank 0's limit.
+        The limit, in seconds; rank 0's counts. By default the group's.
     wait_all_ranks : bool, default False
         Name all missing ranks, instead of the first.
 
@@ -39,6 +41,10 @@ def monitored_barrier(
     ------
     DistTimeoutError
         On rank 0, with the missing ranks; elsewhere with a pointer to rank 0.
+
+    Examples
+    --------
+    >>> dist.monitored_barrier(timeout=10)
     """
     found = member(group, "monitored_barrier")
     if found is None:

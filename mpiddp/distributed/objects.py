@@ -1,6 +1,6 @@
-"""Collectives and point to point on Python objects, by pickle.
+"""Collectives and messages of Python objects, by pickle.
 
-Unpickling runs what the sender wrote: objects come from ranks of this job only.
+Unpickling can run any code that the sender wants; the senders are ranks of this job only.
 """
 
 from __future__ import annotations
@@ -60,7 +60,18 @@ def _scatter(link: Link, parts: Sequence[Array] | None, root: int) -> Steps:
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
-    """Put every rank's ``obj`` into ``object_list``, rank r's at r; IndexError if it is shorter than the group."""
+    """Put the objects of all ranks into the lists of all ranks.
+
+    ``object_list[r]`` becomes rank r's ``obj``. IndexError if the list is shorter than the group. `mpiddp.distributed`
+    describes ``group`` and the other errors.
+
+    Examples
+    --------
+    >>> x = [None, None]
+    >>> dist.all_gather_object(x, {"rank": dist.get_rank()})
+    >>> x
+    [{'rank': 0}, {'rank': 1}]
+    """
     found = member(group, "all_gather_object")
     if found is None:
         return
@@ -84,9 +95,18 @@ def gather_object(
     group: GroupLike = None,
     group_dst: int | None = None,
 ) -> None:
-    """Put every rank's ``obj`` into the list of rank ``dst``, rank r's at r.
+    """Put the objects of all ranks into the list of one rank.
 
-    ``object_gather_list`` is given on ``dst`` only, else ValueError; IndexError if too short.
+    ``object_gather_list[r]`` becomes rank r's ``obj``. Rank ``dst`` gives the list, and no other rank: else ValueError.
+    IndexError if it is shorter than the group. ``dst`` is a global rank, ``group_dst`` a rank of the group; 0 by
+    default. `mpiddp.distributed` describes ``group`` and the other errors.
+
+    Examples
+    --------
+    >>> x = [None, None] if dist.get_rank() == 0 else None
+    >>> dist.gather_object(f"hello from {dist.get_rank()}", x)
+    >>> x is None or x == ["hello from 0", "hello from 1"]
+    True
     """
     found = member(group, "gather_object")
     if found is None:
@@ -107,9 +127,17 @@ def broadcast_object_list(
     device: object = None,
     group_src: int | None = None,
 ) -> None:
-    """Copy the objects of rank ``src`` into every rank's ``object_list``.
+    """Copy the objects in one rank's list into the lists of all ranks.
 
-    ValueError if its length is not that of ``src`` (torch: EOFError).
+    ValueError if ``object_list`` has another length than that of the sender. ``src`` is a global rank, ``group_src`` a
+    rank of the group: one of the two. `mpiddp.distributed` describes ``group`` and the other errors.
+
+    Examples
+    --------
+    >>> x = [{"lr": 0.1}, "cosine"] if dist.get_rank() == 0 else [None, None]
+    >>> dist.broadcast_object_list(x, src=0)
+    >>> x
+    [{'lr': 0.1}, 'cosine']
     """
     found = member(group, "broadcast_object_list")
     if found is None:
@@ -136,9 +164,18 @@ def scatter_object_list(
     group: GroupLike = None,
     group_src: int | None = None,
 ) -> None:
-    """Give object r of rank ``src``'s ``scatter_object_input_list`` to rank r.
+    """Give object r of one rank's list to rank r.
 
-    It becomes the first of ``scatter_object_output_list``.
+    It replaces the first element of ``scatter_object_output_list``, a list of at least one element.
+    ``scatter_object_input_list`` has one object for each rank; only the sender's counts. ``src`` is a global rank,
+    ``group_src`` a rank of the group; 0 by default. `mpiddp.distributed` describes ``group`` and the errors.
+
+    Examples
+    --------
+    >>> x = [None]
+    >>> dist.scatter_object_list(x, ["a", "b"] if dist.get_rank() == 0 else None)
+    >>> x[0] == "ab"[dist.get_rank()]
+    True
     """
     found = member(group, "scatter_object_list")
     if found is None:
@@ -165,7 +202,21 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """Send objects, ``object_list``, to another's `recv_object_list`."""
+    """Send a list of objects to another rank, which calls `recv_object_list`.
+
+    ``dst`` is a global rank, ``group_dst`` a rank of the group: one of the two. `mpiddp.distributed` describes
+    ``group`` and the errors.
+
+    Examples
+    --------
+    >>> x = ["weights", 3] if dist.get_rank() == 0 else [None, None]
+    >>> if dist.get_rank() == 0:
+    ...     dist.send_object_list(x, dst=1)
+    ... else:
+    ...     sender = dist.recv_object_list(x, src=0)
+    >>> x
+    ['weights', 3]
+    """
     found = member(group, "send_object_list")
     if found is None:
         return
@@ -183,9 +234,11 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """Receive the objects of `send_object_list`; return the sender's global rank.
+    """Receive the objects that another rank sends by `send_object_list`; return the sender's global rank.
 
-    ValueError if its list is not as long as ``object_list``.
+    ValueError if the sender's list is not as long as ``object_list``. ``src`` is a global rank, ``group_src`` a rank of
+    the group; any rank by default. `mpiddp.distributed` describes ``group`` and the other errors. `send_object_list`
+    has an example.
     """
     found = member(group, "recv_object_list")
     if found is None:
@@ -198,6 +251,6 @@ def recv_object_list(
     recv(memory, src=sender, group=found)
     received = pickle.loads(memory.data)
     if len(received) != len(object_list):
-        raise ValueError(f"rank {sender} sent {len(received)} objects, object_list has {len(object_list)} places")
+        raise ValueError(f"rank {sender} sent {len(received)} objects, object_list has {len(object_list)} elements")
     object_list[:] = received
     return sender

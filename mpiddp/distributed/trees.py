@@ -72,7 +72,8 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
 
     Examples
     --------
-    >>> gradients = dist.tree_all_reduce(gradients, dist.ReduceOp.AVG)  # doctest: +SKIP
+    >>> dist.tree_all_reduce({"weight": np.ones((1, 2)), "steps": 3})["weight"].tolist()
+    [[2.0, 2.0]]
     """
     found = member(group, "tree_all_reduce")
     if found is None:
