@@ -101,6 +101,12 @@ def is_torchelastic_launched() -> bool:
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return whether a backend can be used; ``backend`` is its name, in upper or lower case."""
+    """Return whether a backend can be used; ``backend`` is its name, in upper or lower case.
+
+    Examples
+    --------
+    >>> is_backend_available("MPI"), is_backend_available("gloo")
+    (True, False)
+    """
     name = backend.lower()
     return name == Backend.MPI or (name == Backend.NCCL and is_nccl_available())

@@ -283,7 +283,8 @@ def init_device_mesh(
     """Arrange all ranks in a mesh, in row-major order.
 
     The product of ``mesh_shape`` is the number of ranks, else RuntimeError; torch also takes a smaller one, as
-    `DeviceMesh` does here. ``device_type`` and ``mesh_dim_names`` are those of `DeviceMesh`.
+    `DeviceMesh` does here. ``device_type`` and ``mesh_dim_names`` are those of `DeviceMesh`; ``backend_override`` has
+    no effect.
 
     Examples
     --------

@@ -214,7 +214,13 @@ def get_rank(group: GroupLike = None) -> int:
 
 
 def get_world_size(group: GroupLike = None) -> int:
-    """Return the number of ranks in a group; -1 on a rank that is no member. Errors are those of `get_rank`."""
+    """Return the number of ranks in a group; -1 on a rank that is no member. Errors are those of `get_rank`.
+
+    Examples
+    --------
+    >>> dist.get_world_size()
+    2
+    """
     found = resolve(group)
     return -1 if found is None else found.link.size
 
@@ -228,7 +234,7 @@ def known(given: GroupLike) -> ProcessGroup:
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """Return the rank in ``group`` of a global rank; ValueError if it is no member.
+    """Return the rank in ``group`` of ``global_rank``; ValueError if it is no member.
 
     Examples
     --------

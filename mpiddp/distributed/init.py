@@ -211,7 +211,13 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_backend(group: GroupLike = None) -> str:
-    """Return "nccl" if the group sends arrays on GPUs by NCCL, else "mpi"; ValueError on a rank that is no member."""
+    """Return "nccl" if the group sends arrays on GPUs by NCCL, else "mpi"; ValueError on a rank that is no member.
+
+    Examples
+    --------
+    >>> dist.get_backend()
+    'mpi'
+    """
     return backends.backend_of(groups.known(group).link)
 
 

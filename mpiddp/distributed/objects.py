@@ -202,7 +202,7 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """Send a list of objects to another rank, which calls `recv_object_list`.
+    """Send the objects in ``object_list`` to another rank, which calls `recv_object_list`.
 
     ``dst`` is a global rank, ``group_dst`` a rank of the group: one of the two. `mpiddp.distributed` describes
     ``group`` and the errors.
@@ -237,8 +237,15 @@ def recv_object_list(
     """Receive the objects that another rank sends by `send_object_list`; return the sender's global rank.
 
     ValueError if the sender's list is not as long as ``object_list``. ``src`` is a global rank, ``group_src`` a rank of
-    the group; any rank by default. `mpiddp.distributed` describes ``group`` and the other errors. `send_object_list`
-    has an example.
+    the group; any rank by default. `mpiddp.distributed` describes ``group`` and the other errors.
+
+    Examples
+    --------
+    >>> x = [None]
+    >>> if dist.get_rank() == 0:
+    ...     dist.send_object_list([{"lr": 0.1}], dst=1)
+    ... else:
+    ...     assert dist.recv_object_list(x) == 0 and x == [{"lr": 0.1}]
     """
     found = member(group, "recv_object_list")
     if found is None:

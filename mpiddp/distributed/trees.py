@@ -65,6 +65,9 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
         Nested dicts, lists, tuples and named tuples, and containers known to an imported JAX; leaves are arrays and
         numbers; None stays None. Keys, in any order, shapes and dtypes are equal on all ranks.
 
+    op, group
+        See `mpiddp.distributed`, also for the errors.
+
     Returns
     -------
     any

@@ -128,7 +128,17 @@ def call_logged(callback: Callable[[Future], object], future: Future) -> None:
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """Return a future of the list ``futures``, set when all have ended, also those with errors."""
+    """Return a future of the list ``futures``, set when all have ended, also those with errors.
+
+    Examples
+    --------
+    >>> one, two = Future(), Future()
+    >>> both = collect_all([one, two])
+    >>> one.set_result(1), two.set_result(2)
+    (None, None)
+    >>> [each.value() for each in both.wait()]
+    [1, 2]
+    """
     outcome = Future()
     left = len(futures)
     lock = threading.Lock()
@@ -158,5 +168,13 @@ def collect_all(futures: Sequence[Future]) -> Future:
 
 
 def wait_all(futures: Sequence[Future]) -> list[Any]:
-    """Wait for all ``futures``; return their values, or raise the first error."""
+    """Wait for all ``futures``; return their values, or raise the first error.
+
+    Examples
+    --------
+    >>> future = Future()
+    >>> future.set_result(3)
+    >>> wait_all([future])
+    [3]
+    """
     return [each.wait() for each in collect_all(futures).wait()]

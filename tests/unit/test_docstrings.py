@@ -13,12 +13,14 @@ import pytest
 
 import mpiddp
 
+ELSEWHERE = ("mpiddp.torch", "mpiddp.bench.with_torch", "mpiddp.distributed")
+"""What needs torch, and mpiddp.distributed, whose examples run on ranks."""
+
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(mpiddp.__path__, "mpiddp.")
-    if not module.name.startswith(("mpiddp.torch", "mpiddp.bench.with_torch")) and not module.name.endswith("__main__")
+    if not module.name.startswith(ELSEWHERE) and not module.name.endswith("__main__")
 ]
-"""All but those that need torch; examples that need several ranks are marked to be skipped."""
 
 
 @pytest.mark.parametrize("name", MODULES)
