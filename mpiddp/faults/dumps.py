@@ -28,7 +28,7 @@ from typing import Any
 from mpiddp import settings
 from mpiddp.mpi import recorder
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.recorder import Recorded, Signature
+from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.world import World
 
 from .liveness import Liveness, Tag
@@ -86,9 +86,6 @@ _DTYPES = {
 
 def torch_name(name: str) -> str:
     """Return torch's name, or "barrier" for an operation that torch has not."""
-    name = name.partition(" by ")[0]
-    if "DDP bucket" in name:
-        return "all_reduce"
     return name if name in _SAME else _NAMES.get(name, "barrier")
 
 
@@ -155,13 +152,14 @@ class Dumps:
         return False
 
     def contents(self, reason: str) -> dict[str, Any]:
-        entries, began = [each for each in list(recorder.ring) if each[0][0] in recorder.groups], recorder.collectives()
+        entries, began = recorder.entries(), recorder.collectives()
+        entries = [each for each in entries if each.members.number in recorder.groups]
         own_ns = time.time_ns() - time.monotonic_ns()
         links = [each.link for each in tuple(recorder.groups.values()) if each.link is not None]
-        scheduled = {id(entry) for link in links for entry in link.queue.behind_the_head() if entry is not None}
+        scheduled = {id(entry) for link in links for entry in link.queue.behind_the_head()}
         whole = len(entries) < recorder.SIZE
         of_group = Counter[str]()
-        record = began - sum(entry[0][2] is not None for entry in entries)
+        record = began - sum(entry.call.record is not None for entry in entries)
         listed, messages, config = [], [], {_uid(number): _config(group) for number, group in _groups(entries)}
         for entry in entries:
             found = self._entry(entry, own_ns, id(entry) in scheduled)
@@ -192,25 +190,25 @@ class Dumps:
             "mpiddp": own | {"reason": reason, "time_ns": time.time_ns(), "messages": messages},
         }
 
-    def _entry(self, entry: Recorded, own_ns: int, scheduled: bool) -> dict[str, Any]:
-        fields, number, code, offset, start, end = entry
-        signature, group = Signature(*fields), recorder.groups[fields[0]]
-        is_message = signature.call is None
+    def _entry(self, entry: Operation, own_ns: int, scheduled: bool) -> dict[str, Any]:
+        call, number, code, end = entry.call, entry.number, entry.code, entry.end
+        group = recorder.groups[entry.members.number]
+        is_message = call.record is None
         state = "completed" if end else "scheduled" if scheduled else "started"
-        start_ns, end_ns = int(start * 1e9) + own_ns, int(end * 1e9) + own_ns if end else None
-        name = torch_name(signature.name)
-        sizes = [_sizes(signature, name, signature.input_shape), _sizes(signature, name, signature.output_shape)]
-        dtypes = [] if signature.dtype is None or name == "barrier" else [_DTYPES.get(str(signature.dtype), "Byte")]
+        start_ns, end_ns = int(entry.start * 1e9) + own_ns, int(end * 1e9) + own_ns if end else None
+        name = torch_name(call.operation)
+        sizes = [_sizes(call, name, call.input_shape), _sizes(call, name, call.output_shape)]
+        dtypes = [] if call.dtype is None or name == "barrier" else [_DTYPES.get(str(call.dtype), "Byte")]
         own = {
-            "name": signature.name,
-            "text": _text(signature, number),
-            "call": None if is_message else [signature.call.kind >> 1, signature.call.length, signature.call.root],
-            "peers": None if signature.peers is None else list(signature.peers),
-            "tag": signature.tag,
+            "name": call.name,
+            "text": _text(call, number),
+            "call": None if is_message else [call.record.kind >> 1, call.record.length, call.record.root],
+            "peers": None if call.peers is None else list(call.peers),
+            "tag": call.tag or 0,
         }
         return {
-            "pg_id": signature.group & 0xFFFFFFFF,
-            "process_group": (_uid(signature.group), group.description),
+            "pg_id": entry.members.number & 0xFFFFFFFF,
+            "process_group": (_uid(entry.members.number), group.description),
             "collective_seq_id": 0 if is_message else number,
             "p2p_seq_id": number if is_message else 0,
             "op_id": number,
@@ -230,28 +228,28 @@ class Dumps:
                 {
                     "name": code.co_name,
                     "filename": code.co_filename,
-                    "line": recorder.line_number(code, offset),
+                    "line": recorder.line_number(code, entry.offset),
                 }
             ],
             "mpiddp": own,
         }
 
-    def _pair(self, entry: Recorded) -> tuple[str, list[int], str] | None:
-        signature = Signature(*entry[0])
-        name = signature.name.removeprefix("i")
-        if name not in ("send", "recv") or signature.peers is None or len(signature.peers) != 1:
+    def _pair(self, entry: Operation) -> tuple[str, list[int], str] | None:
+        call = entry.call
+        name = call.operation.removeprefix("i")
+        if name not in ("send", "recv") or call.peers is None or len(call.peers) != 1:
             return None
-        source, target = (self._rank, signature.peers[0]) if name == "send" else (signature.peers[0], self._rank)
+        source, target = (self._rank, call.peers[0]) if name == "send" else (call.peers[0], self._rank)
         if source == target:
             return None
         ranks = sorted((source, target))
         first, second = (ranks.index(source), ranks.index(target))
         profiled = f"send {first}->{second}" if name == "send" else f"recv {second}<-{first}"
-        return f"{_uid(signature.group)} {source}->{target} tag {signature.tag}", ranks, profiled
+        return f"{_uid(entry.members.number)} {source}->{target} tag {call.tag}", ranks, profiled
 
 
-def _groups(entries: Sequence[Recorded]) -> list[tuple[int, recorder.Group]]:
-    held = {entry[0][0] for entry in entries}
+def _groups(entries: Sequence[Operation]) -> list[tuple[int, recorder.Group]]:
+    held = {entry.members.number for entry in entries}
     return [(number, each) for number, each in recorder.groups.items() if each.link is not None or number in held]
 
 
@@ -278,18 +276,18 @@ def _status(entries: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     return status
 
 
-def _sizes(signature: Signature, name: str, shape: tuple[int, ...] | None) -> list[list[int]]:
-    known = shape is not None and name not in _UNEQUAL and not signature.name.endswith(("_object", "_object_list"))
-    if known and signature.call is not None and signature.name == "all_gather" and signature.call.kind >> 17 & 0x7FFF:
+def _sizes(call: Call, name: str, shape: tuple[int, ...] | None) -> list[list[int]]:
+    known = shape is not None and name not in _UNEQUAL
+    if known and call.record is not None and call.name == "all_gather" and call.record.kind >> 17 & 0x7FFF:
         known = False  # the ranks' shapes differ
     return [list(shape)] if known and shape is not None else [[0]]
 
 
-def _text(signature: Signature, number: int) -> str:
-    if signature.call is not None:
-        return str(signature.call.text(number))
-    kind = "" if signature.dtype is None else f" of {signature.dtype} {signature.input_shape}"
-    if signature.peers is None or not signature.name.endswith(("send", "recv")):
-        return f"{signature.name}{kind}"
-    who = f"rank {signature.peers[0]}" if len(signature.peers) == 1 else "any rank"
-    return f"{signature.name}{kind} {'to' if 'send' in signature.name else 'from'} {who} with tag {signature.tag}"
+def _text(call: Call, number: int) -> str:
+    if call.record is not None:
+        return str(call.record.text(number))
+    kind = "" if call.dtype is None else f" of {call.dtype} {call.input_shape}"
+    if call.peers is None or call.tag is None:
+        return f"{call.name}{kind}"
+    who = f"rank {call.peers[0]}" if len(call.peers) == 1 else "any rank"
+    return f"{call.name}{kind} {'to' if 'send' in call.name else 'from'} {who} with tag {call.tag}"

@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 from mpiddp.errors import DistTimeoutError
 
 from .lazy import MPI
-from .operation import Operation, new_operation, waiting
+from .operation import Operation, waiting
 
 T = TypeVar("T")
 
@@ -174,7 +174,7 @@ _POLLS_PER_CHECK = 64
 def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -> bool:
     """Poll until ``done()`` is true; return False if it is not after ``limit_s`` seconds."""
     monitor = operation.members.monitor
-    began = begin_wait(_limited(operation))
+    began = begin_wait(operation.as_limited())
     polls, deadline = 0, time.monotonic() + limit_s
     try:
         while not done():
@@ -194,11 +194,6 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
         raise
     finally:
         end_wait(*began)
-
-
-def _limited(operation: Operation) -> Operation:
-    """Return the operation marked as one whose waiter watches the clock, so that the watchdog does not end the job."""
-    return new_operation(Operation, (*operation[:4], True, *operation[5:]))
 
 
 def matched_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
@@ -241,7 +236,7 @@ def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
 
     Asking them takes a moment. Other ranks that ask meanwhile see this wait.
     """
-    began = begin_wait(_limited(operation))
+    began = begin_wait(operation.as_limited())
     try:
         reason = operation.members.monitor.explain(operation)
     finally:

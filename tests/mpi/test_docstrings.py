@@ -21,7 +21,7 @@ IN_COMMON = set(re.findall(r"``(\w+)``", distributed.__doc__))
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", ["mpiddp.distributed", *MODULES])
+@pytest.mark.parametrize("name", ["mpiddp.distributed", "mpiddp.mpi.work", *MODULES])
 def test_examples_give_what_they_show(name):
     before = dist.distributed.groups.doomed()
     names = {"dist": dist, "np": np}

@@ -13,8 +13,8 @@ import pytest
 
 import mpiddp
 
-ELSEWHERE = ("mpiddp.torch", "mpiddp.bench.with_torch", "mpiddp.distributed")
-"""What needs torch, and mpiddp.distributed, whose examples run on ranks."""
+ELSEWHERE = ("mpiddp.torch", "mpiddp.bench.with_torch", "mpiddp.distributed", "mpiddp.mpi.work")
+"""What needs torch, and examples that run on ranks: see test_docstrings of tests/mpi."""
 
 MODULES = [
     module.name
