@@ -8,11 +8,12 @@ from typing import Any
 from mpiddp.faults import monitor
 from mpiddp.faults.shutdown import time_limit
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.requests import run_in_thread
 
 from . import groups, init
 from .backends import backend_of
+from .dispatch import calling
 from .groups import GroupLike, ProcessGroup, default_group
 from .new_groups import among, checked_ranks
 
@@ -83,6 +84,5 @@ def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
     """Make a communicator; collective over the remaining ranks."""
     left = [rank for rank in range(old.size()) if rank not in excluded]
     others = tuple(old.link.ranks[rank] for rank in left if rank != old.rank())
-    old.link.message_count += 1
-    operation = Operation("shrink_group", old.link.members, peers=others, number=old.link.message_count)
-    return run_in_thread(lambda: among(old.link.later, left), operation)
+    with calling(old, Call(old.link.members, "shrink_group", peers=others)) as operation:
+        return run_in_thread(lambda: among(old.link.later, left), operation)

@@ -19,7 +19,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.typing import Array
 
-from .calls import RECORD, Call, Calls, first_difference, mismatch
+from .calls import RECORD, Calls, Record, first_difference, mismatch
 from .liveness import Liveness, Tag
 
 _HEAD = struct.Struct("<qq")
@@ -138,9 +138,9 @@ class Comparison:
         source, milestones, records = self._theirs
         theirs: dict[int, Any] = {sequence: fields for sequence, *fields in records.tolist() if sequence}
         for sequence, *fields in sorted(calls.recent().tolist()):
-            if sequence in theirs and Call(*fields).differs(Call(*theirs[sequence])):
+            if sequence in theirs and Record(*fields).differs(Record(*theirs[sequence])):
                 self._found = True
-                mine, other = Call(*fields).text(sequence), Call(*theirs[sequence]).text(sequence)
+                mine, other = Record(*fields).text(sequence), Record(*theirs[sequence]).text(sequence)
                 return mismatch(self._name, self._rank, mine, source, other)
         before = 0
         for sequence, history in milestones.tolist():

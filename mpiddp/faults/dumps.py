@@ -19,7 +19,7 @@ from typing import Any
 from mpiddp import settings
 from mpiddp.mpi import recorder
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.recorder import Recorded, Signature
+from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.world import World
 
 from .liveness import Liveness, Tag
@@ -83,7 +83,7 @@ class Dumps:
         return False
 
     def lines(self, reason: str) -> Iterator[dict[str, Any]]:
-        calls = [_call(entry) for entry in list(recorder.ring) if entry[0][0] in recorder.groups]
+        operations = [each for each in recorder.entries() if each.members.number in recorder.groups]
         yield {
             "job": self._world.job,
             "rank": self._rank,
@@ -96,7 +96,7 @@ class Dumps:
                 for number, group in recorder.groups.items()
             },
         }
-        yield from calls
+        yield from map(_line, operations)
 
 
 def _is_private(folder: Path) -> bool:
@@ -107,23 +107,21 @@ def _is_private(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
-def _call(entry: Recorded) -> dict[str, Any]:
-    fields, number, code, offset, began, ended = entry
-    signature, group = Signature(*fields), recorder.groups[fields[0]]
-    call, since_1970_s = signature.call, time.time() - time.monotonic()
-    queued = group.link is not None and any(each is entry for each in group.link.queue.behind_the_head())
+def _line(operation: Operation) -> dict[str, Any]:
+    group, record = operation.members.number, operation.call.record
+    link, since_1970_s = recorder.groups[group].link, time.time() - time.monotonic()
     return {
-        "group": _name(signature.group),
-        "number": number,
-        "call": _text(signature, number),
-        # What ranks compare: the dump of a message has null.
-        "compared": None if call is None else [call.kind >> 1, call.length, call.root],
-        "began": since_1970_s + began,
-        "ended": since_1970_s + ended if ended else None,
-        "queued": queued,
-        "file": code.co_filename,
-        "line": recorder.line_number(code, offset),
-        "function": code.co_name,
+        "group": _name(group),
+        "number": operation.number,
+        "call": _text(operation),
+        # What ranks compare: the line of a message has null.
+        "compared": None if record is None else [record.kind >> 1, record.length, record.root],
+        "began": since_1970_s + operation.start,
+        "ended": since_1970_s + operation.end if operation.end else None,
+        "queued": link is not None and operation in link.queue.behind_the_head(),
+        "file": operation.code.co_filename,
+        "line": recorder.line_number(operation.code, operation.offset),
+        "function": operation.code.co_name,
     }
 
 
@@ -132,11 +130,12 @@ def _name(number: int) -> str:
     return f"{recorder.groups[number].name}.{number & 0xFFFFFFFF}"
 
 
-def _text(signature: Signature, number: int) -> str:
-    if signature.call is not None:
-        return str(signature.call.text(number))
-    kind = "" if signature.dtype is None else f" of {signature.dtype} {signature.input_shape}"
-    if signature.peers is None or not signature.name.endswith(("send", "recv")):
-        return f"{signature.name}{kind}"
-    who = f"rank {signature.peers[0]}" if len(signature.peers) == 1 else "any rank"
-    return f"{signature.name}{kind} {'to' if 'send' in signature.name else 'from'} {who} with tag {signature.tag}"
+def _text(operation: Operation) -> str:
+    call = operation.call
+    if call.record is not None:
+        return str(call.record.text(operation.number))
+    kind = "" if call.dtype is None else f" of {call.dtype} {call.input_shape}"
+    if call.tag is None or call.peers is None:
+        return f"{call.name}{kind}"
+    who = f"rank {call.peers[0]}" if len(call.peers) == 1 else "any rank"
+    return f"{call.name}{kind} {'to' if operation.sends else 'from'} {who} with tag {call.tag}"

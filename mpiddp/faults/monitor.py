@@ -25,7 +25,7 @@ from mpiddp.shm import eager, segment
 from mpiddp.shm.eager import EagerBuffers
 
 from . import calls, marker, shutdown
-from .calls import Call, Calls
+from .calls import Calls, Record
 from .distant import Comparison
 from .job import Job
 from .watchdog import Watchdog
@@ -68,7 +68,7 @@ class GroupMonitor(Resource):
     def _be_told(self, error: MismatchError) -> None:
         self._told = error
 
-    def publish(self, sequence: int, call: Call) -> bool:
+    def publish(self, sequence: int, call: Record) -> bool:
         """Return True if all ranks are known to make the same call; a MismatchError aborts the group."""
         if self._calls is None:
             return True
@@ -80,7 +80,7 @@ class GroupMonitor(Resource):
             self._abort(error)
             raise
 
-    def publish_unawaited(self, sequence: int, call: Call) -> None:
+    def publish_unawaited(self, sequence: int, call: Record) -> None:
         if self._calls is not None:
             try:
                 self._calls.publish_unawaited(sequence, call)

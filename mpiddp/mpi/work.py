@@ -17,12 +17,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from . import recorder, requests
+from . import requests
 from .future import Future, call_all, call_logged
 from .operation import Operation
-from .recorder import Entry
 from .requests import Awaited, Steps, activate, deactivate, poll, seconds, wait_for
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class Work:
     _check: Callable[[], None] | None = None
     _limit_s: float | None = None
     _callbacks: tuple[Callable[[], None], ...] = ()
-    _entry: Entry | None = None
     _value: Any = None
 
     def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:
@@ -74,14 +73,8 @@ class Work:
     def _finish(self, error: BaseException | None) -> None:
         requests.pending -= 1
         self._error, self._finished, self._awaited = error, True, None
-        if self._entry is not None and error is None:
-            recorder.end(self._entry)
-
-    def _record(self, entry: Entry) -> None:
-        """End a flight recorder's entry with this operation."""
-        self._entry = entry
-        if self._finished and self._error is None:  # perhaps before it had the entry
-            recorder.end(entry)
+        if error is None:
+            self._operation.end = monotonic()
 
     def _announce(self) -> None:
         """Call the callbacks, also when one raises."""
@@ -124,16 +117,13 @@ class Work:
                 os.sched_yield()
                 poll()
             else:
-                wait_for(self._is_finished, self._named(), limit_s)
+                wait_for(self._is_finished, self._operation, limit_s)
         if self._error is not None:
-            self._named().members.monitor.translate(self._error)
+            self._operation.call.members.monitor.translate(self._error)
             raise self._error
         if self._check is not None:
             self._verify_result()
         return True
-
-    def _named(self) -> Operation:
-        return self._operation
 
     def _is_finished(self) -> bool:
         return self._finished
@@ -250,9 +240,9 @@ class Queue:
         activate(self)
         return work
 
-    def behind_the_head(self) -> list[Entry | None]:
-        """Return the entries of operations behind the head; in any thread."""
-        return [work._entry for work in list(self._works)[1:]]
+    def behind_the_head(self) -> list[Operation]:
+        """Return the operations behind the head; in any thread."""
+        return [work._operation for work in list(self._works)[1:]]
 
     def fail(self, error: BaseException) -> None:
         """End all operations but ``error``'s raiser."""
