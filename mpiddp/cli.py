@@ -17,7 +17,7 @@ from mpiddp.training import config, supervisor
 from mpiddp.training.config import UsageError, resumed_threads
 from mpiddp.training.options import flag
 
-from .faults import doorbell, lineup
+from .faults import doorbell, flight
 from .mpi.lazy import running
 
 # An error on one rank may end the others before MPI runs: rank 0 gets this long to report it.
@@ -139,13 +139,13 @@ def run_flight(arguments: argparse.Namespace) -> int:
     dumps, damaged = [], []
     for path in arguments.files:
         try:
-            dumps.append(lineup.read(path))
+            dumps.append(flight.read(path))
         except ValueError as error:
             damaged.append(str(error))
     try:
         if not dumps:
             raise ValueError("; ".join(damaged))
-        print(json.dumps({dump["mpiddp"]["rank"]: dump for dump in dumps}) if arguments.json else lineup.line_up(dumps))
+        print(json.dumps({dump.rank: dump._asdict() for dump in dumps}) if arguments.json else flight.line_up(dumps))
     except ValueError as error:
         raise UsageError(str(error)) from error
     for each in damaged:

@@ -36,8 +36,8 @@ def part(ending: Sequence[ProcessGroup]) -> MismatchError | None:
             if requests.poll_until(work.is_completed, work._operation, max(deadline - time.monotonic(), 0.0)):
                 work.wait()
                 group.monitor.check()
-                if not group.monitor.differed:
-                    continue
+                group.link.may_hold_messages = group.monitor.differed
+                continue
         except MismatchError as error:
             errors.append(error)
         except (DistError, MPI.Exception):

@@ -10,8 +10,10 @@ from mpiddp.mpi.requests import All
 from mpiddp.mpi.world import World
 
 from .distant import Distant
+from .dumps import Dumps
 from .failures import Failures
 from .liveness import Liveness
+from .reports import Reports
 
 
 class Job(NamedTuple):
@@ -19,6 +21,7 @@ class Job(NamedTuple):
     liveness: Liveness
     failures: Failures
     distant: Distant
+    reports: Reports
 
     @classmethod
     def gather(cls, comm: MPI.Intracomm, *, ended: bool = False) -> Self:
@@ -28,7 +31,8 @@ class Job(NamedTuple):
         failures.register_comm(questions)
         All.one_by_one = failures.survivable
         liveness = Liveness(questions, gathered)
-        return cls(gathered, liveness, failures, Distant(liveness))
+        reports = Reports(liveness, Dumps(liveness, gathered).collect)
+        return cls(gathered, liveness, failures, Distant(liveness), reports)
 
     @classmethod
     def start(cls) -> Self:

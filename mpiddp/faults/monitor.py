@@ -27,7 +27,6 @@ from mpiddp.shm.eager import EagerBuffers
 from . import calls, marker, shutdown
 from .calls import Calls, Record
 from .distant import Comparison
-from .dumps import Dumps
 from .job import Job
 from .watchdog import Watchdog
 
@@ -159,7 +158,8 @@ class GroupMonitor(Resource):
             raise error
 
     def explain(self, operation: Operation) -> str:
-        return self._job.liveness.explain(operation) + self.unmatched()
+        unmatched = self.unmatched()
+        return self._job.reports.explain(operation) + (f"\n  {unmatched}" if unmatched else "")
 
     def unmatched(self) -> str:
         mailbox = None if self._link is None else self._link.find(Mailbox)
@@ -175,7 +175,7 @@ class GroupMonitor(Resource):
         ]
         more = f", and {len(found) - len(some)} more" if len(found) > len(some) else ""
         lie = "a message lies" if len(found) == 1 else "messages lie"
-        return f"; here {lie} that no receive has taken: {', '.join(some)}{more}"
+        return f"here {lie} that no receive has taken: {', '.join(some)}{more}"
 
     def translate(self, error: BaseException) -> None:
         self._unheard = None
@@ -284,7 +284,7 @@ def _begin(job: Job) -> Job:
         _shutdown = shutdown.Shutdown()
         atexit.register(_shutdown)
     _shutdown.job, _shutdown.stop = job, lambda: None
-    shutdown.report_by(job.liveness, Dumps(job.liveness, job.world).collect)
+    shutdown.report_by(job.reports)
     why = why_unwatched(job)
     watched = job.world.size > 1 and not why
     marker.begin(job.world.rank, watched, job.failures.survivable)

@@ -39,7 +39,7 @@ from .neighbour import Neighbour
 
 if TYPE_CHECKING:
     from .job import Job  # types only: `import mpiddp` imports this module, and is to load no NumPy
-    from .liveness import Liveness
+    from .reports import Reports
 
 # When all ranks fail alike, the first to speak ends the job.
 _TURN_S, _LAST_TURN = 0.2, 8
@@ -60,8 +60,7 @@ _SEGMENT = re.compile(r" (/dev/shm/(?:mpich_shm_|sm_segment\.).*)$", re.MULTILIN
 _rank, _size = 0, 1
 _owner_pid = 0
 _ending = threading.Lock()
-_liveness: Liveness | None = None
-_collect: Callable[[str], str] | None = None
+_reports: Reports | None = None
 _limit_s: float | None = None
 
 
@@ -86,8 +85,8 @@ def install() -> None:
             abort(f"{kind.__name__}: {error}", 1)
         elif issubclass(kind, KeyboardInterrupt):
             lines, operation = activity.unwind(trace)
-            if _liveness is not None:
-                _liveness.interrupted = True
+            if _reports is not None:
+                _reports.liveness.interrupted = True
             abort(lambda: interruption(lines, operation), EXIT_INTERRUPTED)
         else:
             activity.unwind(trace)
@@ -98,10 +97,10 @@ def install() -> None:
 
 
 def _others(error: BaseException) -> str:
-    if not isinstance(error, MismatchError) or _liveness is None:
+    if not isinstance(error, MismatchError) or _reports is None:
         return ""
     ranks = [rank for rank in error.ranks if rank != _rank]
-    return f"{_liveness.tell(ranks, _ANSWER_S)}\n" if ranks else ""
+    return f"{_reports.doing(ranks, _ANSWER_S)}\n" if ranks else ""
 
 
 def _recorded(error: BaseException) -> str:
@@ -115,40 +114,37 @@ def _exit_code(error: BaseException) -> int:
     return next((code for kind, code in codes if isinstance(error, kind)), 1)
 
 
-def report_by(liveness: Liveness, collect: Callable[[str], str]) -> None:
-    """``collect`` lets all ranks dump for a reason, and returns a line about it."""
-    global _liveness, _collect
-    _liveness, _collect = liveness, collect
+def report_by(reports: Reports) -> None:
+    global _reports
+    _reports = reports
 
 
 def dumped(text: str, reason: str) -> str:
-    line = "" if _collect is None else _collect(reason)
-    return "\n".join(filter(None, [text, line]))
+    return text if _reports is None else _reports.with_dumps(text, reason)
 
 
 def interruption(lines: str, operation: Operation | None) -> str:
     """Return the report of a Ctrl-C, after that of a lower interrupted rank."""
-    if _liveness is None or _size == 1:
+    if _reports is None or _size == 1:
         return report(lines, operation, "")
-    others = _liveness.explain(operation, _ANSWER_S)
+    others = _reports.explain(operation, _ANSWER_S)
     until = time.monotonic() + _SILENT_S
-    while _liveness.interrupted_before() and time.monotonic() < until:
+    while _reports.liveness.interrupted_before() and time.monotonic() < until:
         _progress()
         time.sleep(_POLL_S)
     return report(lines, operation, others)
 
 
 def report(lines: str, operation: Operation | None, others: str) -> str:
-    if operation is None:
-        return f"{lines}interrupted (Ctrl-C)" + (f"; {others}" if others else "")
-    told = f"{others}{operation.members.monitor.unmatched()}".removeprefix("; ")
-    return f"{lines}interrupted (Ctrl-C) in {operation}" + (f": {told}" if told else "")
+    where = "" if operation is None else f" in {operation}"
+    unmatched = "" if operation is None else operation.members.monitor.unmatched()
+    return f"{lines}interrupted (Ctrl-C){where}{others}" + (f"\n  {unmatched}" if unmatched else "")
 
 
 def _progress() -> None:
-    if _liveness is not None and running():
+    if _reports is not None and running():
         with contextlib.suppress(MPI.Exception):
-            _liveness.progress()
+            _reports.liveness.progress()
 
 
 def set_limit(limit_s: float) -> None:
@@ -192,8 +188,8 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
     _ending.acquire()  # for good: the first reason counts
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if _liveness is not None and running():
-        _liveness.announce_end()
+    if _reports is not None and running():
+        _reports.liveness.announce_end()
     turn = time.monotonic() + _TURN_S * min(_rank, _LAST_TURN)
     while time.monotonic() < turn:
         _progress()
@@ -208,7 +204,7 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             faulthandler.dump_traceback_later(_ABORT_S, exit=True, file=sys.__stderr__ or sys.stderr)
         _remove_segments()
-        mpirun.end_after_this_process(() if _liveness is None else _liveness.world.hosts)
+        mpirun.end_after_this_process(() if _reports is None else _reports.liveness.world.hosts)
         MPI.COMM_WORLD.Abort(code)
     launch = settings.launch()
     if not running() and launch is not None and "Hydra" in launch.launcher:
@@ -252,9 +248,9 @@ def time_limit(timeout_s: float, what: str) -> Iterator[None]:
 
 def _states() -> str:
     """Return what the other ranks do, as far as they have met and this thread may ask."""
-    if _liveness is not None and running() and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+    if _reports is not None and running() and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         with contextlib.suppress(MPI.Exception):  # a rank has failed
-            return f"; {_liveness.explain(None, _ANSWER_S)}"
+            return _reports.explain(None, _ANSWER_S)
     return ""
 
 

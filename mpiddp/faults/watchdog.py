@@ -26,7 +26,7 @@ from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation, waiting
 
-from . import activity, marker, shutdown, stalls
+from . import activity, marker, shutdown
 from .doorbell import Doorbell
 from .job import Job
 from .mpirun import Launcher
@@ -54,7 +54,7 @@ class _Wait:
 
 class Watchdog:
     def __init__(self, job: Job) -> None:
-        self._world, self._liveness, self._failures, self._distant = job
+        self._world, self._liveness, self._failures, self._distant, self._reports = job
         self._warn_after_s = settings.warn_after_s()
         self._waits: dict[int, _Wait] = {}
         self._interrupted: tuple[object, ...] | None = None
@@ -131,7 +131,7 @@ class Watchdog:
         self._continued_in = operation = activity.current().operation
         if self._launcher.handles_termination():
             self._all_run = self._launcher.all_run()
-            self._liveness.ask_about(operation)
+            self._reports.ask(operation)
 
     def _terminated(self) -> None:
         """Report mpirun's end of the job, unless a rank has failed; and end."""
@@ -142,8 +142,7 @@ class Watchdog:
             # mpirun may kill this process at any moment: first what needs no other rank.
             lines = activity.stack(threading.main_thread().ident or 0)
             self._launcher.write(shutdown.labelled(shutdown.report(lines, self._continued_in, "")))
-            others = self._liveness.describe(self._continued_in, _LAST_ANSWER_S)
-            self._launcher.write(shutdown.labelled(others))
+            self._launcher.write(shutdown.labelled(self._reports.answers(self._continued_in, _LAST_ANSWER_S)))
         self._launcher.terminate()
 
     def _look(self, interrupted: bool) -> None:
@@ -197,9 +196,8 @@ class Watchdog:
             wait.asked = now
 
         if waited_s > wait.warn_s:
-            at = self._liveness.own_answer(operation.members.number).state.at
             next_s, long_s = 2 * wait.distance_s, self._warn_after_s / 2
-            text = stalls.warning(self._liveness, operation, at, waited_s, next_s, long_s)
+            text = self._reports.warning(operation, waited_s, next_s, long_s)
             if text:
                 wait.distance_s = next_s
             # The rank that this one left the report to may go on and never make it.
@@ -209,11 +207,10 @@ class Watchdog:
 
     def _survey(self) -> str:
         found = [operation.members.number for operation in waiting.values()]
-        text = stalls.survey(self._liveness, found[0] if found else 0)
-        return shutdown.dumped(text, "a question")
+        return self._reports.survey(found[0] if found else 0)
 
     def _desertion(self, thread: int, operation: Operation) -> str:
-        self._liveness.explain(operation)  # asks all of them
+        explained = self._reports.explain(operation)  # asks all of them
         gone = self._liveness.exited_ranks(operation)
         who = (
             f"program of rank {gone[0]} has"
@@ -221,21 +218,21 @@ class Watchdog:
             else f"programs of ranks {', '.join(map(str, gone))} have"
         )
         if operation.tag is not None:
-            lies = operation.members.monitor.unmatched()
+            lies = "".join(f"; {each}" for each in [operation.members.monitor.unmatched()] if each)
             taken = "received" if operation.sends else "sent"
             return (
                 f"{activity.stack(thread)}{operation} cannot end: the {who} ended and not {taken} it{lies}. Every send"
-                " needs a receive in the same group, whose source and tag are those of the message"
+                f" needs a receive in the same group, whose source and tag are those of the message{explained}"
             )
         return (
             f"{activity.stack(thread)}{operation} cannot end: the {who} ended without taking part in it. Every rank has"
             " to call the same operations in the same order; look for a loop, an early return or a sys.exit that only"
-            " some ranks reach (uneven inputs: DistributedDataParallel.join)"
+            f" some ranks reach (uneven inputs: DistributedDataParallel.join){explained}"
         )
 
     def _timeout(self, thread: int, operation: Operation) -> str:
         reason = operation.members.monitor.explain(operation)
-        return f"{activity.stack(thread)}{operation} did not finish in {operation.members.timeout_s:g} s: {reason}"
+        return f"{activity.stack(thread)}{operation} did not finish in {operation.members.timeout_s:g} s{reason}"
 
 
 def _tell_of_crashes() -> None:

@@ -105,6 +105,8 @@ class Link(Channel):
         self.world, self.monitor, self.timeout_s = world, monitor, timeout_s
         self.closed = True
         """True also until all communicators are made."""
+        self.may_hold_messages = False
+        """Set after calls that differed. The communicators are then not freed: see `_abandon`."""
         self.comms: list[MPI.Comm] = [comm]
         self._resources: dict[type[Resource], Resource] = {}
         self._whole = self  # copies, as `after` makes them, give this link to resources
@@ -147,6 +149,9 @@ class Link(Channel):
         """The ranks with this local rank on all nodes; None if some node has no such rank."""
 
     def _free(self) -> None:
+        if self.may_hold_messages:
+            _abandoned.append(tuple(self.comms))
+            self.comms.clear()
         for comm in reversed(self.comms):
             comm.Free()
         self.comms.clear()

@@ -34,8 +34,6 @@ class _Queue(Protocol):
 class _Link(Protocol):
     id: int
     ranks: tuple[int, ...]
-    timeout_s: float
-    sequence: int
 
     @property
     def queue(self) -> _Queue: ...
@@ -44,13 +42,12 @@ class _Link(Protocol):
 class Group:
     def __init__(self, name: str, description: str, link: _Link) -> None:
         self.name, self.description = name, description
-        self.ranks, self.timeout_s = link.ranks, link.timeout_s
+        self.ranks = link.ranks
         self.link: _Link | None = link
 
 
 _MAX_GROUPS = 256
 groups: dict[int, Group] = {}
-_past_collectives = 0
 
 
 def register(name: str, description: str, link: _Link) -> None:
@@ -63,24 +60,15 @@ def register(name: str, description: str, link: _Link) -> None:
 
 
 def retire(link: _Link) -> None:
-    global _past_collectives
     found = groups.get(link.id)
-    if found is not None and found.link is not None:
+    if found is not None:
         found.link = None
-        _past_collectives += link.sequence
-
-
-def collectives() -> int:
-    """Return how many this rank has begun."""
-    return _past_collectives + sum(each.link.sequence for each in tuple(groups.values()) if each.link is not None)
 
 
 def clear() -> None:
     """Forget everything: the ranks are numbered anew."""
-    global _past_collectives
     ring.clear()
     groups.clear()
-    _past_collectives = 0
 
 
 def entries() -> list[Operation]:

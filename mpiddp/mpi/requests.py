@@ -241,7 +241,7 @@ def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
         reason = operation.members.monitor.explain(operation)
     finally:
         end_wait(*began)
-    return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out): {reason}")
+    return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out){reason}")
 
 
 def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
