@@ -1,4 +1,4 @@
-"""pytest's summary: a line for each part of the suite (folder, or number of ranks), and for each reason of skips."""
+"""pytest's summary: a line for each kind of test (``unit``, number of ranks, ``launch``) and each reason of skips."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ _ON_RANKS = re.compile(r"\[np=(\d+)\]$")
 MPI = re.compile(r"\d+ ranks?$")
 
 
-def part_of(nodeid: str) -> str:
-    """Return ``3 ranks`` for a test of tests/mpi, and the folder of another one."""
-    found = _ON_RANKS.search(nodeid)
+def part_of(item: pytest.Item) -> str:
+    found = _ON_RANKS.search(item.name)
     if found:
         return f"{found[1]} rank{'s' * (found[1] != '1')}"
-    folders = nodeid.partition("::")[0].split("/")[:-1]
-    return "/".join(folders[:2]) or "."
+    return "launch" if item.get_closest_marker("launch") else "unit"
 
 
 def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
@@ -29,7 +27,7 @@ def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
 class Summary:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._sizes: Counter[str] = Counter()
+        self._parts: dict[str, str] = {}
         self._part = ""
         self._outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self._seconds: dict[str, float] = defaultdict(float)
@@ -38,7 +36,7 @@ class Summary:
         self._passed: set[str] = set()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._sizes.update(part_of(item.nodeid) for item in session.items)
+        self._parts = {item.nodeid: part_of(item) for item in session.items}
         self._clock = time.monotonic()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -47,7 +45,7 @@ class Summary:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        part = part_of(nodeid)
+        part = self._parts[nodeid]
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if part == self._part or reporter is None or reporter.verbosity < 0:
             return
@@ -56,10 +54,10 @@ class Summary:
         if self._part:
             reporter.write_line("")
         self._part = part
-        reporter.write_line(f"{part}: {self._sizes[part]} tests")
+        reporter.write_line(f"{part}: {[*self._parts.values()].count(part)} tests")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        part, origin = part_of(report.nodeid), _ON_RANKS.sub("", report.nodeid)
+        part, origin = self._parts[report.nodeid], _ON_RANKS.sub("", report.nodeid)
         now = time.monotonic()
         self._seconds[part] += now - self._clock
         self._clock = now

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.inputs import CLASSES, thinned
+from harness.pretend import connect
 
 import mpiddp as dist
 from mpiddp.algorithms import exchange, hierarchical, local_reduce, peer_access, plan, two_shot
@@ -27,10 +29,7 @@ from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.shm.scratch import Scratch
 
-from .inputs import CLASSES, thinned
-from .pretend import connect
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 Array = Any
 _FLOATING = ("float32", "float64", "float16", "longdouble", "complex64")

@@ -4,12 +4,11 @@ import pickle
 
 import numpy as np
 import pytest
+from harness.inputs import Op, same
 
 import mpiddp as dist
 
-from .inputs import Op, same
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 SHAPES = [(3,), (), (2, 5), (0,), (70_001,)]
 DTYPES = [np.float32, np.float64, np.int64, np.float16]

@@ -7,10 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-
-import mpiddp as dist
-
-from .inputs import (
+from harness.inputs import (
     DTYPES,
     OPS,
     SHAPES,
@@ -26,7 +23,9 @@ from .inputs import (
     thinned,
 )
 
-pytestmark = pytest.mark.core
+import mpiddp as dist
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 
 @pytest.fixture(params=DTYPES)

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.pretend import pretended_nodes
 
 import mpiddp as dist
 from mpiddp.data import ArrayDataset, shared_on_node
 from mpiddp.distributed.groups import default_group
 from mpiddp.shm import segment
 
-from .pretend import pretended_nodes
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 Array = Any
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit.data.serving import Server, digests
+from harness.pretend import pretended_nodes
+from harness.serving import Server, digests
 from unit.data.test_sets import write_mnist
 
 import mpiddp as dist
@@ -34,7 +35,7 @@ from mpiddp.parallel import DistributedDataParallel
 from mpiddp.training import Config, Trainer, UsageError
 from mpiddp.training.data import load_data
 
-from .pretend import pretended_nodes
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 Array = Any
 

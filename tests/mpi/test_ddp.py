@@ -6,13 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-import mpiddp as dist
-from mpiddp import nn, optim
-from mpiddp.nn import functional as F  # noqa: N812
-
-from .conftest import World
-from .learning import (
+from harness.learning import (
     assert_close,
     assert_equal,
     assert_same_bits_everywhere,
@@ -27,8 +21,13 @@ from .learning import (
     twin,
     values,
 )
+from harness.world import World
 
-pytestmark = pytest.mark.core
+import mpiddp as dist
+from mpiddp import nn, optim
+from mpiddp.nn import functional as F  # noqa: N812
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 DDP = dist.DistributedDataParallel
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.learning import assert_close, assert_same_bits_everywhere, batch, gradients, mine, mlp, step_of
+from harness.world import World
 
 import mpiddp as dist
 from mpiddp import nn
 from mpiddp.autograd import Function
 from mpiddp.nn import functional as F  # noqa: N812
 
-from .conftest import World
-from .learning import assert_close, assert_same_bits_everywhere, batch, gradients, mine, mlp, step_of
+pytestmark = pytest.mark.mpi
 
 DDP = dist.DistributedDataParallel
 

@@ -9,13 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.learning import (
+    assert_equal,
+    assert_same_bits_everywhere,
+    batch,
+    gradients,
+    mine,
+    mlp,
+    step_of,
+    twin,
+    values,
+)
+from harness.world import World
 
 import mpiddp as dist
 from mpiddp import nn
 from mpiddp.autograd import Tensor, no_grad
 
-from .conftest import World
-from .learning import assert_equal, assert_same_bits_everywhere, batch, gradients, mine, mlp, step_of, twin, values
+pytestmark = pytest.mark.mpi
 
 DDP = dist.DistributedDataParallel
 

@@ -6,14 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-import mpiddp as dist
-from mpiddp import nn
-from mpiddp.autograd import Tensor
-from mpiddp.nn import functional as F  # noqa: N812
-
-from .conftest import World
-from .learning import (
+from harness.learning import (
     assert_close,
     assert_equal,
     assert_same_bits_everywhere,
@@ -24,6 +17,14 @@ from .learning import (
     step_of,
     twin,
 )
+from harness.world import World
+
+import mpiddp as dist
+from mpiddp import nn
+from mpiddp.autograd import Tensor
+from mpiddp.nn import functional as F  # noqa: N812
+
+pytestmark = pytest.mark.mpi
 
 DDP = dist.DistributedDataParallel
 

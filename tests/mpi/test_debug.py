@@ -7,13 +7,12 @@ import logging
 
 import numpy as np
 import pytest
+from harness.inputs import Op, same
 
 import mpiddp as dist
 from mpiddp.distributed import debug
 
-from .inputs import Op, same
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 
 @pytest.fixture

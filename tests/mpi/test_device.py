@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.inputs import OPS, both_ways, close, draw, dtype_of, end, means_something, reduced, same
+from harness.on_device import by_address, cupy, expected, own_op, renew, sizes
+from harness.pretend import connect
 
 import mpiddp as dist
 from mpiddp import device
@@ -20,11 +23,7 @@ from mpiddp.errors import ArrayError, MismatchError
 from mpiddp.mpi import cuda_aware, requests
 from mpiddp.mpi.cuda_aware import DevicePointers, Support
 
-from .inputs import OPS, both_ways, close, draw, dtype_of, end, means_something, reduced, same
-from .on_device import by_address, cupy, expected, own_op, renew, sizes
-from .pretend import connect
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 __all__ = ["by_address", "cupy"]  # fixtures
 Array = Any

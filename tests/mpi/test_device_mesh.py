@@ -9,6 +9,8 @@ import pytest
 
 import mpiddp as dist
 
+pytestmark = pytest.mark.mpi
+
 
 def factorizations(size: int) -> list[tuple[int, ...]]:
     """Return all shapes of up to three dimensions with ``size`` places."""

@@ -21,6 +21,8 @@ from mpiddp.training.build import agree_on_device
 from mpiddp.training.config import UsageError
 from mpiddp.training.metrics import MetricSum, count_correct
 
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
+
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 

@@ -9,6 +9,8 @@ import mpiddp as dist
 from mpiddp import nn
 from mpiddp.autograd import Tensor, no_grad
 
+pytestmark = pytest.mark.mpi
+
 F = nn.functional
 OPS = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM(0.3)]
 SHAPES = [(), (3,), (2, 3), (0, 2)]

@@ -10,19 +10,17 @@ import time
 
 import numpy as np
 import pytest
-from mpi4py import MPI
+from harness.inputs import Op
+from harness.pretend import pretended_nodes
 
 import mpiddp as dist
 from mpiddp.algorithms import native
 from mpiddp.faults.calls import Calls
-from mpiddp.mpi import requests
+from mpiddp.mpi import lazy, requests
 from mpiddp.shm import segment
 from mpiddp.shm.eager import EagerBuffers
 
-from .inputs import Op
-from .pretend import pretended_nodes
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 LARGE = 1 << 20
 
@@ -145,7 +143,7 @@ def test_error_of_mpi_waits_for_the_call_that_has_caused_it(world, monkeypatch, 
     group = dist.new_group()
 
     def truncated(*_):
-        raise MPI.Exception(MPI.ERR_TRUNCATE)
+        raise lazy.MPI.Exception(lazy.MPI.ERR_TRUNCATE)
         yield
 
     if world.rank == 0:

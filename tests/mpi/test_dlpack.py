@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.faking import fake_gpu
+from harness.learning import import_torch
 
 import mpiddp as dist
 from mpiddp import device
 from mpiddp.device import half
 from mpiddp.mpi import message
 
-from .learning import import_torch
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 torch: Any
 LENGTHS = [0, 1, 1_001, 300_007]  # nothing, MPI's own way, shared memory

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from harness.inputs import Op
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
@@ -20,9 +21,7 @@ from mpiddp.mpi import operation
 from mpiddp.shm import eager
 from mpiddp.shm.eager import EagerBuffers
 
-from .inputs import Op
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 FULL = eager.BUFFER_BYTES // 8
 """Numbers of float64 that fill a buffer."""

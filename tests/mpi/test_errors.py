@@ -7,13 +7,12 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+from harness.inputs import Op
 
 import mpiddp as dist
 from mpiddp.errors import ArrayError
 
-from .inputs import Op
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 
 def good(shape=(4,)):

@@ -12,11 +12,11 @@ import pytest
 import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.faults import monitor
-from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi import lazy
 from mpiddp.mpi.link import Resource
 from mpiddp.parallel import DiLoCo, GradBucket, Timeline, allreduce_hook
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 
@@ -380,7 +380,7 @@ def test_destroy_everything_and_begin_again(world):
 
 def test_init_with_a_communicator(world):
     dist.destroy_process_group()
-    part = MPI.COMM_WORLD.Split(world.rank % 2, -world.rank)
+    part = lazy.MPI.COMM_WORLD.Split(world.rank % 2, -world.rank)
     dist.init_process_group(comm=part)
     try:
         assert dist.get_world_size() == part.size
@@ -404,9 +404,9 @@ def test_init_with_a_communicator(world):
         dist.init_process_group()
     # The rank without it hears of it at once; the others would wait for it.
     dist.destroy_process_group()
-    part = MPI.COMM_WORLD.Split(MPI.UNDEFINED if world.rank == 0 else 1)
+    part = lazy.MPI.COMM_WORLD.Split(lazy.MPI.UNDEFINED if world.rank == 0 else 1)
     if world.rank == 0:
-        for null in (part, MPI.COMM_NULL):
+        for null in (part, lazy.MPI.COMM_NULL):
             with pytest.raises(ValueError, match=r"got MPI\.COMM_NULL.* give these ranks a communicator"):
                 dist.init_process_group(comm=null)
     else:
@@ -416,12 +416,12 @@ def test_init_with_a_communicator(world):
 
 
 def test_the_librarys_limit_is_named(world):
-    if "MPICH" not in MPI.Get_library_version():
+    if "MPICH" not in lazy.MPI.Get_library_version():
         pytest.skip("only MPICH has a limit that can be reached")
     fillers = []
-    with pytest.raises(MPI.Exception):
+    with pytest.raises(lazy.MPI.Exception):
         while True:
-            fillers.append(MPI.COMM_SELF.Dup())
+            fillers.append(lazy.MPI.COMM_SELF.Dup())
     for _ in range(8):  # room for two groups of three communicators, and not for a third
         fillers.pop().Free()
     count = dist.get_pg_count()

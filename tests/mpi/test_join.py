@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.learning import assert_same_bits_everywhere, batch, gloo, mlp, step_of, torch_mlp, values
+from harness.world import World
 
 import mpiddp as dist
 from mpiddp import nn, optim
 
-from .conftest import World
-from .learning import assert_same_bits_everywhere, batch, gloo, mlp, step_of, torch_mlp, values
+pytestmark = pytest.mark.mpi
 
 DDP = dist.DistributedDataParallel
 

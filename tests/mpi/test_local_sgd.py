@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.learning import assert_same_bits_everywhere
+from harness.world import World
 
 import mpiddp as dist
 from mpiddp import nn, optim
 
-from .conftest import World
-from .learning import assert_same_bits_everywhere
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 SHAPES = [(3, 4), (5,), (2, 3), ()]
 FRAGMENTS = {1: [[0, 1, 2, 3]], 2: [[0], [1, 2, 3]]}

@@ -6,13 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
+from harness.inputs import Op, both_ways, draw, end, reduced, same
 
 import mpiddp as dist
 from mpiddp.mpi import message
 
-from .inputs import Op, both_ways, draw, end, reduced, same
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 SHAPES = [(40,), (41,), (100,), (3, 39)]
 

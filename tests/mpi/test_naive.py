@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness.learning import assert_close, assert_same_bits_everywhere, batch, gradients, mlp, share, step_of, twin
+from harness.world import World
 
 import mpiddp as dist
 from mpiddp.parallel.naive import rank_weight
 
-from .conftest import World
-from .learning import assert_close, assert_same_bits_everywhere, batch, gradients, mlp, share, step_of, twin
+pytestmark = pytest.mark.mpi
 
 
 def test_the_average_is_the_gradient_of_the_joined_batch(world: World) -> None:

@@ -11,6 +11,8 @@ import pytest
 import mpiddp as dist
 from mpiddp import distributed, settings
 
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
+
 
 def test_what_is_not_here_is_not_available(world):
     for ask in (dist.is_ucc_available, dist.is_xccl_available, dist.is_torchelastic_launched):

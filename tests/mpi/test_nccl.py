@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.faking import fake_gpu
+from harness.inputs import Op, draw, dtype_of, reduced
 
 import mpiddp as dist
 from mpiddp import nn
 
-from .inputs import Op, draw, dtype_of, reduced
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 pytest.importorskip("ml_dtypes")
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness.inputs import DTYPES, SHAPES, draw, dtype_of, same
 
 import mpiddp as dist
 from mpiddp.autograd import Tensor
 from mpiddp.errors import ArrayError
 
-from .inputs import DTYPES, SHAPES, draw, dtype_of, same
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 SIZES = [1, 10, 100, 1000, 12_345, 100_000, 1_000_000]
 

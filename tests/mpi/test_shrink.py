@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi import lazy
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 
 def total(x):
@@ -22,7 +22,7 @@ def total(x):
 @pytest.fixture
 def afterwards():
     yield
-    everybody = MPI.COMM_WORLD.Ibarrier()
+    everybody = lazy.MPI.COMM_WORLD.Ibarrier()
     while not everybody.Test():
         time.sleep(0.001)
     dist.destroy_process_group()

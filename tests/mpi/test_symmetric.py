@@ -22,7 +22,7 @@ from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.shm import segment
 from mpiddp.shm.segment import NOWHERE, find
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 Array = Any
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.learning import assert_close, assert_same_bits_everywhere, gradients, share
+from harness.world import World
 
 import mpiddp as dist
 from mpiddp import nn
@@ -11,8 +13,7 @@ from mpiddp.autograd import Tensor
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.parallel.sync_batchnorm import merged
 
-from .conftest import World
-from .learning import assert_close, assert_same_bits_everywhere, gradients, share
+pytestmark = pytest.mark.mpi
 
 COUNTS = {
     "even": lambda rank, size: 3,

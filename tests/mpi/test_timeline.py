@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.learning import batch, mlp, step_of
+from harness.world import World
 
 import mpiddp as dist
 from mpiddp import optim
 from mpiddp.parallel import timeline as module
 from mpiddp.parallel.timeline import Span, compare_clocks, covered_ns, summary
 
-from .conftest import World
-from .learning import batch, mlp, step_of
+pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import mpiddp as dist
 from mpiddp.mpi import requests, work
 from mpiddp.shm.eager import EagerBuffers
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 
 def finish_barrier(world, group):

@@ -14,12 +14,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from harness.learning import import_torch
 
 import mpiddp
 
-from .learning import import_torch
-
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 DTYPES = ["uint8", "int8", "int32", "int64", "float32", "float64"]
 

@@ -17,6 +17,8 @@ from mpiddp.training import Config, NaiveAveraging, Trainer, UsageError, run
 from mpiddp.training.build import build_module
 from mpiddp.training.models import Net
 
+pytestmark = pytest.mark.mpi
+
 TRAIN, TEST = 61, 29
 """Samples: odd numbers, which no number of ranks divides."""
 

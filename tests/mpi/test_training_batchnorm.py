@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness.configured import SEED, batches, configured, data, distance, everybody, trained
 
 from mpiddp import nn
 from mpiddp.nn import functional as F  # noqa: N812
@@ -12,9 +13,7 @@ from mpiddp.parallel import SyncBatchNorm
 from mpiddp.training.build import build_trainer
 from mpiddp.training.models import ResNet
 
-from .configured import SEED, batches, configured, data, distance, everybody, trained
-
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2), pytest.mark.once]
 
 
 def plain_resnet(accumulate: int) -> list[np.ndarray]:

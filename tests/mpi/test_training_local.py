@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.configured import trained
+from harness.learning import assert_close, assert_same_bits_everywhere
 
 import mpiddp as dist
 from mpiddp.training import UsageError
 from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.ranks import raise_on_all_ranks
 
-from .configured import trained
-from .learning import assert_close, assert_same_bits_everywhere
 from .test_training_resume import EPOCHS, SAMPLES, STEPS_AN_EPOCH, bits, make
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 
 def own(name: str) -> dict[str, str]:

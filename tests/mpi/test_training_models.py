@@ -7,6 +7,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from harness.configured import SAMPLES, configured, data, everybody
 
 import mpiddp as dist
 from mpiddp import nn
@@ -14,9 +15,7 @@ from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.training import Config, UsageError
 from mpiddp.training.build import build_trainer
 
-from .configured import SAMPLES, configured, data, everybody
-
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3), pytest.mark.once]
 
 
 class Unused(nn.Module):

@@ -7,6 +7,19 @@ import importlib.util
 
 import numpy as np
 import pytest
+from harness.configured import (
+    BATCH,
+    BY_EPOCH,
+    EPOCHS,
+    SEED,
+    batches,
+    configured,
+    data,
+    distance,
+    rate,
+    trained,
+    windows,
+)
 
 import mpiddp as dist
 from mpiddp import nn
@@ -16,9 +29,7 @@ from mpiddp.training import Config
 from mpiddp.training.build import build_trainer
 from mpiddp.training.models import MLP
 
-from .configured import BATCH, BY_EPOCH, EPOCHS, SEED, batches, configured, data, distance, rate, trained, windows
-
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2), pytest.mark.once]
 
 
 @functools.cache

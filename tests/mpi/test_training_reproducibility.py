@@ -14,6 +14,8 @@ from mpiddp.training.ranks import raise_on_all_ranks
 
 from .test_training_resume import BATCH, make
 
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
+
 
 def saved(tmp_path, world):
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)

@@ -7,6 +7,7 @@ import functools
 
 import numpy as np
 import pytest
+from harness.configured import BY_EPOCH
 
 import mpiddp as dist
 from mpiddp import nn
@@ -17,7 +18,7 @@ from mpiddp.training.checkpoint import Checkpoint, read_checkpoint
 from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.ranks import raise_on_all_ranks
 
-from .configured import BY_EPOCH
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 SAMPLES, BATCH, EPOCHS = 45, 8, 2
 STEPS_AN_EPOCH = 6

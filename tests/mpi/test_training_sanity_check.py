@@ -15,6 +15,8 @@ from mpiddp.training.build import build_trainer
 from mpiddp.training.ranks import raise_on_all_ranks
 from mpiddp.training.user_code import sanity_check
 
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
+
 N = 12
 LABELS = np.arange(N) % 10
 

@@ -19,6 +19,8 @@ from mpiddp.training.ranks import raise_on_all_ranks
 
 from .test_training_resume import BATCH, bits, data
 
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
+
 
 class Memory:
     """A communication hook's memory, as PowerSGD's: other arrays on every rank, that change with every step."""

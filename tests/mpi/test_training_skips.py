@@ -15,6 +15,8 @@ from mpiddp.training import trainer as trainer_module
 from mpiddp.training.build import build_trainer
 from mpiddp.training.train_step import NaiveAveraging
 
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
+
 STEPS, BATCH = 5, 4
 
 

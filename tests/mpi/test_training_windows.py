@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.configured import BY_EPOCH, EPOCHS, configured, data, rate
 
 import mpiddp as dist
 from mpiddp import nn
@@ -10,7 +11,7 @@ from mpiddp.training import Trainer
 from mpiddp.training.build import build_trainer
 from mpiddp.training.checkpointer import Checkpointer
 
-from .configured import BY_EPOCH, EPOCHS, configured, data, rate
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 RESUMED = {
     "schedule, accumulation, clipping, dropout": {

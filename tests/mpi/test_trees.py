@@ -9,6 +9,8 @@ import pytest
 
 import mpiddp as dist
 
+pytestmark = pytest.mark.mpi
+
 Point = collections.namedtuple("Point", "x y")
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.learning import assert_close, assert_equal, assert_same_bits_everywhere, batch, mlp, share, step_of, values
+from harness.world import World
 
 import mpiddp as dist
 from mpiddp import nn, optim
 
-from .conftest import World
-from .learning import assert_close, assert_equal, assert_same_bits_everywhere, batch, mlp, share, step_of, values
+pytestmark = pytest.mark.mpi
 
 ZeRO = dist.ZeroRedundancyOptimizer
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.serving import Server, digests
 
 from mpiddp.data import builtin, mnist
 from mpiddp.data.builtin import fetch_file
 
-from .serving import Server, digests
 from .test_sets import write_mnist
 
 CONTENT = bytes(range(256)) * 40

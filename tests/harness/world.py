@@ -1,7 +1,4 @@
-"""Fixtures of the tests that run on 1 to 4 ranks.
-
-Loaded by the plain pytest process too, which must not start MPI: hence nothing here imports mpi4py.
-"""
+"""The pytest plugin of the ranks that gives each test its process group, and the fixture `world`."""
 
 from __future__ import annotations
 

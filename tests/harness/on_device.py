@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.faking import fake_gpu
 
 import mpiddp as dist
+from harness.faking import fake_gpu
+from harness.inputs import reduced, thinned
 from mpiddp.algorithms.gpu import ring as device_ring
 from mpiddp.algorithms.gpu import staged_ring
 from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.mpi import p2p_device
 from mpiddp.mpi.cuda_aware import DevicePointers
-
-from .inputs import reduced, thinned
 
 
 def renew() -> None:

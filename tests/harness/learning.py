@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
+from harness.world import World
 from mpiddp import nn
 from mpiddp.mpi.lazy import MPI
 from mpiddp.nn import functional as F  # noqa: N812
-
-from .conftest import World
 
 
 def mlp(widths: Sequence[int] = (5, 7, 6, 3), dtype: str = "float32", seed: int = 1) -> nn.Sequential:
