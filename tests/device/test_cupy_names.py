@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness.faking import fake_gpu
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted([*ROOT.glob("mpiddp/device/*.py"), *ROOT.glob("tests/gpu/*.py")])
 ASKED_FOR = {"cupy.cuda.runtime.driverGetVersion", "cupy.cuda.runtime.runtimeGetVersion"}
 """Looked for before use."""

@@ -1,4 +1,4 @@
-"""Making the world smaller while all live; see ``tests/launch`` for dead ranks."""
+"""Making the world smaller while all live; jobs with dead ranks are marked as ``launch``."""
 
 from __future__ import annotations
 

@@ -31,13 +31,14 @@ class Summary:
         self._part = ""
         self._outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self._seconds: dict[str, float] = defaultdict(float)
-        self._clock = 0.0
+        self._clock = self._began = self._told = 0.0
+        self._done = 0
         self._skipped: dict[str, str] = {}
         self._passed: set[str] = set()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._parts = {item.nodeid: part_of(item) for item in session.items}
-        self._clock = time.monotonic()
+        self._clock = self._began = self._told = time.monotonic()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.skipped:
@@ -68,6 +69,17 @@ class Summary:
             self._passed.add(origin)
         elif outcome == "skipped":
             self._skipped[report.nodeid] = _reason(report)
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Say once a minute how far the suite is, for a log; on a terminal pytest shows it all the time."""
+        self._done += 1
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None or reporter.isatty or time.monotonic() - self._told < 60:
+            return
+        self._told = time.monotonic()
+        minutes = (self._told - self._began) / 60
+        reporter.ensure_newline()
+        reporter.write_line(f"{self._done} of {len(self._parts)} tests after {minutes:.0f} min")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -70,6 +70,21 @@ def test_tiers(suite):
 
 
 @pytest.mark.once
+def test_units_and_tests_for_ranks_in_one_file(suite):
+    tests = """
+del pytestmark
+def test_unit(): assert "mpi4py.MPI" not in sys.modules
+
+@pytest.mark.mpi
+def test_on_ranks(): assert world.size == 2
+"""
+    done = suite(tests, "--ranks", "2")
+    assert done.rc == 0 and re.search("unit: 1 passed.*\n2 ranks: 1 passed", done.stdout), done
+    done = suite(tests + "from mpi4py import MPI")
+    assert done.rc == 1 and "tests/test_sample.py starts MPI when it is imported" in done.stdout, done
+
+
+@pytest.mark.once
 def test_what_is_printed(suite):
     done = suite(TIERS)
     assert done.rc == 0, done
@@ -174,7 +189,9 @@ def test_bad_end_after_the_last_test_is_an_error(suite):
 
 @pytest.mark.once
 def test_ranks_that_collect_differently_do_not_run(suite):
-    done = suite("if not is_rank or world.rank == 0:\n    def test_mine(): pass\ndef test_ours(): pass\n", "--ranks", "2")
+    done = suite(
+        "if not is_rank or world.rank == 0:\n    def test_mine(): pass\ndef test_ours(): pass\n", "--ranks", "2"
+    )
     assert done.rc == 1, done
     assert "the ranks do not collect the same tests" in done.stdout
 

@@ -442,7 +442,7 @@ def test_clip_grad_norm_without_gradients() -> None:
 
 
 def test_the_program_of_the_page_runs() -> None:
-    page = Path(__file__).parents[3] / "mpiddp/nn/README.md"
+    page = Path(__file__).parents[2] / "mpiddp/nn/README.md"
     (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(program, names)

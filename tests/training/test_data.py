@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data.test_sets import write_mnist
 from harness.pretend import pretended_nodes
 from harness.serving import Server, digests
-from unit.data.test_sets import write_mnist
 
 import mpiddp as dist
 from mpiddp import nn

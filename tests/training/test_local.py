@@ -14,7 +14,7 @@ from mpiddp.training import UsageError
 from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.ranks import raise_on_all_ranks
 
-from .test_training_resume import EPOCHS, SAMPLES, STEPS_AN_EPOCH, bits, make
+from .test_checkpointer import EPOCHS, SAMPLES, STEPS_AN_EPOCH, bits, make
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 

@@ -12,7 +12,7 @@ from mpiddp.training import Config, info
 from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.ranks import raise_on_all_ranks
 
-from .test_training_resume import BATCH, make
+from .test_checkpointer import BATCH, make
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 

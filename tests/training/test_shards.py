@@ -17,7 +17,7 @@ from mpiddp.training.checkpoint import Checkpoint, CheckpointStore, read_checkpo
 from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.ranks import raise_on_all_ranks
 
-from .test_training_resume import BATCH, bits, data
+from .test_checkpointer import BATCH, bits, data
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
