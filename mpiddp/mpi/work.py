@@ -2,7 +2,7 @@
 
 An algorithm is written once, as steps that serve blocking and asynchronous calls::
 
-    def all_reduce(link, call, x, op):
+    def all_reduce(link, x, op):
         yield link.now.Iallreduce(MPI.IN_PLACE, x, op)
 
 An operation runs to its first ``yield`` when it is submitted, using the communicator ``now``. Its later steps run when
