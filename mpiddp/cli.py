@@ -18,7 +18,7 @@ from mpiddp.training.config import UsageError, resumed_threads
 from mpiddp.training.options import flag
 
 from .faults import doorbell, flight
-from .mpi.lazy import running
+from .mpi.finalize import running
 
 # An error on one rank may end the others before MPI runs: rank 0 gets this long to report it.
 _HEAD_START_S = 5.0

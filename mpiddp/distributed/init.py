@@ -15,7 +15,8 @@ from mpiddp.device import choice
 from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
 from mpiddp.faults.shutdown import set_limit, time_limit
-from mpiddp.mpi.lazy import MPI, finalized, running
+from mpiddp.mpi.finalize import finalized, running
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.recorder import warn
 from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.world import Claims

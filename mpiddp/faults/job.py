@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from mpiddp.mpi import lazy, world
+from mpiddp.mpi import finalize, world
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.requests import All
 from mpiddp.mpi.world import World
@@ -42,14 +42,14 @@ class Job(NamedTuple):
             return cls.gather(comm.Dup())
         job = cls._of_survivors(comm)
         if job.world.size < comm.size:
-            lazy.never_finalize()
+            finalize.never_finalize()
         return job
 
     def survivors(self) -> Self:
         """Revoke the world; collective over the survivors."""
         self.failures.revoke()
         # The launcher's barrier in MPI_Finalize may wait for failed ranks for ever.
-        lazy.never_finalize()
+        finalize.never_finalize()
         return self._of_survivors(self.world.comm, ended=self.liveness.exited)
 
     @classmethod

@@ -13,9 +13,9 @@ import warnings
 from threading import get_ident
 
 from mpiddp import settings
-from mpiddp.errors import DistError, MismatchError
+from mpiddp.errors import DistError, MismatchError, SetupError
 from mpiddp.mpi import recorder, requests, world
-from mpiddp.mpi.lazy import MPI, SetupError
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.p2p import Mailbox

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import re
 import signal
 import socket
 import sys
@@ -16,7 +15,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -29,9 +27,11 @@ from mpiddp.errors import (
     DistTimeoutError,
     MismatchError,
     RankFailedError,
+    SetupError,
 )
-from mpiddp.mpi import requests, stdio
-from mpiddp.mpi.lazy import MPI, SetupError, exit_limit, finalized, running
+from mpiddp.mpi import processes, requests, stdio
+from mpiddp.mpi.finalize import exit_limit, finalized, running
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation
 
 from . import activity, marker, mpirun
@@ -53,9 +53,6 @@ _SILENT_S = 5.0
 _ANSWER_S = 1.5
 # For the next unfinished operation when every program has ended.
 _REST_S = 5.0
-
-# Shared memory that MPI_Finalize removes, and MPI_Abort does not.
-_SEGMENT = re.compile(r" (/dev/shm/(?:mpich_shm_|sm_segment\.).*)$", re.MULTILINE)
 
 _rank, _size = 0, 1
 _owner_pid = 0
@@ -203,7 +200,7 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
         # mpi4py holds the interpreter while it aborts: the backstop must not need it.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             faulthandler.dump_traceback_later(_ABORT_S, exit=True, file=sys.__stderr__ or sys.stderr)
-        _remove_segments()
+        processes.remove_shared_files(os.getpid())
         mpirun.end_after_this_process(() if _reports is None else _reports.liveness.world.hosts)
         MPI.COMM_WORLD.Abort(code)
     launch = settings.launch()
@@ -223,12 +220,6 @@ def _abort_by_pmi(code: int) -> None:
         if b"rc=0" in hydra.recv(_PMI_BYTES):
             hydra.sendall(b"cmd=abort exitcode=%d\n" % code)
             time.sleep(_PMI_S)
-
-
-def _remove_segments() -> None:
-    with contextlib.suppress(OSError):
-        for name in set(_SEGMENT.findall(Path("/proc/self/maps").read_text())):
-            Path(name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -275,7 +275,7 @@ dist.init_process_group()
 def test_stopped_rank_keeps_the_others_in_finalize_for_the_timeout(jobs):
     job = jobs[STOPPED_BEFORE_FINALIZE].result()
     assert_ended(job)
-    assert "Timeout (0:00:08)" in job.stderr and "in _finalize" in job.stderr, job
+    assert "Timeout (0:00:08)" in job.stderr and "in finalize" in job.stderr, job
 
 
 CAUGHT = """

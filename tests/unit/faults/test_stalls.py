@@ -15,7 +15,7 @@ from mpiddp.faults import picture
 from mpiddp.faults.liveness import Liveness
 from mpiddp.faults.picture import State
 from mpiddp.faults.reports import Reports
-from mpiddp.mpi.operation import Members, Operation
+from mpiddp.mpi.operation import Call, Members, Operation
 
 GROUP, NUMBER, SIZE = 7, 4711, 10_000
 
@@ -66,7 +66,7 @@ def made_up(rank: int, answers: dict[int, State | None]) -> Any:
 
 def awaited(size: int, peers: tuple[int, ...] | None = None) -> Operation:
     members = Members(GROUP, tuple(range(size)), size, 1800.0, SimpleNamespace())  # type: ignore[arg-type]
-    return Operation("recv" if peers else "all_reduce", members, None, peers, False, NUMBER, 0 if peers else None)
+    return Operation(Call(members, "recv" if peers else "all_reduce", peers=peers, tag=0 if peers else None), NUMBER)
 
 
 def warning(rank: int, answers: dict[int, State | None], peers: tuple[int, ...] | None = None) -> tuple[str, int]:
