@@ -9,7 +9,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.requests import All
 from mpiddp.mpi.world import World
 
-from .distant import Distant
+from .between_nodes import BetweenNodes
 from .dumps import Dumps
 from .failures import Failures
 from .liveness import Liveness
@@ -20,7 +20,7 @@ class Job(NamedTuple):
     world: World
     liveness: Liveness
     failures: Failures
-    distant: Distant
+    between_nodes: BetweenNodes
     reports: Reports
 
     @classmethod
@@ -32,7 +32,7 @@ class Job(NamedTuple):
         All.one_by_one = failures.survivable
         liveness = Liveness(questions, gathered)
         reports = Reports(liveness, Dumps(liveness, gathered).collect)
-        return cls(gathered, liveness, failures, Distant(liveness), reports)
+        return cls(gathered, liveness, failures, BetweenNodes(liveness), reports)
 
     @classmethod
     def start(cls) -> Self:

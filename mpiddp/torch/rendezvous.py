@@ -17,7 +17,7 @@ import torch
 from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
 from mpiddp import settings
-from mpiddp.faults import shutdown
+from mpiddp.faults import abort
 from mpiddp.mpi import child_processes
 
 from .errors import translated
@@ -120,7 +120,7 @@ _USES = ("mpiddp.torch.process_group", "mpiddp.parallel")
 
 def _mention_gloo() -> None:
     if not set(_USES) & sys.modules.keys():
-        shutdown.say(
+        abort.say(
             "torch.distributed ran on Gloo in this job, though mpiddp is installed: start it with"
             ' `mpirun ... python -m mpiddp.torch`, or call init_process_group("mpiddp") first, to run it on MPI'
         )

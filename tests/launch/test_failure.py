@@ -112,10 +112,10 @@ dist.init_process_group()
 def test_reason_that_cannot_be_told_is_one_too():
     program = """
 import mpiddp as dist
-from mpiddp.faults import shutdown
+from mpiddp.faults.abort import abort
 dist.init_process_group()
 if dist.get_rank() == 1:
-    shutdown.abort(lambda: 1 / 0, 7)
+    abort(lambda: 1 / 0, 7)
 dist.barrier()
 """
     job = mpirun(3, program, timeout_s=40)

@@ -19,7 +19,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp import nn
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 from mpiddp.faults.dumps import Dumps
 from mpiddp.mpi import recorder, requests
 
@@ -34,7 +34,7 @@ def group(world):
 
 
 def entries(group):
-    job = monitor.current()
+    job = this_job.current()
     head, *found = Dumps(job.liveness, job.world).lines("a test")
     name = f"{group.group_name}.{group.link.id & 0xFFFFFFFF}"
     assert head["groups"][name]["ranks"] == list(group.link.ranks)

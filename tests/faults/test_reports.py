@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from mpiddp.faults import picture
 from mpiddp.faults.liveness import Liveness
 from mpiddp.faults.picture import State
 from mpiddp.faults.reports import Reports
@@ -214,11 +213,3 @@ def test_ten_thousand_ranks_of_a_circle_ask_few_and_print_few_lines() -> None:
     assert warning(5000, answers, (5001,)) == ("", 2)
     text, asked = warning(0, answers, (1,))
     assert len(text.splitlines()) == 11 and "and 9992 ranks" in text and asked == SIZE - 1
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([], ""), ([5], "5"), ([2, 1, 0, 9, 8], "0-2, 8-9"), (range(0, 40, 2), "0, 2, 4, 6, 8, 10 and 14 more")],
-)
-def test_ranges(ranks: Any, text: str) -> None:
-    assert picture.ranges(ranks) == text

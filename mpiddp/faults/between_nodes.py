@@ -26,7 +26,7 @@ _HEAD = struct.Struct("<qq")
 _MILESTONE = np.dtype([("sequence", "<i8"), ("history", "<i8")])
 
 
-class Distant:
+class BetweenNodes:
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
         self._groups: weakref.WeakValueDictionary[int, Comparison] = weakref.WeakValueDictionary()
