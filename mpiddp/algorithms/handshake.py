@@ -100,12 +100,13 @@ def compare(link: Link, call: Call) -> Steps:
 
 def without(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
     """Return the steps of an algorithm that compares no call."""
-    return lambda link, call, *args: algorithm(link, *args)
+    return functools.wraps(algorithm)(lambda link, call, *args: algorithm(link, *args))
 
 
 def before(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
     """Return the steps of an algorithm behind a comparison of the call."""
 
+    @functools.wraps(algorithm)
     def compared(link: Link, call: Call, *args: Any) -> Steps:
         yield from compare(link, call)
         return (yield from algorithm(link.after(), *args))

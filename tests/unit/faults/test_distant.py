@@ -9,11 +9,11 @@ import numpy as np
 
 from mpiddp.errors import MismatchError
 from mpiddp.faults import calls, distant
-from mpiddp.faults.calls import Call, Calls, make_call
+from mpiddp.faults.calls import Calls, Record, make_record
 from mpiddp.faults.distant import Distant
 
-SUM = make_call("all_reduce", np.dtype(np.float32), None, 4)
-INT = make_call("all_reduce", np.dtype(np.int32), None, 4)
+SUM = make_record("all_reduce", np.dtype(np.float32), None, 4)
+INT = make_record("all_reduce", np.dtype(np.int32), None, 4)
 
 
 class Node:
@@ -41,7 +41,7 @@ class Node:
         self.sent += 1
         self.nodes[to].handlers[tag](self.rank, bytearray(message))
 
-    def call(self, *made: Call) -> None:
+    def call(self, *made: Record) -> None:
         for each in made:
             self.calls.publish(self.calls.latest + 1, each)
 

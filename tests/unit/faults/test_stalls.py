@@ -13,7 +13,7 @@ import pytest
 
 from mpiddp.faults import stalls
 from mpiddp.faults.liveness import Answer, Liveness, State
-from mpiddp.mpi.operation import Members, Operation
+from mpiddp.mpi.operation import Call, Members, Operation
 
 GROUP, NUMBER, SIZE = 7, 4711, 10_000
 
@@ -65,7 +65,9 @@ def warning(rank: int, answers: dict[int, Answer | None], peers: tuple[int, ...]
     world: Any = SimpleNamespace(
         rank=rank, ranks=range(size), hosts=[f"n{each // 8}" for each in range(size)], pids=range(100, 100 + size)
     )
-    operation = Operation("recv" if peers else "all_reduce", members, None, peers, False, NUMBER, 0 if peers else None)
+    operation = Operation(
+        Call(members, "recv" if peers else "all_reduce", peers=peers, tag=0 if peers else None), NUMBER
+    )
     liveness: Any = MadeUp(world, answers)
     text = stalls.warning(liveness, operation, "train.py:120 in backward", 65.0, 120.0, 30.0)
     return text, liveness.asked
