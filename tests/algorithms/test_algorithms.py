@@ -373,7 +373,6 @@ def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.
     )
     link, size, rank = case.link, case.link.size, case.link.rank
     name = "two_shot" if link.one_node else "hierarchical"
-    algorithm: Any = plan.MODULES[name]
     cases = itertools.product(
         (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")), (0, 63, 3001), (ReduceOp.SUM, REDUCTIONS[-1])
     )
@@ -384,21 +383,21 @@ def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.
         what, rows, own = f"{dtype} {count} {submitted} {op}", case.rows(count * size, dtype), own_factor(op, rank)
         root = count % size
         x = rows[rank].copy()
-        case.run(algorithm.all_reduce(link, x, own), submitted)
+        case.run(steps("all_reduce", name, link, x, own), submitted)
         expect(x, reduced(op, rows), size, f"all_reduce {what}")
         if name != "two_shot":
             continue
         x = rows[rank].copy()
-        case.run(algorithm.reduce(link, x, root, own), submitted)
+        case.run(steps("reduce", name, link, x, root, own), submitted)
         expect(x, reduced(op, rows) if rank == root else rows[rank].astype(np.longdouble), size, f"reduce {what}")
         x, output = rows[rank].copy(), np.empty(count, dtype)
-        case.run(algorithm.reduce_scatter(link, output, x, own), submitted)
+        case.run(steps("reduce_scatter", name, link, output, x, own), submitted)
         expect(output, reduced(op, rows)[rank * count : (rank + 1) * count], size, f"reduce_scatter {what}")
         gathered = np.empty((size, count * size), dtype)
-        case.run(algorithm.all_gather(link, gathered, rows[rank].copy()), submitted)
+        case.run(steps("all_gather", name, link, gathered, rows[rank].copy()), submitted)
         assert np.array_equal(gathered, np.stack(rows)), f"all_gather {what}"
         x = rows[rank].copy()
-        case.run(algorithm.broadcast(link, x, root), submitted)
+        case.run(steps("broadcast", name, link, x, root), submitted)
         assert np.array_equal(x, rows[root]), f"broadcast {what}"
     if link.resource(CrossMemory).fault in ("", "not in this test"):
         several = len(set(link.nodes)) < size
