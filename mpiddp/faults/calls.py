@@ -48,7 +48,6 @@ _ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
 _MAX_UNCONFIRMED = 64
 _MAX_FINISHED = 8
-_MILESTONE, _MILESTONES = 1024, 64
 _FEW = 16
 """Ranks up to which comparing bytes is faster than NumPy."""
 
@@ -265,7 +264,6 @@ class Calls(Resource):
         self.history = 0
         self.latest = 0
         """In a group on several nodes."""
-        self.milestones: dict[int, int] = {}
         self._unconfirmed: dict[int, bytes] = {}
         self._finished: deque[tuple[int, bytes]] = deque(maxlen=_MAX_FINISHED)
         """Calls that have not waited for all ranks."""
@@ -281,9 +279,6 @@ class Calls(Resource):
         if self._distant:
             if not call.self_comparing:
                 self.history = hash((self.history, *call))
-            if sequence % _MILESTONE == 0:
-                self.milestones[sequence] = self.history
-                self.milestones.pop(sequence - _MILESTONES * _MILESTONE, None)
             self.latest = sequence
         row = self._memory[start : start + self._row_bytes]
         if row == record * self._size:
