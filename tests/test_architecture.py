@@ -38,7 +38,7 @@ WIDER = ("mpiddp.nn.collectives",)
 
 GUARDED = {
     "cupy": ("mpiddp.device",),
-    "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.bench"),
+    "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.mpi.finalize", "mpiddp.bench"),
     "torch": ("mpiddp.torch", "mpiddp.bench"),
 }
 """Libraries that may be touched in one place only, by an import or by a look-up of the module."""
@@ -452,8 +452,8 @@ WITHOUT_TESTS = {
         "batches checkpoint_resume collective_costs collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"
     ),
-    "faults": "activity failures job liveness marker monitor neighbour shutdown watchdog",
-    "mpi": "future lazy link operation p2p p2p_device requests stdio world",
+    "faults": "abort activity failures job leaving liveness marker monitor neighbour this_job uncaught watchdog",
+    "mpi": "child_processes finalize future lazy link operation p2p p2p_device requests start stdio world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"

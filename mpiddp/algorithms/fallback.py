@@ -15,8 +15,8 @@ from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from . import exchange, native, tree
 
 SHORT_BYTES = 1 << 14
-FEW_RANKS = 8
-"""On more ranks the tree sends fewer messages."""
+TREE_RANKS = 9
+"""From so many on the tree sends fewer messages."""
 
 
 @functools.lru_cache(1024)
@@ -28,7 +28,7 @@ def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:
 
 def choose(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp, size_bytes: int) -> ModuleType:
     module = reduction(dtype, op)
-    short = size_bytes <= SHORT_BYTES and link.size > FEW_RANKS and not link.one_node
+    short = size_bytes <= SHORT_BYTES and link.size >= TREE_RANKS and not link.one_node
     if module is exchange and short and hasattr(tree, operation):
         return tree
     return module

@@ -32,8 +32,8 @@ SLOT_BYTES = 1 << 10
 SLOT_START = _ENTRY.size
 _MAX_VIEWS = 256
 ROW_BYTES = SLOT_START + SLOT_BYTES
-FEW_RANKS = 16
-"""In larger groups on several nodes the first step reduces a hash, as each rank would receive too many entries."""
+MAX_ROWS = 16
+"""In groups of more ranks on several nodes the first step reduces a hash: each would receive too many rows."""
 _PLACE_AND_FACTOR = slice(32, 56)
 
 
@@ -80,7 +80,7 @@ def _equal_entries(size: int, entry: bytes) -> Entries:
 def exchange(link: Link, call: Call, place: Location, op: ReduceOp | None) -> Steps:
     """Wait for every rank; one yield, on ``now``, in small groups; MismatchError on all, if calls differ."""
     factor = 1.0 if op is None or op.factor is None else op.factor
-    if link.one_node or link.size <= FEW_RANKS:
+    if link.one_node or link.size <= MAX_ROWS:
         return (yield from _meet(link, link.now, call, place, factor))
     yield from compare(link, call)
     return (yield from _meet(link, link.later, call, place, factor))
@@ -88,7 +88,7 @@ def exchange(link: Link, call: Call, place: Location, op: ReduceOp | None) -> St
 
 def compare(link: Link, call: Call) -> Steps:
     """Wait for every rank; MismatchError on all, if calls differ."""
-    if link.one_node or link.size <= FEW_RANKS:
+    if link.one_node or link.size <= MAX_ROWS:
         yield from _meet(link, link.now, call)
         return
     digest = hash(_ENTRY.unpack(pack(link, call)))
@@ -100,12 +100,13 @@ def compare(link: Link, call: Call) -> Steps:
 
 def without(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
     """Return the steps of an algorithm that compares no call."""
-    return lambda link, call, *args: algorithm(link, *args)
+    return functools.wraps(algorithm)(lambda link, call, *args: algorithm(link, *args))
 
 
 def before(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
     """Return the steps of an algorithm behind a comparison of the call."""
 
+    @functools.wraps(algorithm)
     def compared(link: Link, call: Call, *args: Any) -> Steps:
         yield from compare(link, call)
         return (yield from algorithm(link.after(), *args))
@@ -175,7 +176,7 @@ def pack(link: Link, call: Call, place: Location = NOWHERE, factor: float = 1.0)
 def _meet(link: Link, comm: MPI.Intracomm, call: Call, place: Location = NOWHERE, factor: float = 1.0) -> Steps:
     """Return the entries."""
     mine = pack(link, call, place, factor)
-    if link.one_node or link.size > FEW_RANKS:
+    if link.one_node or link.size > MAX_ROWS:
         told = bytearray(len(mine) * link.size)
         yield comm.Iallgather(mine, told)
         agree = told == mine * link.size

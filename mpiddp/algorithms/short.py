@@ -22,7 +22,7 @@ _BYTE = np.dtype(np.uint8)
 
 
 def fits(link: Link, size_bytes: int = 0) -> bool:
-    return not link.one_node and link.size <= handshake.FEW_RANKS and size_bytes <= handshake.SLOT_BYTES
+    return not link.one_node and link.size <= handshake.MAX_ROWS and size_bytes <= handshake.SLOT_BYTES
 
 
 def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, out: Array | None, first: int = 0) -> Steps:

@@ -20,7 +20,7 @@ from mpiddp.algorithms import plan as planning
 from mpiddp.algorithms.plan import Plan
 from mpiddp.device import download, is_device_array
 from mpiddp.errors import ArrayError
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 from mpiddp.faults.calls import mismatch
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
@@ -74,7 +74,7 @@ def caller() -> str:
 
 
 def log(operation: Operation) -> None:
-    job = monitor.current()
+    job = this_job.current()
     logger.info("[rank %d] %s, called at %s", 0 if job is None else job.world.rank, operation, caller())
 
 

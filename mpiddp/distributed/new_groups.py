@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpiddp.errors import DistError
-from mpiddp.faults import monitor
+from mpiddp.faults import monitor, this_job
 from mpiddp.faults.calls import make_record, mismatch
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
@@ -68,7 +68,7 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
 
 
 def _make(comm: MPI.Intracomm, timeout_s: float | None, description: str | None, backend: str) -> ProcessGroup:
-    parent, job = default_group(), monitor.current()
+    parent, job = default_group(), this_job.current()
     assert job is not None, "there is a default group"
     link, group_monitor = monitor.connect(job, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
     connect(link, backend)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpiddp.faults import monitor
-from mpiddp.faults.shutdown import time_limit
+from mpiddp.faults import this_job
+from mpiddp.faults.abort import time_limit
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Call
 from mpiddp.mpi.requests import run_in_thread
@@ -60,7 +60,7 @@ def shrink_group(
     if old.rank() in excluded:
         raise ValueError(f"rank {old.rank()} is to be excluded, and those that are do not call shrink_group")
     link, backend = old.link, backend_of(old.link)
-    job = monitor.current()
+    job = this_job.current()
     assert job is not None, "there is a default group"
     failed = job.failures.happened()
     if not failed and not shrink_flags & SHRINK_ABORT:
@@ -70,7 +70,7 @@ def shrink_group(
     while True:
         with time_limit(link.timeout_s, "shrink_group"):
             if failed:
-                job, comm = monitor.regroup(), None
+                job, comm = this_job.regroup(), None
             try:
                 return init.begin(job, comm, link.timeout_s, backend)
             except Exception as error:

@@ -3,8 +3,8 @@
 A `Record` is what the ranks compare of a call: three numbers, equal in every process. `Calls` holds the ranks' records
 in memory of the node. A rank publishes its call before it sends, and compares: the later of two ranks that disagree
 raises before its data moves, the earlier one in its wait, when the group is destroyed, or at the job's end. Between
-nodes, `handshake` compares calls before their data moves, and `distant` the others in the background. An operation that
-compares calls itself is marked: all ranks raise, and the group goes on.
+nodes, `handshake` compares calls before their data moves, and `between_nodes` the others in the background. An
+operation that compares calls itself is marked: all ranks raise, and the group goes on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ _ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
 _MAX_UNCONFIRMED = 64
 _MAX_FINISHED = 8
-_MILESTONE, _MILESTONES = 1024, 64
 _FEW = 16
 """Ranks up to which comparing bytes is faster than NumPy."""
 
@@ -265,7 +264,6 @@ class Calls(Resource):
         self.history = 0
         self.latest = 0
         """In a group on several nodes."""
-        self.milestones: dict[int, int] = {}
         self._unconfirmed: dict[int, bytes] = {}
         self._finished: deque[tuple[int, bytes]] = deque(maxlen=_MAX_FINISHED)
         """Calls that have not waited for all ranks."""
@@ -281,9 +279,6 @@ class Calls(Resource):
         if self._distant:
             if not call.self_comparing:
                 self.history = hash((self.history, *call))
-            if sequence % _MILESTONE == 0:
-                self.milestones[sequence] = self.history
-                self.milestones.pop(sequence - _MILESTONES * _MILESTONE, None)
             self.latest = sequence
         row = self._memory[start : start + self._row_bytes]
         if row == record * self._size:

@@ -35,6 +35,8 @@ _abandoned: list[tuple[Steps | None, Awaited | None]] = []
 
 
 _POLLS = 20
+_LOOK_S = 0.05
+"""Between two looks for faults of other ranks by a program that polls."""
 _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() first"
 
 
@@ -58,6 +60,7 @@ class Work:
     _limit_s: float | None = None
     _callbacks: tuple[Callable[[], None], ...] = ()
     _value: Any = None
+    _looked = 0.0
 
     def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:
         self._operation = operation
@@ -168,12 +171,24 @@ class Work:
             self._finish(error)
 
     def is_completed(self) -> bool:
-        """Let pending operations make progress; return True if this one has ended."""
+        """Let pending operations make progress; return True if this one has ended, also by an error that `wait` raises."""
         if not self._finished:
             poll()
+            self._look_for_faults()
         if self._finished and self._check is not None:
             self._verify_result()
         return self._finished
+
+    def _look_for_faults(self) -> None:
+        """End with the error of ranks that have failed or make other calls, for a program that never waits."""
+        now = monotonic()
+        if self._finished or now - max(self._operation.start, self._looked) < _LOOK_S:
+            return
+        self._looked = now
+        try:
+            self._operation.members.monitor.check()
+        except Exception as error:
+            self._fail(error)
 
     def is_success(self) -> bool:
         """Return True if the operation has ended without an error."""

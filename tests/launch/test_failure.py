@@ -112,10 +112,10 @@ dist.init_process_group()
 def test_reason_that_cannot_be_told_is_one_too():
     program = """
 import mpiddp as dist
-from mpiddp.faults import shutdown
+from mpiddp.faults.abort import abort
 dist.init_process_group()
 if dist.get_rank() == 1:
-    shutdown.abort(lambda: 1 / 0, 7)
+    abort(lambda: 1 / 0, 7)
 dist.barrier()
 """
     job = mpirun(3, program, timeout_s=40)
@@ -275,7 +275,7 @@ dist.init_process_group()
 def test_stopped_rank_keeps_the_others_in_finalize_for_the_timeout(jobs):
     job = jobs[STOPPED_BEFORE_FINALIZE].result()
     assert_ended(job)
-    assert "Timeout (0:00:08)" in job.stderr and "in _finalize" in job.stderr, job
+    assert "Timeout (0:00:08)" in job.stderr and "in finalize" in job.stderr, job
 
 
 CAUGHT = """

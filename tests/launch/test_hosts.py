@@ -26,11 +26,11 @@ import json, os, socket, sys
 import numpy as np
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 from mpiddp.shm import segment
 
 dist.init_process_group()
-world = monitor.current().world
+world = this_job.current().world
 rank, size = dist.get_rank(), dist.get_world_size()
 node = world.local_ranks
 assert world.hosts[rank] == socket.gethostname()
@@ -262,7 +262,7 @@ SURVIVORS = """
 import json, os, signal, sys
 import numpy as np
 import mpiddp as dist
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 
 dist.init_process_group()
 me, victim = dist.get_rank(), int(sys.argv[1])
@@ -277,7 +277,7 @@ for step in range(60):
     except dist.RankFailedError as error:
         assert error.ranks == [victim], error.ranks
         dist.shrink_group(error.ranks)
-world = monitor.current().world
+world = this_job.current().world
 if dist.get_rank() == 0:
     print(json.dumps({"hosts": world.hosts, "nodes": world.nodes}), flush=True)
 """

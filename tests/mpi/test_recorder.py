@@ -19,7 +19,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp import nn
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 from mpiddp.faults.dumps import Dumps
 from mpiddp.mpi import recorder, requests
 
@@ -34,7 +34,7 @@ def group(world):
 
 
 def entries(group):
-    job = monitor.current()
+    job = this_job.current()
     head, *found = Dumps(job.liveness, job.world).lines("a test")
     name = f"{group.group_name}.{group.link.id & 0xFFFFFFFF}"
     assert head["groups"][name]["ranks"] == list(group.link.ranks)
@@ -203,7 +203,7 @@ def test_a_call_that_never_ended_stays_started(world):
 def test_buckets_have_their_names(world):
     model = dist.DistributedDataParallel(nn.Linear(3, 2))
     model(np.ones((4, 3), np.float32)).sum().backward()
-    names = [each[0][1] for each in recorder.ring]
+    names = [each.name for each in recorder.entries()]
     assert "DDP bucket 0" in names or world.size == 1
 
 
@@ -231,6 +231,6 @@ def test_calls_that_no_python_code_has_made(world, monkeypatch, call):
     end = time.monotonic() + 20
     while not (errors or ended) and time.monotonic() < end:
         time.sleep(0.01)
-        ended = [each for each in tuple(recorder.ring) if each[recorder.END]]
+        ended = [each for each in recorder.entries() if each.end]
     assert not errors, errors[0].exc_value
     assert ended

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.faults import monitor
+from mpiddp.faults import monitor, this_job
 from mpiddp.mpi import p2p_device, probe
 from mpiddp.mpi.cuda_aware import KINDS, library_key
 from mpiddp.mpi.lazy import MPI
@@ -144,7 +144,7 @@ def main(kind: str) -> int:
     if faults:
         _say(comm, fault=faults[0])
         return 1
-    job = monitor.start()
+    job = this_job.start()
     link, _ = monitor.connect(job, job.world.comm.Dup(), probe.LIMIT_S)
     _say(comm, tries=kind, nodes=link.node_count)
     tried: dict[str, Callable[[Link], Check]] = {"point_to_point": point_to_point, "collectives": collectives}

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from mpiddp.faults import picture
 from mpiddp.faults.liveness import Liveness
 from mpiddp.faults.picture import State
 from mpiddp.faults.reports import Reports
-from mpiddp.mpi.operation import Members, Operation
+from mpiddp.mpi.operation import Call, Members, Operation
 
 GROUP, NUMBER, SIZE = 7, 4711, 10_000
 
@@ -66,7 +65,7 @@ def made_up(rank: int, answers: dict[int, State | None]) -> Any:
 
 def awaited(size: int, peers: tuple[int, ...] | None = None) -> Operation:
     members = Members(GROUP, tuple(range(size)), size, 1800.0, SimpleNamespace())  # type: ignore[arg-type]
-    return Operation("recv" if peers else "all_reduce", members, None, peers, False, NUMBER, 0 if peers else None)
+    return Operation(Call(members, "recv" if peers else "all_reduce", peers=peers, tag=0 if peers else None), NUMBER)
 
 
 def warning(rank: int, answers: dict[int, State | None], peers: tuple[int, ...] | None = None) -> tuple[str, int]:
@@ -214,11 +213,3 @@ def test_ten_thousand_ranks_of_a_circle_ask_few_and_print_few_lines() -> None:
     assert warning(5000, answers, (5001,)) == ("", 2)
     text, asked = warning(0, answers, (1,))
     assert len(text.splitlines()) == 11 and "and 9992 ranks" in text and asked == SIZE - 1
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([], ""), ([5], "5"), ([2, 1, 0, 9, 8], "0-2, 8-9"), (range(0, 40, 2), "0, 2, 4, 6, 8, 10 and 14 more")],
-)
-def test_ranges(ranks: Any, text: str) -> None:
-    assert picture.ranges(ranks) == text
