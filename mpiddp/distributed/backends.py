@@ -47,7 +47,7 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
         return default
     if not isinstance(backend, str):
         raise ValueError(f"backend must be one of {_NAMES}; got {backend!r}")
-    found = "mpi"
+    kind = "mpi"
     for part in backend.lower().split(","):
         device, _, name = part.strip().rpartition(":")
         if name not in ("mpi", "gloo", "nccl") or device not in ("", "cpu", "cuda"):
@@ -55,8 +55,8 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
         if name == "gloo":
             logger.info("backend 'gloo' is an alias here: arrays go over MPI")
         if name == "nccl" and device != "cpu":
-            found = "nccl"
-    return found
+            kind = "nccl"
+    return kind
 
 
 def connect(link: Link, backend: str) -> None:

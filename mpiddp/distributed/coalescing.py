@@ -23,15 +23,15 @@ from .groups import GroupLike, ProcessGroup, member
 
 
 def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
-    places: dict[Any, list[int]] = {}
-    for place, x in enumerate(arrays):
-        places.setdefault(x.dtype, []).append(place)
-    return list(places.values())
+    indices: dict[Any, list[int]] = {}
+    for index, x in enumerate(arrays):
+        indices.setdefault(x.dtype, []).append(index)
+    return list(indices.values())
 
 
 def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
-    for places in _by_dtype(xs):
-        part = [xs[place] for place in places]
+    for indices in _by_dtype(xs):
+        part = [xs[index] for index in indices]
         flat = packed(part)
         yield from planning.nested(link, "all_reduce", flat, flat, op)
         unpack(flat, part)
@@ -87,13 +87,13 @@ def all_reduce_coalesced(
     >>> x.tolist(), y.tolist()
     ([2.0, 2.0], [2])
     """
-    found = member(group, "all_reduce_coalesced")
-    if found is None:
+    group = member(group, "all_reduce_coalesced")
+    if group is None:
         return None
     xs = _arrays(tensors, "tensors", "all_reduce_coalesced", writable=True)
     for x in xs:
         check(x.dtype, op)
-    return _future(_dispatch("all_reduce_coalesced", found, async_op, xs, xs, _all_reduce, (xs, op), op))
+    return _future(_dispatch("all_reduce_coalesced", group, async_op, xs, xs, _all_reduce, (xs, op), op))
 
 
 def all_gather_coalesced(
@@ -115,15 +115,15 @@ def all_gather_coalesced(
     (0.0, 1.0)
     """
     name = "all_gather_coalesced"
-    found = member(group, name)
-    if found is None:
+    group = member(group, name)
+    if group is None:
         return None
     inputs = _arrays(input_tensor_list, "input_tensor_list", name, writable=False)
     if not isinstance(output_tensor_lists, list):
         raise TypeError(f"{name} needs a list of lists as `output_tensor_lists`, got {output_tensor_lists!r:.60}")
-    if len(output_tensor_lists) != found.size():
+    if len(output_tensor_lists) != group.size():
         raise ValueError(
-            f"{name} needs one list in `output_tensor_lists` for each of {found.size()} ranks,"
+            f"{name} needs one list in `output_tensor_lists` for each of {group.size()} ranks,"
             f" got {len(output_tensor_lists)}"
         )
     outputs = []
@@ -133,8 +133,8 @@ def all_gather_coalesced(
         if len(arrays) != len(inputs):
             raise ValueError(f"{name} needs {len(inputs)} arrays in `{where}`, as in the inputs, got {len(arrays)}")
         for index, (x, output) in enumerate(zip(inputs, arrays, strict=True)):
-            shape = x.shape if rank == found.rank() else None
+            shape = x.shape if rank == group.rank() else None
             expect_like(output, shape, x.dtype, name, f"{where}[{index}]")
         outputs.append(arrays)
     flat = [x for arrays in outputs for x in arrays]
-    return _future(_dispatch(name, found, async_op, flat, inputs, _all_gather, (outputs, inputs)))
+    return _future(_dispatch(name, group, async_op, flat, inputs, _all_gather, (outputs, inputs)))

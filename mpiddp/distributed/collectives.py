@@ -45,11 +45,11 @@ def barrier(
     --------
     >>> dist.barrier(timeout=10)
     """
-    found = member(group, "barrier")
-    if found is None:
+    group = member(group, "barrier")
+    if group is None:
         return None
-    plan = found.plans.get(_BARRIER) or found.plans.remember(_BARRIER, planning.barrier(found.link))
-    return dispatch(found, plan, (None,), (), async_op, seconds(timeout))
+    plan = group.plans.get(_BARRIER) or group.plans.remember(_BARRIER, planning.barrier(group.link))
+    return dispatch(group, plan, (None,), (), async_op, seconds(timeout))
 
 
 def broadcast(
@@ -79,14 +79,14 @@ def broadcast(
     >>> x.tolist()
     [1, 1, 1]
     """
-    found = member(group, "broadcast")
-    if found is None:
+    group = member(group, "broadcast")
+    if group is None:
         return None
-    root = root_rank(found, src, group_src)
-    x = as_array(tensor, "broadcast", writable=found.link.rank != root)
+    root = root_rank(group, src, group_src)
+    x = as_array(tensor, "broadcast", writable=group.link.rank != root)
     key = ("broadcast", algorithm, root, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or found.plans.remember(key, planning.make(found.link, *key[:2], x, x, root=root))
-    return dispatch(found, plan, (x, root), (x,), async_op)
+    plan = group.plans.get(key) or group.plans.remember(key, planning.make(group.link, *key[:2], x, x, root=root))
+    return dispatch(group, plan, (x, root), (x,), async_op)
 
 
 def all_reduce(
@@ -118,13 +118,13 @@ def all_reduce(
     >>> work.wait()
     True
     """
-    found = member(group, "all_reduce")
-    if found is None:
+    group = member(group, "all_reduce")
+    if group is None:
         return None
     x = as_array(tensor, "all_reduce")
     key = ("all_reduce", algorithm, op, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or found.plans.remember(key, planning.make(found.link, *key[:2], x, x, op))
-    return dispatch(found, plan, (x, op), (x,), async_op)
+    plan = group.plans.get(key) or group.plans.remember(key, planning.make(group.link, *key[:2], x, x, op))
+    return dispatch(group, plan, (x, op), (x,), async_op)
 
 
 def all_reduce_bucket(x: Array, op: ReduceOp, group: ProcessGroup, index: int) -> Work:
@@ -167,14 +167,14 @@ def reduce(
     >>> x.tolist() == ([2.0, 2.0] if dist.get_rank() == 0 else [1.0, 1.0])
     True
     """
-    found = member(group, "reduce")
-    if found is None:
+    group = member(group, "reduce")
+    if group is None:
         return None
-    root = root_rank(found, dst, group_dst)
-    x = as_array(tensor, "reduce", writable=found.link.rank == root)
+    root = root_rank(group, dst, group_dst)
+    x = as_array(tensor, "reduce", writable=group.link.rank == root)
     key = ("reduce", algorithm, op, root, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or found.plans.remember(key, planning.make(found.link, *key[:2], x, x, op, root))
-    return dispatch(found, plan, (x, root, op), (x,), async_op)
+    plan = group.plans.get(key) or group.plans.remember(key, planning.make(group.link, *key[:2], x, x, op, root))
+    return dispatch(group, plan, (x, root, op), (x,), async_op)
 
 
 def _expect_blocks(whole: Array, part: Array, size: int, operation: str, whole_name: str, part_name: str) -> None:
@@ -214,17 +214,17 @@ def all_gather_single(
     >>> x.tolist()
     [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
     """
-    found = member(group, "all_gather_single")
-    if found is None:
+    group = member(group, "all_gather_single")
+    if group is None:
         return None
     x = as_array(input_tensor, _GATHER, writable=False, name="input_tensor")
     output = as_array(output_tensor, _GATHER, name="output_tensor")
     key = ("all_gather_single", algorithm, x.dtype, x.shape, output.dtype, output.shape, type(x), type(output))
-    plan = found.plans.get(key)
+    plan = group.plans.get(key)
     if plan is None:
-        _expect_blocks(output, x, found.link.size, _GATHER, "output_tensor", "input_tensor")
-        plan = found.plans.remember(key, planning.make(found.link, *key[:2], output, x, places=(0, 1)))
-    return dispatch(found, plan, (output, x), (output,), async_op)
+        _expect_blocks(output, x, group.link.size, _GATHER, "output_tensor", "input_tensor")
+        plan = group.plans.remember(key, planning.make(group.link, *key[:2], output, x, places=(0, 1)))
+    return dispatch(group, plan, (output, x), (output,), async_op)
 
 
 all_gather_into_tensor = all_gather_single
@@ -257,17 +257,17 @@ def reduce_scatter_single(
     >>> x.item() == (20.0 if dist.get_rank() == 0 else 40.0)
     True
     """
-    found = member(group, "reduce_scatter_single")
-    if found is None:
+    group = member(group, "reduce_scatter_single")
+    if group is None:
         return None
     result = as_array(output, _SCATTER, name="output")
     x = as_array(input, _SCATTER, writable=False, name="input")
     key = ("reduce_scatter_single", algorithm, op, x.dtype, x.shape, result.dtype, result.shape, type(x), type(result))
-    plan = found.plans.get(key)
+    plan = group.plans.get(key)
     if plan is None:
-        _expect_blocks(x, result, found.link.size, _SCATTER, "input", "output")
-        plan = found.plans.remember(key, planning.make(found.link, *key[:2], result, x, op, places=(0, 1)))
-    return dispatch(found, plan, (result, x, op), (result,), async_op)
+        _expect_blocks(x, result, group.link.size, _SCATTER, "input", "output")
+        plan = group.plans.remember(key, planning.make(group.link, *key[:2], result, x, op, places=(0, 1)))
+    return dispatch(group, plan, (result, x, op), (result,), async_op)
 
 
 reduce_scatter_tensor = reduce_scatter_single
@@ -300,20 +300,20 @@ def reduce_scatter(
     >>> x.item() == (20.0 if dist.get_rank() == 0 else 40.0)
     True
     """
-    found = member(group, "reduce_scatter")
-    if found is None:
+    group = member(group, "reduce_scatter")
+    if group is None:
         return None
     result = as_array(output, "reduce_scatter", name="output")
-    inputs = as_arrays(input_list, "reduce_scatter", found.link.size, writable=False, name="input_list")
+    inputs = as_arrays(input_list, "reduce_scatter", group.link.size, writable=False, name="input_list")
     for index, given in enumerate(inputs):
         expect_like(given, result.shape, result.dtype, "reduce_scatter", f"input_list[{index}]")
     joined = np.concatenate([given.reshape(-1) for given in inputs])
     key = ("reduce_scatter", algorithm, op, joined.dtype, joined.shape, result.shape, type(joined), type(result))
-    plan = found.plans.get(key)
+    plan = group.plans.get(key)
     if plan is None:
-        made = planning.make(found.link, *key[:2], result, joined, op, places=(0, 1), count=result.size)
-        plan = found.plans.remember(key, made)
-    return dispatch(found, plan, (result, joined, op), (result,), async_op)
+        made = planning.make(group.link, *key[:2], result, joined, op, places=(0, 1), count=result.size)
+        plan = group.plans.remember(key, made)
+    return dispatch(group, plan, (result, joined, op), (result,), async_op)
 
 
 def _move(
@@ -356,15 +356,15 @@ def all_gather(
     >>> [each.tolist() for each in x]
     [[7.0], [7.0, 7.0]]
     """
-    found = member(group, "all_gather")
-    if found is None:
+    group = member(group, "all_gather")
+    if group is None:
         return None
     x = as_array(tensor, "all_gather", writable=False)
-    outputs = as_arrays(tensor_list, "all_gather", found.link.size)
-    _expect_list_like(outputs, x, found, "all_gather", "tensor_list")
+    outputs = as_arrays(tensor_list, "all_gather", group.link.size)
+    _expect_list_like(outputs, x, group, "all_gather", "tensor_list")
     sizes = [output.size for output in outputs]
     layout = "" if min(sizes) == max(sizes) else repr(sizes)
-    return _move("all_gather", found, async_op, outputs, (x,), (outputs, x), count=sum(sizes), layout=layout)
+    return _move("all_gather", group, async_op, outputs, (x,), (outputs, x), count=sum(sizes), layout=layout)
 
 
 def _expect_list_like(arrays: Sequence[Array], x: Array, group: ProcessGroup, operation: str, name: str) -> None:
@@ -401,15 +401,15 @@ def gather(
     >>> x is None or [each.item() for each in x] == [0.0, 1.0]
     True
     """
-    found = member(group, "gather")
-    if found is None:
+    group = member(group, "gather")
+    if group is None:
         return None
-    root = root_rank(found, dst, group_dst, default=0)
+    root = root_rank(group, dst, group_dst, default=0)
     x = as_array(tensor, "gather", writable=False)
-    expect_on_root(gather_list, found, root, "gather_list", "destination")
-    outputs = as_arrays(gather_list, "gather", found.link.size, name="gather_list") if gather_list else None
-    _expect_list_like(outputs or (), x, found, "gather", "gather_list")
-    return _move("gather", found, async_op, outputs or (), (x,), (outputs, x, root), root=root)
+    expect_on_root(gather_list, group, root, "gather_list", "destination")
+    outputs = as_arrays(gather_list, "gather", group.link.size, name="gather_list") if gather_list else None
+    _expect_list_like(outputs or (), x, group, "gather", "gather_list")
+    return _move("gather", group, async_op, outputs or (), (x,), (outputs, x, root), root=root)
 
 
 def scatter(
@@ -440,17 +440,17 @@ def scatter(
     >>> x.item() == dist.get_rank()
     True
     """
-    found = member(group, "scatter")
-    if found is None:
+    group = member(group, "scatter")
+    if group is None:
         return None
-    root = root_rank(found, src, group_src, default=0)
+    root = root_rank(group, src, group_src, default=0)
     x = as_array(tensor, "scatter")
-    expect_on_root(scatter_list, found, root, "scatter_list", "source")
+    expect_on_root(scatter_list, group, root, "scatter_list", "source")
     inputs = None
     if scatter_list:
-        inputs = as_arrays(scatter_list, "scatter", found.link.size, writable=False, name="scatter_list")
-    _expect_list_like(inputs or (), x, found, "scatter", "scatter_list")
-    return _move("scatter", found, async_op, (x,), inputs or (), (x, inputs, root), root=root)
+        inputs = as_arrays(scatter_list, "scatter", group.link.size, writable=False, name="scatter_list")
+    _expect_list_like(inputs or (), x, group, "scatter", "scatter_list")
+    return _move("scatter", group, async_op, (x,), inputs or (), (x, inputs, root), root=root)
 
 
 def all_to_all(
@@ -477,17 +477,17 @@ def all_to_all(
     >>> [each.item() for each in x] == [dist.get_rank(), 10.0 + dist.get_rank()]
     True
     """
-    found = member(group, "all_to_all")
-    if found is None:
+    group = member(group, "all_to_all")
+    if group is None:
         return None
-    outputs = as_arrays(output_tensor_list, "all_to_all", found.link.size, name="output_tensor_list")
-    inputs = as_arrays(input_tensor_list, "all_to_all", found.link.size, writable=False, name="input_tensor_list")
+    outputs = as_arrays(output_tensor_list, "all_to_all", group.link.size, name="output_tensor_list")
+    inputs = as_arrays(input_tensor_list, "all_to_all", group.link.size, writable=False, name="input_tensor_list")
     for arrays, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
         for index, x in enumerate(arrays):
             expect_like(x, None, outputs[0].dtype, "all_to_all", f"{name}[{index}]")
-    mine = found.link.rank
+    mine = group.link.rank
     expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
-    return _move("all_to_all", found, async_op, outputs, inputs, (outputs, inputs))
+    return _move("all_to_all", group, async_op, outputs, inputs, (outputs, inputs))
 
 
 def all_to_all_single(
@@ -516,10 +516,10 @@ def all_to_all_single(
     >>> x.tolist() == [dist.get_rank(), 10.0 + dist.get_rank()]
     True
     """
-    found = member(group, "all_to_all_single")
-    if found is None:
+    group = member(group, "all_to_all_single")
+    if group is None:
         return None
-    size, mine = found.link.size, found.link.rank
+    size, mine = group.link.size, group.link.rank
     result = as_array(output, "all_to_all_single", name="output")
     x = as_array(input, "all_to_all_single", writable=False, name="input")
     expect_like(result, None, x.dtype, "all_to_all_single", "output")
@@ -529,7 +529,7 @@ def all_to_all_single(
         raise ArrayError(
             f"all_to_all_single: this rank sends itself {sent[mine]} bytes and expects {received[mine]} from itself"
         )
-    return _move("all_to_all_single", found, async_op, (result,), (x,), (result, x, received, sent))
+    return _move("all_to_all_single", group, async_op, (result,), (x,), (result, x, received, sent))
 
 
 def _byte_counts(x: Array, splits: Sequence[int] | None, size: int, name: str) -> list[int]:

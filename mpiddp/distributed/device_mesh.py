@@ -25,15 +25,15 @@ Names: TypeAlias = tuple[str, ...]
 def _checked_names(names: Sequence[str] | None, ndim: int) -> Names | None:
     if names is None:
         return None
-    found = (names,) if isinstance(names, str) else tuple(names)
-    if len(set(found)) != len(found):
-        raise RuntimeError(f"Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names {found}")
-    if len(found) != ndim:
+    given = (names,) if isinstance(names, str) else tuple(names)
+    if len(set(given)) != len(given):
+        raise RuntimeError(f"Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names {given}")
+    if len(given) != ndim:
         raise RuntimeError(
             "mesh_shape and mesh_dim_names should have same length! Found len(mesh_dim_names):"
-            f" {len(found)} and len(mesh_shape): {ndim}."
+            f" {len(given)} and len(mesh_shape): {ndim}."
         )
-    return found
+    return given
 
 
 class DeviceMesh:
@@ -75,7 +75,7 @@ class DeviceMesh:
         self._be_root(device_type, ranks, names)
         agree(default_group(), "init_device_mesh", (ranks.tolist(), names))
         made = [self._make_group(axes, str(dim)) for dim, axes in enumerate(self._layout)]
-        self._groups = [found for found in made if found is not None]
+        self._groups = [group for group in made if group is not None]
 
     @staticmethod
     def _check(device_type: str, mesh: Any, names: Sequence[str] | None) -> tuple[np.ndarray[Any, Any], Names | None]:
@@ -87,7 +87,7 @@ class DeviceMesh:
         ranks = np.array(mesh)
         if ranks.dtype.kind not in "iu" or ranks.ndim == 0 or ranks.size == 0:
             raise TypeError(f"a mesh is an array of ranks of at least one dimension, got {mesh!r}")
-        found = _checked_names(names, ranks.ndim)
+        names = _checked_names(names, ranks.ndim)
         if not is_initialized():
             init_process_group()
         size = default_group().size()
@@ -96,7 +96,7 @@ class DeviceMesh:
                 f"Mesh should not be bigger than default world size {size}, but found {ranks.size} ranks!"
             )
         checked_ranks(ranks.reshape(-1).tolist(), size)
-        return ranks.astype(np.int64), found
+        return ranks.astype(np.int64), names
 
     def _be_root(self, device_type: str, ranks: np.ndarray[Any, Any], names: Names | None) -> None:
         self.device_type, self.mesh, self.mesh_dim_names = device_type, ranks, names

@@ -15,7 +15,7 @@ from mpiddp.mpi.p2p import Mailbox
 
 
 class ProcessGroup:
-    """A group of ranks, made by `init_process_group`, `new_group` and their like. A destroyed one is a ValueError.
+    """A group of ranks, made by `init_process_group` or `new_group`. Calls on a destroyed group raise ValueError.
 
     Attributes
     ----------
@@ -209,8 +209,8 @@ def get_rank(group: GroupLike = None) -> int:
     >>> 0 <= dist.get_rank() < dist.get_world_size() == 2
     True
     """
-    found = resolve(group)
-    return -1 if found is None else found.link.rank
+    group = resolve(group)
+    return -1 if group is None else group.link.rank
 
 
 def get_world_size(group: GroupLike = None) -> int:
@@ -221,16 +221,16 @@ def get_world_size(group: GroupLike = None) -> int:
     >>> dist.get_world_size()
     2
     """
-    found = resolve(group)
-    return -1 if found is None else found.link.size
+    group = resolve(group)
+    return -1 if group is None else group.link.size
 
 
 def known(given: GroupLike) -> ProcessGroup:
     """Return the group of a call; ValueError on a rank that is no member."""
-    found = resolve(given)
-    if found is None:
+    group = resolve(given)
+    if group is None:
         raise ValueError("Invalid process group specified: this rank is not a member of it")
-    return found
+    return group
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
@@ -252,8 +252,8 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     >>> dist.get_global_rank(dist.new_group([1, 0], sort_ranks=False), 0)
     1
     """
-    found = known(group)
-    return found.ranks[found.checked(group_rank)]
+    group = known(group)
+    return group.ranks[group.checked(group_rank)]
 
 
 def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
@@ -282,10 +282,10 @@ def doomed(given: GroupLike = None) -> list[ProcessGroup]:
         raise ValueError("Invalid process group specified: it has been destroyed already")
     if _default is None:
         raise AssertionError("Process group cannot be None")
-    found = list(reversed(_groups)) if given is None or given is _default else [given]
-    for each in found:
+    ending = list(reversed(_groups)) if given is None or given is _default else [given]
+    for each in ending:
         each.link.expect_idle()
-    return found
+    return ending
 
 
 def destroy(ending: Sequence[ProcessGroup]) -> None:

@@ -46,17 +46,17 @@ def monitored_barrier(
     --------
     >>> dist.monitored_barrier(timeout=10)
     """
-    found = member(group, "monitored_barrier")
-    if found is None:
+    group = member(group, "monitored_barrier")
+    if group is None:
         return
     given_s = seconds(timeout)
-    timeout_s = found.link.timeout_s if given_s is None else given_s
-    found.monitored_barriers += 1
-    with calling(found, _call(found, found.link.others)):
-        if found.rank() == 0:
-            _gather(found, timeout_s, wait_all_ranks)
+    timeout_s = group.link.timeout_s if given_s is None else given_s
+    group.monitored_barriers += 1
+    with calling(group, _call(group, group.link.others)):
+        if group.rank() == 0:
+            _gather(group, timeout_s, wait_all_ranks)
         else:
-            _report(found, timeout_s)
+            _report(group, timeout_s)
 
 
 def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:

@@ -32,16 +32,16 @@ def checked_ranks(ranks: object, world_size: int) -> list[int]:
     """Return a list of ranks; TypeError or ValueError unless they are distinct and in the world."""
     if not isinstance(ranks, (list, tuple, range)) or not ranks:
         raise TypeError(f"a group needs a non-empty list of ranks, got {ranks!r}")
-    found = [as_rank(rank) for rank in ranks]
-    for rank in found:
+    checked = [as_rank(rank) for rank in ranks]
+    for rank in checked:
         if not 0 <= rank < world_size:
             raise ValueError(
                 "The new group's rank should be within the world_size set by init_process_group:"
                 f" got {rank}, the world has ranks 0 to {world_size - 1}"
             )
-    if len(set(found)) != len(found):
-        raise ValueError(f"The new group's ranks must be distinct, got {found}")
-    return found
+    if len(set(checked)) != len(checked):
+        raise ValueError(f"The new group's ranks must be distinct, got {checked}")
+    return checked
 
 
 def _agree(parent: Link, what: str, value: object) -> None:

@@ -72,12 +72,12 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     >>> x
     [{'rank': 0}, {'rank': 1}]
     """
-    found = member(group, "all_gather_object")
-    if found is None:
+    group = member(group, "all_gather_object")
+    if group is None:
         return
-    _expect_room(object_list, found, "all_gather_object", "object_list")
-    object_list[: found.size()] = perform(
-        found, plain(found.link, _all_gather, make_call(found.link, "all_gather_object")), (_pickled(obj),)
+    _expect_room(object_list, group, "all_gather_object", "object_list")
+    object_list[: group.size()] = perform(
+        group, plain(group.link, _all_gather, make_call(group.link, "all_gather_object")), (_pickled(obj),)
     )
 
 
@@ -108,18 +108,18 @@ def gather_object(
     >>> x is None or x == ["hello from 0", "hello from 1"]
     True
     """
-    found = member(group, "gather_object")
-    if found is None:
+    group = member(group, "gather_object")
+    if group is None:
         return
-    root = root_rank(found, dst, group_dst, default=0)
-    expect_on_root(object_gather_list, found, root, "object_gather_list", "destination")
+    root = root_rank(group, dst, group_dst, default=0)
+    expect_on_root(object_gather_list, group, root, "object_gather_list", "destination")
     if object_gather_list:
-        _expect_room(object_gather_list, found, "gather_object", "object_gather_list")
+        _expect_room(object_gather_list, group, "gather_object", "object_gather_list")
     gathered = perform(
-        found, plain(found.link, _gather, make_call(found.link, "gather_object", root=root)), (_pickled(obj), root)
+        group, plain(group.link, _gather, make_call(group.link, "gather_object", root=root)), (_pickled(obj), root)
     )
     if object_gather_list:
-        object_gather_list[: found.size()] = gathered
+        object_gather_list[: group.size()] = gathered
 
 
 def broadcast_object_list(
@@ -141,19 +141,19 @@ def broadcast_object_list(
     >>> x
     [{'lr': 0.1}, 'cosine']
     """
-    found = member(group, "broadcast_object_list")
-    if found is None:
+    group = member(group, "broadcast_object_list")
+    if group is None:
         return
-    root = root_rank(found, src, group_src)
+    root = root_rank(group, src, group_src)
     if not isinstance(object_list, list) or not object_list:
         raise ValueError("object_list must be a list of at least one object")
-    data = _pickled(object_list) if found.rank() == root else None
+    data = _pickled(object_list) if group.rank() == root else None
     received = perform(
-        found, plain(found.link, _broadcast, make_call(found.link, "broadcast_object_list", root=root)), (data, root)
+        group, plain(group.link, _broadcast, make_call(group.link, "broadcast_object_list", root=root)), (data, root)
     )
     if len(received) != len(object_list):
         raise ValueError(
-            f"broadcast_object_list: rank {found.ranks[root]} sent {len(received)} objects, but this rank's object_list"
+            f"broadcast_object_list: rank {group.ranks[root]} sent {len(received)} objects, but this rank's object_list"
             f" has {len(object_list)}; give lists of equal length on all ranks"
         )
     object_list[:] = received
@@ -179,20 +179,20 @@ def scatter_object_list(
     >>> x[0] == "ab"[dist.get_rank()]
     True
     """
-    found = member(group, "scatter_object_list")
-    if found is None:
+    group = member(group, "scatter_object_list")
+    if group is None:
         return
-    root = root_rank(found, src, group_src, default=0)
+    root = root_rank(group, src, group_src, default=0)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
     parts = None
-    if found.rank() == root:
+    if group.rank() == root:
         inputs = scatter_object_input_list or ()
-        if len(inputs) != found.size():
-            raise ValueError(f"scatter_object_list needs {found.size()} objects on the source rank, got {len(inputs)}")
+        if len(inputs) != group.size():
+            raise ValueError(f"scatter_object_list needs {group.size()} objects on the source rank, got {len(inputs)}")
         parts = [_pickled(obj) for obj in inputs]
     scatter_object_output_list[0] = perform(
-        found, plain(found.link, _scatter, make_call(found.link, "scatter_object_list", root=root)), (parts, root)
+        group, plain(group.link, _scatter, make_call(group.link, "scatter_object_list", root=root)), (parts, root)
     )
 
 
@@ -219,13 +219,13 @@ def send_object_list(
     >>> x
     ['weights', 3]
     """
-    found = member(group, "send_object_list")
-    if found is None:
+    group = member(group, "send_object_list")
+    if group is None:
         return
     data = _pickled(object_list)
-    to = root_rank(found, dst, group_dst)
-    send(np.array([data.size]), group=found, group_dst=to)
-    send(data, group=found, group_dst=to)
+    to = root_rank(group, dst, group_dst)
+    send(np.array([data.size]), group=group, group_dst=to)
+    send(data, group=group, group_dst=to)
 
 
 def recv_object_list(
@@ -249,15 +249,15 @@ def recv_object_list(
     ... else:
     ...     assert dist.recv_object_list(x) == 0 and x == [{"lr": 0.1}]
     """
-    found = member(group, "recv_object_list")
-    if found is None:
+    group = member(group, "recv_object_list")
+    if group is None:
         return -1
     if not isinstance(object_list, list):
         raise TypeError(f"recv_object_list needs a list as `object_list`, got {type(object_list).__name__}")
     size = np.empty(1, np.int64)
-    sender = recv(size, src=src, group=found, group_src=group_src)
+    sender = recv(size, src=src, group=group, group_src=group_src)
     memory = np.empty(size[0], np.uint8)
-    recv(memory, src=sender, group=found)
+    recv(memory, src=sender, group=group)
     received = pickle.loads(memory.data)
     if len(received) != len(object_list):
         raise ValueError(f"rank {sender} sent {len(received)} objects, object_list has {len(object_list)} elements")

@@ -26,12 +26,12 @@ def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
     if type(tag) is int and 0 <= tag <= largest:
         return tag
     try:
-        found = as_rank(tag)  # accepts the integers that are ranks
+        number = as_rank(tag)  # accepts the integers that are ranks
     except TypeError:
-        found = -1
-    if not 0 <= found <= largest:
+        number = -1
+    if not 0 <= number <= largest:
         raise ValueError(f"{name} needs a tag from 0 to {largest}, got {tag!r}")
-    return found
+    return number
 
 
 def _message(name: str, group: ProcessGroup, x: Array, peers: tuple[int, ...], tag: int) -> Call:
@@ -75,21 +75,21 @@ def send(
     >>> x.tolist()
     [0.0, 0.0]
     """
-    found = member(group, "send")
-    if found is None:
+    group = member(group, "send")
+    if group is None:
         return
-    to = root_rank(found, dst, group_dst)
-    if to == found.link.rank:
+    to = root_rank(group, dst, group_dst)
+    if to == group.link.rank:
         raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
     x = as_array(tensor, "send", writable=False)
-    tag = _checked_tag(found, tag, "send")
-    with calling(found, _message("send", found, x, (found.link.ranks[to],), tag)) as operation:
+    tag = _checked_tag(group, tag, "send")
+    with calling(group, _message("send", group, x, (group.link.ranks[to],), tag)) as operation:
         if debug.on:
             debug.log(operation)
-        if requests.pending or found.monitor.survivable:
-            found.mailbox.isend(x, to, tag, operation).wait()
+        if requests.pending or group.monitor.survivable:
+            group.mailbox.isend(x, to, tag, operation).wait()
         else:
-            found.mailbox.send(x, to, tag)
+            group.mailbox.send(x, to, tag)
 
 
 def isend(
@@ -112,14 +112,14 @@ def isend(
     >>> work.wait()
     True
     """
-    found = member(group, "isend")
-    if found is None:
+    group = member(group, "isend")
+    if group is None:
         return None
-    to = root_rank(found, dst, group_dst)
+    to = root_rank(group, dst, group_dst)
     x = as_array(tensor, "isend", writable=False)
-    tag = _checked_tag(found, tag, "isend")
-    operation = _begun(found, "isend", x, (found.link.ranks[to],), tag)
-    submitted = found.mailbox.isend(x, to, tag, operation)
+    tag = _checked_tag(group, tag, "isend")
+    operation = _begun(group, "isend", x, (group.link.ranks[to],), tag)
+    submitted = group.mailbox.isend(x, to, tag, operation)
     if debug.detail:
         submitted._run_check(debug.Watched("isend", (x,)).check)
     return submitted
@@ -161,20 +161,20 @@ def recv(
     ... else:
     ...     assert dist.recv(x) == 1 and x.item() == 3.0
     """
-    found = member(group, "recv")
-    if found is None:
+    group = member(group, "recv")
+    if group is None:
         return -1
-    source, peers = _sources(found, src, group_src)
+    source, peers = _sources(group, src, group_src)
     x = as_array(tensor, "recv")
-    tag = _checked_tag(found, tag, "recv")
-    with calling(found, _message("recv", found, x, peers, tag)) as operation:
+    tag = _checked_tag(group, tag, "recv")
+    with calling(group, _message("recv", group, x, peers, tag)) as operation:
         if debug.on:
             debug.log(operation)
-        if requests.pending or found.monitor.survivable:
-            receive = found.mailbox.irecv(x, source, tag, operation)
+        if requests.pending or group.monitor.survivable:
+            receive = group.mailbox.irecv(x, source, tag, operation)
             receive.wait()
-            return found.ranks[receive.sender]
-        return found.ranks[found.mailbox.recv(x, source, tag, operation)]
+            return group.ranks[receive.sender]
+        return group.ranks[group.mailbox.recv(x, source, tag, operation)]
 
 
 def irecv(
@@ -197,13 +197,13 @@ def irecv(
     >>> work.wait(), work.source_rank() == peer, work.count()
     (True, True, 2)
     """
-    found = member(group, "irecv")
-    if found is None:
+    group = member(group, "irecv")
+    if group is None:
         return None
-    source, peers = _sources(found, src, group_src)
+    source, peers = _sources(group, src, group_src)
     x = as_array(tensor, "irecv")
-    tag = _checked_tag(found, tag, "irecv")
-    return found.mailbox.irecv(x, source, tag, _begun(found, "irecv", x, peers, tag), found.ranks)
+    tag = _checked_tag(group, tag, "irecv")
+    return group.mailbox.irecv(x, source, tag, _begun(group, "irecv", x, peers, tag), group.ranks)
 
 
 class P2POp:

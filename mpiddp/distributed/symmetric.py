@@ -58,8 +58,8 @@ def symmetric_empty(
     >>> gradients[:2].tolist(), gradients.dtype.name
     ([1.0, 1.0], 'float32')
     """
-    found = member(group, "symmetric_empty")
-    if found is None:
+    group = member(group, "symmetric_empty")
+    if group is None:
         return None
     kind = np.dtype(dtype)
     if kind.hasobject:
@@ -73,14 +73,14 @@ def symmetric_empty(
             " arrays every collective takes as they are"
         )
     nbytes = math.prod(extents) * kind.itemsize
-    if nbytes > sys.maxsize // found.size() - segment.ALIGNMENT_BYTES:
+    if nbytes > sys.maxsize // group.size() - segment.ALIGNMENT_BYTES:
         raise ValueError(f"symmetric_empty({extents}, {kind}) wants {nbytes:,} bytes a rank, more than there can be")
-    call = make_call(found.link, "symmetric_empty", dtype=np.dtype(np.uint8), count=nbytes, self_comparing=True)
-    memory, fault = perform(found, Plan(call, _allocate), (nbytes,))
+    call = make_call(group.link, "symmetric_empty", dtype=np.dtype(np.uint8), count=nbytes, self_comparing=True)
+    memory, fault = perform(group, Plan(call, _allocate), (nbytes,))
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
         return shared
-    if fault and found.link.rank == 0:
+    if fault and group.link.rank == 0:
         warn(
             f"no shared memory for symmetric_empty({extents}, {kind}) ({fault}): it returns ordinary arrays, and"
             " collectives copy; free memory, or raise the limits of /dev/shm and of the job"
@@ -95,8 +95,8 @@ def _allocate(link: Link, call: Call, nbytes: int) -> Steps:
         return None, ""
     page, node = segment.ALIGNMENT_BYTES, link.node
     region_bytes = max(-(-nbytes // page), 1) * page
-    found: segment.Allocation = yield from segment.allocate(node, link, region_bytes)
-    if found.memory is None:
-        return None, found.fault
-    segment.register(found, node.ranks, node.rank)
-    return np.frombuffer(found.memory, np.uint8, nbytes, node.rank * region_bytes), ""
+    allocation: segment.Allocation = yield from segment.allocate(node, link, region_bytes)
+    if allocation.memory is None:
+        return None, allocation.fault
+    segment.register(allocation, node.ranks, node.rank)
+    return np.frombuffer(allocation.memory, np.uint8, nbytes, node.rank * region_bytes), ""

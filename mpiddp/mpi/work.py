@@ -78,7 +78,7 @@ class Work:
         except Exception as error:  # surfaces in wait()
             self._finish(error)
         except BaseException as error:
-            # A Ctrl-C must not wait for wait().
+            # A Ctrl-C is raised at once, not by wait().
             self._finish(error)
             raise
 
@@ -89,14 +89,14 @@ class Work:
             self._operation.end = monotonic()
 
     def _announce(self) -> None:
-        """Call the callbacks, also when one raises."""
+        """Call all callbacks, also after one has raised."""
         callbacks, self._callbacks = self._callbacks, ()
         if callbacks:
-            self._check = None  # they may change the arrays
+            self._check = None  # callbacks may change the arrays
         call_all(callbacks)
 
     def _advance(self) -> bool:
-        """Run the steps that need not wait; return True at the end."""
+        """Run the steps as far as they get without waiting; return True if the operation has ended."""
         while not self._finished:
             assert self._awaited is not None
             try:
@@ -124,7 +124,7 @@ class Work:
         limit_s = self._limit_s if timeout is None else seconds(timeout)
         if not self._finished:
             poll()
-            for _ in range(_POLLS):  # cheaper than the preparations for a wait
+            for _ in range(_POLLS):  # a short operation ends before `wait_for` would be set up
                 if self._finished:
                     break
                 os.sched_yield()
@@ -142,11 +142,11 @@ class Work:
         return self._finished
 
     def _set_timeout(self, timeout_s: float | None) -> None:
-        """Set `wait`'s time limit; None: the group's."""
+        """Set the time limit of `wait`; None stands for the group's."""
         self._limit_s = timeout_s
 
     def _run_check(self, check: Callable[[], None]) -> None:
-        """Call ``check``, which may raise, when the program learns of the end."""
+        """Let ``check``, which may raise, be called when the program learns that the operation has ended."""
         self._check = check
 
     def _verify_result(self) -> None:
@@ -155,13 +155,13 @@ class Work:
             check()
 
     def _abandon(self) -> None:
-        """End a withdrawn operation."""
+        """End an operation that has been withdrawn."""
         if self._steps is not None:
             self._steps.close()
         self._finish(None)
 
     def _is_running(self) -> bool:
-        """Return True if one of the steps is up the stack."""
+        """Return True if this is called from one of the operation's steps."""
         return self._steps is not None and inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING
 
     def _fail(self, error: BaseException) -> None:
@@ -171,7 +171,7 @@ class Work:
             self._finish(error)
 
     def is_completed(self) -> bool:
-        """Let pending operations make progress; return True if this one has ended, also by an error that `wait` raises."""
+        """Let pending operations make progress; return True if this one has ended, also by an error."""
         if not self._finished:
             poll()
             self._look_for_faults()
@@ -248,7 +248,7 @@ class _Promised(Future):
 
 
 class Queue:
-    """A group's pending collectives, in one order on all ranks."""
+    """The pending collectives of a group, in the same order on all ranks."""
 
     __slots__ = ("_works",)
 
@@ -259,18 +259,18 @@ class Queue:
         return len(self._works)
 
     def submit(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> Work:
-        """Run ``steps`` to their first wait, and queue the rest; under `requests.lock`."""
+        """Run ``steps`` to their first wait, and queue the rest. The caller holds `requests.lock`."""
         work = Work(steps, operation, outputs)
         self._works.append(work)
         activate(self)
         return work
 
     def behind_the_head(self) -> list[Operation]:
-        """Return the operations behind the head; in any thread."""
+        """Return the operations behind the head. Any thread may ask."""
         return [work._operation for work in list(self._works)[1:]]
 
     def fail(self, error: BaseException) -> None:
-        """End all operations but ``error``'s raiser."""
+        """End all operations with ``error``, except one whose step is raising it."""
         with requests.lock:
             failed = [work for work in self._works if not work._is_running()]
             self._works = deque(work for work in self._works if work._is_running())
@@ -279,9 +279,9 @@ class Queue:
                 work._announce()
 
     def progress(self) -> None:
-        """Drive the head, and its successors as it ends."""
+        """Drive the operation at the head, and the next ones when it has ended."""
         while self._works and self._works[0]._advance():
-            # a callback may submit an operation and wait, which comes here again
+            # A callback may submit an operation and wait for it, which comes here again.
             self._works.popleft()._announce()
         if not self._works:
             deactivate(self)
