@@ -17,7 +17,19 @@ from typing import Literal
 import pytest
 
 LAYERS = (
-    ("arguments", "errors", "moved", "settings", "typing", "device", "serialization", "nested"),
+    (
+        "arguments",
+        "cores",
+        "errors",
+        "launchers",
+        "moved",
+        "nested",
+        "rank_process",
+        "settings",
+        "serialization",
+        "typing",
+        "device",
+    ),
     ("mpi",),
     ("shm",),
     ("faults",),

@@ -23,7 +23,7 @@ Training on many ranks
     model_parallel     4  one model, its layers or its weights on several ranks; when to scale up, when out
 """
 
-from mpiddp import settings
+from mpiddp import cores, launchers
 
-if settings.launch() is not None:  # before NumPy is imported, as python -m mpiddp does it
-    settings.limit_blas_threads()
+if launchers.launch() is not None:  # before NumPy is imported, as python -m mpiddp does it
+    cores.limit_blas_threads()
