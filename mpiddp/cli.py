@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import mpiddp
-from mpiddp import cores, launchers, settings
+from mpiddp import launchers, settings
 from mpiddp.bench import cli as bench
+from mpiddp.cores import limit_blas_threads
 from mpiddp.training import config, supervisor
 from mpiddp.training.config import UsageError, resumed_threads
 from mpiddp.training.options import flag
@@ -155,7 +156,7 @@ def run_flight(arguments: argparse.Namespace) -> int:
 
 def _limit_threads(before: int | None = None) -> None:
     """Share the cores among the ranks of a node before NumPy is imported; a resumed run keeps ``before``."""
-    threads, launch = cores.limit_blas_threads(before), launchers.launch()
+    threads, launch = limit_blas_threads(before), launchers.launch()
     if threads is not None and (launch is None or launch.rank == 0):  # as far as is known without MPI
         why = "as before" if before else "its share of the node's cores"
         print(

@@ -23,7 +23,8 @@ Training on many ranks
     model_parallel     4  one model, its layers or its weights on several ranks; when to scale up, when out
 """
 
-from mpiddp import cores, launchers
+from mpiddp import launchers
+from mpiddp.cores import limit_blas_threads
 
 if launchers.launch() is not None:  # before NumPy is imported, as python -m mpiddp does it
-    cores.limit_blas_threads()
+    limit_blas_threads()

@@ -49,8 +49,8 @@ def refuse_spawned(launch: launchers.Launch, rank: Any, child: Any) -> NoReturn:
         sys.stderr.write(
             f"SetupError: rank {launch.rank} of {launch.size} (process {rank.pid}) started this process with"
             f" multiprocessing, as if it had to start ranks; {launch.launcher.name} has started all {launch.size} of"
-            " them already: delete the spawn (multiprocessing.Process, mp.spawn, a Pool), and call its function directly in"
-            " every process\n"
+            " them already: delete the spawn (multiprocessing.Process, mp.spawn, a Pool), and call its function"
+            " directly in every process\n"
         )
         _kill(rank.pid)
     os._exit(1)

@@ -12,7 +12,8 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from mpiddp import cores, launchers, settings
+from mpiddp import launchers, settings
+from mpiddp.cores import blas_threads, core_mask
 from mpiddp.errors import SetupError
 
 from . import library
@@ -91,8 +92,8 @@ def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
         host=socket.gethostname(),
         pid=os.getpid(),
         boot=boot.read_text() if boot.exists() else "",
-        cores=cores.core_mask(),
-        threads=cores.blas_threads(),
+        cores=core_mask(),
+        threads=blas_threads(),
         thread_multiple=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
     )
     infos = comm.allgather(mine)

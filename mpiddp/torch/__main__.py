@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from mpiddp import cores, rank_process
 from mpiddp import distributed as mpiddp
+from mpiddp import rank_process
+from mpiddp.cores import limit_blas_threads
 
 from . import names, rendezvous
 
@@ -70,7 +71,7 @@ def announce() -> None:
 
 def main(arguments: list[str]) -> None:
     found = read_arguments(arguments)
-    threads = cores.limit_blas_threads()
+    threads = limit_blas_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     mpiddp.init_process_group()

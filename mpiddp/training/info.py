@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp import cores, launchers, settings
+from mpiddp import launchers, settings
 from mpiddp.algorithms import plan
+from mpiddp.cores import available_cores, blas_threads, cores
 from mpiddp.device import cuda_fault, device_count
 from mpiddp.distributed.groups import default_group
 from mpiddp.faults import this_job
@@ -54,7 +55,7 @@ def collect(version: str) -> dict[str, Any]:
         "dead_ranks": _failed_ranks(job),
         "shared_memory": _shared_memory(),
         "algorithms": _algorithms(),
-        "blas": {"name": _blas_name(), "threads": cores.blas_threads() or cores.available_cores()},
+        "blas": {"name": _blas_name(), "threads": blas_threads() or available_cores()},
         "cuda": cuda_fault() or "usable",
         "ranks": gathered(_place(world)),
         "command": " ".join(sys.argv),
@@ -137,7 +138,7 @@ def _place(world: World) -> dict[str, Any]:
         "node": world.nodes[world.rank],
         "local_rank": world.local_rank,
         "pid": os.getpid(),
-        "cores": sorted(cores.cores()),
+        "cores": sorted(cores()),
         "gpu": world.local_rank % count if count else None,
     }
 
@@ -232,7 +233,7 @@ def reproducibility() -> dict[str, Any]:
     return {
         "ranks": link.size,
         "nodes": list(link.nodes),
-        "BLAS threads": cores.blas_threads(),
+        "BLAS threads": blas_threads(),
         "MPIDDP_DETERMINISTIC": settings.deterministic(),
         "MPIDDP_ALGORITHM": asked or None,
         "NumPy": np.__version__,
