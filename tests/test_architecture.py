@@ -17,7 +17,10 @@ from typing import Literal
 import pytest
 
 LAYERS = (
-    ("arguments", "errors", "moved", "settings", "typing", "device", "serialization", "nested"),
+    (
+        *("arguments", "cores", "errors", "launchers", "moved", "nested", "rank_process", "settings", "serialization"),
+        *("typing", "device"),
+    ),
     ("mpi",),
     ("shm",),
     ("faults",),
@@ -453,7 +456,7 @@ WITHOUT_TESTS = {
         "hello messages model_parallel printing sgd torch_user"
     ),
     "faults": "abort activity failures job leaving liveness marker monitor neighbour this_job uncaught watchdog",
-    "mpi": "child_processes finalize future lazy link operation p2p p2p_device requests start stdio world",
+    "mpi": "child_processes finalize future lazy link operation p2p p2p_device requests stdio world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"

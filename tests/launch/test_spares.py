@@ -153,7 +153,7 @@ class State:
         self.x[...] = state["x"]
 
 def step(state, number):
-    rank = settings.launch().rank
+    rank = launchers.launch().rank
     if number == 17 and rank in map(int, sys.argv[2:]):
         state.x += 1000  # what the step had begun
         os.kill(os.getpid(), signal.SIGKILL)
