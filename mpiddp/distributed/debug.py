@@ -108,11 +108,8 @@ def self_comparing(call: Call) -> Call:
 
 def traced(
     operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
-) -> tuple[Steps, Callable[[], None] | None]:
-    """Log a call; return its steps and None, or steps that watch copies of the arrays and the last check."""
-    log(operation)
-    if not detail:
-        return plan.steps(link, plan.call, *args), None
+) -> tuple[Steps, Callable[[], None]]:
+    """Return steps that compare the call and watch copies of the arrays, and the last check."""
     line = caller()
     twins: dict[int, tuple[Array, Array]] = {}
     copied = _EQUAL_SHAPES.get(plan.call.operation)
