@@ -80,7 +80,7 @@ def isend(
     operation, _ = begin(found, _message("isend", found, x, (found.link.ranks[to],), tag))
     submitted = found.mailbox.isend(x, to, tag, operation)
     if debug.detail:
-        submitted._run_check(debug.Watched("isend", (x,)).check)
+        submitted._run_check(debug.Watched(operation, (x,)).check)
     return submitted
 
 

@@ -142,5 +142,10 @@ def warn(text: str) -> None:
     warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno, name, registry)
 
 
+def line(operation: Operation) -> str:
+    """Return the file and line of the program's call."""
+    return f"{operation.code.co_filename}:{line_number(operation.code, operation.offset)}"
+
+
 def line_number(code: CodeType, offset: int) -> int:
     return next((line or 0 for start, end, line in code.co_lines() if start <= offset < end), code.co_firstlineno)
