@@ -92,8 +92,8 @@ class Work:
         """Call all callbacks, also after one has raised."""
         callbacks, self._callbacks = self._callbacks, ()
         if callbacks:
-            self._check = None  # callbacks may change the arrays
-        call_all(callbacks)
+            self._check = None  # they may change the arrays
+            call_all(callbacks)
 
     def _advance(self) -> bool:
         """Run the steps as far as they get without waiting; return True if the operation has ended."""
