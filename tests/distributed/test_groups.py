@@ -306,9 +306,8 @@ def test_split(world):
     dist.destroy_process_group(parent)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_ranks_that_disagree_hear_of_it(world):
-    if world.size == 1:
-        return
     ranks = [0] if world.rank == world.size - 1 else [0, 1]
     with pytest.raises(
         dist.MismatchError, match=rf"rank 0 calls .*\[\[0, 1\]\], rank {world.size - 1} calls .*\[\[0\]\];"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -128,6 +128,11 @@ def end(returned: dist.Work | None, options: dict[str, bool]) -> None:
     assert returned.is_completed()
     assert returned.is_success()
     assert returned.exception() is None
+
+
+def finish(works: Iterable[dist.Work]) -> None:
+    for each in works:
+        each.wait()
 
 
 def calls(group: Any) -> dict[str, Callable[[], Any]]:

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+from harness.inputs import finish
 from harness.random_program import RandomProgram
 
 import mpiddp as dist
@@ -138,9 +139,8 @@ def test_many_on_their_way(world):
     assert all((x == number * world.size).all() for number, x in enumerate(xs))
 
 
-def test_blocking_before_or_after_the_wait(world):
+def test_blocking_before_or_after_the_wait(world, group):
     """One rank waits before a blocking call, another after it: MPI's own calls would not end."""
-    group = dist.new_group()
     for op in (Op.SUM, Op.MAX):
         for last in (False, True):
             a, b, c = (np.full(1000, float(value)) for value in (1, 2, 3))
@@ -158,7 +158,6 @@ def test_blocking_before_or_after_the_wait(world):
             factor = world.size if op == Op.SUM else 1
             for x, value in ((a, 1), (b, 2), (c, 3)):
                 assert (x == value * factor).all()
-    dist.destroy_process_group(group)
 
 
 def test_a_receive_is_open_while_a_group_is_made(world):
@@ -170,8 +169,7 @@ def test_a_receive_is_open_while_a_group_is_made(world):
     if world.rank % 2:
         receive.wait()
     alone = dist.new_group([world.rank], use_local_synchronization=True)
-    for each in (receive, sent):
-        each.wait()
+    finish([receive, sent])
     assert (x == 1).all()
     for each in (alone, part, group):
         dist.destroy_process_group(each)
@@ -333,11 +331,9 @@ def test_a_blocking_operation_in_a_callback_leaves_the_outer_wait_known(world):
 
 
 @pytest.mark.ranks(3)
-def test_operations_know_their_own_number(world):
+@pytest.mark.mpi(min_size=2)
+def test_operations_know_their_own_number(world, group):
     """An operation is named by its own number, not by that of the last one."""
-    if world.size == 1:
-        pytest.skip("one rank waits for nobody")
-    group = dist.new_group()
     if world.rank == 0:
         works = [dist.barrier(group, async_op=True) for _ in range(3)]
         for number, each in enumerate(works, 1):
@@ -347,9 +343,7 @@ def test_operations_know_their_own_number(world):
     else:
         dist.barrier()
         works = [dist.barrier(group, async_op=True) for _ in range(3)]
-    for each in works:
-        each.wait()
-    dist.destroy_process_group(group)
+    finish(works)
 
 
 @pytest.mark.ranks(2)
