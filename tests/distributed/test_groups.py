@@ -389,6 +389,7 @@ def test_init_with_a_communicator(world):
     assert total(None, 1) == world.size
 
 
+@pytest.mark.ranks(2)
 def test_the_librarys_limit_is_named(world):
     if "MPICH" not in lazy.MPI.Get_library_version():
         pytest.skip("only MPICH has a limit that can be reached")

@@ -29,6 +29,7 @@ def afterwards():
     dist.init_process_group()
 
 
+@pytest.mark.ranks(1, 3)
 @pytest.mark.parametrize("place", ["first", "last", "all but one"])
 def test_world_without_some_ranks(world, afterwards, place):
     excluded = {"first": [0], "last": [world.size - 1], "all but one": list(range(1, world.size))}[place]
