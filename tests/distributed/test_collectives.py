@@ -259,13 +259,6 @@ def test_nan_comes_through(world, dtype, op):
             assert world.rank or same(x, expected)
 
 
-def test_half_types_are_accumulated_in_float32(world):
-    # In float16, 2048 + 1 is 2048: adding one after the other would lose every 1.
-    x = np.array([2048.0 if world.rank == 0 else 1.0], np.float16)
-    dist.all_reduce(x)
-    assert x[0] == np.float16(2048 + world.size - 1)
-
-
 def test_premul_sum_takes_each_ranks_factor(world):
     x = np.array([2.0, 4.0])
     dist.all_reduce(x, Op.PREMUL_SUM(world.rank + 0.5))

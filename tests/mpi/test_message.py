@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from distributed import test_collectives as collectives
 from distributed import test_objects as objects
-from harness.inputs import finish, same
+from distributed import test_p2p as p2p
+from harness.inputs import finish
 
 import mpiddp as dist
 from mpiddp.mpi import message
@@ -38,11 +39,13 @@ def test_collectives(world, test, dtype, monkeypatch):
     test(world, np.dtype(dtype))
 
 
+MESSAGES = [partial(p2p.test_longer_message_is_an_error_and_the_next_is_right, way=way) for way in ("recv", "irecv")]
+MESSAGES.append(p2p.test_shorter_message_fills_the_beginning)
 OBJECTS = [objects.test_all_gather_object, objects.test_gather_object, objects.test_broadcast_object_list]
 
 
-@pytest.mark.parametrize("test", [*OBJECTS, objects.test_scatter_object_list])
-def test_objects(world, test):
+@pytest.mark.parametrize("test", [*MESSAGES, *OBJECTS, objects.test_scatter_object_list])
+def test_messages(world, test):
     test(world)
 
 
@@ -58,21 +61,6 @@ def test_block_that_does_not_fit(world):
         x = np.zeros(30)
         dist.scatter(x, given if world.rank == 0 else None)
         assert (x == world.rank + 1).all()
-
-
-def test_messages(world):
-    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-    for size in (4, 5, 10, 11, 12_345):
-        x = np.zeros(size + 1)
-        receive, sent = dist.irecv(x, left), dist.isend(np.arange(size) + 1.0, right)
-        receive.wait()
-        sent.wait()
-        assert receive.count() == size
-        assert same(x[:-1], np.arange(size) + 1.0)
-        sent = dist.isend(np.arange(size + 2) + 1.0, right)
-        with pytest.raises(dist.ArrayError, match=f"{size + 2} elements"):
-            dist.recv(x, left)
-        sent.wait()
 
 
 def test_datatypes_are_not_kept_for_ever(world):
