@@ -447,13 +447,13 @@ WITHOUT_TESTS = {
     "bench": "cli compare ddp job overlap sweep timing train with_torch",
     "data": "samplers",
     "device": "choice conversion namespace packing pinned place transfer",
-    "distributed": "dispatch init new_groups parting",
+    "distributed": "dispatch parting",
     "examples": (
         "batches checkpoint_resume collective_costs collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"
     ),
     "faults": "activity failures job liveness marker monitor neighbour shutdown watchdog",
-    "mpi": "future lazy link operation p2p p2p_device requests stdio world",
+    "mpi": "lazy link operation p2p p2p_device requests stdio world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"

@@ -130,6 +130,13 @@ def end(returned: dist.Work | None, options: dict[str, bool]) -> None:
     assert returned.exception() is None
 
 
+def total(group: dist.ProcessGroup | None, number: float) -> float:
+    """Return the sum of the ranks' numbers."""
+    x = np.array([float(number)])
+    dist.all_reduce(x, group=group)
+    return float(x[0])
+
+
 def finish(works: Iterable[dist.Work]) -> None:
     for each in works:
         each.wait()
