@@ -442,7 +442,7 @@ IN_JOBS = ("launch", "with_torch", "gpu")
 WITHOUT_TESTS = {
     "": "cli elastic errors nested typing",
     "algorithms": (
-        "exchange fallback handshake hierarchical local_reduce native one_shot peer_access ring short tags "
+        "exchange fallback handshake hierarchical local_reduce native one_shot peer_access pipeline ring short tags "
         "tree two_shot"
     ),
     "algorithms/gpu": "nccl pointers probe ring staged staged_ring table",
@@ -450,7 +450,7 @@ WITHOUT_TESTS = {
     "bench": "cli compare ddp job overlap sweep timing train with_torch",
     "data": "samplers",
     "device": "choice conversion namespace packing pinned place transfer",
-    "distributed": "dispatch init new_groups parting",
+    "distributed": "dispatch parting",
     "examples": (
         "batches checkpoint_resume collective_costs collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"

@@ -30,9 +30,8 @@ def finish_barrier(world, group):
 
 
 @pytest.mark.parametrize("timeout", [0.2, timedelta(seconds=0.2)], ids=["seconds", "timedelta"])
+@pytest.mark.mpi(min_size=2)
 def test_barrier_names_the_missing_rank(world, timeout):
-    if world.size == 1:
-        return
     group = dist.new_group()
     missing = world.size - 1
     for _ in range(2):
@@ -43,9 +42,8 @@ def test_barrier_names_the_missing_rank(world, timeout):
     finish_barrier(world, group)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_timeout_of_an_asynchronous_barrier(world):
-    if world.size == 1:
-        return
     group = dist.new_group()
     if world.rank != world.size - 1:
         submitted = dist.barrier(group, async_op=True, timeout=0.2)
@@ -56,9 +54,8 @@ def test_timeout_of_an_asynchronous_barrier(world):
     finish_barrier(world, group)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_timeout_of_a_group(world):
-    if world.size == 1:
-        return
     group = dist.new_group(timeout=0.2)
     missing = world.size - 1
     if world.rank != missing:
@@ -103,10 +100,8 @@ def test_monitored_barrier(world):
 
 
 @pytest.mark.parametrize("wait_all_ranks", [False, True])
-def test_monitored_barrier_names_the_missing_ranks(world, wait_all_ranks):
-    if world.size == 1:
-        return
-    group = dist.new_group()
+@pytest.mark.mpi(min_size=2)
+def test_monitored_barrier_names_the_missing_ranks(world, wait_all_ranks, group):
     late = list(range(2, world.size)) if world.size > 2 else [1]
     if world.rank == 0:
         for rank in set(range(1, world.size)) - set(late):
@@ -131,13 +126,10 @@ def test_monitored_barrier_names_the_missing_ranks(world, wait_all_ranks):
     x = np.ones(3)
     dist.all_reduce(x, group=group)
     assert (x == world.size).all()
-    dist.destroy_process_group(group)
 
 
-def test_monitored_barrier_in_no_time(world):
-    if world.size == 1:
-        return
-    group = dist.new_group()
+@pytest.mark.mpi(min_size=2)
+def test_monitored_barrier_in_no_time(world, group):
     expected = (
         "Rank 0 timed out in monitoredBarrier after 0 ms.\n No ranks successfully" if world.rank == 0 else "reached"
     )
@@ -145,13 +137,10 @@ def test_monitored_barrier_in_no_time(world):
         dist.monitored_barrier(group, timedelta(seconds=0))
     dist.barrier()
     dist.monitored_barrier(group, 10)
-    dist.destroy_process_group(group)
 
 
-def test_an_old_answer_may_come_between_two_looks(world, monkeypatch):
-    if world.size == 1:
-        return
-    group = dist.new_group()
+@pytest.mark.mpi(min_size=2)
+def test_an_old_answer_may_come_between_two_looks(world, monkeypatch, group):
     for late in (False, True):
         if late == (world.rank == 0):  # its answer is found at the next barrier
             with pytest.raises(dist.DistTimeoutError):
@@ -161,7 +150,6 @@ def test_an_old_answer_may_come_between_two_looks(world, monkeypatch):
     monkeypatch.setattr(work.Work, "is_completed", lambda each: next(looks) % 2 == 1 and look(each))
     dist.monitored_barrier(group, 10)
     monkeypatch.undo()
-    dist.destroy_process_group(group)
 
 
 def test_monitored_barrier_of_others(world):
