@@ -50,7 +50,7 @@ LAZY = {
     "mpiddp.mpi.lazy": "MPI starts with the first use of it, not with the import of mpiddp",
     "mpiddp.training": "the command line reads the configuration before NumPy, and with it BLAS, is there",
     "mpiddp.training.user_code": "a module that the user names, such as that of a model of one's own",
-    "mpiddp.training.outputs": "tensorboard is an extra and takes most of a second",
+    "mpiddp.training.metrics_files": "tensorboard is an extra and takes most of a second",
     "mpiddp.torch": "`import torch` loads it to find the backend, and shall not wait for the rest",
     "mpiddp.torch.backend": "as mpiddp.torch",
     "mpiddp.torch.rendezvous": "as mpiddp.torch",

@@ -8,19 +8,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mpiddp import moved
+
 if TYPE_CHECKING:
     from .checkpoint import save_model
     from .config import Config, UsageError
     from .metrics import EpochMetrics
     from .models import MLP, Net, ResNet, Transformer
-    from .train_step import NaiveAveraging
     from .trainer import Trainer
 
 __all__ = [
     "MLP",
     "Config",
     "EpochMetrics",
-    "NaiveAveraging",
     "Net",
     "ResNet",
     "Trainer",
@@ -33,7 +33,6 @@ _MODULES = {
     "Config": "config",
     "EpochMetrics": "metrics",
     "MLP": "models",
-    "NaiveAveraging": "train_step",
     "Net": "models",
     "ResNet": "models",
     "Trainer": "trainer",
@@ -47,7 +46,7 @@ def __getattr__(name: str) -> Any:
     if name in ("info", "run"):
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise moved.missing(__name__, name)
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 

@@ -1,4 +1,4 @@
-"""Description of a job, for ``mpiddp info`` and beside a run's results: versions, ranks, all that decides last bits."""
+"""Description of a job, for ``mpiddp info`` and for ``run.json`` beside a run's results: versions, MPI, ranks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from mpiddp.distributed.groups import default_group
 from mpiddp.faults import monitor
 from mpiddp.faults.job import Job
 from mpiddp.mpi import cuda_aware, probe
-from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.world import World
 from mpiddp.shm import segment
 
@@ -223,50 +220,3 @@ def _most_threads_per_core(places: list[dict[str, Any]], threads: int) -> float:
     for place in places:
         nodes.setdefault(place["node"], []).append(place)
     return max(len(on_node) * threads / len(set().union(*(p["cores"] for p in on_node))) for on_node in nodes.values())
-
-
-def reproducibility() -> dict[str, Any]:
-    """Return all that decides last bits besides a `Trainer`'s state; the table of algorithms depends on nodes only."""
-    link = default_group().link
-    asked = ",".join(f"{operation}:{name}" for operation, name in sorted(settings.algorithms().items()))
-    return {
-        "ranks": link.size,
-        "nodes": list(link.nodes),
-        "BLAS threads": settings.blas_threads(),
-        "MPIDDP_DETERMINISTIC": settings.deterministic(),
-        "MPIDDP_ALGORITHM": asked or None,
-        "NumPy": np.__version__,
-        "MPI library": MPI.Get_library_version().split("\n")[0].strip("\0 "),
-        "machine": platform.machine(),
-    }
-
-
-def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, value then and value now."""
-    now = reproducibility()
-    same_ranks = then["ranks"] == now["ranks"]
-    for name, value in now.items():
-        if name in then and then[name] != value and (same_ranks or name != "nodes"):
-            yield name, then[name], value
-
-
-_LIMIT_S = 5.0
-"""git may be slow on a network file system."""
-
-
-def git_commit(path: Path) -> str | None:
-    """Return the commit of a file's repository, ``-dirty`` if files differ; None without git or an unknown file."""
-    folder, name = (path, ".") if path.is_dir() else (path.parent, path.name)
-    if not _git(folder, "ls-files", "--", name):
-        return None
-    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -15,82 +14,13 @@ from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace, is_device_array, upload
 from mpiddp.distributed import Work, all_reduce
 from mpiddp.nested import map_nested
-from mpiddp.nn import Module
 from mpiddp.nn.utils import clip_grad_norm_
 from mpiddp.optim import Optimizer
-from mpiddp.parallel import SyncBatchNorm, average_gradients
-from mpiddp.parallel.naive import current_weight, rank_weight
+from mpiddp.parallel import DistributedDataParallel, SyncBatchNorm
 from mpiddp.typing import Array
 
 from .metrics import MetricSum
 from .ranks import gathered
-
-
-class AveragedModel(Protocol):
-    """A model with averaged gradients, as `DistributedDataParallel`, whose methods these are."""
-
-    module: Module
-
-    def __call__(self, *inputs: Any) -> Any: ...
-
-    def weighted(self, n_samples: float, total: float | None = None) -> AbstractContextManager[None]: ...
-
-    def no_sync(self) -> AbstractContextManager[None]: ...
-
-    def skip_forward(self) -> None: ...
-
-    def bucket_order(self) -> list[int] | None: ...
-
-    def install_bucket_order(self, order: Sequence[int]) -> None: ...
-
-    @property
-    def exposed_s(self) -> float: ...
-
-
-class NaiveAveraging:
-    """A model with one all-reduce for each parameter, after backward; else as `DistributedDataParallel`."""
-
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        self.exposed_s = 0.0
-        self._averages = True
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Run the model."""
-        return self.module(*inputs)
-
-    @contextmanager
-    def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
-        """Average the gradients at the end of the block, unless in `no_sync`."""
-        weight = rank_weight(n_samples, total)
-        token = current_weight.set(weight)
-        try:
-            yield
-        finally:
-            current_weight.reset(token)
-        if self._averages:
-            began = time.perf_counter()
-            average_gradients(self.module, weight=weight, total=1.0)
-            self.exposed_s += time.perf_counter() - began
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Keep the gradients of the block local."""
-        outer, self._averages = self._averages, False
-        try:
-            yield
-        finally:
-            self._averages = outer
-
-    def skip_forward(self) -> None:
-        """Do nothing: forward does not communicate."""
-
-    def bucket_order(self) -> None:
-        """Return None: each gradient is a message of its own."""
-
-    def install_bucket_order(self, order: Sequence[int]) -> None:
-        """Do nothing: there are no buckets."""
-
 
 _MOST_NAMES = 5
 
@@ -137,7 +67,7 @@ class TrainStep:
     T`` during reduction.
     """
 
-    model: AveragedModel
+    model: DistributedDataParallel
     optimizer: Optimizer
     loss_fn: Callable[[Any, Array], Tensor]
     correct_fn: Callable[[Any, Array], float]

@@ -15,14 +15,14 @@ from mpiddp.distributed import get_rank, get_world_size
 from mpiddp.distributed.groups import default_group
 from mpiddp.optim import Optimizer
 from mpiddp.optim.lr_scheduler import LRScheduler
-from mpiddp.parallel import ZeroRedundancyOptimizer
+from mpiddp.parallel import DistributedDataParallel, ZeroRedundancyOptimizer
 from mpiddp.parallel.replicas import broadcast_arrays
 from mpiddp.serialization import flatten, unflatten
 from mpiddp.typing import Array
 
 from .metrics import EpochMetrics, MetricSum, count_correct
 from .ranks import gathered
-from .train_step import AveragedModel, Batch, Outcome, TrainStep, new_sums
+from .train_step import Batch, Outcome, TrainStep, new_sums
 
 Callback = Callable[["Trainer"], object]
 MAX_SKIPPED = 100
@@ -44,8 +44,7 @@ class Trainer:
 
     Parameters
     ----------
-    model : AveragedModel
-        A `DistributedDataParallel` or a `NaiveAveraging`.
+    model : DistributedDataParallel
     optimizer : Optimizer
     loss_fn : callable
         Mean loss, a Tensor, of output and targets.
@@ -90,7 +89,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: AveragedModel,
+        model: DistributedDataParallel,
         optimizer: Optimizer,
         loss_fn: Callable[[Any, Array], Tensor],
         train_loader: DataLoader,

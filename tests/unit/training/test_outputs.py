@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 from harness.launcher import Program
+from mpiddp.training.outputs import Console, JsonLines, Outputs, RankLog, RunLock, TensorBoardEvents, say
 
 from mpiddp.training import outputs as outputs_module
 from mpiddp.training.metrics import EpochMetrics
-from mpiddp.training.outputs import Console, JsonLines, Outputs, RankLog, RunLock, TensorBoardEvents, say
 
 
 def metrics(epoch: int, loss: float = 0.5, accuracy: float | None = 0.25) -> EpochMetrics:
