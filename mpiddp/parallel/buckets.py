@@ -200,7 +200,6 @@ class Buckets:
         self._parameters = parameters
         self._group = group
         self._caps_bytes = caps_bytes
-        self._rebuilt = False
         self.settled = False
         self._build(list(reversed(range(len(parameters)))))
 
@@ -224,7 +223,6 @@ class Buckets:
     def _rebuild(self, order: list[int]) -> None:
         if list(map(set, self._assign(order))) != list(map(set, self._assign(self.order))):
             self._build(order)
-            self._rebuilt = True
             if self._group.rank() == 0:
                 _logger.info("buckets follow the order of gradients from now on: %s bytes", self.sizes_bytes())
 
@@ -254,18 +252,3 @@ class Buckets:
 
     def sizes_bytes(self) -> list[int]:
         return [bucket.buffer().nbytes for bucket in self._buckets]
-
-    def logging_data(self) -> dict[str, Any]:
-        data: dict[str, Any] = {
-            "dtypes": ", ".join(dict.fromkeys(str(parameter.dtype) for parameter in self._parameters)),
-            "total_parameter_size_bytes": sum(parameter.data.nbytes for parameter in self._parameters),
-            "num_parameter_tensors": len(self._parameters),
-            "bucket_cap_bytes": DEFAULT_CAP_BYTES if self._caps_bytes is None else self._caps_bytes[-1],
-            "bucket_sizes": ", ".join(map(str, self.sizes_bytes())),
-            "has_rebuilt_buckets": self._rebuilt,
-        }
-        if self._rebuilt:
-            data["rebuilt_bucket_sizes"] = data["bucket_sizes"]
-            members = self._assign(self.order)
-            data["rebuilt_per_bucket_param_indices"] = ", ".join(" ".join(map(str, bucket)) for bucket in members)
-        return data

@@ -16,7 +16,7 @@ from mpiddp.nn import Module
 from mpiddp.nn.normalization import BatchNorm, Normalization, affine, along_channels, blend, rounded
 from mpiddp.typing import Array, DTypeLike
 
-from .naive import current_weight
+from .weights import current_weight
 
 
 def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Array]:

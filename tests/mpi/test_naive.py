@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.parallel.naive import rank_weight
+from mpiddp.parallel.weights import rank_weight
 
 from .conftest import World
 from .learning import assert_close, assert_same_bits_everywhere, batch, gradients, mlp, share, step_of, twin

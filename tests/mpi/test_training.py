@@ -13,7 +13,7 @@ from mpiddp import nn
 from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler, digits
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD
-from mpiddp.training import Config, NaiveAveraging, Trainer, UsageError, run
+from mpiddp.training import Config, Trainer, UsageError, run
 from mpiddp.training.build import build_module
 from mpiddp.training.models import Net
 
@@ -57,11 +57,10 @@ def reference(config: Config) -> tuple[list[float], list[float], dict[str, np.nd
     return losses, accuracies, dict(model.state_dict())
 
 
-@pytest.mark.parametrize("average", ["ddp", "naive"])
 @pytest.mark.parametrize("batch_size", [16, 7, 4])
-def test_any_number_of_ranks_trains_as_one(world, average, batch_size):
+def test_any_number_of_ranks_trains_as_one(world, batch_size):
     # 61 = 15 * 4 + 1: with batches of 4 the last one leaves all ranks but one without a sample.
-    config = Config(dropout=0.0, lr=0.05, epochs=2, batch_size=batch_size, average=average, seed=5)
+    config = Config(dropout=0.0, lr=0.05, epochs=2, batch_size=batch_size, seed=5)
     trainer = make(config)
     trainer.fit(config.epochs)
     losses, accuracies, parameters = reference(config)
@@ -82,10 +81,9 @@ def test_first_loss_agrees_to_rounding(world):
     np.testing.assert_allclose(trainer.history[0].loss, losses[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("average", ["ddp", "naive"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_all_ranks_hold_the_same_bits(world, average, dropout):
-    config = Config(dropout=dropout, epochs=2, batch_size=10, average=average)
+def test_all_ranks_hold_the_same_bits(world, dropout):
+    config = Config(dropout=dropout, epochs=2, batch_size=10)
     trainer = make(config)
     trainer.fit(2)
     everybody: list = [None] * world.size
@@ -164,7 +162,7 @@ def test_a_model_of_ones_own_with_a_plain_loader(world):
     y = x @ np.array([[1.0], [-2.0], [0.5]], dtype=np.float32)
     data = ArrayDataset(x, y)
     nn.manual_seed(0)
-    model = NaiveAveraging(nn.Linear(3, 1))
+    model = dist.DistributedDataParallel(nn.Linear(3, 1))
     loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=1))
     trainer = Trainer(
         model, SGD(model.module.parameters(), lr=0.2), F.mse_loss, loader, correct_fn=lambda output, target: 0
@@ -211,7 +209,7 @@ class Overflowing(nn.Module):
 
 def overflowing(world, on_nan: str) -> Trainer:
     data = ArrayDataset(np.ones((16, 1), np.float32), np.ones((16, 1), np.float32) * 3)
-    model = NaiveAveraging(Overflowing({2}, rank=world.size - 1))
+    model = dist.DistributedDataParallel(Overflowing({2}, rank=world.size - 1))
     loader = DataLoader(data, batch_sampler=GlobalBatchSampler(data, 4))
     optimizer = SGD(model.module.parameters(), lr=0.1)
     return Trainer(model, optimizer, F.mse_loss, loader, correct_fn=lambda o, t: 0, on_nan=on_nan)

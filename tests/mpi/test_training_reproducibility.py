@@ -8,7 +8,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.training import Config, info
+from mpiddp.training import Config, reproducibility
 from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.ranks import raise_on_all_ranks
 
@@ -68,14 +68,14 @@ def test_a_deterministic_run_says_so(world, tmp_path, caplog, monkeypatch):
 
 
 def test_another_number_of_ranks_is_the_only_difference(world):
-    then = json.loads(json.dumps(info.reproducibility()))
+    then = json.loads(json.dumps(reproducibility.current()))
     then |= {"ranks": world.size + 1, "nodes": [0] * (world.size + 1)}
-    assert list(info.differences(then)) == [("ranks", world.size + 1, world.size)]
+    assert list(reproducibility.differences(then)) == [("ranks", world.size + 1, world.size)]
 
 
 def test_differences_are_named(world):
-    now = json.loads(json.dumps(info.reproducibility()))
-    assert list(info.differences(now)) == []
+    now = json.loads(json.dumps(reproducibility.current()))
+    assert list(reproducibility.differences(now)) == []
     then = now | {"NumPy": "1.0", "BLAS threads": 7, "unknown to this version": 1}
-    assert {name: was for name, was, _ in info.differences(then)} == {"NumPy": "1.0", "BLAS threads": 7}
-    assert list(info.differences({"ranks": dist.get_world_size()})) == [], "of an older checkpoint"
+    assert {name: was for name, was, _ in reproducibility.differences(then)} == {"NumPy": "1.0", "BLAS threads": 7}
+    assert list(reproducibility.differences({"ranks": dist.get_world_size()})) == [], "of an older checkpoint"

@@ -57,20 +57,18 @@ def test_running_sums_are_those_of_the_format(world):
     assert other.running.sums.tolist() == state["running"]
 
 
-@pytest.mark.parametrize(
-    ("step", "average"), [(1, "ddp"), (4, "naive"), (STEPS_AN_EPOCH, "ddp"), (2 * STEPS_AN_EPOCH - 1, "ddp")]
-)
-def test_resumed_run_has_the_bits_of_an_unbroken_one(world, tmp_path, step, average):
-    unbroken, _ = make(average=average)
+@pytest.mark.parametrize("step", [1, STEPS_AN_EPOCH, 2 * STEPS_AN_EPOCH - 1])
+def test_resumed_run_has_the_bits_of_an_unbroken_one(world, tmp_path, step):
+    unbroken, _ = make()
     unbroken.fit(EPOCHS)
-    stopped, _ = make(stop_after=step, average=average)
+    stopped, _ = make(stop_after=step)
     stopped.fit(EPOCHS)
     assert stopped.stopped and stopped.step == step
     frozen = Checkpoint(stopped.arrays(), stopped.state_dict() | {"score": None}).frozen()
     frozen.write(tmp_path / "c")
     read = read_checkpoint(tmp_path / "c")
     nn.manual_seed(99)  # earlier draws of the process do not matter
-    resumed, _ = make(average=average)
+    resumed, _ = make()
     resumed.load_state_dict(read.state, read.arrays)
     resumed.fit(EPOCHS)
     assert resumed.step == unbroken.step
@@ -333,12 +331,3 @@ def test_order_of_another_model_is_refused(world):
     for order in ([0, 1], [0, 1, 2, 3, 4, 4], [1, 2, 3, 4, 5, 6]):
         with pytest.raises(ValueError, match="each of 6 trained parameters"):
             trainer.model.install_bucket_order(order)
-
-
-def test_state_of_buckets_is_ignored_by_a_model_without(world):
-    stopped, _ = make(stop_after=2)
-    stopped.fit(1)
-    resumed, _ = make(average="naive")
-    resumed.load_state_dict(stopped.state_dict(), stopped.arrays())
-    resumed.fit(1)
-    assert resumed.epoch == 1
