@@ -77,7 +77,11 @@ def bus_factor(operation: str, size: int) -> float:
 
 
 class Buffers:
-    """all_gather, reduce_scatter and all_to_all are forms on one array; S is rounded down, to one element at least."""
+    """The arrays of an operation on this rank.
+
+    all_gather, reduce_scatter and all_to_all are the forms on one array. S is rounded down to whole elements, of which
+    there is at least one.
+    """
 
     def __init__(
         self,
@@ -94,9 +98,9 @@ class Buffers:
         self.root, self.left, self.right = 0, (rank - 1) % size, (rank + 1) % size
         blocks = size if operation in _ALL_BLOCKS else 1
         self.count = 0 if operation == "barrier" else max(size_bytes // blocks // dtype.itemsize, 1)
-        """Of each rank's block, as in nccl-tests."""
+        """Elements of each rank's block, as in nccl-tests."""
         self.total_bytes = self.count * blocks * dtype.itemsize
-        """S."""
+        """S, by which results are listed."""
         whole = _ALL_BLOCKS.get(operation, ())
         self.x: Array = allocate(self.count * (size if "x" in whole else 1), dtype)
         self.output: Array = (

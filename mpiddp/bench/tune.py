@@ -31,7 +31,7 @@ _LEAD = 1.05
 """Smaller gains may be chance."""
 
 Seconds = Mapping[str, tuple[float, float]]
-"""Of each algorithm, on ordinary and on symmetric arrays."""
+"""The times of each algorithm on ordinary and on symmetric arrays."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -139,7 +139,7 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
 
 
 def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
-    """Return replicas; memory of one place is shared."""
+    """Return a replica for each place; replicas of one place share the memory of parameters."""
     replicas = []
     for index, place in enumerate(places):
         made: dict[int, Module] = {}
@@ -204,7 +204,7 @@ def parallel_apply(
 
 
 def _settle(place: Place) -> None:
-    """Wait for this thread's work, unless other threads' is ordered after it."""
+    """Wait for this thread's work where CUDA does not order other threads' work after it."""
     stream = current_stream(place)
     if stream is not None and stream.ptr == _PER_THREAD:
         stream.synchronize()

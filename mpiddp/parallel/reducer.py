@@ -59,19 +59,19 @@ class Reducer:
         self._hook: CommHook | None = None
         self.comm_hook_state: Any = None
         self.weight: float | None = None
-        """Share of the samples; None: 1 / ranks."""
+        """This rank's share of the samples; None stands for 1 / ranks."""
         self.divisor: int | None = None
-        """None: all ranks."""
+        """The number of ranks to divide by; None stands for all."""
         self.timer = StepTimer()
         self.backwards = 0
-        """Reduced ones only."""
+        """How many backward passes have reduced gradients."""
         self._running = False
         self._expected = False
         self._ready_order: list[int] = []
         self._next_bucket = 0
         self._pending: list[tuple[GradBucket, Work | Future]] = []
         self._used_somewhere: Array | None = None
-        # One object: part of the key of cached plans.
+        # Made anew only for another weight, because the object is part of the key of cached plans.
         self._average = ReduceOp.PREMUL_SUM(1 / group.size())
         self.buckets = Buckets(self._parameters, group, caps_bytes)
         self._handles: list[Handle] = [
@@ -80,7 +80,7 @@ class Reducer:
         ]
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
-        """Raise RuntimeError after another hook or a reduced backward."""
+        """Take a hook; RuntimeError after another hook or a reduced backward."""
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
         if self._hook is not None:

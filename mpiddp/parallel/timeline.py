@@ -26,7 +26,7 @@ from mpiddp.optim import Optimizer
 _ROUNDS = 16
 _MOST_SPANS = 1_000_000
 LANES = ("forward", "backward", "wait", "optimizer")
-"""Of every rank; others follow in the order of their first spans."""
+"""The first lanes of every rank; the others follow in the order of their first spans."""
 
 
 class Span(NamedTuple):
@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """A time of this rank's clock and its offset from the first rank's."""
+    """A time of this rank's clock, and how far the clock was ahead of the first rank's then."""
 
     at_ns: int
     ahead_ns: float

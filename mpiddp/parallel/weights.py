@@ -10,7 +10,7 @@ from mpiddp.distributed import all_reduce
 from mpiddp.distributed.groups import GroupLike
 
 current_weight: ContextVar[float | None] = ContextVar("current_weight", default=None)
-"""Set for layers that mix ranks' gradients in backward; None: 1 / ranks."""
+"""Read by layers that mix the ranks' gradients in backward; None stands for 1 / ranks."""
 
 
 def rank_weight(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:

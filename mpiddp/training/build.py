@@ -1,4 +1,4 @@
-"""Objects of a `Config`: model, loss, optimizer, schedule, device and `Trainer`."""
+"""From a `Config` to its objects: device, model, loss, optimizer, schedule, and the `Trainer` of them all."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def build_trainer(
 
 
 def _forget(memory: PowerSGDState) -> None:
-    """Drop the hook's memory, which a gradient that was not finite would spoil."""
+    """Drop the hook's memory, which a gradient that is not finite has spoilt."""
     memory.error_dict.clear()
     memory.q_memory_dict.clear()
 

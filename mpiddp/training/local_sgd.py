@@ -13,7 +13,7 @@ from .trainer import Trainer
 
 
 class LocalSGD:
-    """Ranks average parameters every few steps: a callback for their ends, and this rank's state for checkpoints.
+    """A callback for the ends of steps that averages parameters, and this rank's state for checkpoints.
 
     Gradients are averaged in the averager's warm-up only; parameters are equal at the end of an epoch.
     """
@@ -28,7 +28,7 @@ class LocalSGD:
         return (allreduce_hook if warming_up else noop_hook)(None, bucket)
 
     def __call__(self, trainer: Trainer) -> None:
-        """Average what is due; all after an epoch's last step."""
+        """Average the parameters that are due; after the last step of an epoch, all of them."""
         self.averager.average_parameters(self._parameters)
         at = trainer.train_loader.state_dict()
         if at["position"] == at["length"]:  # steps do not tell: a resumed run may have another batch size

@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JsonLines:
-    """Begun anew, flushed after every line."""
+    """A file with a line of JSON for each epoch. It is begun anew, and flushed after every line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class TensorBoardEvents:
             self.write(metrics)
 
     def write(self, metrics: EpochMetrics) -> None:
-        """At the epoch's number."""
+        """Add an event at the epoch's number."""
         numbers = {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
         values = [
             self._summaries.Summary.Value(tag=tag(name), simple_value=value)
@@ -68,7 +68,7 @@ class TensorBoardEvents:
 
 
 def tag(name: str) -> str:
-    """Return TensorBoard's name of a number.
+    """Return the name of a metric in TensorBoard.
 
     >>> tag("loss"), tag("test_loss"), tag("accuracy")
     ('loss/train', 'loss/test', 'accuracy/test')

@@ -28,7 +28,7 @@ class RunError(UsageError):
 
 class Range(NamedTuple):
     expected: str
-    """Follows "has to be"."""
+    """The words after "has to be" in an error."""
     holds: Callable[[Any], bool]
 
 
@@ -130,7 +130,7 @@ def _flattened(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
 
 
 def _converted(key: str, value: Any, kind: Kind) -> Any:
-    """Accept an int as a float, and a string as a path."""
+    """Check the type of a value; an int is taken as a float, and a string as a path."""
     if value is None and kind.optional:
         return None
     if kind.wanted is Path and isinstance(value, str | Path) and value != "":
@@ -143,7 +143,7 @@ def _converted(key: str, value: Any, kind: Kind) -> Any:
 
 
 def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
-    """Options that are not given stay out of the namespace."""
+    """Add an option for each field; those that are not given stay out of the namespace."""
     parser.add_argument(
         "--config",
         type=Path,

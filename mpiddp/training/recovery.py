@@ -12,15 +12,15 @@ from .ranks import arrays_from, broadcasted
 from .trainer import Trainer
 
 Snapshot = tuple[dict[str, Any], dict[str, Array]]
-"""Arguments of `Trainer.load_state_dict`."""
+"""The arguments of `Trainer.load_state_dict`."""
 
 
 class RestorePoint:
-    """The last consistent moment (steps and epochs made) of the run on this rank, and the way back to it.
+    """The last moment (steps and epochs made) at which this rank's state was whole, and the way back to it.
 
-    Only an optimizer's step changes parameters and its state, and it waits for no one: these are always consistent.
-    Changes of forward and loader since are copied here; dropout follows from the step. A communication hook's memory is
-    that of the most advanced rank.
+    Parameters and the optimizer's state need no copy: only the optimizer's step changes them, and it waits for no other
+    rank. A forward changes buffers, and the loader moves on, so these are copied here. Dropout follows from the number
+    of the step. A communication hook's memory is taken from the most advanced rank.
     """
 
     def __init__(self) -> None:

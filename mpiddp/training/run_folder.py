@@ -20,7 +20,7 @@ from .checkpoint import sweep
 from .config import Config
 
 _PATIENCE_S = 5.0
-"""Of ranks, after a killed launcher."""
+"""How long the ranks of a killed launcher may take to end."""
 _LOOK_S = 0.1
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
@@ -77,7 +77,7 @@ def describe(config: Config, surroundings: Mapping[str, Any]) -> None:
 
 
 _LIMIT_S = 5.0
-"""git may be slow on a network file system."""
+"""How long git may take, which is slow on a network file system."""
 
 
 def git_commit(path: Path) -> str | None:

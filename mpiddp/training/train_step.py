@@ -32,14 +32,17 @@ class Batch:
     inputs: Any
     targets: Array
     samples: int
-    """0: inputs and targets are a stand-in."""
+    """0 on a rank without samples, whose inputs and targets only stand in."""
     total: int | None
-    """Of all ranks; None: unknown."""
+    """Samples of all ranks; None if unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a step; ``finite``, ``waited_s`` and, without averaged gradients, ``broken`` are this rank's."""
+    """The result of a step.
+
+    ``finite``, ``waited_s`` and, without averaged gradients, ``broken`` are this rank's alone.
+    """
 
     tally: MetricSum
     """Over the samples of all ranks."""
@@ -50,11 +53,11 @@ class Outcome:
     """This rank's losses are finite."""
     last: Batch
     waited_s: float
-    """Wait for the sums."""
+    """Seconds of waiting for the sums."""
 
 
 def new_sums(*others: str) -> MetricSum:
-    """Those of a checkpoint: its format fixes their number, without ``others``."""
+    """Return the sums of an epoch, whose number without ``others`` is fixed by the format of checkpoints."""
     return MetricSum("loss", "correct", "stop", *others)
 
 
@@ -74,7 +77,7 @@ class TrainStep:
     accumulate: int = 1
     clip_norm: float | None = None
     averages: bool = True
-    """False: each rank has a gradient of its own, and one that is not finite is news for the others."""
+    """False if each rank keeps its own gradient; then it tells the others if that is not finite."""
 
     def __post_init__(self) -> None:
         self._on_device = any(is_device_array(p.data) for p in self.model.module.parameters())
@@ -218,7 +221,7 @@ def _no_mean_of_nothing(weight: float) -> contextlib.AbstractContextManager[Any]
 
 
 def is_finite(x: Array | None) -> bool:
-    """Make one pass if all elements are finite."""
+    """Return True if all elements are finite, which one pass tells."""
     if x is None:
         return True
     flat = x.reshape(-1)
