@@ -30,9 +30,8 @@ class DataParallel(Module):
     current in the calling thread. Backward, one thread, adds parameters' gradients up on the first device, the last
     part's first. The first replica's buffers are the model's.
 
-    The first device also holds all outputs, the sums of gradients and the optimizer's state: for 784-256-256-10, SGD
-    with momentum and a batch of 128 on two devices 3.8 MB, the second 1.7 MB (counted by the tests on fake devices).
-    Threads share one interpreter. Prefer `DistributedDataParallel`.
+    Prefer `DistributedDataParallel`: here the first device also holds all outputs, the sums of gradients and the
+    optimizer's state, and the threads share one interpreter.
 
     Parameters
     ----------

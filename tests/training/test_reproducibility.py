@@ -10,9 +10,8 @@ import mpiddp as dist
 from mpiddp.algorithms import plan
 from mpiddp.training import Config, reproducibility
 from mpiddp.training.checkpointer import Checkpointer
-from mpiddp.training.ranks import raise_on_all_ranks
 
-from .test_checkpointer import BATCH, make
+from .test_checkpointer import BATCH, make, save
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
@@ -20,9 +19,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 def saved(tmp_path, world):
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
     trainer, _ = make()
-    checkpointer = Checkpointer(config)
-    checkpointer.save(trainer)
-    raise_on_all_ranks(checkpointer.finish)
+    save(trainer, config)
     return config
 
 
