@@ -11,35 +11,24 @@ from typing import TYPE_CHECKING, Any
 from mpiddp import moved
 
 if TYPE_CHECKING:
-    from .checkpoint import save_model
-    from .config import Config, UsageError
-    from .metrics import EpochMetrics
-    from .models import MLP, Net, ResNet, Transformer
-    from .trainer import Trainer
-
-__all__ = [
-    "MLP",
-    "Config",
-    "EpochMetrics",
-    "Net",
-    "ResNet",
-    "Trainer",
-    "Transformer",
-    "UsageError",
-    "save_model",
-]
+    from .checkpoint import save_model as save_model
+    from .config import Config as Config
+    from .config import UsageError as UsageError
+    from .metrics import EpochMetrics as EpochMetrics
+    from .models import MLP as MLP
+    from .models import Net as Net
+    from .models import ResNet as ResNet
+    from .models import Transformer as Transformer
+    from .trainer import Trainer as Trainer
 
 _MODULES = {
-    "Config": "config",
+    **dict.fromkeys(("MLP", "Net", "ResNet", "Transformer"), "models"),
+    **dict.fromkeys(("Config", "UsageError"), "config"),
     "EpochMetrics": "metrics",
-    "MLP": "models",
-    "Net": "models",
-    "ResNet": "models",
     "Trainer": "trainer",
-    "Transformer": "models",
-    "UsageError": "config",
     "save_model": "checkpoint",
 }
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

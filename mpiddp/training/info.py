@@ -47,7 +47,7 @@ def collect(version: str) -> dict[str, Any]:
             "launcher_fits": mpi.launcher_fits._asdict(),
             "device_pointers": {kind: answer._asdict() for kind, answer in mpi.device_pointers._asdict().items()},
         },
-        "watchdog": "on" if world.thread_multiple and world.size > 1 else _why_no_watchdog(job),
+        "watchdog": _watchdog(job),
         "dead_ranks": _failed_ranks(job),
         "shared_memory": _shared_memory(),
         "algorithms": _algorithms(),
@@ -184,9 +184,11 @@ def _failed_ranks(job: Job) -> str:
     return "end the job"
 
 
-def _why_no_watchdog(job: Job) -> str:
+def _watchdog(job: Job) -> str:
     if job.world.size == 1:
         return "off: a world of one waits for nobody"
+    if job.world.thread_multiple:
+        return "on"
     return f"off: {monitor.why_unwatched(job)}, so a hang inside of MPI is not noticed"
 
 
