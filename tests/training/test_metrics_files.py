@@ -9,22 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpiddp.training.metrics import EpochMetrics
 from mpiddp.training.metrics_files import JsonLines, MetricsFiles, TensorBoardEvents
 
-
-def metrics(epoch: int, loss: float = 0.5, accuracy: float | None = 0.25) -> EpochMetrics:
-    return EpochMetrics(
-        epoch=epoch,
-        loss=loss,
-        accuracy=accuracy,
-        samples_per_s=10.0,
-        comm_exposed=0.1,
-        epoch_s=2.0,
-        test_loss=None if accuracy is None else 0.75,
-        test_s=0.1,
-        lr=0.01,
-    )
+from .test_metrics import metrics
 
 
 def json_epochs(path):

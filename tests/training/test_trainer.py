@@ -105,19 +105,6 @@ def test_ranks_drop_different_units(world):
     assert len(set(outputs)) == world.size
 
 
-@pytest.mark.parametrize("samples", [1, 2, 3, 29])
-def test_evaluation_counts_every_sample_once(world, samples):
-    train, _ = small_data()
-    x, y = digits(train=False).batch(np.arange(samples))
-    trainer = make(Config(dropout=0.5), (train, ArrayDataset(x, y)))
-    tally = trainer.evaluate(trainer.test_loader)
-    module = trainer.model.module.eval()
-    output = module(x)
-    assert tally["samples"] == samples
-    assert tally["correct"] == (output.data.argmax(1) == y).sum()
-    np.testing.assert_allclose(tally["loss"], F.nll_loss(output, y).item() * samples, rtol=1e-5)
-
-
 def test_training_goes_on_in_training_mode_after_evaluation(world):
     modes = []
     trainer = make(Config(epochs=2), callbacks={"step_end": [lambda t: modes.append(t.model.module.training)]})
@@ -218,14 +205,6 @@ def overflowing(world, on_nan: str) -> Trainer:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_gradient_that_is_no_number_stops_before_the_step(world):
-    trainer = overflowing(world, "stop")
-    with pytest.raises(FloatingPointError, match="averaged gradient of weight is not finite at step 2"):
-        trainer.fit(1)
-    assert np.isfinite(trainer.model.module.weight.data).all() and trainer.step == 1
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_skip_leaves_the_step_out_on_all_ranks(world):
     trainer = overflowing(world, "skip")
     trainer.fit(1)
@@ -247,14 +226,3 @@ def test_spares_are_refused_where_they_cannot_help(world):
     with pytest.raises(UsageError, match=r"running statistics of batch norms .* give --sync-batchnorm"):
         build_module(Config(model="resnet", spares=1))
     build_module(Config(model="resnet", spares=1, sync_batchnorm=True))
-
-
-def test_together_tells_every_rank(world):
-    def read() -> int:
-        if world.rank == world.size - 1:
-            raise OSError("disk on fire")
-        return world.rank
-
-    with pytest.raises(UsageError, match="disk on fire"):
-        run.raise_on_all_ranks(read)
-    assert run.raise_on_all_ranks(lambda: world.rank) == world.rank
