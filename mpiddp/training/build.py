@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import mpiddp.distributed as dist
 from mpiddp import nn
-from mpiddp.autograd import Tensor
 from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
 from mpiddp.device import choice, cuda_fault, upload
 from mpiddp.device.half import bfloat16
@@ -28,7 +27,6 @@ from mpiddp.parallel import (
     fp16_compress_hook,
     powerSGD_hook,
 )
-from mpiddp.typing import Array
 
 from .config import Config, UsageError, local_contradictions, powersgd_contradictions, refuse
 from .local_sgd import LocalSGD
@@ -109,13 +107,6 @@ def _averaged(config: Config, module: nn.Module) -> tuple[DistributedDataParalle
     return found, None
 
 
-def build_loss(module: nn.Module) -> Callable[[Any, Array], Tensor]:
-    """Return the model's ``loss_fn`` if it has one, else cross entropy over the second axis."""
-    # Right for log-probabilities, too: softmax inverts their logarithm.
-    loss_fn: Callable[[Any, Array], Tensor] = getattr(module, "loss_fn", F.cross_entropy)
-    return loss_fn
-
-
 def group_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the optimizer's options of a `Config.as_dict`."""
     options = {"lr": config["lr"]}
@@ -180,7 +171,8 @@ def build_trainer(
     trainer = Trainer(
         model,
         optimizer,
-        build_loss(model.module),
+        # Right for log-probabilities, too: softmax inverts their logarithm.
+        getattr(model.module, "loss_fn", F.cross_entropy),
         DataLoader(train, batch_sampler=sampler, num_workers=config.workers, device=device),
         DataLoader(test, batch_size=TEST_BATCH, sampler=test_sampler, num_workers=config.workers, device=device),
         correct_fn=getattr(model.module, "correct_fn", count_correct),
