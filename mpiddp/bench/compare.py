@@ -19,17 +19,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.reduction import mpi_op
-
+from . import contenders
+from .contenders import Contender
 from .job import Bench, dtype, job, symmetric
-from .operations import REDUCING, Buffers, Contender, Mpiddp, check_reduction, new_series, reduce_op
+from .operations import REDUCING, Buffers, check_reduction, new_series
 from .results import Point, Series, format_size
-from .timing import Call, Way
+from .timing import Way
 
 _ROUND_S = 0.02
 _FEWEST = 3
 SYMMETRIC = "symmetric"
+OURS = ("mpiddp", SYMMETRIC)
 RATIOS = (
     ("mpi4py", "mpiddp"),
     ("mpi4py", SYMMETRIC),
@@ -39,66 +39,6 @@ RATIOS = (
     ("gloo", "torch"),
 )
 """Divided: above 1, the second is faster."""
-
-
-class Mpi4py(Contender):
-    """On a communicator of its own."""
-
-    name = "mpi4py"
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
-
-    def prepare(self, b: Buffers) -> Call | None:
-        comm, x, output, root = self._comm, b.x, b.output, b.root
-        op = mpi_op(b.dtype, reduce_op(b.op))
-        if op is None or b.dtype.kind not in "biufc":
-            return None
-        share = b.dtype.type(1 / b.size) if b.op == "avg" else None
-
-        def reduce_with(call: Call) -> Call:
-            return call if share is None else lambda: (call(), np.multiply(output, share, out=output))
-
-        here = b.rank == root
-        calls: dict[str, Call] = {
-            "all_reduce": reduce_with(lambda: comm.Allreduce(MPI.IN_PLACE, x, op)),
-            "broadcast": lambda: comm.Bcast(x, root),
-            "reduce": lambda: comm.Reduce(MPI.IN_PLACE if here else x, x if here else None, op, root),
-            "all_gather": lambda: comm.Allgather(x, output),
-            "reduce_scatter": reduce_with(lambda: comm.Reduce_scatter_block(x, output, op)),
-            "gather": lambda: comm.Gather(x, output if here else None, root),
-            "scatter": lambda: comm.Scatter(x if here else None, output, root),
-            "all_to_all": lambda: comm.Alltoall(x, output),
-            "send_recv": lambda: comm.Sendrecv(x, (b.rank + 1) % b.size, recvbuf=output, source=(b.rank - 1) % b.size),
-            "barrier": comm.Barrier,
-        }
-        if b.operation == "reduce" and here:
-            return reduce_with(calls["reduce"])
-        return calls[b.operation]
-
-
-class Memcpy(Contender):
-    """One copy of S bytes by all ranks at once: the bound of memory.
-
-    The barrier at its end counts: ranks that share a core copy one after the other.
-    """
-
-    name = "memcpy"
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
-
-    def prepare(self, b: Buffers) -> Call | None:
-        if not b.total_bytes:
-            return None
-        source = max(b.x, b.output, key=lambda array: array.nbytes)
-        target = np.ones_like(source)
-
-        def copy() -> None:
-            np.copyto(target, source)
-            self._comm.Barrier()
-
-        return copy
 
 
 class Measured(NamedTuple):
@@ -112,7 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_reduction(operation, arguments.op, kind)
     with job() as here:
         here.describe()
-        found: list[Contender] = [Mpiddp(), Mpiddp(SYMMETRIC), Mpi4py(here.comm), Memcpy(here.comm)]
+        found = [
+            *(Contender(name, contenders.mpiddp) for name in OURS),
+            Contender("mpi4py", lambda b: contenders.mpi4py(b, here.comm)),
+            Contender("memcpy", lambda b: contenders.memcpy(b, here.comm)),
+        ]
         torch = here.torch() if arguments.torch else None
         if torch is not None:
             found += torch.contenders
@@ -145,7 +89,8 @@ def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace,
             continue
         last = plain.total_bytes
         there = Buffers(operation, here.rank, here.size, size, kind, arguments.op, shared)
-        measured = _measure(here, [(each, there if each.name == SYMMETRIC else plain) for each in found], arguments)
+        entered = [(each, there if each.name == SYMMETRIC else plain) for each in found]
+        measured = measure(here, entered, arguments, arguments.rounds)
         for name, each in measured.items():
             series[name].points.append(each.point)
         times = [f"{measured[name].point.median_s * 1e6:.1f}" if name in measured else "-" for name in names]
@@ -166,28 +111,35 @@ def _ratio(measured: dict[str, Measured], slow: str, fast: str) -> str:
     return f"{statistics.median(one / other for one, other in pairs):.2f}"
 
 
-def _measure(
-    here: Bench, entered: list[tuple[Contender, Buffers]], arguments: argparse.Namespace
+def measure(
+    here: Bench,
+    entered: list[tuple[Contender, Buffers]],
+    arguments: argparse.Namespace,
+    rounds: int,
+    budget_s: float = _ROUND_S,
+    fewest: int = _FEWEST,
+    check: bool = True,
 ) -> dict[str, Measured]:
+    """Let the contenders take turns on their buffers, and check their results."""
     ways: dict[str, Way] = {}
-    for contender, buffers in entered:
+    for (name, prepare), buffers in entered:
         buffers.reset()
-        call = contender.prepare(buffers)
+        call = prepare(buffers)
         if call is not None:
-            count = arguments.iterations or here.clock.enough(call, arguments.warmup, buffers.reset, _ROUND_S, _FEWEST)
-            ways[contender.name] = Way(call, count, buffers.reset)
-    took = here.clock.take_turns(ways, arguments.rounds)
+            count = arguments.iterations or here.clock.enough(call, arguments.warmup, buffers.reset, budget_s, fewest)
+            ways[name] = Way(call, count, buffers.reset)
+    took = here.clock.take_turns(ways, rounds)
     found = {}
-    for contender, buffers in entered:
-        if contender.name not in ways:
+    for (name, _), buffers in entered:
+        if name not in ways:
             continue
         wrong = None
-        if contender.name != "memcpy":
+        if check and name != "memcpy":
             buffers.fill()
-            ways[contender.name].call()
-            wrong = here.sum(buffers.count_wrong(spoils_inputs=contender.name == "gloo"))
-        rounds = [statistics.median(each) for each in took[contender.name]]
-        seconds = [second for each in took[contender.name] for second in each]
-        point = buffers.point(seconds, contender.algorithm(buffers), wrong)
-        found[contender.name] = Measured(dataclasses.replace(point, median_s=statistics.median(rounds)), rounds)
+            ways[name].call()
+            wrong = here.sum(buffers.count_wrong(spoils_inputs=name == "gloo"))
+        medians = [statistics.median(each) for each in took[name]]
+        algorithm = contenders.algorithm_of(buffers) if name in OURS else ""
+        point = buffers.point([second for each in took[name] for second in each], algorithm, wrong)
+        found[name] = Measured(dataclasses.replace(point, median_s=statistics.median(medians)), medians)
     return found

@@ -1,4 +1,4 @@
-"""The measured operations: their arrays, mpiddp's calls, and an independent check of the results.
+"""The arrays of the measured operations, and an independent check of the results.
 
 Sizes as in nccl-tests: S is all bytes that one rank sends or receives; with blocks, the largest array of the call, of
 which a rank's block is S / n. Inputs repeat a short pattern of small integers that every rank can compute, and so do
@@ -16,20 +16,18 @@ import contextlib
 import functools
 import os
 import statistics
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp.algorithms import fallback, plan
+from mpiddp.algorithms import plan
 from mpiddp.mpi.reduction import check
 from mpiddp.training.config import UsageError
 from mpiddp.typing import Array
 
 from .results import Point, Series
-from .timing import Call
 
 Allocate = Callable[[int, np.dtype[Any]], Array]
 """Makes a flat array; called by all ranks alike."""
@@ -79,7 +77,11 @@ def bus_factor(operation: str, size: int) -> float:
 
 
 class Buffers:
-    """all_gather, reduce_scatter and all_to_all are forms on one array; S is rounded down, to one element at least."""
+    """The arrays of an operation on this rank.
+
+    all_gather, reduce_scatter and all_to_all are the forms on one array. S is rounded down to whole elements, of which
+    there is at least one.
+    """
 
     def __init__(
         self,
@@ -93,12 +95,12 @@ class Buffers:
     ) -> None:
         self.operation, self.rank, self.size = operation, rank, size
         self.dtype, self.op = dtype, op
-        self.root = 0
+        self.root, self.left, self.right = 0, (rank - 1) % size, (rank + 1) % size
         blocks = size if operation in _ALL_BLOCKS else 1
         self.count = 0 if operation == "barrier" else max(size_bytes // blocks // dtype.itemsize, 1)
-        """Of each rank's block, as in nccl-tests."""
+        """Elements of each rank's block, as in nccl-tests."""
         self.total_bytes = self.count * blocks * dtype.itemsize
-        """S."""
+        """S, by which results are listed."""
         whole = _ALL_BLOCKS.get(operation, ())
         self.x: Array = allocate(self.count * (size if "x" in whole else 1), dtype)
         self.output: Array = (
@@ -144,7 +146,7 @@ class Buffers:
             case "scatter":
                 return count_mismatches(output, self._pattern(self.root), self.rank * count)
             case "send_recv":
-                return count_mismatches(output, self._pattern((self.rank - 1) % self.size))
+                return count_mismatches(output, self._pattern(self.left))
             case "gather" if not on_root:
                 return 0
             case "all_gather" | "gather":
@@ -269,54 +271,3 @@ def new_series(name: str, ranks: int, arguments: argparse.Namespace) -> Series:
     operation = arguments.operation
     op = arguments.op if operation in REDUCING else "none"
     return Series(name, operation, arguments.dtype, op, ranks, bus_factor(operation, ranks), [])
-
-
-class Contender(ABC):
-    name: str
-
-    @abstractmethod
-    def prepare(self, b: Buffers) -> Call | None:
-        """Return None if the library has no such operation."""
-
-    def algorithm(self, b: Buffers) -> str:
-        return ""
-
-
-class Mpiddp(Contender):
-    def __init__(self, name: str = "mpiddp") -> None:
-        self.name = name
-
-    def algorithm(self, b: Buffers) -> str:
-        if b.operation not in plan.ONE_NODE:
-            return "native"
-        link = dist.groups.default_group().link
-        name = plan.algorithm_of(b.operation, link, b.total_bytes)
-        if name == "native" and b.operation in REDUCING:
-            module = fallback.choose(b.operation, link, b.dtype, reduce_op(b.op), b.total_bytes)
-            return module.__name__.rpartition(".")[2]
-        return name
-
-    def prepare(self, b: Buffers) -> Call:
-        x, output, op, root = b.x, b.output, reduce_op(b.op), b.root
-        parts = b.blocks(x if b.operation == "scatter" else output) if b.rank == root else None
-        calls: dict[str, Call] = {
-            "all_reduce": lambda: dist.all_reduce(x, op),
-            "broadcast": lambda: dist.broadcast(x, root),
-            "reduce": lambda: dist.reduce(x, root, op),
-            "all_gather": lambda: dist.all_gather_single(output, x),
-            "reduce_scatter": lambda: dist.reduce_scatter_single(output, x, op),
-            "gather": lambda: dist.gather(x, parts, root),
-            "scatter": lambda: dist.scatter(output, parts, root),
-            "all_to_all": lambda: dist.all_to_all_single(output, x),
-            "send_recv": lambda: _around(b),
-            "barrier": dist.barrier,
-        }
-        return calls[b.operation]
-
-
-def _around(b: Buffers) -> None:
-    received = dist.irecv(b.output, (b.rank - 1) % b.size)
-    sent = dist.isend(b.x, (b.rank + 1) % b.size)
-    assert received is not None and sent is not None
-    received.wait()
-    sent.wait()

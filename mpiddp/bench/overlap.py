@@ -33,7 +33,7 @@ from .results import format_size, size_range
 from .timing import Way, nothing
 
 _EDGE = 128
-"""Small, so that several products take any time."""
+"""Matrices are small, so that the number of products can set any time."""
 _COLUMNS = ("compute", "comm", "blocking", "unpolled", "overlapped", "wait")
 
 
@@ -102,7 +102,7 @@ def _measure(here: Bench, computation: Computation, gradients: Array, count: int
     for index, bucket in enumerate(buckets):
         due.setdefault((index + 1) * layers // len(buckets) - 1, []).append(bucket)
     waits: list[float] = []
-    """After the last layer, in each call of "overlapped"."""
+    """Seconds of waiting after the last layer, in each call of "overlapped"."""
 
     def communicate() -> None:
         for bucket in buckets:

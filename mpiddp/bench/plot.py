@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,17 +13,23 @@ from mpiddp.training.config import UsageError
 from . import results
 from .results import format_size
 
-Lines = dict[str, dict[Any, float]]
-"""By name, values by x."""
+
+class Curve(NamedTuple):
+    title: str
+    """Of the panel; curves of one title are drawn together."""
+    x_label: str
+    y_label: str
+    name: str
+    points: dict[Any, float]
+    """Values by x: a number, or a name, whose values are bars."""
 
 
 class Panel(NamedTuple):
-    """Lines over numbers, or bars over names."""
-
     title: str
     x_label: str
     y_label: str
-    lines: Lines
+    lines: dict[str, dict[Any, float]]
+    """Points by name."""
 
 
 _STEPS = ("alone", "ddp", "exposed", "torch", "torch-alone", "on-mpiddp", "in-ours")
@@ -61,39 +68,31 @@ def panels(paths: list[Path]) -> list[Panel]:
     found: dict[str, Panel] = {}
     for path in paths:
         mark = f" ({path.resolve().name if path.is_dir() else path.stem})" if len(paths) > 1 else ""
-        for panel in _of_run(path) if path.is_dir() else _of_file(path):
-            lines = found.setdefault(panel.title, panel._replace(lines={})).lines
-            for name, points in panel.lines.items():
-                # Runs of `bench train` on several numbers of ranks make one line.
-                lines.setdefault(name if panel.x_label == "ranks" else name + mark, {}).update(points)
+        for title, x_label, y_label, name, points in _of_run(path) if path.is_dir() else _of_file(path):
+            lines = found.setdefault(title, Panel(title, x_label, y_label, {})).lines
+            # Runs of `bench train` on several numbers of ranks make one line.
+            lines.setdefault(name if x_label == "ranks" else name + mark, {}).update(points)
     return list(found.values())
 
 
-def _of_file(file: Path) -> list[Panel]:
+def _of_file(file: Path) -> Iterator[Curve]:
     document, series = results.read(file)
-    found = []
     for title, x, y, factor, columns in _ROWS.get(document["kind"], []):
-        lines: Lines = {}
         for row in document["rows"]:
             for column in columns:
                 if column in row:
                     name = f"{row['network']}, {row['scaling']}" if "scaling" in row else column
-                    lines.setdefault(name, {})[row[x]] = factor * row[column]
-        found.append(Panel(title, x, y, lines))
+                    yield Curve(title, x, y, name, {row[x]: factor * row[column]})
     for each in series:
         if len(each.points) > 1:
             title = f"{each.operation} {each.op} of {each.dtype}, {each.ranks} ranks".replace(" none", "")
             times = {point.size_bytes: point.median_s * 1e6 for point in each.points}
             rates = {point.size_bytes: each.bus_bandwidth(point) / 1e9 for point in each.points}
-            found.append(Panel(f"Latency: {title}", "size (bytes)", "time (us)", {each.name: times}))
-            found.append(Panel(f"Bus bandwidth: {title}", "size (bytes)", "GB/s", {each.name: rates}))
-    merged: dict[str, Panel] = {}
-    for panel in found:
-        merged.setdefault(panel.title, panel).lines.update(panel.lines)
-    return [panel for panel in merged.values() if panel.lines]
+            yield Curve(f"Latency: {title}", "size (bytes)", "time (us)", each.name, times)
+            yield Curve(f"Bus bandwidth: {title}", "size (bytes)", "GB/s", each.name, rates)
 
 
-def _of_run(folder: Path) -> list[Panel]:
+def _of_run(folder: Path) -> Iterator[Curve]:
     try:
         lines = (folder / "metrics.jsonl").read_text()
         # A killed run leaves a line without its end.
@@ -102,12 +101,10 @@ def _of_run(folder: Path) -> list[Panel]:
         raise UsageError(f"{folder} is no folder of `train --output`: {error.filename}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{folder}: metrics.jsonl is damaged ({error!r})") from error
-    found = []
     for title, key in _EPOCHS:
         points = {each["epoch"]: each[key] for each in epochs if each.get(key) is not None}
         if points:
-            found.append(Panel(title, "epoch", key, {key: points}))
-    return found
+            yield Curve(title, "epoch", key, key, points)
 
 
 def draw(found: list[Panel], path: Path) -> None:

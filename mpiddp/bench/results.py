@@ -75,7 +75,7 @@ class Point:
     iterations: int
     algorithm: str = ""
     wrong: int | None = None
-    """On all ranks; None if unchecked."""
+    """Wrong elements on all ranks; None if unchecked."""
 
 
 @dataclasses.dataclass(frozen=True)

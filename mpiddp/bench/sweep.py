@@ -8,9 +8,13 @@ import numpy as np
 
 from mpiddp.training.config import UsageError
 
-from .job import Bench, dtype, job, symmetric
-from .operations import ROOTED, Buffers, Mpiddp, check_reduction, choosing, new_series
+from . import contenders
+from .compare import measure
+from .contenders import Contender
+from .job import dtype, job, symmetric
+from .operations import ROOTED, Buffers, check_reduction, choosing, new_series
 from .results import Point, Series
+from .timing import BUDGET_S, FEWEST
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (
     *(("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 11), ("redop", "", 9), ("root", "", 6)),
@@ -42,27 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
                     buffers = Buffers(operation, here.rank, here.size, size, kind, arguments.op, allocate)
                     if points and points[-1].size_bytes == buffers.total_bytes:
                         continue  # both are less than one element for each rank
-                    points.append(_measure(here, buffers, arguments))
+                    entered = [(Contender("mpiddp", contenders.mpiddp), buffers)]
+                    ours = measure(here, entered, arguments, 1, BUDGET_S, FEWEST, check=arguments.check)["mpiddp"]
+                    points.append(ours.point)
                     here.say(_table_row(series, points[-1]))
         except ValueError as error:
             raise UsageError(f"--algorithm {arguments.algorithm}: {error}") from None
         here.say(_footer(series))
         here.write(arguments.json, "sweep", [series])
     return int(any(point.wrong for point in points))
-
-
-def _measure(here: Bench, buffers: Buffers, arguments: argparse.Namespace) -> Point:
-    contender = Mpiddp()
-    call = contender.prepare(buffers)
-    buffers.reset()
-    fitting = here.clock.enough(call, arguments.warmup, buffers.reset)
-    took = here.clock.each(call, arguments.iterations or fitting, buffers.reset)
-    wrong = None
-    if arguments.check:
-        buffers.fill()
-        call()
-        wrong = here.sum(buffers.count_wrong())
-    return buffers.point(took, contender.algorithm(buffers), wrong)
 
 
 def _table_head() -> str:

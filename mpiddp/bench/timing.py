@@ -15,14 +15,14 @@ import numpy as np
 from mpiddp.mpi.lazy import MPI
 
 BUDGET_S = 0.1
-"""Of one size, if the number of iterations is not given."""
+"""Time for one size, if the number of iterations is not given."""
 FEWEST, MOST = 20, 2000
 
 Call = Callable[[], object]
 
 
 def nothing() -> None:
-    """Leave the arrays as they are."""
+    """Do nothing before a call."""
 
 
 class Way(NamedTuple):

@@ -42,7 +42,7 @@ class Team(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A turn: seconds of each step, and their share of exposed communication."""
+    """A turn of a team: the seconds of each step, and the share in which backward only waits."""
 
     step_s: list[float]
     exposed: float

@@ -20,8 +20,9 @@ from mpiddp.mpi.link import Link
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.training.config import UsageError
 
+from .contenders import mpiddp
 from .job import Bench, job, symmetric
-from .operations import Buffers, Mpiddp, choosing
+from .operations import Buffers, choosing
 from .results import format_size
 
 _ROUND_S = 0.005
@@ -30,7 +31,7 @@ _LEAD = 1.05
 """Smaller gains may be chance."""
 
 Seconds = Mapping[str, tuple[float, float]]
-"""Of each algorithm, on ordinary and on symmetric arrays."""
+"""The times of each algorithm on ordinary and on symmetric arrays."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,7 +89,7 @@ def _tune(here: Bench, operation: str, arguments: argparse.Namespace) -> tuple[s
 
 def _measure(here: Bench, pair: list[Buffers], names: list[str], rounds: int) -> Seconds:
     took: dict[tuple[str, int], list[float]] = {(name, index): [] for name in names for index in range(len(pair))}
-    calls = [Mpiddp().prepare(buffers) for buffers in pair]
+    calls = [mpiddp(buffers) for buffers in pair]
     for _ in range(rounds):
         for name in names:
             with choosing(pair[0].operation, name):

@@ -20,7 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from mpiddp import torch as guest
 from mpiddp.mpi.world import World
 
-from .operations import Buffers, Contender
+from . import contenders
+from .contenders import Contender
+from .operations import Buffers
 from .timing import Call
 
 
@@ -57,41 +59,16 @@ def _mlp(hidden: int) -> nn.Module:
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"net": Net, "mlp": lambda: _mlp(256), "mlp-wide": lambda: _mlp(2048)}
 
 
-class Torch(Contender):
-    def __init__(self, name: str, group: Any = None) -> None:
-        self.name, self._group = name, group
-
-    def prepare(self, b: Buffers) -> Call | None:
-        try:
-            x, output = torch.from_numpy(b.x), torch.from_numpy(b.output)
-        except TypeError:  # a dtype that torch does not know
-            return None
-        if b.op == "avg" and self.name == "gloo":  # which has no average
-            return None
-        op = getattr(td.ReduceOp, b.op.upper())
-        root, here, group = b.root, b.rank == b.root, self._group
-        # Older names give warnings in torch 2.13.
-        gather = getattr(td, "all_gather_single", td.all_gather_into_tensor)
-        reduce_scatter = getattr(td, "reduce_scatter_single", td.reduce_scatter_tensor)
-        parts = [torch.from_numpy(part) for part in b.blocks(b.x if b.operation == "scatter" else b.output)]
-        calls: dict[str, Call] = {
-            "all_reduce": lambda: td.all_reduce(x, op, group),
-            "broadcast": lambda: td.broadcast(x, root, group),
-            "reduce": lambda: td.reduce(x, root, op, group),
-            "all_gather": lambda: gather(output, x, group),
-            "reduce_scatter": lambda: reduce_scatter(output, x, op, group),
-            "gather": lambda: td.gather(x, parts if here else None, root, group),
-            "scatter": lambda: td.scatter(output, parts if here else None, root, group),
-            "all_to_all": lambda: td.all_to_all_single(output, x, group=group),
-            "send_recv": lambda: _around(b, x, output, group),
-            "barrier": lambda: td.barrier(group),
-        }
-        call = calls[b.operation]
-        try:
-            call()  # on all ranks alike
-        except (RuntimeError, ValueError):
-            return None
-        return call
+def prepare(b: Buffers, group: Any, averages: bool) -> Call | None:
+    """Return torch's call; None where torch or the group's backend has no such operation."""
+    if b.op == "avg" and not averages:
+        return None
+    try:
+        call = contenders.torch(b, td, group, torch.from_numpy)
+        call()  # on all ranks alike
+    except (TypeError, RuntimeError, ValueError):  # TypeError: of a dtype that torch does not know
+        return None
+    return call
 
 
 class Torchs:
@@ -103,7 +80,10 @@ class Torchs:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         td.init_process_group("mpiddp")
         self._gloo = td.new_group(backend="gloo")
-        self.contenders = [Torch("gloo", self._gloo), Torch("torch")]
+        self.contenders = [
+            Contender("gloo", lambda b: prepare(b, self._gloo, averages=False)),
+            Contender("torch", lambda b: prepare(b, None, averages=True)),
+        ]
 
     def train_steps(self, network: str, batch: Any) -> dict[str, Call]:
         """Return steps of SGD: under torch's DDP on Gloo, alone, under torch's on mpiddp, and under mpiddp's."""
@@ -132,10 +112,3 @@ def _train_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) ->
         optimizer.step()
 
     return step
-
-
-def _around(b: Buffers, x: torch.Tensor, output: torch.Tensor, group: Any) -> None:
-    sent = td.isend(x, (b.rank + 1) % b.size, group)
-    td.recv(output, (b.rank - 1) % b.size, group)
-    assert sent is not None
-    sent.wait()

@@ -1,4 +1,7 @@
-"""Devices: NumPy or CuPy, streams and copies. The only importer of cupy, and only when it is used."""
+"""Where arrays are: NumPy's on the host, CuPy's on a GPU; streams, and copies between them.
+
+Only this package imports cupy, and only when a GPU is used.
+"""
 
 from . import choice, dlpack, nccl, pinned, stream, transfer
 from .choice import cuda_fault, current_device, device_count, in_use, set_device

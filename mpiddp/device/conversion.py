@@ -1,4 +1,4 @@
-"""Target of ``to()``: a device, a dtype, or both."""
+"""What ``to()`` of tensors and modules makes of its arguments: a device, a dtype, or both."""
 
 from __future__ import annotations
 

@@ -17,16 +17,16 @@ from mpiddp.typing import Array, DTypeLike
 from .namespace import expect_known, is_device_array
 
 _CHUNK = 1 << 15
-"""Intermediate results stay in the cache."""
+"""Elements a pass, few enough that intermediate results stay in the cache."""
 _SINGLE, _HALF = np.dtype(np.float32), np.dtype(np.float16)
 _INFINITY = 0x7F80_0000
-"""Of float32; a NaN, without sign, has more."""
+"""The bits of float32's infinity; those of a NaN, without the sign, are a larger number."""
 _BEYOND = 143 << 23
-"""65,536, infinite in float16."""
+"""The bits of 65,536 in float32, which is infinite in float16."""
 _LEAST_NORMAL = 113 << 23
-"""2 ** -14, float16's smallest normal number."""
+"""The bits of 2 ** -14, float16's smallest normal number, in float32."""
 _TO_ULP = 13 << 23
-"""Turns 2 ** e into 2 ** (e + 13), whose last bit in float32 is float16's at 2 ** e."""
+"""Makes 2 ** (e + 13) of the bits of 2 ** e: its last bit is worth float16's last bit at 2 ** e."""
 
 
 @functools.cache
@@ -80,7 +80,7 @@ def _widen(source: Array, target: Array) -> None:
     bits, table = source.view(np.uint16), _table()
     for start in range(0, len(bits), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        # The default mode writes to a copy first.
+        # Without a mode, take writes to a copy first.
         np.take(table, bits[chunk], out=target[chunk], mode="clip")
 
 

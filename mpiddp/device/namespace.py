@@ -1,4 +1,4 @@
-"""The array namespace (``xp``), as in array-api-compat.
+"""The library of an array, NumPy or CuPy (``xp``, as in array-api-compat).
 
 CuPy is looked up in ``sys.modules``: a process on the host never imports it.
 """

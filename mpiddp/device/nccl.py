@@ -34,7 +34,7 @@ def fault() -> str | None:
 
 
 def unique_id() -> Any:
-    """One rank makes it, all need it."""
+    """Return the number of a new communicator, which one rank makes and all ranks need."""
     return _nccl().get_unique_id()
 
 

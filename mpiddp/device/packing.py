@@ -1,4 +1,4 @@
-"""Packing: several arrays in one message."""
+"""Several arrays as one, for a single message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places: a device by its number, or the host as None.
+"""The place of an array: a device by its number, or the host as None.
 
 CuPy works on the thread's current device, wherever its arguments lie.
 """

@@ -1,4 +1,4 @@
-"""Streams, and marks in them, for which operations wait in place of synchronising the device."""
+"""CUDA's streams, and marks in them: operations wait for a mark instead of synchronising the device."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def after(role: str, x: Array) -> Any:
 
 
 def drop(role: str) -> None:
-    """Forget streams, whose work goes on."""
+    """Forget the streams of a role; their work goes on."""
     for key in [key for key in _sides if key[0] == role]:
         del _sides[key]
 

@@ -32,7 +32,7 @@ def download(x: Array) -> np.ndarray[Any, Any]:
 
 
 def placed(value: Any, like: Array) -> Array:
-    """Return ``value``, as an array, beside ``like``."""
+    """Return ``value`` as an array at the place of ``like``."""
     if is_device_array(like):
         return cupy().asarray(value)  # type: ignore[no-any-return]
     return np.asarray(download(value))

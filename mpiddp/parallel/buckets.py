@@ -22,10 +22,10 @@ _logger = logging.getLogger("mpiddp")
 MIB = 1 << 20
 DEFAULT_CAP_BYTES = 25 * MIB
 LAST_CAP_BYTES = 1 * MIB
-"""The last bucket's, which nothing hides; torch's is the first's, which hides no communication."""
+"""The cap of the last bucket, whose communication nothing hides. torch makes the first bucket small instead."""
 
 LEAST_BYTES = MIB // 4
-"""A smaller first bucket joins the second: its waits cost more than it hides (784-256-256-10)."""
+"""A first bucket below this joins the second. For 784-256-256-10 a bucket's wait cost more than it hid."""
 
 
 class Handle(Protocol):
@@ -58,7 +58,7 @@ class GradBucket:
         self._is_last = is_last
         self._slots = _views(buffer, parameters)
         self.pending = len(self._parameters)
-        """Without gradient yet in this backward."""
+        """How many parameters have no gradient yet in this backward."""
 
     def index(self) -> int:
         """Return the position in the order of reduction."""
@@ -188,10 +188,10 @@ class Slot(NamedTuple):
 
 
 class Buckets:
-    """Iterable in the order of sending; making them and changing their order is collective.
+    """A model's buckets, in the order in which they are sent.
 
-    Parameters are numbered by registration, the same on all ranks; ``order`` is that in which gradients are expected:
-    the reverse, until it is `settled`.
+    Making them and changing their order is collective. Parameters are numbered in the order of registration, which is
+    the same on all ranks. ``order`` is that in which gradients are expected: the reverse, until it is `settled`.
     """
 
     def __init__(
@@ -200,7 +200,6 @@ class Buckets:
         self._parameters = parameters
         self._group = group
         self._caps_bytes = caps_bytes
-        self._rebuilt = False
         self.settled = False
         self._build(list(reversed(range(len(parameters)))))
 
@@ -214,7 +213,7 @@ class Buckets:
         self.settled = True
 
     def settle(self, order_here: Sequence[int] | None = None) -> None:
-        """Make final the first rank's order of gradients; None: the expected one."""
+        """Make the first rank's order of gradients final; None keeps the expected order."""
         if order_here is not None:
             agreed = np.array(order_here, dtype=np.int64)
             broadcast(agreed, group=self._group, group_src=0)
@@ -224,7 +223,6 @@ class Buckets:
     def _rebuild(self, order: list[int]) -> None:
         if list(map(set, self._assign(order))) != list(map(set, self._assign(self.order))):
             self._build(order)
-            self._rebuilt = True
             if self._group.rank() == 0:
                 _logger.info("buckets follow the order of gradients from now on: %s bytes", self.sizes_bytes())
 
@@ -254,18 +252,3 @@ class Buckets:
 
     def sizes_bytes(self) -> list[int]:
         return [bucket.buffer().nbytes for bucket in self._buckets]
-
-    def logging_data(self) -> dict[str, Any]:
-        data: dict[str, Any] = {
-            "dtypes": ", ".join(dict.fromkeys(str(parameter.dtype) for parameter in self._parameters)),
-            "total_parameter_size_bytes": sum(parameter.data.nbytes for parameter in self._parameters),
-            "num_parameter_tensors": len(self._parameters),
-            "bucket_cap_bytes": DEFAULT_CAP_BYTES if self._caps_bytes is None else self._caps_bytes[-1],
-            "bucket_sizes": ", ".join(map(str, self.sizes_bytes())),
-            "has_rebuilt_buckets": self._rebuilt,
-        }
-        if self._rebuilt:
-            data["rebuilt_bucket_sizes"] = data["bucket_sizes"]
-            members = self._assign(self.order)
-            data["rebuilt_per_bucket_param_indices"] = ", ".join(" ".join(map(str, bucket)) for bucket in members)
-        return data

@@ -30,9 +30,8 @@ class DataParallel(Module):
     current in the calling thread. Backward, one thread, adds parameters' gradients up on the first device, the last
     part's first. The first replica's buffers are the model's.
 
-    The first device also holds all outputs, the sums of gradients and the optimizer's state: for 784-256-256-10, SGD
-    with momentum and a batch of 128 on two devices 3.8 MB, the second 1.7 MB (counted by the tests on fake devices).
-    Threads share one interpreter. Prefer `DistributedDataParallel`.
+    Prefer `DistributedDataParallel`: here the first device also holds all outputs, the sums of gradients and the
+    optimizer's state, and the threads share one interpreter.
 
     Parameters
     ----------
@@ -139,7 +138,7 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
 
 
 def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
-    """Return replicas; memory of one place is shared."""
+    """Return a replica for each place; replicas of one place share the memory of parameters."""
     replicas = []
     for index, place in enumerate(places):
         made: dict[int, Module] = {}
@@ -204,7 +203,7 @@ def parallel_apply(
 
 
 def _settle(place: Place) -> None:
-    """Wait for this thread's work, unless other threads' is ordered after it."""
+    """Wait for this thread's work where CUDA does not order other threads' work after it."""
     stream = current_stream(place)
     if stream is not None and stream.ptr == _PER_THREAD:
         stream.synchronize()

@@ -21,7 +21,7 @@ CommHook = Callable[[Any, GradBucket], Any]
 
 
 def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
-    """Raise RuntimeError unless the hook returns a `Work` or a `Future`."""
+    """Call a hook; RuntimeError unless it returns a `Work` or a `Future`."""
     outcome = hook(state, bucket)
     if isinstance(outcome, Work):
         return outcome.get_future()
@@ -54,7 +54,7 @@ def _kind(value: object) -> str:
 
 
 def submitted(x: Array, group: ProcessGroup) -> Future:
-    """Sum ``x`` in place."""
+    """Submit the sum of ``x`` in place."""
     work = all_reduce(x, group=group, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])

@@ -157,7 +157,10 @@ def _agree(group: ProcessGroup, reduces: bool, syncs: bool, active: bool) -> tup
 
 
 def announce(model: Joinable, reduces: bool, syncs: bool) -> tuple[int, int | None]:
-    """Announce a forward; return the buffers' source and the number of ranks with inputs (None: another asks)."""
+    """Announce a forward; return the source of buffers, and the number of ranks with inputs.
+
+    The number is None if another joinable of the context asks for it.
+    """
     work = Join.notify_join_context(model)
     _, _, source = _agree(model.join_process_group, reduces, syncs, active=True)
     if work is None:

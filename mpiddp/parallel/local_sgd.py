@@ -16,7 +16,7 @@ from mpiddp.typing import Array
 from .replicas import broadcast_arrays
 
 Parameters = Iterable[Parameter] | Iterable[dict[str, Any]]
-"""Or an optimizer's parameter groups."""
+"""Parameters, or the parameter groups of an optimizer."""
 
 
 def parameters_of(params: Parameters) -> list[Parameter]:
@@ -51,7 +51,7 @@ class DiLoCo:
     params : iterable of Parameter or of dict
         They get the values of the first rank; collective.
     period : int
-        H.
+        H, the steps from one outer step to the next.
     fragments : int
         Parts of the model, ``period / fragments`` steps apart, each once a period (Streaming DiLoCo); at most
         ``period``, and the number of parameters.
@@ -143,7 +143,7 @@ class DiLoCo:
 
 
 class _Fragment:
-    """Parameters synchronised together; the global ones are flat arrays, one a dtype."""
+    """Parameters that are synchronised together. The global ones are flat arrays, one for each dtype."""
 
     def __init__(self, parameters: list[Parameter]) -> None:
         self._parameters = parameters

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-
-import numpy as np
-
 from mpiddp.device import array_namespace
 from mpiddp.distributed import ReduceOp, all_reduce, get_world_size
 from mpiddp.distributed.groups import GroupLike
 from mpiddp.nn import Module
 
-current_weight: ContextVar[float | None] = ContextVar("current_weight", default=None)
-"""Set for layers that mix ranks' gradients in backward; None: 1 / ranks."""
-
-
-def rank_weight(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:
-    """Return this rank's share of ``total`` samples, by default found by an all-reduce of 8 bytes."""
-    if total is None:
-        counted = np.array([n_samples], dtype=np.float64)
-        all_reduce(counted, group=group)
-        total = float(counted[0])
-    if not 0 <= n_samples <= total or total <= 0:
-        raise ValueError(f"a rank needs 0 to total samples and total at least 1, got {n_samples} of {total}")
-    return n_samples / total
+from .weights import rank_weight
 
 
 def average_gradients(

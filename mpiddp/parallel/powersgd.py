@@ -38,10 +38,10 @@ class PowerSGDState:
     matrix_approximation_rank : int
         Begin with 1 or 2 and double it until the accuracy is right.
     start_powerSGD_iter : int
-        Iterations before compression: early gradients hardly have a low rank. With feedback or warm start above 1, as
-        buckets get their final order.
+        Iterations before compression, because early gradients hardly have a low rank. With feedback or warm start it
+        has to be above 1: buckets get their final order in the first iteration.
     min_compression_rate : float
-        Matrices that shrink by less are sent uncompressed.
+        Matrices that would shrink by less are sent as they are.
     use_error_feedback : bool
         Add an approximation's error to the next gradient; keeps a copy.
     warm_start : bool
@@ -224,7 +224,7 @@ def _rounds(
 
 
 def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:
-    """Return a copy of ``whole`` with the last error, minus the sent part later."""
+    """Add the last error to ``whole``, and return a copy: less what is sent, it is the next error."""
     if not state.use_error_feedback:
         return None
     error = state.error_dict.get(index)
@@ -237,7 +237,7 @@ def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | No
 
 
 def _first_factors(state: PowerSGDState, index: int, matrices: Sequence[Array]) -> list[Array]:
-    """Return an orthonormal Q a matrix: the last one, or a random one, the same on all ranks."""
+    """Return an orthonormal Q for each matrix: the last one, or a random one that is the same on all ranks."""
     shapes = [(m.shape[1], min(*m.shape, state.matrix_approximation_rank)) for m in matrices]
     qs = state.q_memory_dict.get(index, [])
     if not state.warm_start or [q.shape for q in qs] != shapes:

@@ -21,7 +21,8 @@ from mpiddp.typing import Array
 
 from .buckets import Buckets, GradBucket, Handle, ParameterLike
 from .hooks import CommHook, averages, call
-from .timeline import StepTimer, Timeline
+from .step_timer import StepTimer
+from .timeline import Timeline
 
 _UNUSED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that"
@@ -59,20 +60,19 @@ class Reducer:
         self._hook: CommHook | None = None
         self.comm_hook_state: Any = None
         self.weight: float | None = None
-        """Share of the samples; None: 1 / ranks."""
+        """This rank's share of the samples; None stands for 1 / ranks."""
         self.divisor: int | None = None
-        """None: all ranks."""
+        """The number of ranks to divide by; None stands for all."""
         self.timer = StepTimer()
         self.backwards = 0
-        """Reduced ones only."""
+        """How many backward passes have reduced gradients."""
         self._running = False
         self._expected = False
-        self._unused_bytes = 0
         self._ready_order: list[int] = []
         self._next_bucket = 0
         self._pending: list[tuple[GradBucket, Work | Future]] = []
         self._used_somewhere: Array | None = None
-        # One object: part of the key of cached plans.
+        # Made anew only for another weight, because the object is part of the key of cached plans.
         self._average = ReduceOp.PREMUL_SUM(1 / group.size())
         self.buckets = Buckets(self._parameters, group, caps_bytes)
         self._handles: list[Handle] = [
@@ -80,21 +80,8 @@ class Reducer:
             for index, parameter in enumerate(self._parameters)
         ]
 
-    def logging_data(self) -> dict[str, Any]:
-        data = self.buckets.logging_data() | {
-            "iteration": self.backwards,
-            "num_buckets_reduced": self._next_bucket,
-            "find_unused_parameters": self._find_unused,
-            "static_graph": self._static_graph,
-            "unused_parameter_size": self._unused_bytes,
-            "prev_iteration_grad_ready_order_indices": ", ".join(map(str, self._ready_order)),
-        }
-        if self._hook is not None:
-            data["comm_hook"] = getattr(self._hook, "__name__", type(self._hook).__name__)
-        return data | self.timer.summary_ns()
-
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
-        """Raise RuntimeError after another hook or a reduced backward."""
+        """Take a hook; RuntimeError after another hook or a reduced backward."""
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
         if self._hook is not None:
@@ -173,8 +160,6 @@ class Reducer:
         needless = {id(self._parameters[index]) for index in unused}
         while self._next_bucket < len(self.buckets) and self.buckets[self._next_bucket].pending == 0:
             bucket = self.buckets[self._next_bucket]
-            if self._next_bucket == 0:
-                self.timer.begin_communication()
             self._next_bucket += 1
             if needless and needless.issuperset(map(id, bucket.parameters())):
                 continue
@@ -224,7 +209,6 @@ class Reducer:
             bucket.pending -= 1
         unused = [index for index in not_ready if self._parameters[index].grad is None]
         self._send_complete(unused if self._skip_unused else ())
-        self._unused_bytes = sum(self._parameters[index].data.nbytes for index in unused)
         used_somewhere = self._agree_on_use(unused)
         self._wait()
         for index in unused:

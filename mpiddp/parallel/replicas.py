@@ -43,7 +43,7 @@ def check_same_model(
 ) -> None:
     """Raise RuntimeError on every rank, with the first difference, if options, names, shapes, dtypes or frozen ones do.
 
-    What DDP allocates follows from them.
+    DDP decides by them what it allocates.
     """
     mine = [
         (name, tuple(parameter.shape), str(parameter.dtype), bool(parameter.requires_grad))
@@ -109,7 +109,10 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
 
 
 class ModuleState:
-    """Parameters and buffers but the ``ignored`` names, looked up each time: they may be replaced."""
+    """A module's parameters and buffers, without the ``ignored`` names.
+
+    They are looked up each time, because a program may replace them.
+    """
 
     def __init__(self, module: Any, ignored: Iterable[str] | None = None) -> None:
         if ignored is None:
@@ -141,7 +144,7 @@ class BufferCommHookLocation(Enum):
 
 
 class BufferSync:
-    """Makes a module's buffers the same on all ranks of ``group``; sources are its ranks."""
+    """Makes a module's buffers the same on all ranks of ``group``; a source is a rank of the group."""
 
     def __init__(self, state: ModuleState, group: ProcessGroup) -> None:
         self._state, self._group = state, group
@@ -153,7 +156,7 @@ class BufferSync:
         return self._hook is not None
 
     def register_hook(self, state: object, hook: BufferHook, location: BufferCommHookLocation) -> None:
-        """Replace the broadcast."""
+        """Call a hook in place of the broadcast."""
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
         self._hook = state, hook, location

@@ -16,7 +16,7 @@ from mpiddp.nn import Module
 from mpiddp.nn.normalization import BatchNorm, Normalization, affine, along_channels, blend, rounded
 from mpiddp.typing import Array, DTypeLike
 
-from .naive import current_weight
+from .weights import current_weight
 
 
 def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Array]:
@@ -36,7 +36,7 @@ def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Arr
 
 
 class _NormalizeAcrossRanks(Normalization):
-    """Over all axes but the second, and all ranks' batches."""
+    """Normalises over all axes but the second, and over the batches of all ranks."""
 
     def forward(
         self, x: Array, weight: Array | None, bias: Array | None, eps: float, group: ProcessGroup, statistics: list[Any]
@@ -73,7 +73,7 @@ class _NormalizeAcrossRanks(Normalization):
 
     def gradient_of_input(self, grad: Array) -> Array:
         channels, normal = grad.shape[1], self.normal
-        # Sums over ranks are of weighted gradients; the reducer weights the local ones later.
+        # The sums over ranks need weighted gradients here; the reducer weights this rank's own gradient later.
         factor = current_weight.get()
         sums = array_namespace(grad).zeros(2 * channels, dtype=np.float64)
         if factor != 0:

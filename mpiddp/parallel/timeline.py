@@ -26,7 +26,7 @@ from mpiddp.optim import Optimizer
 _ROUNDS = 16
 _MOST_SPANS = 1_000_000
 LANES = ("forward", "backward", "wait", "optimizer")
-"""Of every rank; others follow in the order of their first spans."""
+"""The first lanes of every rank; the others follow in the order of their first spans."""
 
 
 class Span(NamedTuple):
@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """A time of this rank's clock and its offset from the first rank's."""
+    """A time of this rank's clock, and how far the clock was ahead of the first rank's then."""
 
     at_ns: int
     ahead_ns: float
@@ -221,71 +221,3 @@ class _WriteAtEnd(Resource):
 def _at_exit() -> None:
     if is_initialized():
         _WriteAtEnd().close()
-
-
-class StepTimer:
-    """Times of the last iteration and sums over all reduced ones, in nanoseconds.
-
-    Communication lasts from the first bucket to the end of the last; its part after backward's computation is exposed.
-    """
-
-    def __init__(self) -> None:
-        self.timeline: Timeline | None = None
-        self._forward = self._backward = self._communication = self._wait = self._end = 0
-        self._has_forward = False
-        self._sums = {
-            "forward_compute": 0,
-            "backward_compute": 0,
-            "backward_comm": 0,
-            "backward_compute_comm_overlap": 0,
-        }
-        self._last = dict(self._sums)
-        self._iterations = 0
-        self.exposed_ns = 0
-        """Waits for communication at the ends of backward passes."""
-
-    def begin_forward(self) -> None:
-        self._forward, self._has_forward = perf_counter_ns(), True
-
-    def end_forward(self) -> None:
-        if self.timeline is not None:
-            self.timeline.add("forward", "forward", self._forward, perf_counter_ns())
-
-    def begin_backward(self) -> None:
-        self._backward = perf_counter_ns()
-        self._communication = 0
-
-    def begin_communication(self) -> None:
-        """Note that the first bucket is sent."""
-        self._communication = perf_counter_ns()
-
-    def begin_wait(self) -> None:
-        """Note that backward has computed everything."""
-        self._wait = perf_counter_ns()
-        if self.timeline is not None and self._has_forward:
-            self.timeline.add("backward", "backward", self._backward, self._wait)
-
-    def end_wait(self) -> None:
-        """Note that all buckets hold their averages."""
-        self._end = perf_counter_ns()
-        self.exposed_ns += self._end - self._wait
-        if self.timeline is not None:
-            self.timeline.add("wait", "wait", self._wait, self._end)
-        if not self._has_forward:  # a rank without inputs has nothing to measure
-            return
-        self._has_forward = False
-        self._iterations += 1
-        self._last = {
-            "forward_compute": self._backward - self._forward,
-            "backward_compute": self._wait - self._backward,
-            "backward_comm": self._end - self._communication,
-            "backward_compute_comm_overlap": max(self._wait - self._communication, 0),
-        }
-        for name, value in self._last.items():
-            self._sums[name] += value
-
-    def summary_ns(self) -> dict[str, int]:
-        """Return the last iteration's times and the averages over all, under torch's names."""
-        last = {f"{name}_time": value for name, value in self._last.items()}
-        averages = {f"avg_{name}_time": value // max(self._iterations, 1) for name, value in self._sums.items()}
-        return last | averages

@@ -13,7 +13,6 @@ from mpiddp.distributed.groups import GroupLike, known
 from .buckets import caps_in_bytes
 from .hooks import CommHook
 from .join import DDPJoinHook, Join, Joinable, JoinHook, announce
-from .naive import current_weight, rank_weight
 from .reducer import Reducer
 from .replicas import (
     BufferCommHookLocation,
@@ -25,6 +24,7 @@ from .replicas import (
     check_same_model,
 )
 from .timeline import Timeline, timeline_of_environment
+from .weights import current_weight, rank_weight
 
 
 class Wrapper(Joinable):
@@ -270,13 +270,10 @@ class Wrapper(Joinable):
             raise RuntimeError(
                 "a rank without inputs cannot follow a hook on buffers: join() needs a model without one"
             )
-        if self._has_sync_batchnorm():
+        if any(isinstance(each, self._sync_batchnorm_type) for each in self.module.modules()):
             raise RuntimeError("a rank without inputs cannot follow SyncBatchNorm: use weighted() with empty batches")
         self._divide_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
         return DDPJoinHook(self._reducer, self._buffer_sync, self._state, self.process_group)
-
-    def _has_sync_batchnorm(self) -> bool:
-        return any(isinstance(each, self._sync_batchnorm_type) for each in self.module.modules())
 
     @property
     def join_process_group(self) -> ProcessGroup:
@@ -286,19 +283,6 @@ class Wrapper(Joinable):
     def set_params_and_buffers_to_ignore_for_model(module: Any, params_and_buffers_to_ignore: Iterable[str]) -> None:
         """Exclude names from synchronisation and reduction, before wrapping; torch prefixes an underscore."""
         module._ddp_params_and_buffers_to_ignore = frozenset(params_and_buffers_to_ignore)
-
-    def logging_data(self) -> dict[str, Any]:
-        """Return buckets, options and times, integers in nanoseconds, as torch's ``_get_ddp_logging_data``."""
-        return self._reducer.logging_data() | {
-            "module_name": type(self.module).__name__,
-            "rank": self.process_group.rank(),
-            "world_size": self.process_group.size(),
-            "backend_name": "mpi",
-            "broadcast_buffers": self._forward_sync_buffers,
-            "gradient_as_bucket_view": True,
-            "has_sync_bn": self._has_sync_batchnorm(),
-            "join_uneven_inputs": self._join_config.enable,
-        }
 
     def bucket_order(self) -> list[int] | None:
         """Return the buckets' order of trained parameters, by registration; None before the first reduced backward.

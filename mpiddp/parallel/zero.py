@@ -52,7 +52,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         parameters_as_bucket_view: bool = False,
         **defaults: Any,
     ) -> None:
-        # For its defaults; without a step it has no state.
+        # It is made for its defaults only; without a step it has no state.
         whole = optimizer_class(params, **defaults)
         self.process_group = known(process_group)
         self._loads = np.zeros(self.process_group.size(), np.int64)
@@ -79,7 +79,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             self.optim.add_param_group({**added, "params": self._own(added)})
 
     def _local(self) -> Optimizer:
-        """Return this rank's, with the present options of the parameter groups."""
+        """Return this rank's own optimizer, with the present options of the parameter groups."""
         assert self.optim is not None
         for group, local in zip(self.param_groups, self.optim.param_groups, strict=True):
             local.update({name: value for name, value in group.items() if name != "params"})

@@ -8,46 +8,34 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from .checkpoint import save_model
-    from .config import Config, UsageError
-    from .metrics import EpochMetrics
-    from .models import MLP, Net, ResNet, Transformer
-    from .train_step import NaiveAveraging
-    from .trainer import Trainer
+from mpiddp import moved
 
-__all__ = [
-    "MLP",
-    "Config",
-    "EpochMetrics",
-    "NaiveAveraging",
-    "Net",
-    "ResNet",
-    "Trainer",
-    "Transformer",
-    "UsageError",
-    "save_model",
-]
+if TYPE_CHECKING:
+    from .checkpoint import save_model as save_model
+    from .config import Config as Config
+    from .config import UsageError as UsageError
+    from .metrics import EpochMetrics as EpochMetrics
+    from .models import MLP as MLP
+    from .models import Net as Net
+    from .models import ResNet as ResNet
+    from .models import Transformer as Transformer
+    from .trainer import Trainer as Trainer
 
 _MODULES = {
-    "Config": "config",
+    **dict.fromkeys(("MLP", "Net", "ResNet", "Transformer"), "models"),
+    **dict.fromkeys(("Config", "UsageError"), "config"),
     "EpochMetrics": "metrics",
-    "MLP": "models",
-    "NaiveAveraging": "train_step",
-    "Net": "models",
-    "ResNet": "models",
     "Trainer": "trainer",
-    "Transformer": "models",
-    "UsageError": "config",
     "save_model": "checkpoint",
 }
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     if name in ("info", "run"):
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise moved.missing(__name__, name)
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 

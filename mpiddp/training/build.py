@@ -1,4 +1,4 @@
-"""Objects of a `Config`: model, loss, optimizer, schedule, device and `Trainer`."""
+"""From a `Config` to its objects: device, model, loss, optimizer, schedule, and the `Trainer` of them all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import mpiddp.distributed as dist
 from mpiddp import nn
-from mpiddp.autograd import Tensor
 from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
 from mpiddp.device import choice, cuda_fault, upload
 from mpiddp.device.half import bfloat16
@@ -20,24 +19,20 @@ from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, 
 from mpiddp.parallel import (
     DiLoCo,
     DistributedDataParallel,
-    GradBucket,
     PowerSGDState,
     SyncBatchNorm,
     ZeroRedundancyOptimizer,
-    allreduce_hook,
     batched_powerSGD_hook,
     bf16_compress_hook,
     fp16_compress_hook,
-    noop_hook,
     powerSGD_hook,
 )
-from mpiddp.typing import Array
 
 from .config import Config, UsageError, local_contradictions, powersgd_contradictions, refuse
+from .local_sgd import LocalSGD
 from .metrics import count_correct
 from .models import MODELS
 from .ranks import gathered, raise_on_all_ranks
-from .train_step import AveragedModel, NaiveAveraging
 from .trainer import Callback, Trainer
 from .user_code import call
 
@@ -75,11 +70,9 @@ def _called(name: str) -> nn.Module:
     return module
 
 
-def build_model(config: Config) -> tuple[AveragedModel, DiLoCo | None]:
+def build_model(config: Config) -> tuple[DistributedDataParallel, DiLoCo | None]:
     """Return the model with averaged gradients, or with an averager of its parameters."""
     module = build_module(config)
-    if config.average == "naive":
-        return NaiveAveraging(module), None
     if config.average == "local":
         return DistributedDataParallel(module, forward_sync_buffers=False), DiLoCo(module.parameters(), config.period)
     if ":" in config.average:
@@ -112,13 +105,6 @@ def _averaged(config: Config, module: nn.Module) -> tuple[DistributedDataParalle
     if isinstance(found.comm_hook_state, PowerSGDState):
         refuse(powersgd_contradictions(config))
     return found, None
-
-
-def build_loss(module: nn.Module) -> Callable[[Any, Array], Tensor]:
-    """Return the model's ``loss_fn`` if it has one, else cross entropy over the second axis."""
-    # Right for log-probabilities, too: softmax inverts their logarithm.
-    loss_fn: Callable[[Any, Array], Tensor] = getattr(module, "loss_fn", F.cross_entropy)
-    return loss_fn
 
 
 def group_options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,13 +165,14 @@ def build_trainer(
     test_sampler = DistributedSampler(test, shuffle=False, mode="exact")
     device: Literal["cpu", "cuda"] = "cuda" if config.device == "cuda" else "cpu"
     model, averager = build_model(config)
-    memory = model.comm_hook_state if isinstance(model, DistributedDataParallel) else None
+    memory = model.comm_hook_state
     optimizer = raise_on_all_ranks(lambda: build_optimizer(config, model.module))
     steps_an_epoch = -(-len(sampler) // config.accumulate)
     trainer = Trainer(
         model,
         optimizer,
-        build_loss(model.module),
+        # Right for log-probabilities, too: softmax inverts their logarithm.
+        getattr(model.module, "loss_fn", F.cross_entropy),
         DataLoader(train, batch_sampler=sampler, num_workers=config.workers, device=device),
         DataLoader(test, batch_size=TEST_BATCH, sampler=test_sampler, num_workers=config.workers, device=device),
         correct_fn=getattr(model.module, "correct_fn", count_correct),
@@ -197,7 +184,7 @@ def build_trainer(
         clip_norm=config.clip_norm,
         scheduler=raise_on_all_ranks(lambda: build_scheduler(config, optimizer, steps_an_epoch)),
     )
-    if averager is not None and isinstance(model, DistributedDataParallel):
+    if averager is not None:
         trainer.averages_gradients = False
         trainer.stateful["local_sgd"] = local = LocalSGD(averager, model, optimizer)
         trainer.callbacks["step_end"].insert(0, local)  # before checkpoints are made
@@ -206,51 +193,8 @@ def build_trainer(
     return trainer
 
 
-class LocalSGD:
-    """Ranks average parameters every few steps: a callback for their ends, and this rank's state for checkpoints.
-
-    Gradients are averaged in the averager's warm-up only; parameters are equal at the end of an epoch.
-    """
-
-    def __init__(self, averager: DiLoCo, model: DistributedDataParallel, optimizer: Optimizer) -> None:
-        self.averager, self._optimizer = averager, optimizer
-        self._parameters = list(model.module.parameters())
-        model.register_comm_hook(None, self._average_gradients)
-
-    def _average_gradients(self, _: None, bucket: GradBucket) -> dist.Future:
-        warming_up = self.averager.step < self.averager.warmup_steps
-        return (allreduce_hook if warming_up else noop_hook)(None, bucket)
-
-    def __call__(self, trainer: Trainer) -> None:
-        """Average what is due; all after an epoch's last step."""
-        self.averager.average_parameters(self._parameters)
-        at = trainer.train_loader.state_dict()
-        if at["position"] == at["length"]:  # steps do not tell: a resumed run may have another batch size
-            self.averager.synchronize()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return parameters, optimizer state and position in the period; arrays are live."""
-        return {
-            "parameters": [p.data for p in self._parameters],
-            "optimizer": self._optimizer.state_dict()["state"],
-            "averager": self.averager.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the optimizers' present options; arrays are copied."""
-        for parameter, saved in zip(self._parameters, state["parameters"], strict=True):
-            parameter.data[...] = saved
-        self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": self._options(self._optimizer)})
-        outer = state["averager"]["outer_optimizer"] | {"param_groups": self._options(self.averager.outer_optimizer)}
-        self.averager.load_state_dict(state["averager"] | {"outer_optimizer": outer})
-
-    @staticmethod
-    def _options(optimizer: Optimizer) -> Any:
-        return optimizer.state_dict()["param_groups"]
-
-
 def _forget(memory: PowerSGDState) -> None:
-    """Drop the hook's memory, which a gradient that was not finite would spoil."""
+    """Drop the hook's memory, which a gradient that is not finite has spoilt."""
     memory.error_dict.clear()
     memory.q_memory_dict.clear()
 

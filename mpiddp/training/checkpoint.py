@@ -36,21 +36,21 @@ from mpiddp.typing import Array
 
 ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
 FORMAT = 2
-"""Raised when an older mpiddp could not read a newer one's; format 1 had no shards."""
+"""It grows when an older mpiddp could not read a newer one's checkpoints; format 1 had no shards."""
 
 _STEP = re.compile(r"step-(\d+)")
 _SHARD = re.compile(r"rank-(\d+)\.safetensors")
 _VISIBLE_S = 60.0
-"""Network file systems remember absent files for a while."""
+"""How long to wait for another rank's file: network file systems remember absent files for a while."""
 _POLL_S = 0.02
 
 
 class DamagedError(ValueError):
-    """The text names file and damage."""
+    """A checkpoint is damaged; the text names the file and the damage."""
 
 
 class NewerFormatError(ValueError):
-    """The format is a newer mpiddp's."""
+    """A checkpoint has the format of a newer mpiddp."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Checkpoint:
     state: dict[str, Any]
     """JSON values, with ``step`` (int) and mostly ``score`` (float or None, larger is better)."""
     shards: Mapping[int, Mapping[str, Array]] = field(default_factory=dict)
-    """Of single ranks, in a checkpoint that was read."""
+    """The arrays of single ranks, in a checkpoint that was read."""
 
     @property
     def step(self) -> int:
@@ -85,7 +85,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Check lengths and digests; DamagedError, NewerFormatError."""
+    """Read a checkpoint, and check lengths and digests; DamagedError, NewerFormatError."""
     try:
         manifest = json.loads(_read(folder / MANIFEST))
         written = manifest["format"]
@@ -224,7 +224,7 @@ def _await_shards(pending: Path, shards: Iterable[str]) -> None:
 
 
 def remove_folders(folders: Iterable[Path]) -> None:
-    """Each is renamed first: a half removed one no longer has its name."""
+    """Remove folders. Each is renamed first, so that one that is half removed does not have its name."""
     for folder in folders:
         doomed = folder if _is_temporary(folder) else temporary_name(folder)
         if folder.exists():

@@ -11,12 +11,13 @@ import mpiddp.distributed as dist
 from mpiddp.serialization import WRITER, encode_arrays, temporary_name, write_synced
 from mpiddp.typing import Array
 
-from . import info
+from . import reproducibility
 from .build import group_options
 from .checkpoint import Checkpoint, CheckpointStore, file_entry, remove_folders
 from .config import Config, UsageError
-from .outputs import RunLock, say
+from .console import say
 from .ranks import arrays_from, broadcasted, gathered, raise_on_all_ranks
+from .run_folder import RunLock
 from .trainer import Trainer
 
 _MUST_AGREE = ("model", "data", "seed", "optimizer")
@@ -68,7 +69,7 @@ class Checkpointer:
         state = trainer.state_dict() | {
             "score": score,
             "config": self._config.as_dict(),
-            "bits": info.reproducibility(),
+            "bits": reproducibility.current(),
             "versions": self._versions,
         }
         self._finish_previous()
@@ -153,7 +154,7 @@ class Checkpointer:
             done, epochs = trainer.epoch, self._config.epochs
             where = f"in epoch {done + 1}" if done < epochs else f"with all {epochs} epochs done"
             say(f"resumed after step {trainer.step}, {where}, from {self._folder}")
-            for difference in info.differences(state["bits"]):
+            for difference in reproducibility.differences(state["bits"]):
                 said = "%s was %s and is %s: the last bits of results may differ from an unbroken run's"
                 _logger.warning(said, *difference)
 

@@ -26,7 +26,39 @@ DATA = ("digits", "mnist", "synthetic")
 FILES = ("npy", "npz", "idx")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine")
-AVERAGES = ("ddp", "naive", "local")
+AVERAGES = ("ddp", "local")
+
+_OTHER_WORDS = {
+    "model": "network arch",
+    "dropout": "drop_rate",
+    "sync_batchnorm": "sync_bn",
+    "data": "dataset",
+    "context": "window block_size sequence_length",
+    "batch_size": "bs",
+    "workers": "num_workers",
+    "optimizer": "optim beta2",
+    "lr": "learning_rate rate",
+    "momentum": "beta1",
+    "weight_decay": "wd l2",
+    "zero": "zero_redundancy",
+    "accumulate": "gradient_accumulation_steps accumulation_steps accumulate_grad_batches",
+    "clip_norm": "max_norm max_grad_norm clip_grad_norm gradient_clipping",
+    "schedule": "scheduler lr_schedule lr_min eta_min min_lr decay gamma decay_epochs step_size",
+    "warmup_steps": "warmup",
+    "average": "bucket_cap_mb bucket_cap_mb_list find_unused_parameters skip_all_reduce_unused_params static_graph"
+    " gradient_as_bucket_view broadcast_buffers forward_sync_buffers init_sync fragments outer_lr outer_momentum"
+    " local_start",
+    "period": "sync_every",
+    "compress": "compression comm_hook dtype precision amp mixed_precision loss_scale",
+    "epochs": "num_epochs n_epochs",
+    "seed": "random_seed manual_seed",
+    "max_time": "time_limit deadline",
+    "spares": "hot_spares spare_ranks",
+    "output": "output_dir out_dir save_dir",
+    "checkpoint_steps": "save_steps",
+}
+OTHER_WORDS = {word: name for name, words in _OTHER_WORDS.items() for word in words.split()}
+"""What other programs call an option, for suggestions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +80,6 @@ class Config:
         "the tutorial's network (net), a perceptron (mlp), a residual network with batch norm (resnet), a"
         " transformer for text, or MODULE:CALLABLE, which returns a Module when called without arguments",
         metavar="NAME",
-        also=("network", "arch"),
     )
     dropout: float | None = option(
         None,
@@ -56,11 +87,8 @@ class Config:
         "probability with which a unit is left out in training (default: 0.5 of net and mlp, 0 of resnet, 0.1 of"
         " transformer)",
         within=SHARE,
-        also=("drop_rate",),
     )
-    sync_batchnorm: bool = option(
-        False, "network", "batch norms take mean and variance over the batches of all ranks", also=("sync_bn",)
-    )
+    sync_batchnorm: bool = option(False, "network", "batch norms take mean and variance over the batches of all ranks")
 
     data: str = option(
         "digits",
@@ -69,59 +97,35 @@ class Config:
         " images (synthetic), text:FILE, npy:, npz: or idx:FILE[,FILE], or MODULE:CALLABLE, called with"
         " train=True and train=False",
         metavar="NAME",
-        also=("dataset",),
     )
     data_dir: Path | None = option(None, "input", "folder of MNIST's four IDX files, gzipped or not", metavar="DIR")
     download: bool = option(False, "input", "fetch MNIST's files into --data-dir where they are missing")
-    context: int = option(
-        64, "input", "bytes of text in a sample", within=AT_LEAST_1, also=("window", "block_size", "sequence_length")
-    )
-    batch_size: int = option(64, "input", "samples a batch, over all ranks together", within=AT_LEAST_1, also=("bs",))
-    workers: int = option(
-        0, "input", "threads of each rank that fetch batches ahead; 0: none", within=AT_LEAST_0, also=("num_workers",)
-    )
+    context: int = option(64, "input", "bytes of text in a sample", within=AT_LEAST_1)
+    batch_size: int = option(64, "input", "samples a batch, over all ranks together", within=AT_LEAST_1)
+    workers: int = option(0, "input", "threads of each rank that fetch batches ahead; 0: none", within=AT_LEAST_0)
 
     optimizer: str = option(
         "sgd",
         "optimization",
         "what makes a step of gradients: sgd, adam, adamw or MODULE:CALLABLE, called with params and lr",
         metavar="NAME",
-        also=("optim", "beta2"),
     )
-    lr: float = option(0.01, "optimization", "learning rate", within=POSITIVE, also=("learning_rate", "rate"))
+    lr: float = option(0.01, "optimization", "learning rate", within=POSITIVE)
     momentum: float = option(
-        0.9,
-        "optimization",
-        "share of the previous update that goes on; Adam's first beta",
-        within=SHARE,
-        also=("beta1",),
+        0.9, "optimization", "share of the previous update that goes on; Adam's first beta", within=SHARE
     )
     weight_decay: float = option(
         0.0,
         "optimization",
         "times each parameter, added to its gradient; with adamw: taken off the parameter itself",
         within=AT_LEAST_0,
-        also=("wd", "l2"),
     )
     zero: bool = option(
-        False,
-        "optimization",
-        "each rank holds the optimizer state of, and updates, its share of the parameters",
-        also=("zero_redundancy",),
+        False, "optimization", "each rank holds the optimizer state of, and updates, its share of the parameters"
     )
-    accumulate: int = option(
-        1,
-        "optimization",
-        "batches whose gradients make one step",
-        within=AT_LEAST_1,
-        also=("gradient_accumulation_steps", "accumulation_steps", "accumulate_grad_batches"),
-    )
+    accumulate: int = option(1, "optimization", "batches whose gradients make one step", within=AT_LEAST_1)
     clip_norm: float | None = option(
-        None,
-        "optimization",
-        "limit of the norm of all gradients together",
-        within=POSITIVE,
-        also=("max_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping"),
+        None, "optimization", "limit of the norm of all gradients together", within=POSITIVE
     )
     schedule: str = option(
         "constant",
@@ -129,48 +133,31 @@ class Config:
         "how the learning rate goes on after the warm-up: constant, half a cosine to 0 at the end (cosine), or"
         " MODULE:CALLABLE, called with optimizer, steps and steps_an_epoch, which returns an LRScheduler",
         metavar="NAME",
-        also=("scheduler", "lr_schedule", "lr_min", "eta_min", "min_lr", "decay", "gamma", "decay_epochs", "step_size"),
     )
-    warmup_steps: int = option(
-        0, "optimization", "steps in which the learning rate grows to --lr", within=AT_LEAST_0, also=("warmup",)
-    )
+    warmup_steps: int = option(0, "optimization", "steps in which the learning rate grows to --lr", within=AT_LEAST_0)
 
     average: str = option(
         "ddp",
         "ddp",
-        "average gradients in buckets during backward (ddp), or one by one after it (naive), or not at all, but"
-        " parameters every --period steps (local: DiLoCo); or MODULE:CALLABLE, called with module, which returns a"
-        " DistributedDataParallel of it, or a DiLoCo of its parameters",
+        "average gradients in buckets during backward (ddp), or parameters every --period steps (local: DiLoCo); or"
+        " MODULE:CALLABLE, called with module, which returns a DistributedDataParallel of it, or a DiLoCo of its"
+        " parameters",
         metavar="NAME",
-        also=(
-            *("bucket_cap_mb", "bucket_cap_mb_list", "find_unused_parameters", "skip_all_reduce_unused_params"),
-            *("static_graph", "gradient_as_bucket_view", "broadcast_buffers", "forward_sync_buffers", "init_sync"),
-            *("fragments", "outer_lr", "outer_momentum", "local_start"),
-        ),
     )
-    period: int = option(
-        50, "ddp", "steps from one average of the parameters to the next", within=AT_LEAST_1, also=("sync_every",)
-    )
+    period: int = option(50, "ddp", "steps from one average of the parameters to the next", within=AT_LEAST_1)
     compress: str = option(
         "none",
         "ddp",
         "send gradients in half precision, or as matrices of low rank",
         *("none", "fp16", "bf16", "powersgd", "batched-powersgd"),
-        also=("compression", "comm_hook", "dtype", "precision", "amp", "mixed_precision", "loss_scale"),
     )
     powersgd_rank: int = option(1, "ddp", "rank of PowerSGD's matrices", within=AT_LEAST_1)
     powersgd_start: int = option(
         1000, "ddp", "steps before PowerSGD compresses", within=options.Range("at least 2", lambda n: n >= 2)
     )
 
-    epochs: int = option(20, "run", "passes over the training data", within=AT_LEAST_1, also=("num_epochs", "n_epochs"))
-    seed: int = option(
-        0,
-        "run",
-        "fixes initial values, split, order of samples and dropout",
-        within=AT_LEAST_0,
-        also=("random_seed", "manual_seed"),
-    )
+    epochs: int = option(20, "run", "passes over the training data", within=AT_LEAST_1)
+    seed: int = option(0, "run", "fixes initial values, split, order of samples and dropout", within=AT_LEAST_0)
     device: str = option(
         "auto", "run", "where arrays live; auto: on GPUs where every rank has one", "auto", "cpu", "cuda"
     )
@@ -187,38 +174,24 @@ class Config:
         "stop with a checkpoint and exit code 75 before this time since the start is over, in seconds or H:MM:SS;"
         " slurm: before the end of the Slurm job",
         metavar="TIME",
-        also=("time_limit", "deadline"),
     )
     spares: int = option(
         0,
         "run",
         "ranks, the last ones, that wait to take the places of dead ones, under Open MPI's mpirun --with-ft ulfm",
         within=AT_LEAST_0,
-        also=("hot_spares", "spare_ranks"),
     )
     margin: float = option(30.0, "run", "seconds before the end of --max-time to leave for that", within=AT_LEAST_0)
 
     metrics: Path | None = option(None, "files", "write one JSON line per epoch to this file", metavar="FILE")
-    timeline: Path | None = option(
-        None, "files", "write what every rank did when to this file, for ui.perfetto.dev", metavar="FILE"
-    )
     output: Path | None = option(
-        None,
-        "files",
-        "save model, configuration, metrics and checkpoints in this folder",
-        metavar="DIR",
-        also=("output_dir", "out_dir", "save_dir"),
+        None, "files", "save model, configuration, metrics and checkpoints in this folder", metavar="DIR"
     )
-    log_ranks: bool = option(False, "files", "write a log file for every rank in --output")
     resume: str = option(
         "no", "files", "auto goes on from the newest whole checkpoint in --output, if there is one", "no", "auto"
     )
     checkpoint_steps: int = option(
-        0,
-        "files",
-        "steps between checkpoints, besides those after every epoch; 0 is none",
-        within=AT_LEAST_0,
-        also=("save_steps",),
+        0, "files", "steps between checkpoints, besides those after every epoch; 0 is none", within=AT_LEAST_0
     )
     keep: int = option(3, "files", "newest checkpoints to keep; the most accurate one stays besides", within=AT_LEAST_1)
 
@@ -239,7 +212,6 @@ class Config:
     def _contradictions(self) -> Iterable[tuple[bool, str]]:
         files = self.output is None
         yield files and self.resume != "no", f"--resume {self.resume} needs --output DIR, the folder of the run"
-        yield files and self.log_ranks, "--log-ranks needs --output DIR, the folder to write the files in"
         yield files and self.checkpoint_steps > 0, "--checkpoint-steps needs --output DIR, the folder to save them in"
         yield files and self.max_time is not None, "--max-time stops with a checkpoint: give --output DIR, its place"
         yield (
@@ -266,14 +238,6 @@ class Config:
         yield from local_contradictions(self) if local else ()
         own = ":" in self.average
         yield own and self.compress != "none", "--compress is for --average ddp; register a hook in your callable"
-        naive = self.average == "naive"
-        for each in dataclasses.fields(self):
-            changed = each.metadata["table"] == "ddp" and getattr(self, each.name) not in (each.default, "naive")
-            yield naive and changed, f"{options.flag(each.name)} is an option of --average ddp, not of naive"
-        yield (
-            naive and self.timeline is not None,
-            ("--timeline FILE shows buckets, which --average naive has none of; leave one out"),
-        )
         spares = self.spares > 0
         yield spares and self.zero, f"--spares: with --zero a rank's part of the optimizer state {_ALONE}"
         yield from powersgd_contradictions(self) if "powersgd" in self.compress else ()
@@ -282,7 +246,7 @@ class Config:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Config:
         """Make a configuration of plain values, as from TOML or JSON; UsageError for unknown keys and wrong types."""
-        return cls(**options.from_mapping(cls, values))
+        return cls(**options.from_mapping(cls, values, OTHER_WORDS))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as values for JSON and TOML; those not set as None."""
@@ -333,15 +297,12 @@ def _check_name(flag: str, value: str, names: Iterable[str], form: str) -> None:
         raise UsageError(f"{flag} {value!r} has an empty part: give {form} without gaps")
 
 
-OTHER_WORDS = options.other_words(Config)
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_options(parser, Config)
 
 
 def read_options(arguments: argparse.Namespace) -> Config:
-    return Config(**options.read_options(arguments, Config))
+    return Config(**options.read_options(arguments, Config, OTHER_WORDS))
 
 
 def resumed_threads(output: Path, ranks: int) -> int | None:

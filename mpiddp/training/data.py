@@ -75,7 +75,7 @@ _MADE = {"digits": _digits, "synthetic": _synthetic, "mnist": _mnist}
 
 
 def _called(name: str) -> Split:
-    """Call on every rank, so that `shared_on_node` may be used."""
+    """Call the user's function on every rank, so that it may use `shared_on_node`."""
     train, test = (call("--data", name, train=part) for part in (True, False))
     for part in (train, test):
         if not isinstance(part, Dataset):

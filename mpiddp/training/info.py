@@ -1,4 +1,4 @@
-"""Description of a job, for ``mpiddp info`` and beside a run's results: versions, ranks, all that decides last bits."""
+"""Description of a job, for ``mpiddp info`` and for ``run.json`` beside a run's results: versions, MPI, ranks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp import launchers, settings
+from mpiddp import launchers
 from mpiddp.algorithms import plan
 from mpiddp.cores import available_cores, blas_threads, cores
 from mpiddp.device import cuda_fault, device_count
@@ -25,7 +23,6 @@ from mpiddp.distributed.groups import default_group
 from mpiddp.faults import this_job
 from mpiddp.faults.job import Job
 from mpiddp.mpi import cuda_aware, probe
-from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.world import World
 from mpiddp.shm import segment
 
@@ -51,7 +48,7 @@ def collect(version: str) -> dict[str, Any]:
             "launcher_fits": mpi.launcher_fits._asdict(),
             "device_pointers": {kind: answer._asdict() for kind, answer in mpi.device_pointers._asdict().items()},
         },
-        "watchdog": "on" if world.thread_multiple and world.size > 1 else _why_no_watchdog(job),
+        "watchdog": _watchdog(job),
         "dead_ranks": _failed_ranks(job),
         "shared_memory": _shared_memory(),
         "algorithms": _algorithms(),
@@ -188,9 +185,11 @@ def _failed_ranks(job: Job) -> str:
     return "end the job"
 
 
-def _why_no_watchdog(job: Job) -> str:
+def _watchdog(job: Job) -> str:
     if job.world.size == 1:
         return "off: a world of one waits for nobody"
+    if job.world.thread_multiple:
+        return "on"
     return f"off: {this_job.why_unwatched(job)}, so a hang inside of MPI is not noticed"
 
 
@@ -224,50 +223,3 @@ def _most_threads_per_core(places: list[dict[str, Any]], threads: int) -> float:
     for place in places:
         nodes.setdefault(place["node"], []).append(place)
     return max(len(on_node) * threads / len(set().union(*(p["cores"] for p in on_node))) for on_node in nodes.values())
-
-
-def reproducibility() -> dict[str, Any]:
-    """Return all that decides last bits besides a `Trainer`'s state; the table of algorithms depends on nodes only."""
-    link = default_group().link
-    asked = ",".join(f"{operation}:{name}" for operation, name in sorted(settings.algorithms().items()))
-    return {
-        "ranks": link.size,
-        "nodes": list(link.nodes),
-        "BLAS threads": blas_threads(),
-        "MPIDDP_DETERMINISTIC": settings.deterministic(),
-        "MPIDDP_ALGORITHM": asked or None,
-        "NumPy": np.__version__,
-        "MPI library": MPI.Get_library_version().split("\n")[0].strip("\0 "),
-        "machine": platform.machine(),
-    }
-
-
-def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, value then and value now."""
-    now = reproducibility()
-    same_ranks = then["ranks"] == now["ranks"]
-    for name, value in now.items():
-        if name in then and then[name] != value and (same_ranks or name != "nodes"):
-            yield name, then[name], value
-
-
-_LIMIT_S = 5.0
-"""git may be slow on a network file system."""
-
-
-def git_commit(path: Path) -> str | None:
-    """Return the commit of a file's repository, ``-dirty`` if files differ; None without git or an unknown file."""
-    folder, name = (path, ".") if path.is_dir() else (path.parent, path.name)
-    if not _git(folder, "ls-files", "--", name):
-        return None
-    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

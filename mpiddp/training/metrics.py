@@ -42,7 +42,7 @@ class MetricSum:
         self._unread: list[tuple[int, Array]] = []
 
     def add(self, **amounts: float | Array) -> None:
-        """Numbers of a GPU, arrays without axes, are left to `read`."""
+        """Add to sums. Numbers on a GPU, which are arrays without axes, are only kept; `read` adds them."""
         for name, amount in amounts.items():
             if is_device_array(amount):
                 self._unread.append((self._places[name], amount))  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ class MetricSum:
                 self.sums[self._places[name]] += amount
 
     def read(self, besides: Sequence[Array] = ()) -> list[float]:
-        """Add pending numbers of a GPU, and return those ``besides``: one wait and one copy for all."""
+        """Add the kept numbers of a GPU, and return those of ``besides``, by one wait and one copy for all."""
         arrays = [amount for _, amount in self._unread] + list(besides)
         if not arrays:
             return []

@@ -28,7 +28,7 @@ class RunError(UsageError):
 
 class Range(NamedTuple):
     expected: str
-    """Follows "has to be"."""
+    """The words after "has to be" in an error."""
     holds: Callable[[Any], bool]
 
 
@@ -58,11 +58,10 @@ def option(
     *choices: str,
     metavar: str | None = None,
     within: Range | None = None,
-    also: Iterable[str] = (),
 ) -> Any:
-    """Make a dataclass field an option; ``table``: TOML table and ``--help`` group, ``also``: names for suggestions."""
+    """Make a dataclass field an option; ``table`` is its TOML table and its group in ``--help``."""
     metadata = {"table": table, "help": text, "choices": choices, "metavar": metavar, "within": within}
-    return dataclasses.field(default=default, metadata={**metadata, "also": tuple(also)})
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def nearest(name: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
@@ -89,10 +88,6 @@ def kinds(cls: type) -> dict[str, Kind]:
     return found
 
 
-def other_words(cls: Any) -> dict[str, str]:
-    return {word: each.name for each in dataclasses.fields(cls) for word in each.metadata["also"]}
-
-
 def check(values: Any) -> None:
     for each in dataclasses.fields(values):
         value, within, choices = getattr(values, each.name), each.metadata["within"], each.metadata["choices"]
@@ -104,8 +99,11 @@ def check(values: Any) -> None:
             raise UsageError(f"{flag(each.name)} has to be {within.expected}, got {value}")
 
 
-def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dataclass's arguments from plain values; a mapping is a table. UsageError names the nearest key."""
+def from_mapping(cls: Any, values: Mapping[str, Any], other_words: Mapping[str, str]) -> dict[str, Any]:
+    """Return a dataclass's arguments from plain values, in which a mapping is a table.
+
+    The UsageError for an unknown key names the nearest one; ``other_words`` lead to keys, too.
+    """
     tables = {each.name: each.metadata["table"] for each in dataclasses.fields(cls)}
     wanted = kinds(cls)
     found: dict[str, Any] = {}
@@ -113,7 +111,7 @@ def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         if place not in {"", *tables.values()}:
             raise UsageError(f"unknown configuration table [{place}]{nearest(place, tables.values())}")
         if key not in tables:
-            raise UsageError(f"unknown configuration key {key!r}{nearest(key, tables, other_words(cls))}")
+            raise UsageError(f"unknown configuration key {key!r}{nearest(key, tables, other_words)}")
         if place not in ("", tables[key]):
             raise UsageError(f"configuration key {key!r} belongs to [{tables[key]}], not to [{place}]")
         if key in found:
@@ -132,7 +130,7 @@ def _flattened(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
 
 
 def _converted(key: str, value: Any, kind: Kind) -> Any:
-    """Accept an int as a float, and a string as a path."""
+    """Check the type of a value; an int is taken as a float, and a string as a path."""
     if value is None and kind.optional:
         return None
     if kind.wanted is Path and isinstance(value, str | Path) and value != "":
@@ -145,7 +143,7 @@ def _converted(key: str, value: Any, kind: Kind) -> Any:
 
 
 def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
-    """Options that are not given stay out of the namespace."""
+    """Add an option for each field; those that are not given stay out of the namespace."""
     parser.add_argument(
         "--config",
         type=Path,
@@ -185,13 +183,13 @@ def _reader(wanted: type) -> Callable[[str], Any]:
     return read
 
 
-def read_options(arguments: argparse.Namespace, cls: Any) -> dict[str, Any]:
-    """UsageError as in `from_mapping`."""
+def read_options(arguments: argparse.Namespace, cls: Any, other_words: Mapping[str, str]) -> dict[str, Any]:
+    """Return a dataclass's arguments from ``--config`` and the command line; UsageError as in `from_mapping`."""
     given = vars(arguments)
     values: dict[str, Any] = {}
     if "config" in given:
         try:
-            values = from_mapping(cls, tomllib.loads(given["config"].read_text()))
+            values = from_mapping(cls, tomllib.loads(given["config"].read_text()), other_words)
         except (OSError, ValueError) as error:
             raise UsageError(f"--config {given['config']}: {error}") from error
-    return values | from_mapping(cls, {name: given[name] for name in kinds(cls) if name in given})
+    return values | from_mapping(cls, {name: given[name] for name in kinds(cls) if name in given}, other_words)

@@ -1,4 +1,4 @@
-"""Values of all ranks on all, errors and arrays of one rank on all."""
+"""What the ranks of a run tell each other: values, errors, and arrays."""
 
 from __future__ import annotations
 

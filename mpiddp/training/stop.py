@@ -32,7 +32,9 @@ def parse_duration(text: str) -> float | None:
 
 
 class Deadline:
-    """The end of a run, by ``time.monotonic()``, less ``margin_s``; a step counts as long as the longest.
+    """The time at which a run has to stop: ``end_s`` by ``time.monotonic()``, less ``margin_s``.
+
+    A step is taken to last as long as the longest one so far.
 
     >>> Deadline(time.monotonic() + 60, margin_s=30).due()
     False
@@ -73,9 +75,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopRequest:
-    """Records the first signal; a second Ctrl-C interrupts at once. For the main thread.
+    """Records the first signal that asks a run to stop; a second Ctrl-C interrupts at once.
 
-    On entry it takes SIGUSR1 alone, which MPICH's MPI_Init has begun to ignore; `listen` takes the others, too.
+    It is for the main thread. On entry it takes SIGUSR1 alone, which MPICH's MPI_Init has begun to ignore; `listen`
+    takes the others, too.
     """
 
     def __init__(self) -> None:
@@ -101,7 +104,7 @@ class StopRequest:
             signal.signal(each, handler)
 
     def __call__(self) -> bool:
-        """Asked once a step."""
+        """Return True if this rank is asked to stop; called once a step."""
         if self._deadline is not None and self._deadline.due():
             self.late = True
         return self.number != 0 or self.late

@@ -33,11 +33,11 @@ _FRUITLESS = 2
 """Restarts without progress that end the attempts."""
 _LOOK_S, _GRACE_S = 0.1, 10.0
 _PAUSES_S = (1.0, 5.0, 25.0, 60.0)
-"""Before the restarts in a row; the last again and again. A host that is away needs time to come back."""
+"""Seconds to wait before each restart in a row; the last one repeats. A host that is away needs time to come back."""
 _LONG_S = 60.0
-"""After a job that ran as long the pauses begin anew."""
+"""After a job that ran for longer, the pauses begin anew."""
 _GONE_S = 20.0
-"""For a launcher to notice that rank 0 is gone: Open MPI's sometimes waits for ever when ranks of two hosts abort."""
+"""Time for a launcher to notice that rank 0 is gone. Open MPI's may wait for ever when ranks of two hosts abort."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Command:
-    """UsageError for ``mpiddp train`` without ``--output``, which could only begin anew."""
+    """The command of a job.
+
+    UsageError for ``mpiddp train`` without ``--output``, which could only begin anew.
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
@@ -115,7 +118,10 @@ class _End:
 
 
 class Supervisor:
-    """New files in ``watched`` are progress; without it every restart may have made some."""
+    """Starts a job, and starts it again when it ends badly.
+
+    New files in ``watched`` are progress; without ``watched`` every start that a rank has seen counts as progress.
+    """
 
     def __init__(
         self, command: Command, watched: Path | None, path: Path, lost_after_s: float, forwarding: _Forwarding
@@ -173,7 +179,7 @@ class Supervisor:
         return not self._forwarding.stopped
 
     def _job(self, words: Sequence[str]) -> _End:
-        """None of the job's processes on this machine outlives a bad end."""
+        """Run the job once. After a bad end, none of its processes on this machine is left."""
         self._path.write_text("")
         environment = os.environ | {rank_process.MARKERS[0]: str(self._path)}
         try:
@@ -225,7 +231,7 @@ class Supervisor:
                     os.kill(int(folder.name), signal.SIGKILL)
 
     def _newest(self) -> int:
-        """Return nanoseconds, or 0."""
+        """Return the time of the newest file in ``watched``, in nanoseconds, or 0."""
         newest = 0
         if self._watched is not None:
             for path in self._watched.rglob("[!.]*"):
@@ -268,7 +274,7 @@ class _Forwarding:
 
 @contextlib.contextmanager
 def _marker_file() -> Iterator[Path]:
-    """In the working directory, which other nodes see, too."""
+    """Make the marker in the working directory, which other nodes see, too."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=".mpiddp-run-", dir=Path.cwd())
     except OSError as error:

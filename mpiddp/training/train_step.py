@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -15,82 +14,13 @@ from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace, is_device_array, upload
 from mpiddp.distributed import Work, all_reduce
 from mpiddp.nested import map_nested
-from mpiddp.nn import Module
 from mpiddp.nn.utils import clip_grad_norm_
 from mpiddp.optim import Optimizer
-from mpiddp.parallel import SyncBatchNorm, average_gradients
-from mpiddp.parallel.naive import current_weight, rank_weight
+from mpiddp.parallel import DistributedDataParallel, SyncBatchNorm
 from mpiddp.typing import Array
 
 from .metrics import MetricSum
 from .ranks import gathered
-
-
-class AveragedModel(Protocol):
-    """A model with averaged gradients, as `DistributedDataParallel`, whose methods these are."""
-
-    module: Module
-
-    def __call__(self, *inputs: Any) -> Any: ...
-
-    def weighted(self, n_samples: float, total: float | None = None) -> AbstractContextManager[None]: ...
-
-    def no_sync(self) -> AbstractContextManager[None]: ...
-
-    def skip_forward(self) -> None: ...
-
-    def bucket_order(self) -> list[int] | None: ...
-
-    def install_bucket_order(self, order: Sequence[int]) -> None: ...
-
-    @property
-    def exposed_s(self) -> float: ...
-
-
-class NaiveAveraging:
-    """A model with one all-reduce for each parameter, after backward; else as `DistributedDataParallel`."""
-
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        self.exposed_s = 0.0
-        self._averages = True
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Run the model."""
-        return self.module(*inputs)
-
-    @contextmanager
-    def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
-        """Average the gradients at the end of the block, unless in `no_sync`."""
-        weight = rank_weight(n_samples, total)
-        token = current_weight.set(weight)
-        try:
-            yield
-        finally:
-            current_weight.reset(token)
-        if self._averages:
-            began = time.perf_counter()
-            average_gradients(self.module, weight=weight, total=1.0)
-            self.exposed_s += time.perf_counter() - began
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Keep the gradients of the block local."""
-        outer, self._averages = self._averages, False
-        try:
-            yield
-        finally:
-            self._averages = outer
-
-    def skip_forward(self) -> None:
-        """Do nothing: forward does not communicate."""
-
-    def bucket_order(self) -> None:
-        """Return None: each gradient is a message of its own."""
-
-    def install_bucket_order(self, order: Sequence[int]) -> None:
-        """Do nothing: there are no buckets."""
-
 
 _MOST_NAMES = 5
 
@@ -102,14 +32,17 @@ class Batch:
     inputs: Any
     targets: Array
     samples: int
-    """0: inputs and targets are a stand-in."""
+    """0 on a rank without samples, whose inputs and targets only stand in."""
     total: int | None
-    """Of all ranks; None: unknown."""
+    """Samples of all ranks; None if unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a step; ``finite``, ``waited_s`` and, without averaged gradients, ``broken`` are this rank's."""
+    """The result of a step.
+
+    ``finite``, ``waited_s`` and, without averaged gradients, ``broken`` are this rank's alone.
+    """
 
     tally: MetricSum
     """Over the samples of all ranks."""
@@ -120,11 +53,11 @@ class Outcome:
     """This rank's losses are finite."""
     last: Batch
     waited_s: float
-    """Wait for the sums."""
+    """Seconds of waiting for the sums."""
 
 
 def new_sums(*others: str) -> MetricSum:
-    """Those of a checkpoint: its format fixes their number, without ``others``."""
+    """Return the sums of an epoch, whose number without ``others`` is fixed by the format of checkpoints."""
     return MetricSum("loss", "correct", "stop", *others)
 
 
@@ -137,14 +70,14 @@ class TrainStep:
     T`` during reduction.
     """
 
-    model: AveragedModel
+    model: DistributedDataParallel
     optimizer: Optimizer
     loss_fn: Callable[[Any, Array], Tensor]
     correct_fn: Callable[[Any, Array], float]
     accumulate: int = 1
     clip_norm: float | None = None
     averages: bool = True
-    """False: each rank has a gradient of its own, and one that is not finite is news for the others."""
+    """False if each rank keeps its own gradient; then it tells the others if that is not finite."""
 
     def __post_init__(self) -> None:
         self._on_device = any(is_device_array(p.data) for p in self.model.module.parameters())
@@ -288,7 +221,7 @@ def _no_mean_of_nothing(weight: float) -> contextlib.AbstractContextManager[Any]
 
 
 def is_finite(x: Array | None) -> bool:
-    """Make one pass if all elements are finite."""
+    """Return True if all elements are finite, which one pass tells."""
     if x is None:
         return True
     flat = x.reshape(-1)

@@ -15,20 +15,20 @@ from mpiddp.distributed import get_rank, get_world_size
 from mpiddp.distributed.groups import default_group
 from mpiddp.optim import Optimizer
 from mpiddp.optim.lr_scheduler import LRScheduler
-from mpiddp.parallel import ZeroRedundancyOptimizer
+from mpiddp.parallel import DistributedDataParallel, ZeroRedundancyOptimizer
 from mpiddp.parallel.replicas import broadcast_arrays
 from mpiddp.serialization import flatten, unflatten
 from mpiddp.typing import Array
 
 from .metrics import EpochMetrics, MetricSum, count_correct
 from .ranks import gathered
-from .train_step import AveragedModel, Batch, Outcome, TrainStep, new_sums
+from .train_step import Batch, Outcome, TrainStep, new_sums
 
 Callback = Callable[["Trainer"], object]
 MAX_SKIPPED = 100
 """Steps in a row that may be skipped, if an epoch has more of them."""
 EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
-"""Of callbacks, called on every rank, in the order of the lists, with the trainer."""
+"""When callbacks are called: on every rank, with the trainer, in the order of each list."""
 
 
 class Stateful(Protocol):
@@ -40,12 +40,11 @@ class Stateful(Protocol):
 
 
 class Trainer:
-    """Trains a model on all ranks, step by step together: the gradients and 32 bytes a step.
+    """Trains a model on all ranks in synchronous steps, each of which sends the gradients and 32 bytes.
 
     Parameters
     ----------
-    model : AveragedModel
-        A `DistributedDataParallel` or a `NaiveAveraging`.
+    model : DistributedDataParallel
     optimizer : Optimizer
     loss_fn : callable
         Mean loss, a Tensor, of output and targets.
@@ -56,9 +55,10 @@ class Trainer:
     correct_fn : callable
         Number of correct samples, of output and targets.
     stop : callable, optional
-        Asked once a step; all ranks stop after the same step.
+        It is asked once a step. If it is true on one rank, all ranks stop after this step.
     on_nan : {"stop", "skip"}
-        In a step whose loss or gradients are not finite; skips at most `MAX_SKIPPED` in a row, fewer than an epoch's.
+        What to do in a step whose loss or gradients are not finite. At most `MAX_SKIPPED` steps in a row are skipped,
+        and fewer than an epoch has.
     callbacks : mapping of str to sequence of callable, optional
         By event: ``epoch_begin``, ``step_end``, ``epoch_end``, and ``step_skip`` before the ``step_end`` of a skipped
         step. They may communicate if all ranks do.
@@ -90,7 +90,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: AveragedModel,
+        model: DistributedDataParallel,
         optimizer: Optimizer,
         loss_fn: Callable[[Any, Array], Tensor],
         train_loader: DataLoader,
@@ -119,7 +119,7 @@ class Trainer:
         self.stop = stop
         self.on_nan = on_nan
         self.averages_gradients = True
-        """False: parameters are averaged in their place, by a callback."""
+        """False if a callback averages parameters instead."""
         self.callbacks: dict[str, list[Callback]] = {event: list((callbacks or {}).get(event, ())) for event in EVENTS}
         self.stateful = dict(stateful or {})
         self.accumulate = accumulate
@@ -204,7 +204,7 @@ class Trainer:
             "skipped_in_a_row": self._skipped_in_a_row,
             "last_lr": self._last_lr,
             "schedule": [self.step if self.scheduler is None else self.scheduler.last_epoch, self._steps_an_epoch()],
-            # The base class's: a sharded optimizer's wants the whole state collected first.
+            # The base class's method, because a sharded optimizer's needs the whole state collected first.
             "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
             "random": [],
             "stateful": [flatten(self._states(), "stateful")[0]],

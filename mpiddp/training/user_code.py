@@ -1,7 +1,4 @@
-"""Code and data that the user names: imports, calls, and a check of model, loss and data before the first step.
-
-Errors become one sentence on all ranks, with the place in the user's code.
-"""
+"""Callables that the user names as MODULE:CALLABLE: they are imported and called, and their errors are one sentence."""
 
 from __future__ import annotations
 
@@ -13,15 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpiddp.autograd import no_grad
-from mpiddp.data import Dataset
-from mpiddp.data.dataset import fetch
-
-from .config import Config, UsageError
-from .models import TAKES
+from .config import UsageError
 from .options import nearest
-from .train_step import TrainStep
-from .trainer import Trainer
 
 _Result = TypeVar("_Result")
 
@@ -90,42 +80,3 @@ def attempt(action: Callable[[], _Result], said: str) -> _Result:
         at = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
         raise UsageError(f"{said}: {type(error).__name__}: {error}{notes}{at}") from error
-
-
-def sanity_check(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]) -> None:
-    """Compute the loss of the first two samples of training and test, as the first step will.
-
-    Changes, draws and sends nothing: the model is in evaluation mode. UsageError has the error's text and place, and
-    what model and data there were.
-    """
-    step, module = trainer.train_step(), trainer.model.module
-    takes = f" takes {TAKES[config.model]}, and" if config.model in TAKES else " cannot take this:"
-    module.eval()
-    for part, dataset in zip(("training", "test"), data, strict=True):
-        where = f"--data {config.data}, {part} data"
-        # Two, to find unequal shapes.
-        batch = attempt(
-            lambda dataset=dataset: fetch(dataset, range(min(2, len(dataset)))),  # type: ignore[misc]
-            f"{where}: the first samples cannot be made a batch",
-        )
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise UsageError(f"{where}: expected samples (input, target), found {_shape(batch)}")
-        inputs, targets = step.placed(tuple(batch))
-        said = f"--model {config.model}{takes} --data {config.data} has {part} samples {_shape(inputs)}"
-        with no_grad():
-            attempt(
-                lambda inputs=inputs, targets=targets: _first_loss(step, inputs, targets),  # type: ignore[misc]
-                f"{said} with targets {_shape(targets)}",
-            )
-    module.train()
-
-
-def _first_loss(step: TrainStep, inputs: Any, targets: Any) -> tuple[float, float]:
-    output = step.predict(inputs)
-    return step.loss_fn(output, targets).item(), float(step.correct_fn(output, targets))
-
-
-def _shape(x: Any) -> str:
-    """Return dtype and shape, without the samples."""
-    shape = getattr(x, "shape", None)
-    return f"{x.dtype} {tuple(shape[1:])}" if shape else f"of type {type(x).__name__}"

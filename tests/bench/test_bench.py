@@ -11,11 +11,11 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.bench import overlap, results, sweep, train, tune
+from mpiddp.bench import contenders, overlap, results, sweep, train, tune
 from mpiddp.bench.cli import OPERATIONS
-from mpiddp.bench.compare import Mpi4py
+from mpiddp.bench.contenders import Contender
 from mpiddp.bench.job import Bench, job, symmetric
-from mpiddp.bench.operations import Buffers, Mpiddp, choosing
+from mpiddp.bench.operations import Buffers, choosing
 from mpiddp.bench.timing import Way
 from mpiddp.cli import build_parser
 from mpiddp.mpi import lazy
@@ -32,11 +32,11 @@ def here() -> Bench:
         yield made
 
 
-def contender(name: str, here: Bench) -> Mpiddp | Mpi4py:
-    return Mpi4py(here.comm) if name == "mpi4py" else Mpiddp(name)
+def contender(name: str, here: Bench) -> Contender:
+    return Contender(name, (lambda b: contenders.mpi4py(b, here.comm)) if name == "mpi4py" else contenders.mpiddp)
 
 
-def wrong_after(here: Bench, who: Mpiddp | Mpi4py, buffers: Buffers) -> int:
+def wrong_after(here: Bench, who: Contender, buffers: Buffers) -> int:
     call = who.prepare(buffers)
     assert call is not None
     buffers.reset()
@@ -61,7 +61,7 @@ def test_operations_are_right(here, operation, name):
 )
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
 def test_reductions_are_right(here, operation, dtype, op):
-    for who in (Mpiddp(), Mpi4py(here.comm)):
+    for who in (contender("mpiddp", here), contender("mpi4py", here)):
         buffers = Buffers(operation, here.rank, here.size, 50_000, np.dtype(dtype), op)
         if who.prepare(buffers) is None:
             assert (who.name, dtype) == ("mpi4py", "float16")
@@ -82,7 +82,7 @@ def test_algorithm_in_the_place_of_mpis_own_is_named(here, monkeypatch, operatio
     monkeypatch.setenv("MPIDDP_DETERMINISTIC", deterministic)
     buffers = Buffers(operation, here.rank, here.size, 1024, np.dtype(dtype))
     with choosing(operation, "native"):
-        assert Mpiddp().algorithm(buffers) == named
+        assert contenders.algorithm_of(buffers) == named
 
 
 def options(*given: str) -> argparse.Namespace:
@@ -92,10 +92,10 @@ def options(*given: str) -> argparse.Namespace:
 
 
 def test_one_wrong_element_on_one_rank_fails_the_benchmark(here, monkeypatch, capsys):
-    prepare = Mpiddp.prepare
+    prepare = contenders.mpiddp
 
-    def prepare_badly(self, buffers):
-        call = prepare(self, buffers)
+    def prepare_badly(buffers):
+        call = prepare(buffers)
 
         def bad():
             call()
@@ -107,7 +107,7 @@ def test_one_wrong_element_on_one_rank_fails_the_benchmark(here, monkeypatch, ca
     arguments = options("all_reduce", "-b", "4", "-e", "4K", "-n", "2", "-w", "1")
     assert sweep.run(arguments) == 0
     capsys.readouterr()
-    monkeypatch.setattr(Mpiddp, "prepare", prepare_badly)
+    monkeypatch.setattr(contenders, "mpiddp", prepare_badly)
     assert sweep.run(arguments) == 1
     out = capsys.readouterr().out
     if here.rank == 0:
@@ -144,8 +144,8 @@ def test_algorithm_is_the_one_that_was_asked_for(here, name):
     buffers = Buffers("all_reduce", here.rank, here.size, 1000, np.dtype("float32"))
     with choosing("all_reduce", name):
         if here.size > 1:
-            assert Mpiddp().algorithm(buffers) == name
-        assert wrong_after(here, Mpiddp(), buffers) == 0
+            assert contenders.algorithm_of(buffers) == name
+        assert wrong_after(here, contender("mpiddp", here), buffers) == 0
     assert (plan.algorithm_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")) == before
 
 

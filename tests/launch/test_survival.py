@@ -436,12 +436,10 @@ sys.exit(cli.main(["train", *sys.argv[1:]]))
 
 def test_epoch_that_one_had_completed_and_another_had_not_is_in_all_files(tmp_path):
     output = tmp_path / "run"
-    job = mpirun(3, BETWEEN, *OPTIONS, "--epochs", "2", "--log-ranks", "--output", output, timeout_s=120)
+    job = mpirun(3, BETWEEN, *OPTIONS, "--epochs", "2", "--output", output, timeout_s=120)
     assert job.rc == 0 and "going on after step 15 with 2 of 3 ranks" in job.stderr, job
     assert [each["epoch"] for each in metrics(output)] == [1, 2]
     assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step-0000000015", "step-0000000030"]
-    waits = re.findall(r"this rank waited (\S+) s", "".join(file.read_text() for file in (output / "logs").iterdir()))
-    assert waits and all(float(each) >= 0 for each in waits), waits
 
 
 def test_deadline_holds_when_the_rank_that_knew_it_has_died(tmp_path):

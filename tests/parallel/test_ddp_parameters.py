@@ -191,6 +191,19 @@ def test_static_graph_learns_what_is_unused(world: World) -> None:
         assert_same_bits_everywhere(gradients(ddp))
 
 
+def test_static_graph_is_learned_in_a_backward_that_is_complete(world: World) -> None:
+    ddp = DDP(Branches(), static_graph=True)
+    x = Tensor(np.ones((2, 4), np.float32), requires_grad=True)
+    handle = x.register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ddp(x, "a").sum().backward()
+    handle.remove()
+    for _ in range(2):
+        ddp.zero_grad()
+        ddp(x, "a").sum().backward()
+        assert ddp.module.b.weight.grad is None and ddp.module.a.weight.grad is not None
+
+
 def test_parameters_to_ignore(world: World) -> None:
     model = mlp()
     DDP.set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])

@@ -6,7 +6,6 @@ from harness.learning import assert_close, assert_same_bits_everywhere, batch, g
 from harness.world import World
 
 import mpiddp as dist
-from mpiddp.parallel.naive import rank_weight
 
 pytestmark = pytest.mark.mpi
 
@@ -68,9 +67,3 @@ def test_only_the_group_takes_part(world: World) -> None:
     dist.average_gradients(model)
     np.testing.assert_allclose(model[0].bias.grad, (world.size - 1) / 2, rtol=1e-6)
     dist.destroy_process_group(group)
-
-
-@pytest.mark.parametrize(("n", "total"), [(-1, 4), (5, 4), (0, 0)])
-def test_impossible_numbers_of_samples_are_refused(n: int, total: int) -> None:
-    with pytest.raises(ValueError, match="samples"):
-        rank_weight(n, total)

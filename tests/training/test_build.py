@@ -68,7 +68,7 @@ def tolerant(module):
 @pytest.fixture(autouse=True)
 def _own(monkeypatch):
     module = ModuleType("models_of_ones_own")
-    vars(module).update(Unused=Unused, Apart=Apart, Regression=Regression, tolerant=tolerant, wrong=dict, number=3)
+    vars(module).update(Unused=Unused, Apart=Apart, Regression=Regression, tolerant=tolerant, wrong=dict)
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
@@ -85,19 +85,12 @@ def test_a_model_brings_its_own_loss(world):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Unusd", "'Unusd' is not in models_of_ones_own; did you mean Unused?"),
-        ("number", "'number' is no callable"),
         ("wrong", "has to return an mpiddp.nn.Module, got dict"),
     ],
 )
 def test_what_is_no_model_is_refused(world, name, said):
     with pytest.raises(UsageError, match=said):
         build_trainer(own(name), data())
-
-
-def test_unknown_module_is_named(world):
-    with pytest.raises(UsageError, match="there is no module nowhere"):
-        build_trainer(configured(model="nowhere:Model", dropout=None), data())
 
 
 def test_unused_parameters_are_allowed_where_asked(world):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -63,13 +61,6 @@ def test_everything_comes_back_to_the_bit(tmp_path):
         assert np.array_equal(read.arrays[name], x), name
 
 
-def test_no_pickle_and_readable_by_others(tmp_path):
-    checkpoint().write(tmp_path / "c")
-    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == sorted([ARRAYS, STATE, MANIFEST])
-    json.loads((tmp_path / "c" / STATE).read_text())
-    safetensors.numpy.load_file(tmp_path / "c" / ARRAYS)
-
-
 def test_frozen_does_not_change_with_training(tmp_path):
     made = checkpoint()
     before = made.arrays["model.w"].copy()
@@ -101,14 +92,6 @@ def test_damage_is_found_and_named(tmp_path, name, damage):
         case "longer":
             file.write_bytes(content + b"x")
     with pytest.raises(DamagedError, match=str(tmp_path / "c")):
-        read_checkpoint(tmp_path / "c")
-
-
-def test_other_format_says_so(tmp_path):
-    checkpoint().write(tmp_path / "c")
-    manifest = tmp_path / "c" / MANIFEST
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
-    with pytest.raises(NewerFormatError, match="format 99"):
         read_checkpoint(tmp_path / "c")
 
 
@@ -145,27 +128,6 @@ def test_full_disk_leaves_the_old_or_nothing(tmp_path, monkeypatch, nth, exists)
     assert [p.name for p in tmp_path.iterdir()] == ["c"] * exists
     if exists:
         assert read_checkpoint(tmp_path / "c").state == old.state
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
-def test_really_full_disk(tmp_path):
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], check=False)
-    if mounted.returncode:
-        pytest.skip("mount is not allowed here")
-    try:
-        store = CheckpointStore(tmp_path / "c", keep=5)
-        store.save(checkpoint(1, size=5_000))  # 60 kB
-        store.finish()
-        store.save(checkpoint(2, size=50_000))  # 600 kB
-        with pytest.raises(OSError, match="No space"):
-            store.finish()
-        newest, faults = store.newest()
-        assert newest is not None and newest.step == 1 and faults == []
-        store.save(checkpoint(3, size=5_000))
-        store.finish()
-        assert store.steps() == [1, 3]
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_store_keeps_the_last_and_the_best(tmp_path):

@@ -17,7 +17,7 @@ from mpiddp.training.checkpoint import Checkpoint, CheckpointStore, read_checkpo
 from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.ranks import raise_on_all_ranks
 
-from .test_checkpointer import BATCH, bits, data
+from .test_checkpointer import BATCH, bits, data, save
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
@@ -63,12 +63,10 @@ def make(config, sharded=True, stop_after=None):
     return trainer, memory
 
 
-def save(config, world, sharded=True, stop_after=4):
+def train_and_save(config, world, sharded=True, stop_after=4):
     trainer, _ = make(config, sharded, stop_after)
     trainer.fit(2)
-    checkpointer = Checkpointer(config)
-    checkpointer.save(trainer)
-    raise_on_all_ranks(checkpointer.finish)
+    save(trainer, config)
 
 
 def resume(config, world, sharded=True):
@@ -87,7 +85,7 @@ def config_in(folder, **options):
 
 def test_owners_write_their_shards(world, folder):
     config = config_in(folder)
-    save(config, world)
+    train_and_save(config, world)
     read = read_checkpoint(CheckpointStore(folder / "checkpoints").path(4))
     assert not [name for name in read.arrays if name.startswith("optimizer.")]
     assert sorted(read.shards) == list(range(world.size))
@@ -107,7 +105,7 @@ def test_resumed_run_has_the_bits_of_an_unbroken_one(world, folder, before, afte
     config = config_in(folder)
     unbroken, memory = make(config, sharded=False)
     unbroken.fit(2)
-    save(config, world, sharded=before)
+    train_and_save(config, world, sharded=before)
     resumed, its = resume(config, world, sharded=after)
     assert resumed.step == its.iter == 4 and its.error_dict[0].tolist() == [10 * world.rank + 4] * 3
     resumed.fit(2)
@@ -200,7 +198,5 @@ def test_left_out_steps_are_remembered(world, folder):
     config = config_in(folder)
     trainer, _ = make(config)
     trainer.skipped = 7
-    checkpointer = Checkpointer(config)
-    checkpointer.save(trainer)
-    raise_on_all_ranks(checkpointer.finish)
+    save(trainer, config)
     assert resume(config, world)[0].skipped == 7

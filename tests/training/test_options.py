@@ -91,7 +91,6 @@ OPTIONS = {
     "zero sgd": {"zero": True, "schedule": "cosine"},
     "accumulate": {"accumulate": 3},
     "accumulate all": {"accumulate": 100},
-    "accumulate naive": {"accumulate": 3, "average": "naive"},
     "clip_norm": {"clip_norm": 0.2},
     "clip_norm, accumulated": {"clip_norm": 0.2, "accumulate": 2},
     "warmup_steps": {"warmup_steps": 5},

@@ -13,7 +13,7 @@ from mpiddp import nn
 from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler, digits
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD
-from mpiddp.training import Config, NaiveAveraging, Trainer, UsageError, run
+from mpiddp.training import Config, Trainer, UsageError, run
 from mpiddp.training.build import build_module
 from mpiddp.training.models import Net
 
@@ -59,11 +59,10 @@ def reference(config: Config) -> tuple[list[float], list[float], dict[str, np.nd
     return losses, accuracies, dict(model.state_dict())
 
 
-@pytest.mark.parametrize("average", ["ddp", "naive"])
 @pytest.mark.parametrize("batch_size", [16, 7, 4])
-def test_any_number_of_ranks_trains_as_one(world, average, batch_size):
+def test_any_number_of_ranks_trains_as_one(world, batch_size):
     # 61 = 15 * 4 + 1: with batches of 4 the last one leaves all ranks but one without a sample.
-    config = Config(dropout=0.0, lr=0.05, epochs=2, batch_size=batch_size, average=average, seed=5)
+    config = Config(dropout=0.0, lr=0.05, epochs=2, batch_size=batch_size, seed=5)
     trainer = make(config)
     trainer.fit(config.epochs)
     losses, accuracies, parameters = reference(config)
@@ -84,10 +83,9 @@ def test_first_loss_agrees_to_rounding(world):
     np.testing.assert_allclose(trainer.history[0].loss, losses[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("average", ["ddp", "naive"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_all_ranks_hold_the_same_bits(world, average, dropout):
-    config = Config(dropout=dropout, epochs=2, batch_size=10, average=average)
+def test_all_ranks_hold_the_same_bits(world, dropout):
+    config = Config(dropout=dropout, epochs=2, batch_size=10)
     trainer = make(config)
     trainer.fit(2)
     everybody: list = [None] * world.size
@@ -105,19 +103,6 @@ def test_ranks_drop_different_units(world):
     outputs: list = [None] * world.size
     dist.all_gather_object(outputs, trainer.model.module(x).data.tobytes())
     assert len(set(outputs)) == world.size
-
-
-@pytest.mark.parametrize("samples", [1, 2, 3, 29])
-def test_evaluation_counts_every_sample_once(world, samples):
-    train, _ = small_data()
-    x, y = digits(train=False).batch(np.arange(samples))
-    trainer = make(Config(dropout=0.5), (train, ArrayDataset(x, y)))
-    tally = trainer.evaluate(trainer.test_loader)
-    module = trainer.model.module.eval()
-    output = module(x)
-    assert tally["samples"] == samples
-    assert tally["correct"] == (output.data.argmax(1) == y).sum()
-    np.testing.assert_allclose(tally["loss"], F.nll_loss(output, y).item() * samples, rtol=1e-5)
 
 
 def test_training_goes_on_in_training_mode_after_evaluation(world):
@@ -166,7 +151,7 @@ def test_a_model_of_ones_own_with_a_plain_loader(world):
     y = x @ np.array([[1.0], [-2.0], [0.5]], dtype=np.float32)
     data = ArrayDataset(x, y)
     nn.manual_seed(0)
-    model = NaiveAveraging(nn.Linear(3, 1))
+    model = dist.DistributedDataParallel(nn.Linear(3, 1))
     loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=1))
     trainer = Trainer(
         model, SGD(model.module.parameters(), lr=0.2), F.mse_loss, loader, correct_fn=lambda output, target: 0
@@ -213,18 +198,10 @@ class Overflowing(nn.Module):
 
 def overflowing(world, on_nan: str) -> Trainer:
     data = ArrayDataset(np.ones((16, 1), np.float32), np.ones((16, 1), np.float32) * 3)
-    model = NaiveAveraging(Overflowing({2}, rank=world.size - 1))
+    model = dist.DistributedDataParallel(Overflowing({2}, rank=world.size - 1))
     loader = DataLoader(data, batch_sampler=GlobalBatchSampler(data, 4))
     optimizer = SGD(model.module.parameters(), lr=0.1)
     return Trainer(model, optimizer, F.mse_loss, loader, correct_fn=lambda o, t: 0, on_nan=on_nan)
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_gradient_that_is_no_number_stops_before_the_step(world):
-    trainer = overflowing(world, "stop")
-    with pytest.raises(FloatingPointError, match="averaged gradient of weight is not finite at step 2"):
-        trainer.fit(1)
-    assert np.isfinite(trainer.model.module.weight.data).all() and trainer.step == 1
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -249,14 +226,3 @@ def test_spares_are_refused_where_they_cannot_help(world):
     with pytest.raises(UsageError, match=r"running statistics of batch norms .* give --sync-batchnorm"):
         build_module(Config(model="resnet", spares=1))
     build_module(Config(model="resnet", spares=1, sync_batchnorm=True))
-
-
-def test_together_tells_every_rank(world):
-    def read() -> int:
-        if world.rank == world.size - 1:
-            raise OSError("disk on fire")
-        return world.rank
-
-    with pytest.raises(UsageError, match="disk on fire"):
-        run.raise_on_all_ranks(read)
-    assert run.raise_on_all_ranks(lambda: world.rank) == world.rank

@@ -31,15 +31,14 @@ def plain_resnet(accumulate: int) -> list[np.ndarray]:
     return list(model.state_dict().values())
 
 
-@pytest.mark.parametrize("average", ["ddp", "naive"])
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_sync_batchnorm_is_batch_norm_of_the_whole_batch(world, accumulate, average):
-    options = {"model": "resnet", "epochs": 1, "accumulate": accumulate, "sync_batchnorm": True, "average": average}
+def test_sync_batchnorm_is_batch_norm_of_the_whole_batch(world, accumulate):
+    options = {"model": "resnet", "epochs": 1, "accumulate": accumulate, "sync_batchnorm": True}
     trainer = trained(**options)
     assert any(isinstance(module, SyncBatchNorm) for module in trainer.model.module.modules())
     found, expected = list(trainer.model.module.state_dict().values()), plain_resnet(accumulate)
     assert distance(found, expected) < 3e-3
-    if world.size > 1 and average == "ddp":
+    if world.size > 1:
         other = trained(**options | {"sync_batchnorm": False}).model.module.state_dict().values()
         assert distance(list(other), expected) > 1e-2, "or this test could not fail"
 

@@ -45,7 +45,7 @@ def trainer(convert: Any = None, **options: Any) -> Trainer:
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((22, 6)).astype(np.float32), rng.integers(0, 4, 22)
     train = ArrayDataset(x, y)
-    ddp = dist.DistributedDataParallel(model)
+    ddp = dist.DistributedDataParallel(model, bucket_cap_mb=1e-4)  # several buckets
     return Trainer(
         ddp,
         optim.SGD(ddp.module.parameters(), lr=0.1, momentum=0.9),

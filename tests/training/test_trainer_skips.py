@@ -13,7 +13,6 @@ from mpiddp.optim import SGD
 from mpiddp.training import Config, Trainer
 from mpiddp.training import trainer as trainer_module
 from mpiddp.training.build import build_trainer
-from mpiddp.training.train_step import NaiveAveraging
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
@@ -98,13 +97,12 @@ class Cusp(nn.Module):
 
 @pytest.mark.once
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("average", ["ddp", "naive"])
-def test_whose_gradient_is_not_finite_is_named(world, average):
+def test_whose_gradient_is_not_finite_is_named(world):
     x = np.ones((8 * world.size, 1), np.float32)
     guilty = world.size - 1
     x[2 * world.size + guilty] = 9.0  # the third batch, whose last rank gets it
     dataset = ArrayDataset(x, np.ones((len(x), 1), np.float32))
-    model = NaiveAveraging(Cusp()) if average == "naive" else dist.DistributedDataParallel(Cusp())
+    model = dist.DistributedDataParallel(Cusp())
     sampler = GlobalBatchSampler(dataset, world.size, shuffle=False)
     optimizer = SGD(model.module.parameters(), lr=0.01)
     loader = DataLoader(dataset, batch_sampler=sampler)

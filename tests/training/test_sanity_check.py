@@ -13,7 +13,7 @@ from mpiddp.data import ArrayDataset, ByteWindows
 from mpiddp.training import Config, UsageError
 from mpiddp.training.build import build_trainer
 from mpiddp.training.ranks import raise_on_all_ranks
-from mpiddp.training.user_code import sanity_check
+from mpiddp.training.sanity_check import sanity_check
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 

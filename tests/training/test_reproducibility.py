@@ -8,11 +8,10 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.training import Config, info
+from mpiddp.training import Config, reproducibility
 from mpiddp.training.checkpointer import Checkpointer
-from mpiddp.training.ranks import raise_on_all_ranks
 
-from .test_checkpointer import BATCH, make
+from .test_checkpointer import BATCH, make, save
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
@@ -20,9 +19,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 def saved(tmp_path, world):
     config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
     trainer, _ = make()
-    checkpointer = Checkpointer(config)
-    checkpointer.save(trainer)
-    raise_on_all_ranks(checkpointer.finish)
+    save(trainer, config)
     return config
 
 
@@ -70,14 +67,14 @@ def test_a_deterministic_run_says_so(world, tmp_path, caplog, monkeypatch):
 
 
 def test_another_number_of_ranks_is_the_only_difference(world):
-    then = json.loads(json.dumps(info.reproducibility()))
+    then = json.loads(json.dumps(reproducibility.current()))
     then |= {"ranks": world.size + 1, "nodes": [0] * (world.size + 1)}
-    assert list(info.differences(then)) == [("ranks", world.size + 1, world.size)]
+    assert list(reproducibility.differences(then)) == [("ranks", world.size + 1, world.size)]
 
 
 def test_differences_are_named(world):
-    now = json.loads(json.dumps(info.reproducibility()))
-    assert list(info.differences(now)) == []
+    now = json.loads(json.dumps(reproducibility.current()))
+    assert list(reproducibility.differences(now)) == []
     then = now | {"NumPy": "1.0", "BLAS threads": 7, "unknown to this version": 1}
-    assert {name: was for name, was, _ in info.differences(then)} == {"NumPy": "1.0", "BLAS threads": 7}
-    assert list(info.differences({"ranks": dist.get_world_size()})) == [], "of an older checkpoint"
+    assert {name: was for name, was, _ in reproducibility.differences(then)} == {"NumPy": "1.0", "BLAS threads": 7}
+    assert list(reproducibility.differences({"ranks": dist.get_world_size()})) == [], "of an older checkpoint"

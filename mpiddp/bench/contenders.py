@@ -1,0 +1,131 @@
+"""The contenders of ``bench compare``: how mpiddp, mpi4py and torch do each operation.
+
+A new row of the benchmark is a line in each of the three tables, and its arrays in `Buffers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import mpiddp.distributed as dist
+from mpiddp.algorithms import fallback, plan
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.reduction import mpi_op
+
+from .operations import REDUCING, Buffers, reduce_op
+from .timing import Call
+
+
+class Contender(NamedTuple):
+    name: str
+    prepare: Callable[[Buffers], Call | None]
+    """Returns the call of the buffers' operation; None if the library has no such operation."""
+
+
+def mpiddp(b: Buffers) -> Call:
+    x, output, op, root = b.x, b.output, reduce_op(b.op), b.root
+    parts = b.blocks(x if b.operation == "scatter" else output) if b.rank == root else None
+
+    def around() -> None:
+        waits = dist.irecv(output, b.left), dist.isend(x, b.right)
+        for each in waits:
+            each.wait()  # type: ignore[union-attr]
+
+    table: dict[str, Call] = {
+        "all_reduce": lambda: dist.all_reduce(x, op),
+        "broadcast": lambda: dist.broadcast(x, root),
+        "reduce": lambda: dist.reduce(x, root, op),
+        "all_gather": lambda: dist.all_gather_single(output, x),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(output, x, op),
+        "gather": lambda: dist.gather(x, parts, root),
+        "scatter": lambda: dist.scatter(output, parts, root),
+        "all_to_all": lambda: dist.all_to_all_single(output, x),
+        "send_recv": around,
+        "barrier": dist.barrier,
+    }
+    return table[b.operation]
+
+
+def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:
+    x, output, root, here = b.x, b.output, b.root, b.rank == b.root
+    op = mpi_op(b.dtype, reduce_op(b.op))
+    if op is None or b.dtype.kind not in "biufc":
+        return None
+    table: dict[str, Call] = {
+        "all_reduce": lambda: comm.Allreduce(MPI.IN_PLACE, x, op),
+        "broadcast": lambda: comm.Bcast(x, root),
+        "reduce": lambda: comm.Reduce(MPI.IN_PLACE if here else x, x if here else None, op, root),
+        "all_gather": lambda: comm.Allgather(x, output),
+        "reduce_scatter": lambda: comm.Reduce_scatter_block(x, output, op),
+        "gather": lambda: comm.Gather(x, output if here else None, root),
+        "scatter": lambda: comm.Scatter(x if here else None, output, root),
+        "all_to_all": lambda: comm.Alltoall(x, output),
+        "send_recv": lambda: comm.Sendrecv(x, b.right, recvbuf=output, source=b.left),
+        "barrier": comm.Barrier,
+    }
+    call = table[b.operation]
+    if b.op != "avg" or b.operation not in REDUCING or (b.operation == "reduce" and not here):
+        return call
+    share = b.dtype.type(1 / b.size)
+    return lambda: (call(), np.multiply(output, share, out=output))  # MPI has no average
+
+
+def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any]) -> Call:
+    """Take ``torch.distributed``, a group of it, and what makes a tensor of an array."""
+    x, output, root, op = tensor(b.x), tensor(b.output), b.root, getattr(td.ReduceOp, b.op.upper())
+    blocks = b.blocks(b.x if b.operation == "scatter" else b.output)
+    parts = [tensor(block) for block in blocks] if b.rank == root else None
+    # torch 2.13 has new names, and warns of the older ones.
+    gather = getattr(td, "all_gather_single", td.all_gather_into_tensor)
+    reduce_scatter = getattr(td, "reduce_scatter_single", td.reduce_scatter_tensor)
+
+    def around() -> None:
+        sent = td.isend(x, b.right, group)
+        td.recv(output, b.left, group)
+        sent.wait()
+
+    table: dict[str, Call] = {
+        "all_reduce": lambda: td.all_reduce(x, op, group),
+        "broadcast": lambda: td.broadcast(x, root, group),
+        "reduce": lambda: td.reduce(x, root, op, group),
+        "all_gather": lambda: gather(output, x, group),
+        "reduce_scatter": lambda: reduce_scatter(output, x, op, group),
+        "gather": lambda: td.gather(x, parts, root, group),
+        "scatter": lambda: td.scatter(output, parts, root, group),
+        "all_to_all": lambda: td.all_to_all_single(output, x, group=group),
+        "send_recv": around,
+        "barrier": lambda: td.barrier(group),
+    }
+    return table[b.operation]
+
+
+def memcpy(b: Buffers, comm: MPI.Intracomm) -> Call | None:
+    """Make one copy of S bytes by all ranks at once: the bound of memory.
+
+    The barrier at its end counts: ranks that share a core copy one after the other.
+    """
+    if not b.total_bytes:
+        return None
+    source = max(b.x, b.output, key=lambda array: array.nbytes)
+    target = np.ones_like(source)
+
+    def copy() -> None:
+        np.copyto(target, source)
+        comm.Barrier()
+
+    return copy
+
+
+def algorithm_of(b: Buffers) -> str:
+    """Return the algorithm by which mpiddp makes the call."""
+    if b.operation not in plan.ONE_NODE:
+        return "native"
+    link = dist.groups.default_group().link
+    name = plan.algorithm_of(b.operation, link, b.total_bytes)
+    if name == "native" and b.operation in REDUCING:
+        module = fallback.choose(b.operation, link, b.dtype, reduce_op(b.op), b.total_bytes)
+        return module.__name__.rpartition(".")[2]
+    return name

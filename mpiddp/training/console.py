@@ -1,0 +1,90 @@
+"""What a run prints: its configuration, a line for each epoch, a progress bar, and each rank's warnings."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+
+from tqdm import tqdm
+
+from .config import Config
+from .metrics import EpochMetrics
+from .trainer import Trainer
+
+_logger = logging.getLogger(__name__)
+
+
+def say(text: str) -> None:
+    """Print; a broken pipe or a full disk must not end days of training."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
+
+
+def configuration_lines(config: Config, ranks: int, nodes: int) -> str:
+    lines = [f"training on {ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}:"]
+    for table, values in config.tables().items():
+        said = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+        lines.append(f"  {table + ':':14} {said}")
+    return "\n".join(lines)
+
+
+def epoch_line(metrics: EpochMetrics, epochs: int) -> str:
+    width = len(str(epochs))
+    accuracy = "" if metrics.accuracy is None else f"  accuracy {metrics.accuracy:.4f}"
+    return (
+        f"epoch {metrics.epoch:{width}d}/{epochs}  loss {metrics.loss:.4f}{accuracy}"
+        f"  {metrics.samples_per_s:7,.0f} samples/s  {metrics.epoch_s:5.2f} s  exposed comm {metrics.comm_exposed:5.1%}"
+        f"  lr {metrics.lr:g}"
+    )
+
+
+class Console:
+    """Prints on rank 0: one line per epoch, and a progress bar on a terminal."""
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs = epochs
+        self._bar: tqdm[None] | None = None
+        self._skipped = 0
+
+    def epoch_begin(self, trainer: Trainer) -> None:
+        self._skipped = trainer.skipped
+        # Open MPI gives every rank a terminal as stdout, even if its own output goes to a file.
+        if sys.stderr.isatty():
+            steps = -(-len(trainer.train_loader) // trainer.accumulate)
+            self._bar = tqdm(total=steps, desc=f"epoch {trainer.epoch + 1}", leave=False)
+
+    def step_end(self, trainer: Trainer) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    def epoch_end(self, trainer: Trainer) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        say(epoch_line(trainer.history[-1], self._epochs))
+        if trainer.skipped > self._skipped:
+            left_out = trainer.skipped - self._skipped
+            _logger.warning("%d steps of epoch %d left out: loss or gradients were not finite", left_out, trainer.epoch)
+
+
+@contextlib.contextmanager
+def warnings_of(rank: int, size: int) -> Iterator[None]:
+    """Print this rank's warnings and logged errors on stderr, with the rank in front of each."""
+    root, handler = logging.getLogger(), logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(_RankFormatter(f"[rank {rank}/{size}] %(lowered)s: %(message)s"))
+    root.addHandler(handler)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.removeHandler(handler)
+
+
+class _RankFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        record.lowered = record.levelname.lower()
+        return super().format(record)

@@ -1,0 +1,98 @@
+"""The folder of a run, ``--output``: the lock of the job that writes in it, and the files that describe the run."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from mpiddp.serialization import write_atomically
+
+from .checkpoint import sweep
+from .config import Config
+
+_PATIENCE_S = 5.0
+"""How long the ranks of a killed launcher may take to end."""
+_LOOK_S = 0.1
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
+
+
+class RunLock:
+    """Exclusive right to write in a run's folder, by ``flock``, until `release` or the process's end.
+
+    Two runs would remove each other's unfinished checkpoints and mix their metrics. A file system without locks has
+    none, silently. The file ``lock`` names its owner, and so does BlockingIOError.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file: IO[str] = (folder / "lock").open("a+")
+        if not self._taken():
+            self._file.seek(0)
+            owner = self._file.read().strip() or "another process"
+            self._file.close()
+            raise BlockingIOError(
+                f"{folder} is in use by another run, {owner}: wait for its end, or give another --output"
+            )
+        self._file.truncate(0)
+        job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}{job}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        self._file.close()
+
+    def _taken(self) -> bool:
+        """Return False if the file remains locked."""
+        given_up_at = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _TAKEN:
+                    return True
+                if time.monotonic() > given_up_at:
+                    return False
+                time.sleep(_LOOK_S)
+            else:
+                return True
+
+
+def describe(config: Config, surroundings: Mapping[str, Any]) -> None:
+    """Write ``config.json`` and ``run.json`` (`mpiddp.training.info` and the commits of the code) in the folder."""
+    assert config.output is not None, "there is a folder"
+    sweep(config.output)
+    write_atomically(config.output / "config.json", config.as_json().encode())
+    commits = {"mpiddp": git_commit(Path(__file__)), "working directory": git_commit(Path.cwd())}
+    described = {**surroundings, "commits": commits, "started": datetime.now(UTC).isoformat(timespec="seconds")}
+    write_atomically(config.output / "run.json", (json.dumps(described, indent=1) + "\n").encode())
+
+
+_LIMIT_S = 5.0
+"""How long git may take, which is slow on a network file system."""
+
+
+def git_commit(path: Path) -> str | None:
+    """Return the commit of a file's repository, ``-dirty`` if files differ; None without git or an unknown file."""
+    folder, name = (path, ".") if path.is_dir() else (path.parent, path.name)
+    if not _git(folder, "ls-files", "--", name):
+        return None
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
