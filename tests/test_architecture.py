@@ -442,7 +442,7 @@ IN_JOBS = ("launch", "with_torch", "gpu")
 WITHOUT_TESTS = {
     "": "cli elastic errors nested typing",
     "algorithms": (
-        "exchange fallback handshake hierarchical local_reduce native one_shot peer_access pipeline ring short tags "
+        "exchange fallback handshake hierarchical local_reduce native one_shot peer_access ring short tags "
         "tree two_shot"
     ),
     "algorithms/gpu": "nccl pointers probe ring staged staged_ring table",
