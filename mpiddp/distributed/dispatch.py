@@ -32,10 +32,12 @@ def begin(group: ProcessGroup, call: Call) -> tuple[Operation, bool]:
     link = group.link
     if call.record is None:
         link.message_count = number = link.message_count + 1
-        return recorder.begin(call, number), True
-    link.sequence = number = link.sequence + 1
+    else:
+        link.sequence = number = link.sequence + 1
     operation = recorder.begin(call, number)
-    return operation, group.monitor.publish(number, call.record)
+    if debug.on:
+        debug.log(operation)
+    return operation, call.record is None or group.monitor.publish(number, call.record)
 
 
 class calling:  # noqa: N801 - a statement's context
@@ -136,7 +138,7 @@ def submit(
     with requests.lock:
         operation, confirmed = begin(group, debug.self_comparing(plan.call) if debug.detail else plan.call)
         check = None
-        if debug.on:
+        if debug.detail:
             steps, check = debug.traced(operation, link, plan, args, outputs)
         else:
             steps = plan.steps(link, plan.call, *args)
