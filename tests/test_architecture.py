@@ -450,7 +450,7 @@ WITHOUT_TESTS = {
     "bench": "cli compare ddp job overlap sweep timing train with_torch",
     "data": "samplers",
     "device": "choice conversion namespace packing pinned place transfer",
-    "distributed": "dispatch init new_groups parting",
+    "distributed": "init new_groups parting",
     "examples": (
         "batches checkpoint_resume collective_costs collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"

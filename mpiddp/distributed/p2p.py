@@ -20,6 +20,8 @@ from . import debug
 from .dispatch import begin, calling, root_rank
 from .groups import GroupLike, ProcessGroup, as_rank, known, member
 
+_MAX_CALLS = 256
+
 
 def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
     largest = group.mailbox.max_tag
@@ -35,8 +37,14 @@ def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
 
 
 def _message(name: str, group: ProcessGroup, x: Array, peers: tuple[int, ...], tag: int) -> Call:
-    tag = _checked_tag(group, tag, name)
-    return Call(group.link.members, name, x.dtype, x.shape, x.shape, peers, tag)
+    key = name, peers, _checked_tag(group, tag, name), x.dtype, x.shape
+    calls = group.mailbox.calls
+    call = calls.get(key)
+    if call is None:
+        if len(calls) >= _MAX_CALLS:
+            calls.clear()
+        calls[key] = call = Call(group.link.members, name, x.dtype, x.shape, x.shape, peers, key[2])
+    return call
 
 
 def send(

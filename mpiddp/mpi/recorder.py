@@ -78,7 +78,12 @@ def entries() -> list[Operation]:
 
 def begin(call: Call, number: int) -> Operation:
     """Record a beginning, with the program's line up the stack."""
-    frame = program_frame(getframe(1))
+    try:
+        frame = getframe(3)  # beyond the bracket and the operation
+    except ValueError:  # called from C, as by atexit
+        frame = getframe(1)
+    if frame.f_code.co_filename not in program_files:
+        frame = program_frame(frame)
     append(operation := Operation(call, number, frame.f_code, frame.f_lasti, monotonic()))
     return operation
 
