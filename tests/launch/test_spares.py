@@ -140,7 +140,7 @@ SCRIPT = """
 import os, signal, sys, time
 import numpy as np
 import mpiddp as dist
-from mpiddp import elastic, settings
+from mpiddp import elastic, launchers
 
 class State:
     def __init__(self):
