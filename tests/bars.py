@@ -60,8 +60,7 @@ class Job:
     def __init__(self, checkout: Path, ranks: int, budget_s: float, folder: Path) -> None:
         folder.mkdir()
         self._folder, self._asked = folder, 0
-        env = {"PYTHONPATH": str(checkout)}
-        self.program = launcher.start(ranks, JOB, str(folder), str(budget_s), env=env)
+        self.program = launcher.start(JOB, folder, budget_s, ranks=ranks, PYTHONPATH=str(checkout))
         self._checkout = checkout
 
     def begin(self) -> tuple[str, list[str]]:
@@ -108,7 +107,7 @@ def unpacked(build: Path, folder: Path) -> Path:
 def import_time(checkout: Path) -> float:
     found = []
     for _ in range(IMPORTS):
-        done = launcher.python(IMPORT, env={"PYTHONPATH": str(checkout)})
+        done = launcher.job("-c", IMPORT, PYTHONPATH=str(checkout))
         if done.rc != 0:
             raise SystemExit(f"import from {checkout}: {done}")
         seconds, _, file = done.stdout.strip().partition(" ")

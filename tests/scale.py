@@ -124,8 +124,8 @@ def real_rows(ranks: int, checkouts: dict[str, Path], rounds: int, limit_s: floa
     job = Path(__file__).with_name("scale_job.py")
     for number in range(rounds):
         for build in [*checkouts][:: -1 if number % 2 else 1]:
-            env, began = {"PYTHONPATH": str(checkouts[build])}, time.time()
-            done = launcher.mpirun(ranks, job, timeout_s=limit_s, env=env)
+            began = time.time()
+            done = launcher.job(job, ranks=ranks, limit_s=limit_s, PYTHONPATH=str(checkouts[build]))
             if done.rc != 0:
                 raise SystemExit(f"{build}, {ranks} ranks: {done}")
             told = json.loads(done.stdout.splitlines()[-1])

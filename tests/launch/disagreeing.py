@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.launcher import Completed, mpirun
+from harness.launcher import job
 
 from launch import hosts
 
@@ -169,22 +169,19 @@ def run(seed: int, on: hosts.Hosts | None = None) -> str:
     rng = random.Random(f"{seed}, nodes")
     nodes = rng.choice(_NODES)
     ranks = len(nodes.split(","))
-    path = os.pathsep.join(map(str, Path(__file__).parents[1:3]))
-    env = {"MPIDDP_NODES": None if on else nodes, "PYTHONPATH": path}
-    job: Completed
-    if on is None:
-        job = mpirun(ranks, Path(__file__), str(seed), timeout_s=_LIMIT_S, env=env)
-    else:
-        with on.start(ranks, [sys.executable, Path(__file__), str(seed)], rng.random() < 0.5, env) as program:
-            job = program.wait(_LIMIT_S)
-    said = [json.loads(line) for line in re.findall(r"caught: (\[.*\])$", job.stdout, re.MULTILINE)]
+    how: dict[str, Any] = {"MPIDDP_NODES": nodes}
+    if on is not None:
+        how = {"on": on.cyclic if rng.random() < 0.5 else on.block, "MPIDDP_NODES": None}
+    file = Path(__file__)
+    done = job(file, str(seed), ranks=ranks, search=file.parents[1:3], limit_s=_LIMIT_S, **how)
+    said = [json.loads(line) for line in re.findall(r"caught: (\[.*\])$", done.stdout, re.MULTILINE)]
     trial = last_of(str(seed), ranks)
     where = f"{seed} on {'hosts' if on else nodes}"
     missed = [f"{where}: {each}" for told in said for each in told]
     if len(said) < ranks:
-        missed.append(f"{where}, in the caught trials: {job}")
-    elif job.rc != 111 or not names_both(trial, job.stderr + job.stdout):
-        missed.append(f"{where}, at the end: {trial}: {job}")
+        missed.append(f"{where}, in the caught trials: {done}")
+    elif done.rc != 111 or not names_both(trial, done.stderr + done.stdout):
+        missed.append(f"{where}, at the end: {trial}: {done}")
     return "\n".join(missed)
 
 

@@ -13,8 +13,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from harness import launcher
 
@@ -125,23 +126,17 @@ class Hosts:
             call(f"tc -n {self._space(name)} qdisc replace dev eth0 {shape}")
             call(f"tc -n {self._space('switch')} qdisc replace dev {name} {shape}")
 
-    def start(
-        self,
-        ranks: int,
-        command: Iterable[str | Path],
-        cyclic: bool = False,
-        env: Mapping[str, str | None] | None = None,
-        options: Iterable[str] = (),
-        before: Iterable[str | Path] = (),
-    ) -> launcher.Program:
-        """Start ranks on the hosts, equal parts one host after the other, or in turns if ``cyclic``.
+    def block(
+        self, ranks: int, options: Iterable[str] = (), before: Iterable[str | Path] = (), *, cyclic: bool = False
+    ) -> tuple[list[str | Path], dict[str, str]]:
+        """Return the words before a command, and variables, that start equal parts of the ranks on each host in turn.
 
         ``options`` are the launcher's, ``before`` the words of a program that starts it.
         """
         mpiexec = launcher.mpiexec()
         assert mpiexec is not None, launcher.NO_MPIEXEC
         slots = -(-ranks // len(self.names))
-        if "Open MPI" in mpi_library():
+        if launcher.is_open_mpi():
             hosts = ",".join(f"{name}:{slots}" for name in self.names)
             mapping = f"{'node' if cyclic else 'slot'}:OVERSUBSCRIBE"
             where = ["--prtemca", "plm_ssh_agent", str(self.agent), "--host", hosts, "--map-by", mapping]
@@ -150,14 +145,18 @@ class Hosts:
             where = ["-launcher", "rsh", "-launcher-exec", str(self.agent), "-hosts", hosts]
         # The launcher ends its ranks, however this process ends.
         words = ["setpriv", "--pdeathsig", "TERM", self.agent, self.names[0]]
-        words += ["exec", *before, mpiexec, *options, *where, "-n", str(ranks), *command]
+        words += ["exec", *before, mpiexec, *options, *where, "-n", str(ranks)]
         # UCX sees one machine, and would go by its memory.
-        return launcher.Program(words, {"UCX_TLS": "tcp,self", "PATH": _search_path(), **(env or {})})
+        return words, {"UCX_TLS": "tcp,self", "PATH": _search_path()}
+
+    def cyclic(self, *how: Any) -> tuple[list[str | Path], dict[str, str]]:
+        """As `block`, one rank a host in turns."""
+        return self.block(*how, cyclic=True)
 
 
 @functools.cache
 def mpi_library() -> str:
     """Return the name of the MPI library, asked in another process: this one is no rank."""
     code = "from mpi4py import MPI; print(MPI.Get_library_version().strip(chr(0)))"
-    first = launcher.python(code, env={"MPI4PY_RC_INITIALIZE": "0"}).stdout.split("\n")[0].split(",")[0]
+    first = launcher.job("-c", code, MPI4PY_RC_INITIALIZE="0").stdout.split("\n")[0].split(",")[0]
     return " ".join(first.split())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness.launcher import job
 
 import mpiddp as dist
 from launch import hosts
@@ -91,9 +92,8 @@ def measure_here(size_bytes: int, schedules: bool) -> None:
 def measure(count: int, rate: str, size_bytes: int, schedules: bool) -> dict[str, float]:
     with hosts.Hosts(count) as some:
         some.limit(rate)
-        command = [sys.executable, Path(__file__), "--size", str(size_bytes), "--rank", *["--schedules"] * schedules]
-        with some.start(RANKS, command) as program:
-            done = program.wait(300)
+        options = ("--size", size_bytes, "--rank", *["--schedules"] * schedules)
+        done = job(Path(__file__), *options, ranks=RANKS, on=some.block, limit_s=300)
     if done.rc != 0:
         raise RuntimeError(str(done))
     found: dict[str, float] = json.loads(done.stdout)

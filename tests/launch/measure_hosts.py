@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from harness.launcher import job
+
 from launch import hosts
 
 RANKS_PROGRAM = Path(__file__).parent / "wire.py"
@@ -26,8 +28,8 @@ RANKS_PROGRAM = Path(__file__).parent / "wire.py"
 
 def run(some: hosts.Hosts, ranks: int, *arguments: str | Path, cyclic: bool = False) -> str:
     """Run a Python program on this many ranks a host; return its output."""
-    with some.start(ranks * len(some.names), [sys.executable, *arguments], cyclic=cyclic) as program:
-        done = program.wait(300)
+    on = some.cyclic if cyclic else some.block
+    done = job(*arguments, ranks=ranks * len(some.names), on=on, limit_s=300)
     if done.rc != 0:
         raise RuntimeError(str(done))
     return done.stdout

@@ -22,9 +22,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from harness.launcher import Program, launch
+from harness.launcher import ULFM, Program, start
 
 from launch import hosts
 
@@ -33,61 +34,6 @@ SPARES = 2
 _KILLS_OF_A_JOB = {"survivors": 1, "spares": SPARES, "restart": 5}
 _LIMIT_S = 90.0
 """Until a job begins or goes on."""
-
-# Each working rank writes its process id; rank 0 writes each completed step: time, number, and when its state was made.
-PROGRAM = """
-import os, pathlib, sys, time
-import numpy as np
-import mpiddp as dist
-from mpiddp import elastic, nn, optim
-from mpiddp.data import digits
-
-folder, way, spares = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-BATCH, STEPS = 96, 100_000
-
-class State:
-    def __init__(self):
-        dist.manual_seed(1)
-        self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
-        self.ddp = dist.DistributedDataParallel(self.model)
-        self.optimizer = optim.SGD(self.model.parameters(), lr=0.02, momentum=0.9)
-        self.images, self.labels = digits(size=8).arrays
-        (folder / f"rank-{dist.get_rank()}").write_text(str(os.getpid()))
-        dist.barrier()
-        self.made_s = time.monotonic()
-
-    def state_dict(self):
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    def load_state_dict(self, state):
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-
-def step(state, number):
-    batch = np.arange(number * BATCH, (number + 1) * BATCH) % len(state.images)
-    mine = batch[dist.get_rank() :: dist.get_world_size()]
-    state.optimizer.zero_grad()
-    nn.functional.cross_entropy(state.ddp(state.images[mine]), state.labels[mine]).backward()
-    state.optimizer.step()
-    time.sleep(0.005)
-    if dist.get_rank() == 0:
-        with open(folder / "steps", "a") as log:
-            log.write(f"{time.monotonic()} {number} {state.made_s}\\n")
-
-dist.init_process_group()
-if way == "restart":
-    state, first, file = State(), 0, folder / "state"
-    if file.exists():
-        saved = dist.load(file)
-        state.load_state_dict(saved["state"])
-        first = saved["step"]
-    for number in range(first, STEPS):
-        step(state, number)
-        if (number + 1) % 10 == 0 and dist.get_rank() == 0:
-            dist.save({"step": number + 1, "state": state.state_dict()}, file)
-else:
-    elastic.run(step, State, STEPS, spares=spares)
-"""
 
 
 @dataclass
@@ -137,23 +83,16 @@ def measure(way: str, ranks: int, host_count: int, kills: int, rng: np.random.Ge
 
 @contextlib.contextmanager
 def _job(way: str, ranks: int, host_count: int, folder: Path) -> Iterator[Program]:
-    script = folder / "program.py"
-    script.write_text(PROGRAM)
     spares = SPARES if way == "spares" else 0
-    command = [sys.executable, script, folder, way, str(spares)]
-    options = [] if way == "restart" else ["--with-ft", "ulfm"]
-    # The marker is made in the working directory.
-    supervisor = ["env", "-C", folder, sys.executable, "-m", "mpiddp", "run", "--restarts", "99", "--"]
-    before = supervisor if way == "restart" else []
-    if host_count == 1:
-        with Program([*before, *launch(ranks + spares, options), *command]) as job:
-            yield job
-    else:
-        with (
-            hosts.Hosts(host_count) as some,
-            some.start(ranks + spares, command, options=options, before=before) as job,
-        ):
-            yield job
+    how: dict[str, Any] = {"ranks": ranks + spares, "options": ULFM}
+    if way == "restart":
+        # The marker is made in the working directory.
+        supervisor = ["env", "-C", folder, sys.executable, "-m", "mpiddp", "run", "--restarts", "99", "--"]
+        how |= {"options": (), "before": supervisor}
+    with contextlib.ExitStack() as stack:
+        if host_count > 1:
+            how["on"] = stack.enter_context(hosts.Hosts(host_count)).block
+        yield stack.enter_context(start("recovery", folder, way, spares, **how))
 
 
 def _steps(folder: Path) -> list[tuple[float, int, float]]:

@@ -1,22 +1,19 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
-from harness import launcher
+from harness.launcher import job
 
 pytestmark = pytest.mark.once
 
 
-def bench(*args: str, ranks: int = 2, timeout_s: float = 120, env: dict[str, str | None] | None = None):
-    command = [*launcher.launch(ranks), sys.executable, "-m", "mpiddp", "bench", *args]
-    with launcher.Program(command, env) as program:
-        return program.wait(timeout_s)
+def bench(*args: object):
+    return job("-m", "mpiddp", "bench", *args, ranks=2, limit_s=180)
 
 
 def test_table_has_the_columns_of_nccl_tests():
-    done = bench("all_gather", "-b", "64", "-e", "256", "-f", "4", "-n", "3", "--dtype", "float64", ranks=2)
+    done = bench("all_gather", "-b", "64", "-e", "256", "-f", "4", "-n", "3", "--dtype", "float64")
     assert done.rc == 0, done
     lines = done.stdout.splitlines()
     assert lines[0].startswith("# 2 ranks on 1 node"), done
@@ -40,7 +37,7 @@ def test_symmetric_arrays_and_a_chosen_algorithm():
 def test_compare_with_torch(tmp_path):
     pytest.importorskip("torch")
     file = tmp_path / "compare.json"
-    done = bench("compare", "-b", "8", "-e", "512", "--rounds", "1", "-n", "2", "--json", str(file), timeout_s=180)
+    done = bench("compare", "-b", "8", "-e", "512", "--rounds", "1", "-n", "2", "--json", file)
     assert done.rc == 0, done
     names = [series["name"] for series in json.loads(file.read_text())["series"]]
     assert names == ["mpiddp", "mpiddp symmetric", "mpi4py", "memcpy", "gloo", "torch"]
@@ -52,7 +49,7 @@ def test_compare_with_torch(tmp_path):
 def test_steps_of_torch_beside_ours(tmp_path):
     pytest.importorskip("torch")
     file = tmp_path / "ddp.json"
-    done = bench("ddp", "--batch", "2", "--rounds", "1", "-n", "1", "--json", str(file))
+    done = bench("ddp", "--batch", "2", "--rounds", "1", "-n", "1", "--json", file)
     assert done.rc == 0, done
     ways = ("alone", "ddp", "torch", "torch-alone", "on-mpiddp", "in-ours")
     rows = json.loads(file.read_text())["rows"]
@@ -61,9 +58,8 @@ def test_steps_of_torch_beside_ours(tmp_path):
 
 def test_compare_without_torch():
     blocked = "import sys\nsys.modules['torch'] = None\nfrom mpiddp.cli import main\nsys.exit(main(sys.argv[1:]))"
-    done = launcher.mpirun(
-        2, blocked, "bench", "compare", "reduce", "-b", "8", "-e", "8", "--rounds", "1", "-n", "2", timeout_s=120
-    )
+    options = ("bench", "compare", "reduce", "-b", "8", "-e", "8", "--rounds", "1", "-n", "2")
+    done = job("-c", blocked, *options, ranks=2, limit_s=120)
     assert done.rc == 0, done
     assert "torch is left out" in done.stdout, done
     assert "mpi4py/symmetric" in done.stdout, done

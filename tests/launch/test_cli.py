@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +13,17 @@ import safetensors.numpy
 from harness import launcher
 from harness.launcher import Completed, Program
 
-NO_THREADS = {"OMP_NUM_THREADS": None, "OPENBLAS_NUM_THREADS": None, "MKL_NUM_THREADS": None}
+from mpiddp import settings
+
+NO_THREADS = dict.fromkeys(settings.THREAD_VARIABLES)
 
 
-def start(ranks: int | None, *arguments: str | Path, env=None) -> Program:
-    return Program([*launcher.launch(ranks), sys.executable, "-m", "mpiddp", *map(str, arguments)], env)
+def start(ranks: int | None, *arguments: object, **env: str | None) -> Program:
+    return launcher.start("-m", "mpiddp", *arguments, ranks=ranks, **env)
 
 
-def run(ranks: int | None, *arguments: str | Path, env=None, timeout_s: float = 120) -> Completed:
-    with start(ranks, *arguments, env=env) as program:
-        return program.wait(timeout_s)
+def run(ranks: int | None, *arguments: object, **env: str | None) -> Completed:
+    return launcher.job("-m", "mpiddp", *arguments, ranks=ranks, limit_s=120, **env)
 
 
 def test_train_prints_and_writes_what_it_promises(tmp_path):
@@ -49,7 +49,7 @@ def test_train_prints_and_writes_what_it_promises(tmp_path):
 @pytest.mark.once
 def test_the_tutorials_run_reaches_97_percent():
     """With the figures of the first page. Seconds are not tested: the machine may be busy."""
-    done = run(4, "train", env=NO_THREADS)
+    done = run(4, "train", **NO_THREADS)
     assert done.rc == 0, done
     line = r"epoch +(1|20)/20  loss (\S+)  accuracy (\S+)"
     shown, found = (
@@ -65,13 +65,13 @@ def test_the_tutorials_run_reaches_97_percent():
 
 @pytest.mark.once
 def test_blas_threads_are_limited_and_said_once():
-    done = run(2, "info", "--json", env=NO_THREADS)
+    done = run(2, "info", "--json", **NO_THREADS)
     assert done.rc == 0, done
     assert len(re.findall("BLAS threads: [0-9]+ a rank", done.stderr)) == 1, done
     found = json.loads(done.stdout)
     cores = len(found["ranks"][0]["cores"])
     assert 1 <= found["blas"]["threads"] <= cores
-    done = run(2, "info", "--json", env={"OMP_NUM_THREADS": "3"})
+    done = run(2, "info", "--json", OMP_NUM_THREADS="3")
     assert "BLAS threads:" not in done.stderr, done
 
 
@@ -101,7 +101,7 @@ def test_info(ranks):
 
 @pytest.mark.once
 def test_info_json_on_pretended_nodes():
-    done = run(4, "info", "--json", env={"MPIDDP_NODES": "0,0,1,1", "MPIDDP_TIMOUT": "5"})
+    done = run(4, "info", "--json", MPIDDP_NODES="0,0,1,1", MPIDDP_TIMOUT="5")
     assert done.rc == 0, done
     assert done.stderr.count("MPIDDP_TIMOUT is set, and mpiddp has no such variable: did you mean MPIDDP_TIMEOUT?") == 1
     found = json.loads(done.stdout)
@@ -160,51 +160,15 @@ def test_users_error_is_one_line_once(name):
     assert_one_line(done.rc, done.stdout, done.stderr, said)
 
 
-LATE_TO_SPEAK = """
-import os, sys, time
-from mpiddp.cli import main
-
-if os.environ["RANK"] == "0":
-    time.sleep(1.5)
-sys.exit(main(["train", "--epoch", "3"]))
-"""
-
-
 def test_users_error_is_told_by_a_rank_0_that_comes_later_than_the_others():
-    done = launcher.mpirun(3, LATE_TO_SPEAK)
+    done = launcher.job("cli", "late", "train", "--epoch", "3", ranks=3)
     assert_one_line(done.rc, done.stdout, done.stderr, WRONG["option"][1])
-
-
-ALL_WRONG = """
-import contextlib, io, json, os, sys
-import mpiddp as dist
-from mpiddp import cli
-
-cli._HEAD_START_S = 0.0  # for ranks that end
-found = []
-for words in json.loads(sys.argv[1]):
-    variables = dict(word.split("=") for word in words if word.startswith("MPIDDP_"))
-    arguments = words[len(variables):]
-    os.environ.update(variables)
-    with contextlib.redirect_stdout(io.StringIO()) as stdout, contextlib.redirect_stderr(io.StringIO()) as stderr:
-        code = cli.main(arguments)
-    for name in variables:
-        del os.environ[name]
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    found.append((code, stdout.getvalue(), stderr.getvalue()))
-dist.init_process_group()
-everybody = [None] * 3
-dist.all_gather_object(everybody, found)
-if dist.get_rank() == 0:
-    print(json.dumps(everybody))
-"""
 
 
 @pytest.fixture(scope="module")
 def wrong() -> dict[str, list[tuple[int, str, str]]]:
     """Make every mistake in one job; return exit code, stdout and stderr of each rank."""
-    done = launcher.mpirun(3, ALL_WRONG, json.dumps([arguments for arguments, _ in WRONG.values()]))
+    done = launcher.job("mistakes", json.dumps([arguments for arguments, _ in WRONG.values()]), ranks=3)
     assert done.rc == 0, done
     return dict(zip(WRONG, zip(*json.loads(done.stdout), strict=True), strict=True))
 
@@ -252,61 +216,23 @@ def test_sigusr1_checkpoints_exits_with_75_and_resumes_to_the_same_bits(tmp_path
     assert again.rc == 0 and "epoch" not in again.stdout.split("resumed")[1].split("from")[1], again
 
 
-LATE = """
-import os, signal, sys
-from mpiddp.cli import main
-from mpiddp.training.checkpointer import Checkpointer
-
-def save(self, *args, **kwargs):
-    write(self, *args, **kwargs)
-    os.kill(os.getpid(), signal.SIGUSR1)
-
-write, Checkpointer.save = Checkpointer.save, save
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.long
 def test_a_signal_that_comes_while_a_stopped_run_saves_does_not_end_it(tmp_path):
     # The signal to stop follows the first checkpoint; then there is another, and another signal.
     options = ("train", "--model", "mlp", "--epochs", "3", "--batch-size", "512", "--output", str(tmp_path))
-    stopped = launcher.mpirun(2, LATE, *options)
+    stopped = launcher.job("cli", "signal after saving", *options, ranks=2)
     assert stopped.rc == 75 and "stopped after step 4, saved a checkpoint" in stopped.stdout, stopped
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000003", "step-0000000004"]
 
 
-LEAVING = """
-import atexit, os, signal, sys
-from mpiddp.cli import main
-
-for each in (signal.SIGTERM, signal.SIGUSR1):
-    atexit.register(os.kill, os.getpid(), each)
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 def test_ranks_that_have_stopped_say_so_whatever_the_launcher_does_to_them_then(tmp_path):
     options = ("train", "--model", "mlp", "--max-time", "1", "--margin", "1", "--output", str(tmp_path))
-    stopped = launcher.mpirun(2, LEAVING, *options)
+    stopped = launcher.job("cli", "signal at the end", *options, ranks=2)
     assert stopped.rc == 75 and "--max-time on rank 0: stopped after step 1, saved" in stopped.stdout, stopped
 
 
-EARLY = """
-import os, signal, sys
-from mpiddp.cli import main
-from mpiddp.training import run
-
-def load(config):
-    os.kill(os.getpid(), signal.SIGUSR1)
-    return found(config)
-
-found, run.load_data = run.load_data, load
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 def test_a_signal_that_comes_while_the_data_are_loaded_stops_the_run_after_a_step(tmp_path):
-    stopped = launcher.mpirun(2, EARLY, "train", "--model", "mlp", "--output", str(tmp_path))
+    stopped = launcher.job("cli", "signal while loading", "train", "--model", "mlp", "--output", tmp_path, ranks=2)
     assert stopped.rc == 75 and "SIGUSR1 on rank 0: stopped after step 1, saved" in stopped.stdout, stopped
 
 

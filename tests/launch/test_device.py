@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
 from harness import launcher
 from harness.faking import FOLDER
-from harness.launcher import Completed, Program
+from harness.launcher import Completed, job
 
 pytestmark = [pytest.mark.once, pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)]
 without_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
 
 
 def train(*arguments: str | Path, ranks: int = 2, cupy: Path | None = None) -> Completed:
-    search = launcher.environment().get("PYTHONPATH", "")
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(cupy or ""), search]))}
-    command = [sys.executable, "-m", "mpiddp", "train", "--epochs", "1", "--dropout", "0", *arguments]
-    with Program([*launcher.launch(ranks), *command], env) as program:
-        return program.wait(120)
+    options = ("--epochs", "1", "--dropout", "0", *arguments)
+    return job("-m", "mpiddp", "train", *options, ranks=ranks, search=[cupy] if cupy else (), limit_s=120)
 
 
 @pytest.mark.parametrize(("model", "ranks"), [("net", 3), pytest.param("resnet", 2, marks=pytest.mark.long)])
@@ -42,27 +37,10 @@ def test_a_run_on_the_device_is_that_of_the_host(model: str, ranks: int, tmp_pat
         assert found["cuda"][name] == pytest.approx(found["cpu"][name], rel=1e-3)
 
 
-LEAVING = """
-import cupy
-import numpy as np
-import mpiddp as dist
-
-dist.init_process_group()
-x = cupy.ones(100_000, np.float32)
-dist.all_reduce(x)
-dist.all_reduce(x, async_op=True)
-print("end", flush=True)
-"""
-
-
-def test_a_program_ends_with_an_operation_on_its_way(tmp_path: Path) -> None:
+def test_a_program_ends_with_an_operation_on_its_way() -> None:
     """Without destroy_process_group: ranks wait for the end of all operations."""
     pytest.importorskip("ml_dtypes")  # of the fake
-    (tmp_path / "leaving.py").write_text(LEAVING)
-    search = launcher.environment().get("PYTHONPATH", "")
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(FOLDER), search])), "PYTHONWARNINGS": "ignore"}
-    with Program([*launcher.launch(3), sys.executable, tmp_path / "leaving.py"], env) as program:
-        done = program.wait(60)
+    done = job("leaving_device", ranks=3, search=[FOLDER], PYTHONWARNINGS="ignore")
     assert done.rc == 0 and done.stdout.split() == ["end"] * 3, done
     assert "Traceback" not in done.stderr and "ignored" not in done.stderr, done
 

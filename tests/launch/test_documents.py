@@ -8,7 +8,7 @@ from pathlib import Path
 
 import conftest
 import pytest
-from harness.launcher import mpirun, start
+from harness.launcher import job
 
 import mpiddp
 
@@ -33,27 +33,24 @@ def name(page):
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_first_program(ranks):
     (program,) = programs(PAGES[0].read_text())
-    job = mpirun(ranks, program, timeout_s=120)
-    assert job.rc == 0, job
-    found = re.fullmatch(r"ranks: (\d), accuracy: (\d\.\d{3})\n", job.stdout)
-    assert found is not None and int(found[1]) == ranks and float(found[2]) > 0.94, job
+    done = job(program, ranks=ranks, limit_s=120)
+    assert done.rc == 0, done
+    found = re.fullmatch(r"ranks: (\d), accuracy: (\d\.\d{3})\n", done.stdout)
+    assert found is not None and int(found[1]) == ranks and float(found[2]) > 0.94, done
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("which", ["algorithm", "hook"])
 def test_guides(which):
-    job = mpirun(3, programs(GUIDE)[["algorithm", "hook"].index(which)], timeout_s=90)
-    assert job.rc == 0, job
+    done = job(programs(GUIDE)[["algorithm", "hook"].index(which)], ranks=3, limit_s=90)
+    assert done.rc == 0, done
 
 
 @pytest.mark.once
 def test_guide_to_a_model(tmp_path):
     (tmp_path / "mymodel.py").write_text(programs(GUIDE)[2])
-    program = "import runpy, sys; sys.path.insert(0, sys.argv[1]); sys.argv[:2] = ['mpiddp'];"
-    program += " runpy.run_module('mpiddp', run_name='__main__')"
-    options = ["train", "--model", "mymodel:Wide", "--epochs", "2", "--batch-size", "64", "--lr", "0.05"]
-    with start(2, program, str(tmp_path), *options) as job:
-        done = job.wait(120)
+    options = ("--model", "mymodel:Wide", "--epochs", 2, "--batch-size", 64, "--lr", 0.05)
+    done = job("-m", "mpiddp", "train", *options, ranks=2, search=[tmp_path], limit_s=120)
     assert done.rc == 0 and "epoch 2/2" in done.stdout, done
 
 

@@ -11,14 +11,13 @@ import json
 import re
 import shlex
 import socket
-import sys
 import textwrap
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import launcher
+from harness.launcher import job
 from harness.tiers import thinned
 
 from mpiddp import settings
@@ -31,30 +30,6 @@ EXAMPLES = Path(importlib.util.find_spec("mpiddp.examples").submodule_search_loc
 HELPERS = {"__init__", "__main__", "printing"}
 ALONE = "ends here"
 """Marks an example that has refused to run on so few ranks."""
-
-RUN_ALL = f"""
-import contextlib, importlib, io, json, sys, warnings
-from pathlib import Path
-import mpiddp as dist
-warnings.simplefilter("error")
-printed = {{}}
-for name in sys.argv[2:]:
-    print("example", name, file=sys.stderr, flush=True)
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        try:
-            importlib.import_module("mpiddp.examples." + name).main()
-        except SystemExit as end:
-            assert end.code == 2, end
-            print({ALONE!r})
-            dist.destroy_process_group()
-    assert not dist.is_initialized(), name
-    printed[name] = text.getvalue()
-dist.init_process_group()
-if dist.get_rank() == 0:
-    Path(sys.argv[1]).write_text(json.dumps(printed))
-else:
-    assert not any(text.replace({ALONE!r}, "").strip() for text in printed.values()), printed
-"""
 
 
 @dataclass(frozen=True)
@@ -88,10 +63,7 @@ ALL = [read(path) for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in 
 def run(ranks: int | None, names: list[str], folder: Path, env=None) -> dict[str, str]:
     """Run examples one after the other in one job; return rank 0's output."""
     result = folder / "printed.json"
-    if ranks is None:
-        done = launcher.python(RUN_ALL, str(result), *names, env=env)
-    else:
-        done = launcher.mpirun(ranks, RUN_ALL, str(result), *names, env=env, timeout_s=120)
+    done = job("examples", result, *names, ranks=ranks, limit_s=120, **(env or {}))
     assert done.rc == 0, done
     return json.loads(result.read_text())
 
@@ -160,14 +132,12 @@ def test_by_hand_and_ddp_show_the_same():
     [("hello", 0, "rank 1 of 2 is local rank 1"), ("helo", 1, "there is no example 'helo': did you mean hello?")],
 )
 def test_a_name_runs_its_example(name, code, said):
-    with launcher.Program([*launcher.launch(2), sys.executable, "-m", "mpiddp.examples", name]) as program:
-        done = program.wait(60)
+    done = job("-m", "mpiddp.examples", name, ranks=2)
     assert done.rc == code and (done.stdout + done.stderr).count(said) == 1, done
 
 
 def test_list_names_every_example_and_its_ranks():
-    with launcher.Program([*launcher.launch(2), sys.executable, "-m", "mpiddp.examples"]) as program:
-        done = program.wait(60)
+    done = job("-m", "mpiddp.examples", ranks=2)
     assert done.rc == 0, done
     listed = re.findall(r"^    (\w+) +(\d+|-)  \S", done.stdout, re.MULTILINE)
     assert sorted(listed) == [(example.name, str(example.ranks or "-")) for example in ALL], done
@@ -176,16 +146,14 @@ def test_list_names_every_example_and_its_ranks():
 def test_examples_of_one_process_print_once_under_mpirun():
     alone = [example for example in ALL if example.ranks is None]
     program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name).main()\n"
-    done = launcher.mpirun(2, program, *(f"mpiddp.examples.{example.name}" for example in alone))
+    done = job("-c", program, *(f"mpiddp.examples.{example.name}" for example in alone), ranks=2)
     assert done.rc == 0, done
     assert len(alone) > 1 and same("\n".join(example.output for example in alone), done.stdout.strip()), done
 
 
 def test_ranks_share_the_cores():
     """Without a warning of more BLAS threads than cores."""
-    program = "import runpy\nrunpy.run_module('mpiddp.examples.hello', run_name='__main__')\n"
-    unset = dict.fromkeys(settings.THREAD_VARIABLES)
-    done = launcher.mpirun(2, program, env=unset)
+    done = job("-m", "mpiddp.examples.hello", ranks=2, **dict.fromkeys(settings.THREAD_VARIABLES))
     assert done.rc == 0 and "BLAS threads" not in done.stderr, done
 
 
@@ -242,6 +210,6 @@ def test_our_imports_are_those_shown():
 
 
 def test_refusal_names_the_command():
-    done = launcher.python(None, "-m", "mpiddp.examples.model_parallel")
+    done = job("-m", "mpiddp.examples.model_parallel")
     assert done.rc == 2 and "mpirun -np 4 python -m mpiddp.examples.model_parallel" in done.stderr, done
     assert "Traceback" not in done.stderr, done

@@ -16,6 +16,7 @@ from harness.tiers import thinned
 HERE = Path(__file__).parents[1]
 HEADER = "import os\nimport time\nimport pytest\nfrom mpi4py import MPI\nworld = MPI.COMM_WORLD\n"
 # For the suites that hang on purpose; a busy machine may take seconds.
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(60)\n"
 FAST = {"MPIDDP_TEST_LIMIT": "5", "MPIDDP_TEST_GRACE": "1"}
 
 
@@ -29,9 +30,8 @@ def suite(tmp_path):
 
     def run(tests: str, *args: str, ranks: int | None = None, env: dict[str, str | None] | None = None):
         (tmp_path / "tests" / "mpi" / "test_sample.py").write_text(HEADER + tests)
-        command = [*launcher.launch(ranks), sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
-        with launcher.Program(command, env, cwd=tmp_path) as program:
-            return program.wait(120)
+        command = ("-m", "pytest", "-p", "no:cacheprovider", *args)
+        return launcher.job(*command, ranks=ranks, cwd=tmp_path, limit_s=120, **(env or {}))
 
     return run
 
@@ -284,7 +284,7 @@ sys.path.insert(0, {str(HERE)!r})
 from harness import launcher, parent
 
 def test_long():
-    with launcher.start(2, "import time; print('up', flush=True); time.sleep(60)") as program:
+    with launcher.start("-c", "import time; print('up', flush=True); time.sleep(60)", ranks=2) as program:
         program.wait_for("up")
         Path(__file__).with_suffix(".started").touch()
         program.wait(60)
@@ -296,8 +296,8 @@ def test_long():
     (tmp_path / "conftest.py").write_text(
         f"import sys\nsys.path.insert(0, {str(HERE)!r})\nfrom harness.parent import *\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", tmp_path]
-    with launcher.Program(command, cwd=tmp_path) as program:
+    command = ("-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", tmp_path)
+    with launcher.start(*command, cwd=tmp_path) as program:
         end = time.monotonic() + 60
         while len(list(folder.glob("*.started"))) < 1 + forked:
             assert program.poll() is None and time.monotonic() < end, program.output
@@ -316,7 +316,7 @@ subprocess.Popen(["sleep", "60"], start_new_session=True)
 print("up", flush=True)
 time.sleep(60)
 """
-    with launcher.start(2, code) as program:
+    with launcher.start(code, ranks=2) as program:
         program.wait_for("up\nup")
         end = time.monotonic() + 10
         # A process has no environment for a moment after its start.
@@ -336,7 +336,7 @@ time.sleep(60)
 
 @pytest.mark.once
 def test_killed_program_leaves_no_semaphore():
-    with launcher.start(None, SEMAPHORE) as program:
+    with launcher.start(SEMAPHORE) as program:
         program.wait_for("\n")
         left = launcher.SHARED / f"sem.{program.output[0].strip().removeprefix('/')}"
         assert left.exists()
@@ -345,7 +345,7 @@ def test_killed_program_leaves_no_semaphore():
 
 @pytest.mark.once
 def test_waiting_has_a_time_limit():
-    with launcher.start(2, "import time\nprint('up', flush=True)\ntime.sleep(60)\n") as program:
+    with launcher.start(SLEEP, ranks=2) as program:
         program.wait_for("up\nup\n")
         done = program.wait(0.5)
     assert done.rc == launcher.TIMED_OUT
@@ -355,13 +355,13 @@ def test_waiting_has_a_time_limit():
 
 def test_mpirun_tells_size_and_exit_code():
     code = "import sys\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.size, sys.argv[1])\nsys.exit(5)\n"
-    done = launcher.mpirun(3, code, "argument")
+    done = launcher.job(code, "argument", ranks=3)
     assert done.rc == 5, done
     assert done.stdout.split("\n") == ["3 argument"] * 3 + [""]
 
 
 def test_signal_reaches_the_launcher():
-    with launcher.start(2, "import time\nprint('up', flush=True)\ntime.sleep(60)\n") as program:
+    with launcher.start(SLEEP, ranks=2) as program:
         program.wait_for("up")
         program.signal(signal.SIGTERM)
         assert program.wait(10).rc not in (0, launcher.TIMED_OUT)

@@ -7,51 +7,48 @@ import re
 import signal
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
-from harness.launcher import mpiexec, side_by_side, start
+from harness.launcher import is_open_mpi, line_of, mpiexec, side_by_side, start
 from harness.tiers import chosen, thinned
 
-PROGRAM = """
-import os, sys, time
-import numpy as np
-import mpiddp as dist
-
-dist.init_process_group()
-rank, x = dist.get_rank(), np.ones(4)
-sys.stdout.write(f"pid of {rank}: {os.getpid()}.\\n")
-sys.stdout.flush()
-"""
-
+# Of programs/waits, with the line in which ranks 0 and 1 are.
 STATES = {
-    "blocked in MPI": "dist.recv(x, src=0) if rank == 2 else dist.all_reduce(x)",
-    "polling": "dist.irecv(x, src=0).wait() if rank == 2 else dist.all_reduce(x, async_op=True).wait()",
-    "computing": "while True: x = x + 1",
-    "at their ends": "time.sleep(60) if rank == 1 else sys.exit()",
-    "stuck in a collective": "time.sleep(60) if rank == 1 else dist.all_reduce(x)",
+    "blocked in MPI": ("alike", "recv on 2", "dist.recv(x, src=0) if rank == 2"),
+    "polling": ("alike", "irecv on 2", "dist.irecv(x, src=0).wait() if rank == 2"),
+    "computing": ("alike", "compute", "x = x + 1"),
+    "at their ends": ("sleep", "exit", "time.sleep(60)  # in"),
+    "stuck in a collective": ("sleep", "all_reduce", "time.sleep(60)  # in"),
+}
+LINES = {state: line_of("waits", text) for state, (_, _, text) in STATES.items()}
+# The operation of ranks 0 and 2 in the report of one of them, and the others' state.
+REPORTS = {
+    "blocked in MPI": {0: ["all_reduce #1 of float64 (4,)", "rank 2 has begun 0", "in recv"], 2: ["recv", "rank 0"]},
+    "polling": {0: ["all_reduce #1 of float64 (4,)", "rank 2 has begun 0", "in irecv"], 2: ["irecv", "in all_reduce"]},
+    "computing": {0: ["rank 1 answers: its program is at waits.py:LINE in <module>"], 2: ["rank 0 answers", "rank 1"]},
+    "at their ends": {0: ["rank 1 answers", "waits.py:LINE"], 2: ["rank 1 answers: its program is at waits.py:LINE"]},
+    "stuck in a collective": {0: ["all_reduce #1", "rank 1 has begun 0", "waits.py:LINE"], 2: ["all_reduce #1"]},
 }
 
 
-def interrupt(body, target):
-    """Send SIGINT to the launcher, or to rank 2, once all ranks are in ``body``."""
-    with start(3, PROGRAM + body) as job:
-        for rank in range(3):
-            job.wait_for(f"pid of {rank}: ")
+def interrupt(one, others, target):
+    """Send SIGINT to the launcher, or to rank 2, once all ranks wait."""
+    with start("waits", one, others, ranks=3) as job:
+        pids = [job.pid_of(rank) for rank in range(3)]
         # Their waits are invisible from outside.
-        time.sleep(1)
+        time.sleep(1.2)
         began = time.monotonic()
         if target == "launcher":
             job.signal(signal.SIGINT)
         else:
-            os.kill(int(job.output[0].split("pid of 2: ")[1].split(".")[0]), signal.SIGINT)
+            os.kill(pids[2], signal.SIGINT)
         return job.wait(30), time.monotonic() - began
 
 
 @pytest.fixture(scope="module")
 def jobs(request):
     calls = {
-        f"{who}, {state}": partial(interrupt, STATES[state], who)
+        f"{who}, {state}": partial(interrupt, *STATES[state][:2], who)
         for who in ("rank", "launcher")
         for state in chosen(request, "state")
     }
@@ -59,113 +56,78 @@ def jobs(request):
         yield futures
 
 
-def report(job):
-    said = [line for line in job.stderr.splitlines() if line.startswith("[rank ")]
+def report(done):
+    said = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
     ranks = {line.split("]")[0].split()[1] for line in said}
-    assert len(ranks) == 1 and sum("interrupted (Ctrl-C)" in line for line in said) == 1, job
+    assert len(ranks) == 1 and sum("interrupted (Ctrl-C)" in line for line in said) == 1, done
     return [line.partition("] ")[2] for line in said], int(ranks.pop().split("/")[0])
 
 
-# The operation of ranks 0 and 2 in the report of one of them, and the others' state.
-REPORTS = {
-    "blocked in MPI": {0: ["all_reduce #1 of float64 (4,)", "rank 2 has begun 0", "in recv"], 2: ["recv", "rank 0"]},
-    "polling": {0: ["all_reduce #1 of float64 (4,)", "rank 2 has begun 0", "in irecv"], 2: ["irecv", "in all_reduce"]},
-    "computing": {0: ["rank 1 answers: its program is at program.py:10 in <module>"], 2: ["rank 0 answers", "rank 1"]},
-    "at their ends": {0: ["rank 1 answers", "program.py:10"], 2: ["rank 1 answers: its program is at program.py:10"]},
-    "stuck in a collective": {0: ["all_reduce #1", "rank 1 has begun 0", "program.py:10"], 2: ["all_reduce #1"]},
-}
-
-
-def assert_reported(job, rank, state):
-    lines, reporter = report(job)
-    assert reporter == rank, job
+def assert_reported(done, rank, state):
+    lines, reporter = report(done)
+    assert reporter == rank, done
     # Open MPI's mpirun leaves rank 0 half a second: its own state is a line, and the others' another one.
     start = next(index for index, line in enumerate(lines) if "interrupted (Ctrl-C)" in line)
-    assert len(lines) - start <= 2, job
+    assert len(lines) - start <= 2, done
     for text in REPORTS[state][rank]:
-        assert text in " ".join(lines[start:]), (text, job)
+        assert text.replace("LINE", str(LINES[state])) in " ".join(lines[start:]), (text, done)
     if state != "at their ends":  # its own line of the program, and none of the package after it
-        assert any("program.py" in line and "line 10" in line for line in lines), job
-        assert not any("mpiddp/" in line and "File" in line for line in lines), job
+        own = line_of("waits", 'case "all_reduce":') + 1 if "stuck" in state else LINES[state]
+        assert any("waits.py" in line and f"line {own}" in line for line in lines), done
+        assert not any("mpiddp/" in line and "File" in line for line in lines), done
 
 
 @pytest.mark.parametrize("state", thinned(STATES, "blocked in MPI", "at their ends", "stuck in a collective"))
 def test_rank(jobs, state):
-    job, _ = jobs[f"rank, {state}"].result()
-    assert job.rc == 130, job
-    assert_reported(job, 2, state)
-
-
-HYDRA = (mpiexec() or Path()).with_name("mpiexec.hydra").exists()
+    done, _ = jobs[f"rank, {state}"].result()
+    assert done.rc == 130, done
+    assert_reported(done, 2, state)
 
 
 @pytest.mark.parametrize("state", thinned(STATES, "blocked in MPI", "at their ends", "stuck in a collective"))
 def test_launcher(jobs, state):
-    job, took_s = jobs[f"launcher, {state}"].result()
-    assert job.rc not in (0, 124), job
-    assert took_s < 10, job  # alone it takes less than a second
-    assert "Traceback" not in job.stderr, job
+    done, took_s = jobs[f"launcher, {state}"].result()
+    assert done.rc not in (0, 124) and took_s < 10 and "Traceback" not in done.stderr, done  # alone less than a second
     # Open MPI's mpirun ends its ranks within half a second, too short for a report beside other jobs.
-    if HYDRA or "[rank " in job.stderr:
-        assert_reported(job, 0, state)
+    if not is_open_mpi() or "[rank " in done.stderr:
+        assert_reported(done, 0, state)
 
 
 # Rank 1 cannot answer, or late.
-CULPRITS = {
-    "asleep": "time.sleep(60)",
-    "stopped": "import signal; os.kill(os.getpid(), signal.SIGSTOP)",
-    "holding the interpreter": "sys.setswitchinterval(60)\n    while True: pass",
-    "looping": "while True: pass",
-}
-
-
-@pytest.mark.parametrize("culprit", thinned(CULPRITS, "asleep", "stopped", "holding the interpreter"))
+@pytest.mark.skipif(not is_open_mpi(), reason="MPICH's launcher hands the signal on")
+@pytest.mark.parametrize(
+    "culprit", thinned(["sleep", "SIGSTOP", "hold the interpreter", "loop"], "sleep", "SIGSTOP", "hold the interpreter")
+)
 def test_launcher_of_open_mpi_prints_a_report(culprit):
-    if HYDRA:
-        pytest.skip("MPICH's launcher hands the signal on")
-    body = f"if rank == 1:\n    {CULPRITS[culprit]}\nwhile True: dist.all_reduce(x)"
     for _ in range(3):
-        job, _ = interrupt(body, "launcher")
-        if "[rank 0/3 " in job.stderr:
+        done, _ = interrupt(culprit, "loop of all_reduce", "launcher")
+        if "[rank 0/3 " in done.stderr:
             break
-    assert re.search(r"program\.py\", line 1\d, in <module>\n.*\n.* interrupted \(Ctrl-C\)", job.stderr), job
-    if culprit == "asleep":
-        assert "rank 1 has begun 0 operations of this group; its program is at program.py:11" in job.stderr, job
+    assert re.search(r"waits\.py\", line \d+, in <module>\n.*\n.* interrupted \(Ctrl-C\)", done.stderr), done
+    if culprit == "sleep":
+        where = f"its program is at waits.py:{line_of('waits', 'time.sleep(60)  # in')}"
+        assert f"rank 1 has begun 0 operations of this group; {where}" in done.stderr, done
 
 
-def test_ranks_that_fail_are_not_reported_as_interrupted():
+@pytest.mark.parametrize(("fault", "text"), [("raise", "boom"), ("SIGKILL", "")])
+def test_ranks_that_fail_are_not_reported_as_interrupted(fault, text):
     """mpirun ends the other ranks in the same way then."""
-    for fault, text in (("raise ValueError('boom')", "boom"), ("os.kill(os.getpid(), signal.SIGKILL)", "")):
-        body = f"import signal\nif rank == 1: time.sleep(0.5); {fault}\ndist.all_reduce(x)\n"
-        with start(3, PROGRAM + body) as job:
-            done = job.wait(30)
-        assert done.rc not in (0, 124) and text in done.stderr and "interrupted" not in done.stderr, done
+    with start("waits", fault, "all_reduce", ranks=3) as job:
+        done = job.wait(30)
+    assert done.rc not in (0, 124) and text in done.stderr and "interrupted" not in done.stderr, done
 
 
 def test_handler_of_the_program_is_left_alone():
-    body = """
-import signal
-caught = []
-signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
-sys.stdout.write("handler set.\\n")
-sys.stdout.flush()
-deadline = time.monotonic() + 20
-while rank == 2 and not caught and time.monotonic() < deadline: time.sleep(0.05)
-dist.barrier()
-if rank == 2: print("caught", caught, flush=True)
-"""
-    with start(3, PROGRAM + body) as job:
-        while "".join(job.output).count("handler set.") < 3:
-            job.wait_for("handler set.")
-        os.kill(int(job.output[0].split("pid of 2: ")[1].split(".")[0]), signal.SIGINT)
+    with start("waits", "alike", "handler", ranks=3) as job:
+        job.wait_for("handler set.", times=3)
+        os.kill(job.pid_of(2), signal.SIGINT)
         done = job.wait(60)
     assert done.rc == 0 and "caught [2]" in done.stdout, done
 
 
 def test_termination_of_launcher():
-    with start(3, PROGRAM + STATES["blocked in MPI"]) as job:
-        for rank in range(3):
-            job.wait_for(f"pid of {rank}: ")
+    with start("waits", "alike", "recv on 2", ranks=3) as job:
+        job.wait_for("pid of ", times=3)
         job.signal(signal.SIGTERM)
         done = job.wait(30)
     assert done.rc not in (0, 124), (mpiexec(), done)

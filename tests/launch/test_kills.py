@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from harness import launcher
-from harness.launcher import Program
+from harness.launcher import Program, start
 from harness.tiers import thinned
 
 KILLS = int(os.environ.get("MPIDDP_TEST_KILLS", "1"))
@@ -37,38 +35,17 @@ RUNS = {
 
 def train(run: str, output: Path) -> Program:
     options = ["--epochs", 1 + KILLS, "--checkpoint-steps", 2, "--batch-size", 128, "--output", output, *RUNS[run]]
-    command = [sys.executable, "-m", "mpiddp", "train", *options, "--resume", "auto"]
-    return Program([*launcher.launch(RANKS), *map(str, command)])
-
-
-def ranks_of(job: Program) -> list[int]:
-    interpreter = Path(sys.executable).resolve()
-    found = []
-    for pid in job.members():
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/exe").resolve() == interpreter:
-                found.append(pid)
-    return sorted(found)
-
-
-def rank_0_of(job: Program, ranks: list[int]) -> int:
-    for pid in ranks:
-        with contextlib.suppress(OSError):
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if {b"PMI_RANK=0", b"OMPI_COMM_WORLD_RANK=0"} & set(environment):
-                return pid
-    raise AssertionError(f"none of {ranks} is rank 0: {job.output}")
+    return start("-m", "mpiddp", "train", *options, "--resume", "auto", ranks=RANKS)
 
 
 def kill(job: Program, victim: str, rng: np.random.Generator) -> None:
-    ranks = ranks_of(job)
     match victim:
         case "one rank":
-            chosen = [int(rng.choice(ranks))]
+            chosen = [int(rng.choice(job.ranks()))]
         case "rank 0":
-            chosen = [rank_0_of(job, ranks)]
+            chosen = [job.rank_0()]
         case "all ranks":
-            chosen = ranks
+            chosen = job.ranks()
         case _:
             chosen = [job.pid]
     for pid in chosen:

@@ -2,23 +2,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from pathlib import Path
 
 import pytest
-from harness import launcher
-
-
-def mpiddp(ranks: int | None, *arguments: str | Path):
-    command = [*launcher.launch(ranks), sys.executable, "-m", "mpiddp", *map(str, arguments)]
-    with launcher.Program(command) as program:
-        return program.wait(120)
+from harness.launcher import job
 
 
 @pytest.mark.once
 def test_a_run_and_its_picture(tmp_path):
     options = ("--epochs", "2", "--model", "mlp", "--output", tmp_path / "run", "--log-ranks")
-    done = mpiddp(3, "train", *options)
+    done = job("-m", "mpiddp", "train", *options, ranks=3, limit_s=120)
     assert done.rc == 0, done
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
@@ -36,7 +28,7 @@ def test_a_run_and_its_picture(tmp_path):
         assert re.findall(rf"\[rank {rank}/3\] info: epoch (\d) ended after step \d+: ", log) == ["1", "2"]
 
     pytest.importorskip("matplotlib")
-    drawn = mpiddp(None, "plot", tmp_path / "run", "-o", tmp_path / "run.svg")
+    drawn = job("-m", "mpiddp", "plot", tmp_path / "run", "-o", tmp_path / "run.svg")
     assert drawn.rc == 0, drawn
     assert "<!-- test_loss -->" in (tmp_path / "run.svg").read_text()
 
@@ -45,7 +37,8 @@ def test_a_run_and_its_picture(tmp_path):
 def test_tensorboard_reads_what_a_run_has_written(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for epochs in ("1", "2"):
-        done = mpiddp(2, "train", "--epochs", epochs, "--model", "mlp", "--output", tmp_path, "--resume", "auto")
+        options = ("--epochs", epochs, "--model", "mlp", "--output", tmp_path, "--resume", "auto")
+        done = job("-m", "mpiddp", "train", *options, ranks=2, limit_s=120)
         assert done.rc == 0, done
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [each.step for each in events.Scalars("loss/train")] == [1, 2]

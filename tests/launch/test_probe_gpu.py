@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from harness import launcher
 from harness.faking import FOLDER
-from harness.launcher import Completed
+from harness.launcher import Completed, job
 
 pytestmark = [pytest.mark.once, pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)]
 
 
 def info(cache: Path, *options: str, fake: bool = True) -> Completed:
-    search = launcher.environment().get("PYTHONPATH", "")
-    env = {"MPIDDP_CACHE": str(cache), "PYTHONPATH": os.pathsep.join([str(FOLDER)] * fake + [search])}
-    return launcher.python(None, "-m", "mpiddp", "info", "--json", *options, env=env)
+    return job("-m", "mpiddp", "info", "--json", *options, search=[FOLDER] * fake, MPIDDP_CACHE=str(cache))
 
 
 def test_what_the_probe_finds_is_known_to_later_jobs(tmp_path: Path) -> None:

@@ -14,40 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from harness.launcher import Completed, environment, mpirun, python, side_by_side, start
+from harness.launcher import Completed, environment, job, side_by_side, start
 
-PROGRAM = """
-import os, sys, time
-import numpy as np
-import mpiddp as dist
-
-dist.init_process_group()
-rank, x = dist.get_rank(), np.ones(4)
-sys.stdout.write(f"pid of {rank}: {os.getpid()}.\\n")
-sys.stdout.flush()
-for _ in range(3):
-    dist.all_reduce(x)
-group = dist.new_group([0, 1])
-if rank < 2:
-    dist.barrier(group)
-if rank == 0:
-    dist.send(x, 1, tag=3)
-if rank == 1:
-    dist.recv(x, 0, tag=3)
-dist.all_reduce(np.ones(200_000), async_op=True).wait()
-
-def save():
-    time.sleep(60)
-
-if sys.argv[1] == "mismatch" and rank == 1:
-    dist.broadcast(x, 0)
-if sys.argv[1] == "missing" and rank == 1:
-    save()
-if sys.argv[1] == "error" and rank == 1:
-    raise KeyError("mine")
-dist.all_reduce(x)
-dist.all_reduce(np.ones(100_000))
-"""
 # Exit code, and the lines of ours and torch's reader.
 CASES = {
     "missing": (
@@ -69,24 +37,21 @@ CASES = {
 
 
 def ended(folder: Path, case: str) -> Completed:
-    settings = {"MPIDDP_TIMEOUT": "3", "MPIDDP_FLIGHT_RECORDER": f"{folder}/{case}/rank_"}
-    return mpirun(3, PROGRAM, case, env=settings)
+    return job("parting", case, ranks=3, MPIDDP_TIMEOUT="3", MPIDDP_FLIGHT_RECORDER=f"{folder}/{case}/rank_")
 
 
 def asked(folder: Path) -> tuple[Completed, Completed]:
     """Ask a job that waits for rank 1, by the command and by a signal."""
     prefix = folder / "asked" / "rank_"
-    with start(3, PROGRAM, "missing", env={"MPIDDP_FLIGHT_RECORDER": str(prefix)}) as job:
-        job.wait_for("pid of 0: ")
+    with start("parting", "missing", ranks=3, MPIDDP_FLIGHT_RECORDER=str(prefix)) as asked:
+        pid = asked.pid_of(0)
         time.sleep(2)
-        pid = re.search(r"pid of 0: (\d+)\.", "".join(job.output))
-        assert pid, job.output
-        answer = python(None, "-m", "mpiddp", "where", f"{os.uname().nodename}.{pid[1]}")
-        read = python(None, "-m", "mpiddp", "flight", *map(str, sorted(prefix.parent.iterdir())))
+        answer = job("-m", "mpiddp", "where", f"{os.uname().nodename}.{pid}")
+        read = job("-m", "mpiddp", "flight", *sorted(prefix.parent.iterdir()))
         for path in prefix.parent.iterdir():
             path.unlink()
-        os.kill(int(pid[1]), signal.SIGUSR2)
-        job.wait_for("flight recorder: 3 of 3 ranks wrote", 30)
+        os.kill(pid, signal.SIGUSR2)
+        asked.wait_for("flight recorder: 3 of 3 ranks wrote", 30)
         assert len(list(prefix.parent.iterdir())) == 3
     return answer, read
 
@@ -105,15 +70,14 @@ def jobs(folder):
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_rank_writes_and_the_readers_find_where_they_part(jobs, folder, case) -> None:
-    job, (code, ours, torchs) = jobs[case].result(), CASES[case]
-    assert job.rc == code or case == "error", job
+    done, (code, ours, torchs) = jobs[case].result(), CASES[case]
+    assert done.rc == code or case == "error", done
     prefix = f"{folder}/{case}/rank_"
-    assert f"flight recorder: 3 of 3 ranks wrote {prefix}*; `python -m mpiddp flight {prefix}*` shows" in job.stderr, (
-        job
-    )
+    said = f"flight recorder: 3 of 3 ranks wrote {prefix}*; `python -m mpiddp flight {prefix}*` shows"
+    assert said in done.stderr, done
     files = sorted((folder / case).iterdir())
     assert [path.name for path in files] == ["rank_0", "rank_1", "rank_2"]
-    read = python(None, "-m", "mpiddp", "flight", *map(str, files))
+    read = job("-m", "mpiddp", "flight", *files)
     assert ours in read.stdout, read
     assert "group 1." in read.stdout and ": all made the same calls up to #1, and all have ended" in read.stdout, read
     if importlib.util.find_spec("torch") is None:
@@ -134,10 +98,9 @@ def test_where_and_the_signal_write_too(jobs, folder) -> None:
 
 def test_nothing_is_written_unasked(tmp_path) -> None:
     """A job that ends well, and one with an error of one rank's own."""
-    for body in ("", "raise KeyError"):
-        text = f"import mpiddp as dist\ndist.init_process_group()\ndist.barrier()\n{body}"
-        job = mpirun(2, text, env={"MPIDDP_FLIGHT_RECORDER": None, "TMPDIR": str(tmp_path)})
-        assert "flight recorder" not in job.stderr, job
+    for case in ("destroyed", "raise on all"):
+        done = job("endings", case, ranks=2, MPIDDP_FLIGHT_RECORDER=None, TMPDIR=str(tmp_path))
+        assert "flight recorder" not in done.stderr, done
     assert not list(tmp_path.glob("mpiddp-*"))
 
 
@@ -157,8 +120,8 @@ def test_the_line_of_a_torch_program(tmp_path) -> None:
     )
     script.write_text("\n".join(lines))
     prefix = tmp_path / "dumps" / "rank_"
-    job = mpirun(2, script, env={"MPIDDP_FLIGHT_RECORDER": str(prefix)})
-    read = python(None, "-m", "mpiddp", "flight", "--json", *map(str, sorted(prefix.parent.iterdir())))
+    done = job(script, ranks=2, MPIDDP_FLIGHT_RECORDER=str(prefix))
+    read = job("-m", "mpiddp", "flight", "--json", *sorted(prefix.parent.iterdir()))
     entries = json.loads(read.stdout)["0"]["entries"]
     frames = [entry["frames"][0] for entry in entries if entry["profiling_name"] == "gloo:all_reduce"]
-    assert {"name": "step", "filename": str(script), "line": 5} in frames, (job, entries)
+    assert {"name": "step", "filename": str(script), "line": 5} in frames, (done, entries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness.launcher import is_open_mpi
 
 from launch import hosts, measure_recovery
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.long
 @pytest.mark.parametrize("host_count", [1, 2])
 @pytest.mark.parametrize("way", measure_recovery.WAYS)
 def test_training_goes_on_after_kills(way, host_count):
-    if way != "restart" and "Open MPI" not in hosts.mpi_library():
+    if way != "restart" and not is_open_mpi():
         pytest.skip("only Open MPI's mpirun lets ranks live on")
     if host_count > 1 and hosts.why_not() is not None:
         pytest.skip(str(hosts.why_not()))

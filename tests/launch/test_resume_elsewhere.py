@@ -13,53 +13,11 @@ from harness import launcher
 SAMPLES, BATCH, EPOCHS = 1437, 64, 20
 STEPS_AN_EPOCH = 23
 
-# The main job, with a data set that notes its reads; a rank gets a signal in the middle, as from Slurm.
-PROGRAM = """
-import json, os, signal, sys
-from pathlib import Path
-
-import mpiddp as dist
-from mpiddp.cli import main
-from mpiddp.training import run
-
-
-class Noted:
-    def __init__(self, data, file, stop_at):
-        self.data, self.file, self.left, self.tried = data, file, stop_at, False
-
-    def __len__(self):
-        return len(self.data)
-
-    def __getitem__(self, index):
-        return self.data[index]
-
-    def batch(self, indices):
-        if not self.tried:  # before the first step
-            self.tried = True
-            return self.data.batch(indices)
-        print(json.dumps([int(index) for index in indices]), file=self.file, flush=True)
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        return self.data.batch(indices)
-
-
-def load_data(config):
-    train, test = load(config)
-    last = dist.get_rank() == dist.get_world_size() - 1
-    file = Path(sys.argv[1], f"{dist.get_world_size()}-{dist.get_rank()}").open("a")
-    return Noted(train, file, int(sys.argv[2]) if last else -1), test
-
-
-load, run.load_data = run.load_data, load_data
-sys.exit(main(["train", *sys.argv[3:]]))
-"""
-
 
 def run(ranks: int, folder: Path, stop_at: int) -> launcher.Completed:
     """Train to the end, or for ``stop_at`` steps if positive."""
     options = ["--output", str(folder / "out"), "--resume", "auto", "--epochs", str(EPOCHS)]
-    return launcher.mpirun(ranks, PROGRAM, str(folder), str(stop_at), *options, timeout_s=180)
+    return launcher.job("noted", folder, stop_at, *options, ranks=ranks, limit_s=180)
 
 
 def batches(folder: Path, ranks: int) -> list[list[int]]:

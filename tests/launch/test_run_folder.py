@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import signal
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import launcher
-from harness.launcher import Completed, Program
+from harness.launcher import Completed, job, start
 
 pytestmark = pytest.mark.once
 FIRST = ("--model", "mlp", "--epochs", "1", "--batch-size", "512")
 
 
-def start(ranks: int | None, *options: str | Path) -> Program:
-    return Program([*launcher.launch(ranks), sys.executable, "-m", "mpiddp", "train", *map(str, options)])
-
-
-def train(ranks: int | None, *options: str | Path) -> Completed:
-    with start(ranks, *options) as program:
-        return program.wait(120)
+TRAIN = ("-m", "mpiddp", "train")
 
 
 def error_of(done: Completed) -> str:
@@ -32,10 +23,10 @@ def error_of(done: Completed) -> str:
 
 
 def test_a_second_job_does_not_touch_the_first_ones_folder(tmp_path):
-    with start(None, "--model", "mlp", "--epochs", "5000", "--output", tmp_path) as first:
+    with start(*TRAIN, "--model", "mlp", "--epochs", "5000", "--output", tmp_path) as first:
         first.wait_for("epoch    2/5000")
         before = (tmp_path / "run.json").read_bytes()
-        said = error_of(train(2, *FIRST, "--output", tmp_path, "--resume", "auto"))
+        said = error_of(job(*TRAIN, *FIRST, "--output", tmp_path, "--resume", "auto", ranks=2))
         assert f"{tmp_path} is in use by another run, process {first.pid} on " in said
         assert (tmp_path / "run.json").read_bytes() == before
         first.signal(signal.SIGUSR1)
@@ -44,15 +35,15 @@ def test_a_second_job_does_not_touch_the_first_ones_folder(tmp_path):
 
 
 def test_a_run_none_of_whose_checkpoints_is_whole_does_not_begin_anew(tmp_path):
-    assert train(2, *FIRST, "--output", tmp_path).rc == 0
+    assert job(*TRAIN, *FIRST, "--output", tmp_path, ranks=2).rc == 0
     (damaged,) = tmp_path.glob("checkpoints/step-*/arrays.safetensors")
     damaged.write_bytes(b"")
-    said = error_of(train(2, *FIRST, "--output", tmp_path, "--resume", "auto"))
+    said = error_of(job(*TRAIN, *FIRST, "--output", tmp_path, "--resume", "auto", ranks=2))
     assert f"no checkpoint in {tmp_path}/checkpoints is whole" in said and f"{damaged} has 0 bytes" in said
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_images_that_do_not_fit_are_one_sentence(tmp_path, ranks):
     np.savez(tmp_path / "small.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 10)
-    said = error_of(train(ranks, "--data", f"npz:{tmp_path}/small.npz"))
+    said = error_of(job(*TRAIN, "--data", f"npz:{tmp_path}/small.npz", ranks=ranks))
     assert "--model net takes images (1, 28, 28), and --data " in said

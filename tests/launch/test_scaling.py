@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
-from harness import launcher
+from harness.launcher import job
 
 pytestmark = pytest.mark.once
 
@@ -13,8 +12,7 @@ pytestmark = pytest.mark.once
 def test_bench_train_measures_all_numbers_of_ranks_in_one_run_and_plot_draws_them(tmp_path):
     file, picture = tmp_path / "train.json", tmp_path / "scaling.svg"
     options = ["--strong-batch", "6", "--weak-batch", "2", "-n", "1", "--rounds", "2", "--json", str(file)]
-    with launcher.Program([*launcher.launch(3), sys.executable, "-m", "mpiddp", "bench", "train", *options]) as program:
-        done = program.wait(120)
+    done = job("-m", "mpiddp", "bench", "train", *options, ranks=3, limit_s=120)
     assert done.rc == 0, done
     rows = json.loads(file.read_text())["rows"]
     assert len([line for line in done.stdout.splitlines() if not line.startswith("#")]) == len(rows) == 3 * 2 * 3, done
@@ -29,7 +27,7 @@ def test_bench_train_measures_all_numbers_of_ranks_in_one_run_and_plot_draws_the
         assert row["efficiency"] == pytest.approx(expected)
         assert 0 <= row["exposed"] <= 1 and (row["exposed"] < 0.2 or row["ranks"] > 1)
     pytest.importorskip("matplotlib")
-    drawn = launcher.python(None, "-m", "mpiddp", "plot", str(file), "-o", str(picture))
+    drawn = job("-m", "mpiddp", "plot", file, "-o", picture)
     assert drawn.rc == 0, drawn
     for text in ("mlp-wide, strong", "net, weak", "Efficiency (%)"):
         assert f"<!-- {text}" in picture.read_text(), text

@@ -31,21 +31,15 @@ if "SLURM_STEP_ID" in os.environ and ("SLURM_RESTART_COUNT" not in os.environ or
         return asked(self)
     StopRequest.__call__ = ask
 """
-FAILS = """
-import os, signal, sys
-import mpiddp as dist
-dist.init_process_group()
-if dist.get_rank() == 1:
-    match sys.argv[1]:
-        case "raise": raise ValueError("boom")
-        case "exit": sys.exit(3)
-        case "_exit": os._exit(4)
-        case "_exit0": os._exit(0)
-        case "segv": os.kill(os.getpid(), signal.SIGSEGV)
-        case "kill": os.kill(os.getpid(), signal.SIGKILL)
-dist.barrier()
-"""
-WAYS = ("raise", "exit", "_exit", "_exit0", "segv", "kill")
+# Of programs/waits: what rank 1 does.
+WAYS = {
+    "raise": "raise",
+    "exit": "exit 3",
+    "_exit": "_exit 7",
+    "_exit0": "_exit 0",
+    "segv": "SIGSEGV",
+    "kill": "SIGKILL",
+}
 LAUNCHERS = {"srun": "run", "mpirun": '"$(beside_python)"', "alone": "", "none": "srun --mpi=none -n 2"}
 # CuPy's answers on a machine with the GPUs that Slurm lets the rank see.
 CUPY = """
@@ -64,13 +58,9 @@ needs_slurm = pytest.mark.skipif(fault is not None, reason=f"no Slurm to test wi
 
 class Jobs:
     def __init__(self, cluster: mini_slurm.MiniSlurm, folder: Path) -> None:
-        said = launcher.python(
-            "from mpi4py import MPI; print(MPI.Get_library_version())", env={"MPI4PY_RC_INITIALIZE": "0"}
-        )
         self.folder = folder
-        open_mpi = "Open MPI" in said.stdout
-        self.library = "Open MPI" if open_mpi else "MPICH"
-        self.plugin, self.other_plugin = ("pmix", "pmi2") if open_mpi else ("pmi2", "pmix")
+        self.library = "Open MPI" if launcher.is_open_mpi() else "MPICH"
+        self.plugin, self.other_plugin = ("pmix", "pmi2") if launcher.is_open_mpi() else ("pmi2", "pmix")
         self._cluster = cluster
         self._running: dict[str, mini_slurm.Job] = {}
         self._done: dict[str, list[mini_slurm.JobEnd]] = {}
@@ -121,7 +111,7 @@ class Jobs:
 def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     with mini_slurm.MiniSlurm() as cluster:
         jobs = Jobs(cluster, tmp_path_factory.mktemp("slurm"))
-        programs = {"slow/sitecustomize.py": SLOW_AT_FIRST, "gpus/cupy.py": CUPY, "fails.py": FAILS}
+        programs = {"slow/sitecustomize.py": SLOW_AT_FIRST, "gpus/cupy.py": CUPY}
         for name, text in programs.items():
             (jobs.folder / name).parent.mkdir(exist_ok=True)
             (jobs.folder / name).write_text(text)
@@ -139,7 +129,10 @@ def submit_short(jobs: Jobs) -> None:
     for name, plugin in {"wrong-plugin": jobs.other_plugin, "no-plugin": "none", "unknown-plugin": "pmix_v9"}.items():
         jobs.submit(name, few, SLURM / "train_cpu.sbatch", MPIDDP_LAUNCH=plugin)
     # Side by side: mostly Slurm waits for remains of a step.
-    runs = [f'(run "$PYTHON" {jobs.folder}/fails.py {way} || echo "{way} $?" >> codes) &\n' for way in WAYS]
+    runs = [
+        f'(run "$PYTHON" {launcher.PROGRAMS}/waits.py "{one}" barrier || echo "{way} $?" >> codes) &\n'
+        for way, one in WAYS.items()
+    ]
     jobs.submit_text(
         "fails", "".join([*runs, "wait"]), "--nodes=2", "--ntasks-per-node=1", SLURM_OVERLAP="1", SLURM_WAIT="3"
     )

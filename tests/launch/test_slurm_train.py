@@ -14,8 +14,6 @@ import pytest
 from harness import launcher
 from harness.launcher import Program
 
-from launch.test_kills import ranks_of
-
 SCRIPT = Path(__file__).parents[2] / "slurm" / "train_cpu.sbatch"
 
 SRUN = """#!/bin/bash
@@ -89,7 +87,7 @@ def test_the_warning_before_the_time_limit_saves_a_checkpoint(submit):
 def test_a_rank_that_dies_starts_the_step_again_in_the_same_job(submit):
     with submit("--epochs", "6", restarts="2") as job:
         job.wait_for("epoch 2/6", timeout_s=60)
-        os.kill(ranks_of(job)[-1], signal.SIGKILL)
+        os.kill(job.ranks()[-1], signal.SIGKILL)
         done = job.wait(90)
     assert done.rc == 0, done
     assert "mpiddp run: start 2 of at most 3" in done.stderr and "epoch 6/6" in done.stdout, done

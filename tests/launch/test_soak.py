@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("ranks", [3, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize("minutes", ["0.05", pytest.param("1", marks=pytest.mark.long)])
 def test_soak(ranks, minutes):
-    command = [*launcher.launch(ranks), sys.executable, "-m", "tests.soak", "--minutes", minutes]
     shared = set(launcher.SHARED.iterdir())
-    with launcher.Program(command, {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}, cwd=ROOT) as job:
-        done = job.wait(240)
+    search = (ROOT, ROOT / "tests")
+    done = launcher.job("-m", "tests.soak", "--minutes", minutes, ranks=ranks, search=search, limit_s=240, cwd=ROOT)
     assert done.rc == 0 and "no wrong result" in done.stdout, done
     left = [path.name for path in set(launcher.SHARED.iterdir()) - shared if path.name.startswith("mpiddp")]
     assert not left

@@ -9,64 +9,15 @@ import sys
 import pytest
 import safetensors.numpy
 from harness import launcher
-from harness.launcher import Program
+from harness.launcher import Program, job, start
 
 from launch import hosts
-from launch.test_kills import rank_0_of, ranks_of
 
 RUN = [sys.executable, "-m", "mpiddp", "run"]
 
-# Ten steps, saved one by one; in the first start something happens after the fifth.
-STEPS = """
-import os, pathlib, signal, subprocess, sys, time
-import numpy as np
-import mpiddp as dist
-
-folder, event = pathlib.Path(sys.argv[1]), sys.argv[2]
-dist.init_process_group()
-me = dist.get_rank()
-state = dist.load(folder / "state") if (folder / "state").exists() else {"step": 0, "sum": np.zeros(3)}
-again = (folder / "again").exists()
-dist.barrier()
-while state["step"] < 10:
-    if event == "always" and state["step"] == 5 and me == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    x = np.full(3, state["step"] + me, np.float64)
-    dist.all_reduce(x)
-    state = {"step": state["step"] + 1, "sum": state["sum"] + x}
-    if me == 0:
-        dist.save(state, folder / "state")
-        print("step", state["step"], flush=True)
-    dist.barrier()
-    if state["step"] == 5 and not again:
-        if me == 0:
-            (folder / "again").touch()
-        dist.barrier()
-        if event == "raise" and me == 0:
-            raise RuntimeError("not today")
-        if event == "kill" and me == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if event == "leave":
-            if me == 0:  # a job of its own, which ends well
-                code = "import mpiddp; mpiddp.init_process_group()"
-                subprocess.run([sys.executable, "-c", code], env=dist.settings.outside_of_jobs(), check=True)
-            dist.barrier()
-            if me == 1:
-                os._exit(0)
-        if event == "stop" and me == 0:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        if event in ("wait", "network"):
-            print("waits", flush=True)
-            time.sleep(60 if event == "wait" else 3)
-if me == 0:
-    print("sum", *state["sum"], flush=True)
-"""
-
 
 def supervised(tmp_path, event: str, *options: str) -> Program:
-    (tmp_path / "steps.py").write_text(STEPS)
-    words = [*RUN, *options, "--", *launcher.launch(2), sys.executable, tmp_path / "steps.py", tmp_path, event]
-    return Program(words, cwd=tmp_path)
+    return start("steps", tmp_path, event, ranks=2, before=[*RUN, *options, "--"], cwd=tmp_path)
 
 
 def expect_complete(done: launcher.Completed, starts: int = 2) -> None:
@@ -87,8 +38,7 @@ def test_job_that_ends_badly_goes_on_from_its_last_state(tmp_path, event):
 
 def test_job_whose_rank_0_shows_no_life_is_ended_and_started_again(tmp_path):
     with supervised(tmp_path, "stop", "--lost-after", "4") as job:
-        done = job.wait(60)
-    expect_complete(done)
+        expect_complete(done := job.wait(60))
     assert "showed no life any more and was ended" in done.stderr
 
 
@@ -114,19 +64,16 @@ def test_signal_ends_the_job_and_no_other_is_started(tmp_path, number):
 
 
 def test_train_resumes_to_the_bits_of_an_undisturbed_run(tmp_path):
-    def words(output: str) -> list[object]:
-        options = ["--epochs", "6", "--batch-size", "128", "--checkpoint-steps", "2", "--output", output]
-        return [*launcher.launch(2), sys.executable, "-m", "mpiddp", "train", *options]
-
-    with Program([*RUN, "--", *words("killed")], cwd=tmp_path) as job:
-        job.wait_for("epoch 2/6")
-        os.kill(rank_0_of(job, ranks_of(job)), signal.SIGKILL)
-        done = job.wait(90)
+    options = ("--epochs", 6, "--batch-size", 128, "--checkpoint-steps", 2, "--output")
+    train = ("-m", "mpiddp", "train", *options)
+    with start(*train, "killed", ranks=2, before=[*RUN, "--"], cwd=tmp_path) as supervised:
+        supervised.wait_for("epoch 2/6")
+        os.kill(supervised.rank_0(), signal.SIGKILL)
+        done = supervised.wait(90)
     assert done.rc == 0, str(done)
     assert "start 2 of at most 4: " in done.stderr
     assert "--resume auto" in done.stderr
-    with Program(words("whole"), cwd=tmp_path) as job:
-        assert job.wait(60).rc == 0
+    assert job(*train, "whole", ranks=2, cwd=tmp_path).rc == 0
     models = [safetensors.numpy.load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole")]
     assert models[0].keys() == models[1].keys()
     assert all(models[0][name].tobytes() == models[1][name].tobytes() for name in models[0])
@@ -144,8 +91,7 @@ def test_train_resumes_to_the_bits_of_an_undisturbed_run(tmp_path):
     ],
 )
 def test_command_that_cannot_be_supervised_is_refused(tmp_path, words, said):
-    with Program([*RUN, *words], cwd=tmp_path) as job:
-        done = job.wait(30)
+    done = job(*RUN[1:], *words, limit_s=30, cwd=tmp_path)
     assert done.rc in (1, 2), str(done)
     assert said in done.stderr
     assert done.stderr.count("start ") <= 1, str(done)
@@ -156,10 +102,11 @@ def test_command_that_cannot_be_supervised_is_refused(tmp_path, words, said):
 @pytest.mark.parametrize("loss", ["crash", "cut"])
 def test_lost_node(tmp_path, loss):
     """A crash ends all that runs on the host; a cut leaves it running, out of reach, until the network is mended."""
-    (tmp_path / "steps.py").write_text(STEPS)
-    command = [sys.executable, tmp_path / "steps.py", tmp_path, "network"]
     before = ["env", "-C", tmp_path, *RUN, "--lost-after", "15", "--"]  # the marker is made in the working directory
-    with hosts.Hosts(2) as two, two.start(2, command, before=before, env={"MPIDDP_TIMEOUT": "8"}) as job:
+    with (
+        hosts.Hosts(2) as two,
+        start("steps", tmp_path, "network", ranks=2, before=before, on=two.block, MPIDDP_TIMEOUT="8") as job,
+    ):
         job.wait_for("waits")
         two.lose("h2", crash=loss == "crash")
         job.wait_for("start 2 of at most 4", 90)

@@ -4,43 +4,17 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from harness import launcher
 
-PROGRAM = """
-import os, signal, sys
-if "files" in sys.argv:
-    del os.memfd_create
-import numpy as np
-import mpiddp as dist
-dist.init_process_group()
-x = dist.symmetric_empty(1 << 20)
-x[...] = 1
-dist.all_reduce(x)
-assert (x == dist.get_world_size()).all()
-dist.all_reduce(np.ones(1 << 18, np.float32))
-dist.barrier()
-if dist.get_rank() == dist.get_world_size() - 1:
-    os.write(1, b"going\\n")
-    os.kill(os.getpid(), signal.SIGKILL)
-dist.barrier()
-"""
-
 
 @pytest.mark.parametrize("way", ["memfd", "files"])
-def test_a_killed_rank_leaves_no_shared_memory(tmp_path: Path, way: str) -> None:
-    mpiexec = launcher.mpiexec()
-    if mpiexec is None:
-        pytest.skip(launcher.NO_MPIEXEC)
-    script = tmp_path / "killed.py"
-    script.write_text(PROGRAM)
+def test_a_killed_rank_leaves_no_shared_memory(way: str) -> None:
     before = set(Path("/dev/shm").glob("mpiddp-*"))
-    with launcher.Program([mpiexec, "-n", "3", sys.executable, str(script), way]) as program:
-        done = program.wait(60)
+    done = launcher.job("killed", way, ranks=3)
     assert "going" in done.stdout and done.rc != 0, done
     left, end = set(Path("/dev/shm").glob("mpiddp-*")) - before, time.monotonic() + 10
     # Another job's file goes as soon as its ranks have opened it.
@@ -50,19 +24,8 @@ def test_a_killed_rank_leaves_no_shared_memory(tmp_path: Path, way: str) -> None
     assert not left
 
 
-ABORTS = """
-import mpiddp as dist
-dist.init_process_group()
-with open("/proc/self/maps") as maps:
-    names = {line.split()[-1] for line in maps if "/dev/shm/" in line and "mpiddp" not in line}
-print(*names, sep="\\n", flush=True)
-dist.barrier()
-raise ValueError("boom")
-"""
-
-
 def test_an_exception_leaves_none_of_mpis_memory() -> None:
-    with launcher.start(2, ABORTS) as job:
+    with launcher.start("aborts", ranks=2) as job:
         while job.poll() is None:
             time.sleep(0.05)
         names = job.output[0].split()
