@@ -333,8 +333,8 @@ def start(
     """Start Python on ``program``: a name in tests/programs, a file, an option like ``-m``, or source text.
 
     A context manager: ``with start("waits", "recv", ranks=2) as job: job.wait_for("ready"); job.signal(SIGTERM)``.
-    mpiexec starts ``ranks`` with ``options``, here or ``on`` some hosts; None takes no mpiexec. ``before`` are the words
-    of a program that starts all this, ``search`` folders to import from, and ``env`` variables (None removes one).
+    mpiexec starts ``ranks`` with ``options``, here or ``on`` some hosts; None takes no mpiexec. ``before`` are words of
+    a program that starts all this, ``search`` folders to import from, and ``env`` variables (None removes one).
     """
     name, scratch = str(program), None
     if name.isidentifier():

@@ -37,11 +37,17 @@ BETWEEN_NODES = {
     ("0,0,1", "a root that went on", ""): ROOT,
 }
 EVERYDAY = [list(BETWEEN_NODES)[place] for place in (0, 1, 5, 6)]
-# The last calls of a job, which nobody waits for, on nodes; with both sides.
+# The last calls of a job, which nobody waits for: variables, and texts for both sides. Without eager buffers a root may
+# wait inside of MPI, where no rank can raise.
+ROOTS = ["calls broadcast #1 of 4 float32 elements and group rank"]
 LAST = {
-    "a sub-group's": ("0,1,2", ["rank 0 calls all_reduce #", "rank 1 calls all_reduce #", "of 600 ", "of 700 float64"]),
-    "messages": ("0,1,2", ["rank 0 calls scatter #1", "rank 1 calls gather #1"]),
-    "own roots": ("0,0,0", ["calls broadcast #1 of 4 float32 elements and group rank"]),
+    "a sub-group's": (
+        {"MPIDDP_NODES": "0,1,2"},
+        ["rank 0 calls all_reduce #", "rank 1 calls all_reduce #", "of 600 float64", "of 700 float64"],
+    ),
+    "messages": ({"MPIDDP_NODES": "0,1,2"}, ["rank 0 calls scatter #1", "rank 1 calls gather #1"]),
+    "own roots": ({}, ROOTS),
+    "own roots, without eager buffers": ({"MPIDDP_EAGER": "0"}, ROOTS),
 }
 UNSEEN = {"broadcast": ("broadcast #1", "broadcast #1"), "reduce": ("reduce #1", "reduce #1")}
 UNSEEN |= {"mixed": ("broadcast #1", "reduce #1"), "part": ("rank 0 calls all_reduce_coalesced", "calls all_reduce #1")}
@@ -94,11 +100,13 @@ def test_between_nodes_mpi_gets_no_arrays_of_other_sizes():
 
 @pytest.mark.parametrize("last", LAST)
 def test_the_end_of_a_job_compares_its_last_calls(last):
-    nodes, texts = LAST[last]
-    done = job("disagree", last, ranks=3, MPIDDP_NODES=nodes)
-    assert done.seconds < 30 and all(text in done.stderr for text in ["disagree: rank", *texts]), done
-    if done.rc == -signal.SIGSEGV and is_open_mpi():
-        pytest.xfail("mpirun itself has crashed, in libpmix: seen after 6 of 97 such ends with Open MPI 5.0.11")
+    env, texts = LAST[last]
+    for _ in range(3):
+        done = job("disagree", last, ranks=3, **env)
+        assert done.seconds < 30 and all(text in done.stderr for text in ["disagree: rank", *texts]), done
+        # mpirun itself may crash then, in libpmix: seen after 6 of 97 such ends with Open MPI 5.0.11.
+        if not (is_open_mpi() and done.rc == -signal.SIGSEGV):
+            break
     assert done.rc == 111, done
 
 

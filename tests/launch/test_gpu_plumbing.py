@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from gpu import sections
 from gpu.__main__ import table
 from harness import launcher
+from harness.launcher import job
 
 pytestmark = [pytest.mark.once, pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def environment(*folders: Path) -> dict[str, str]:
-    return launcher.environment({"PYTHONSAFEPATH": None, "PYTHONPATH": os.pathsep.join(map(str, (*folders, ROOT)))})
+GPU = ("-m", "tests.gpu")
+HOW = {"cwd": ROOT, "PYTHONSAFEPATH": None}
 
 
 @pytest.mark.long
@@ -27,11 +25,8 @@ def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
     pytest.importorskip("ml_dtypes")  # of the fake
     rows_file = tmp_path / "out" / "rows.json"
     names = ["machine", "probe", "staged", "pointers", "nccl", "nodes", "order", "dlpack"]
-    command = [sys.executable, "-m", "tests.gpu", *names, "--fake", "--ranks", "2", "--json", str(rows_file)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = job(*GPU, *names, "--fake", "--ranks", 2, "--json", rows_file, limit_s=300, **HOW)
+    assert done.rc == 0, done
     rows = json.loads(rows_file.read_text())
     assert {row["section"] for row in rows} == set(names)
     assert not [row for row in rows if row.get("wrong")]
@@ -52,14 +47,13 @@ def test_a_row_of_several_lines_is_one_row_of_the_table() -> None:
 
 
 def test_a_row_is_there_before_its_job_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = 'import time; print(\'ROW: {"what": "first"}\', flush=True); time.sleep(60)'
-    popen, started = subprocess.Popen, []
+    script, started = 'import time; print(\'ROW: {"what": "first"}\', flush=True); time.sleep(60)', []
 
-    def start(_, **how):
-        started.append(popen([sys.executable, "-c", script], **how))
+    def start(*_, start=launcher.start, **how):
+        started.append(start("-c", script))
         return started[0]
 
-    monkeypatch.setattr(sections.subprocess, "Popen", start)
+    monkeypatch.setattr(sections.launcher, "start", start)
     rows = sections.run(sections.SECTIONS["order"], "order", 2, fake=True, small=True, limit_s=5)
     assert next(rows)["what"] == "first" and started[0].poll() is None
     rest = list(rows)
@@ -69,19 +63,13 @@ def test_a_row_is_there_before_its_job_has_ended(monkeypatch: pytest.MonkeyPatch
 
 def test_a_job_that_fails_is_a_row(tmp_path: Path) -> None:
     (tmp_path / "cupy.py").write_text("raise ImportError('libcudart.so: not found')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu", "order", "--small", "--budget", "60"],
-        cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
+    done = job(*GPU, "order", "--small", "--budget", 60, search=[tmp_path], limit_s=90, **HOW)
+    assert done.rc == 1
     assert "exit code" in done.stdout and "libcudart.so: not found" in done.stdout and "WRONG" in done.stdout
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
 def test_without_cupy_one_line_says_what_is_missing() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu"],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1 and done.stdout == ""
+    done = job(*GPU, **HOW)
+    assert done.rc == 1 and done.stdout == ""
     assert done.stderr == "this needs CuPy and a GPU: pip install '.[cuda12]' or '.[cuda13]', or try it with --fake\n"

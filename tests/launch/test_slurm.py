@@ -195,6 +195,7 @@ def test_script_begins_with_what_to_edit_and_how_to_submit(script):
     assert comment
     assert "# Edit: " in comment[1]
     assert f"sbatch slurm/{script.name} " in comment[1]
+    assert "$0" not in script.read_text(), "sbatch copies the script to its spool"
 
 
 @needs_slurm

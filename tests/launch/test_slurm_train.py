@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,16 +62,6 @@ def submit(tmp_path) -> Callable[..., Program]:
     return start
 
 
-def test_it_runs_the_job_from_any_folder(submit, tmp_path):
-    with submit("--epochs", "2", "--batch-size", "200") as job:
-        done = job.wait(90)
-    assert done.rc == 0, done
-    assert "training on 2 ranks" in done.stdout and "batch_size=200" in done.stdout, done
-    assert (tmp_path / "submitted from here" / "runs" / "train-42" / "model.safetensors").exists(), done
-    options = (tmp_path / "srun").read_text().split()
-    assert "--kill-on-bad-exit=1" in options and {"--mpi=pmix", "--mpi=pmi2"} & set(options), options
-
-
 def test_the_warning_before_the_time_limit_saves_a_checkpoint(submit):
     with submit("--epochs", "300") as job:
         job.wait_for("epoch   2/300", timeout_s=60)
@@ -91,19 +80,3 @@ def test_a_rank_that_dies_starts_the_step_again_in_the_same_job(submit):
         done = job.wait(90)
     assert done.rc == 0, done
     assert "mpiddp run: start 2 of at most 3" in done.stderr and "epoch 6/6" in done.stdout, done
-
-
-def test_failure_is_passed_on(submit):
-    with submit("--batch-size", "1") as job:
-        done = job.wait(60)
-    assert done.rc == 2 and "--batch-size 1" in done.stderr, done
-
-
-def test_it_is_sound():
-    text = SCRIPT.read_text()
-    subprocess.run(["bash", "-n", SCRIPT], check=True)
-    assert "# Submit, from any directory: sbatch slurm/train_cpu.sbatch" in text
-    assert "# Edit:" in text
-    assert "$0" not in text, "sbatch copies the script to its spool"
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", "-x", SCRIPT], check=True, cwd=SCRIPT.parent)

@@ -70,7 +70,7 @@ match case:
         in_a_sub_group()
     case "messages":
         dist.gather(x, None, 2) if rank == 1 else dist.scatter(x, None if rank else [x.copy(), x, x], 0)
-    case "own roots":
+    case "own roots" | "own roots, without eager buffers":
         dist.broadcast(x, rank)
 match then:
     case "barrier":
