@@ -179,7 +179,7 @@ def test_main_job(two, tmp_path):
 
 
 def test_suite_across_hosts(two):
-    tests = [CHECKOUT / "tests" / "mpi" / f"test_{name}.py" for name in ("naive", "p2p")]
+    tests = [CHECKOUT / "tests" / f"{name}.py" for name in ("parallel/test_naive", "distributed/test_p2p")]
     options = ("-q", "-p", "no:cacheprovider", "--color=no", "--rootdir", CHECKOUT)
     done = run(two.block, 4, "-m", "pytest", *options, *tests)
     assert len(re.findall(r"\d+ passed", done.stdout)) == 1, f"one rank alone speaks: {done}"
