@@ -1,6 +1,6 @@
 """Ranks that disagree about a call: an error that names both sides, whatever the operation and its size.
 
-A blocking call whose mismatch is found elsewhere ends the job: see ``tests/launch/test_disagreement.py``.
+A blocking call whose mismatch is found elsewhere ends the job: see ``test_calls_jobs.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Past defects of the communication core that need no launcher of their own; see also tests/launch."""
+"""Past defects of the communication core that need no launcher of their own; see also test_operation_jobs."""
 
 from __future__ import annotations
 

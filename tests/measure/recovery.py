@@ -1,4 +1,4 @@
-"""Prints how fast a training goes on when a rank is killed: ``PYTHONPATH=.:tests python -m launch.measure_recovery``.
+"""Prints how fast a training goes on when a rank is killed: ``python -m tests.measure.recovery``.
 
 A row is a way to go on, a number of ranks and of hosts (network namespaces on this machine, see hosts). A random rank
 is killed at a random moment, as often as ``--kills`` says: seconds from SIGKILL to the end of the next step that is
@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import hosts
 from harness.launcher import ULFM, Program, start
-
-from launch import hosts
 
 WAYS = ("survivors", "spares", "restart")
 SPARES = 2

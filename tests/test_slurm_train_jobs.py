@@ -13,7 +13,7 @@ import pytest
 from harness import launcher
 from harness.launcher import Program
 
-SCRIPT = Path(__file__).parents[2] / "slurm" / "train_cpu.sbatch"
+SCRIPT = Path(__file__).parents[1] / "slurm" / "train_cpu.sbatch"
 
 SRUN = """#!/bin/bash
 # Options go to a file, the command to mpiexec; a signal to srun goes to the ranks, as Slurm's does.

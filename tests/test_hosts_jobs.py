@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import measure.hosts as measure_hosts
 import numpy as np
 import pytest
-from harness import launcher
+from harness import hosts, launcher
 from harness.tiers import thinned
 
-from launch import hosts, measure_hosts
-
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[1]
 
 
 fault = hosts.why_not()
@@ -136,10 +135,10 @@ def test_death_before_mpi_ends_the_job_with_its_reason(two, victim):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_ranks_end_with_what_started_them(number):
-    command = ("-m", "launch.measure_hosts", "all_reduce", "--rounds", 100_000)
+    command = ("-m", "tests.measure.hosts", "all_reduce", "--rounds", 100_000)
     with (
         tempfile.TemporaryDirectory(prefix="h-") as folder,
-        launcher.start(*command, search=[CHECKOUT, CHECKOUT / "tests"], TMPDIR=folder) as program,
+        launcher.start(*command, search=[CHECKOUT], TMPDIR=folder) as program,
     ):
         wait_until(lambda: len(program.ranks()) == 5, "four ranks run, and what measures")
         (made,) = Path(folder).glob("mpiddp-hosts-*")

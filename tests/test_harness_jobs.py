@@ -13,7 +13,7 @@ import pytest
 from harness import launcher
 from harness.tiers import thinned
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 HEADER = """
 import os, sys, time
 import pytest
@@ -265,15 +265,16 @@ def test_next(): pass
 
 @pytest.mark.once
 def test_files_that_start_launchers_run_side_by_side(suite, tmp_path):
-    (tmp_path / "tests" / "launch").mkdir()
     for own, other in (("one", "two"), ("two", "one")):
-        (tmp_path / "tests" / "launch" / f"test_{own}.py").write_text(LAUNCH_FILE.format(own=own, other=other))
-    done = suite("", "tests/launch", "--at-once", "2", "--color=no")
+        (tmp_path / "tests" / f"test_{own}_jobs.py").write_text(LAUNCH_FILE.format(own=own, other=other))
+    done = suite("", "-m", "launch", "--at-once", "2", "--color=no")
     assert done.rc == 1 and "3 failed, 5 passed" in done.stdout.splitlines()[-1], done
     assert "AssertionError: not me" in done.stdout, done
     # Of the failed test, and in no other process.
     assert re.findall("^printed by .*$", done.stdout, re.M) == ["printed by the second of two"], done
-    assert done.stdout.count("the process of test_two.py ended before it told of this test: exit code 3") >= 2, done
+    assert done.stdout.count("the process of test_two_jobs.py ended before it told of this test: exit code 3") >= 2, (
+        done
+    )
 
 
 @pytest.mark.once
@@ -322,7 +323,7 @@ def test_long():
         Path(__file__).with_suffix(".started").touch()
         program.wait(60)
 """
-    folder = tmp_path / "launch"
+    folder = tmp_path / "jobs"
     folder.mkdir()
     for name in ("one", "two")[: 1 + forked]:
         (folder / f"test_{name}.py").write_text(code)

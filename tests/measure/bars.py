@@ -1,4 +1,4 @@
-"""Two builds side by side: ``python -m tests.bars OLD NEW [--ranks 2 4] [--rounds N] [--json FILE]``.
+"""Two builds side by side: ``python -m tests.measure.bars OLD NEW [--ranks 2 4] [--rounds N] [--json FILE]``.
 
 A build is a checkout, or a wheel that was kept (``pip wheel --no-deps .``). Jobs of both measure a bar in turn, each
 while the other sleeps: a ratio compares what the machine gave to both within a fraction of a second. Every few rounds
@@ -19,7 +19,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tests.harness import launcher
+from harness import launcher
 
 JOB = Path(__file__).with_name("bars_job.py")
 IMPORT = "import time; start = time.perf_counter(); import mpiddp; print(time.perf_counter() - start, mpiddp.__file__)"
@@ -159,7 +159,7 @@ def beside(found: Figures) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bars", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.bars", description=__doc__.partition("\n")[0])
     parser.add_argument("old", type=Path, help="a checkout or wheel of mpiddp")
     parser.add_argument("new", type=Path, help="another one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="even numbers of ranks")

@@ -1,4 +1,4 @@
-"""A job of ``tests.bars``: measures the bars it is asked for by files in a folder, and sleeps in between.
+"""A job of ``tests.measure.bars``: measures the bars it is asked for by files in a folder, and sleeps in between.
 
 ``N.ask`` has the name of a bar, or nothing for the end; rank 0 answers by ``N.answer``, in JSON, N counting up. Of the
 slowest rank's loops the fastest counts: the rest is noise. Public names of mpiddp only: every checkout runs it.

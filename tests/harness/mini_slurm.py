@@ -1,6 +1,6 @@
 """A Slurm cluster of its own on this machine: ``MiniSlurm``, for tests and for trying out batch scripts.
 
-``PYTHONPATH=tests python -m launch.mini_slurm bash`` opens a shell with sbatch and squeue. Nodes n1 and n2 are slurmds
+``PYTHONPATH=tests python -m harness.mini_slurm bash`` opens a shell with sbatch and squeue. Nodes n1 and n2 are slurmds
 on 127.0.0.1, in one temporary folder, without systemd, cgroups and accounting. Needs root and Debian's slurmctld,
 slurmd, slurm-client, slurm-wlm-basic-plugins, munge and libpmix2.
 """

@@ -8,10 +8,10 @@ import signal
 from functools import partial
 
 import pytest
+from harness import hosts
 from harness.launcher import is_open_mpi, job, line_of, side_by_side
 from harness.tiers import chosen, thinned
-
-from launch import disagreeing, hosts
+from measure import disagreeing
 
 # Of programs/disagree: the texts for most ranks' call and for the last one's.
 CASES = {
@@ -112,7 +112,7 @@ def test_the_end_of_a_job_compares_its_last_calls(last):
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(at, marks=pytest.mark.long) for at in (1, 7, 13))])
 def test_both_sides_of_drawn_calls_are_named(first):
-    """Made-up nodes; ``python -m launch.disagreeing`` runs as many as one likes."""
+    """Made-up nodes; ``python -m tests.measure.disagreeing`` runs as many as one likes."""
     seeds = range(first, first + (6 if first else 1))
     with side_by_side({str(seed): partial(disagreeing.run, seed) for seed in seeds}, places=2) as futures:
         assert [future.result() for future in futures.values()] == [""] * len(seeds)

@@ -1,6 +1,6 @@
 """``kill -9`` at random moments, again and again: the resumed run ends with the same bits.
 
-``MPIDDP_TEST_KILLS=20 python -m pytest tests/launch/test_kills.py --long -s`` kills twenty times; ``MPIDDP_TEST_SEED``
+``MPIDDP_TEST_KILLS=20 python -m pytest tests/training/test_checkpoint_jobs.py --long -s`` kills twenty times; ``MPIDDP_TEST_SEED``
 repeats a choice of victims and moments.
 """
 

@@ -1,4 +1,4 @@
-"""Prints the gains on several hosts: ``PYTHONPATH=.:tests python -m launch.measure_hosts [PART...] [--rate 1gbit]``.
+"""Prints the gains on several hosts: ``python -m tests.measure.hosts [PART...] [--rate 1gbit]``.
 
 On two hosts (see hosts) with links of limited rate:
 
@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from harness import hosts
 from harness.launcher import job
-
-from launch import hosts
 
 RANKS_PROGRAM = Path(__file__).parent / "wire.py"
 

@@ -1,4 +1,4 @@
-"""Random programs for a while: ``mpirun -np 3 python -m tests.soak --minutes 30 [--seed 1] [--largest 20000]``.
+"""Random programs for a while: ``mpirun -np 3 python -m tests.measure.soak --minutes 30 [--seed 1] [--largest 20000]``.
 
 In every round two threads make operations of all kinds at once, each in groups of its own, with algorithms drawn, on
 ordinary and symmetric arrays, short and long. Every result is checked; so is, at the end, that memory and descriptors
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness.random_program import RandomProgram
 
 import mpiddp as dist
-from tests.harness.random_program import RandomProgram
 
 OPERATIONS = 100
 """Of each thread in a round."""

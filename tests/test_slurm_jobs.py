@@ -13,11 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import faking, launcher
+from harness import faking, launcher, mini_slurm
 
-from launch import mini_slurm
-
-SLURM = Path(__file__).parents[2] / "slurm"
+SLURM = Path(__file__).parents[1] / "slurm"
 BENCH = ("all_reduce", "-b", "1K", "-e", "1K", "-n", "2", "-w", "1")
 TRAIN = ("--epochs", "4", "--batch-size", "60", "--dropout", "0.2")
 # Slower steps in the first run of the requeued job: the time limit comes before the end.

@@ -12,7 +12,7 @@ from harness.launcher import job
 
 import mpiddp
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
 PAGES = [
     *(ROOT / "README.md", *sorted(ROOT.glob("mpiddp/**/README.md")), ROOT / "slurm/README.md"),

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from gpu import sections
-from gpu.__main__ import table
 from harness import launcher
 from harness.launcher import job
+
+from gpu import sections
+from gpu.__main__ import table
 
 pytestmark = [pytest.mark.once, pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)]
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,8 @@ import sys
 
 import pytest
 import safetensors.numpy
-from harness import launcher
+from harness import hosts, launcher
 from harness.launcher import Program, job, start
-
-from launch import hosts
 
 RUN = [sys.executable, "-m", "mpiddp", "run"]
 

@@ -1,4 +1,4 @@
-"""Many ranks: ``python -m tests.scale`` and ``python -m tests.scale --ranks 8 16 32 [--old CHECKOUT]``.
+"""Many ranks: ``python -m tests.measure.scale`` and ``python -m tests.measure.scale --ranks 8 16 32 [--old CHECKOUT]``.
 
 The first prints what one rank does and keeps in made-up worlds of 1,000 and 10,000 ranks, as a Markdown table: CPU
 time, the least of some runs, and memory by tracemalloc. It needs no MPI. The second starts real jobs with the MPI of
@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import made_up
 import numpy as np
+from harness import launcher
+from made_up import work
 
 from mpiddp.distributed import new_groups
-from tests import made_up
-from tests.harness import launcher
-from tests.made_up import work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,14 +143,14 @@ def real_rows(ranks: int, checkouts: dict[str, Path], rounds: int, limit_s: floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.scale", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.measure.scale", description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[], help="start real jobs of so many ranks")
     parser.add_argument("--old", type=Path, help="another checkout of mpiddp, beside which they run")
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each checkout (3)")
     parser.add_argument("--limit", type=float, default=120, help="seconds that a job may take (120)")
     options = parser.parse_args()
     checkouts = {"old": options.old} if options.old else {}
-    checkouts["new"] = Path(__file__).resolve().parents[1]
+    checkouts["new"] = Path(__file__).resolve().parents[2]
     for ranks in options.ranks:
         for line in real_rows(ranks, checkouts, options.rounds, options.limit):
             print(line, flush=True)

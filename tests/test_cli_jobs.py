@@ -54,7 +54,7 @@ def test_the_tutorials_run_reaches_97_percent():
     line = r"epoch +(1|20)/20  loss (\S+)  accuracy (\S+)"
     shown, found = (
         [tuple(map(float, each)) for each in re.findall(line, text)]
-        for text in ((Path(__file__).parents[2] / "README.md").read_text(), done.stdout)
+        for text in ((Path(__file__).parents[1] / "README.md").read_text(), done.stdout)
     )
     assert len(shown) == 2 and found[0] == pytest.approx(shown[0], abs=3e-3), (shown, found)
     assert found[1] == pytest.approx(shown[1], abs=0.1), "rounding differs between processors, and grows"

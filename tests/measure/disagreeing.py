@@ -1,4 +1,4 @@
-"""Jobs in which one rank calls something else: ``PYTHONPATH=.:tests python -m launch.disagreeing [--trials 100]``.
+"""Jobs in which one rank calls something else: ``python -m tests.measure.disagreeing [--trials 100]``.
 
 A job makes some asynchronous trials, each in a group of its own and caught, and then a blocking one, its last call.
 Operations, sizes, dtypes, reductions, roots, groups and nodes are drawn from the trial's number. Right is a
@@ -19,9 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness import hosts
 from harness.launcher import job
-
-from launch import hosts
 
 _LIMIT_S = 120.0
 _CAUGHT = 6

@@ -1,4 +1,4 @@
-"""A job of ``tests.scale``: rank 0 prints, in JSON, the slowest rank's times of starting and a few short calls.
+"""A job of ``tests.measure.scale``: rank 0 prints, in JSON, the slowest rank's times of starting and a few short calls.
 
 Public names of mpiddp only, so that every checkout runs it. The last time is the clock at the end of the program, which
 the starter subtracts from the end of the job.

@@ -1,4 +1,4 @@
-"""``python -m tests.soak`` for a moment: random programs of two threads give right results and leave nothing behind."""
+"""``python -m tests.measure.soak`` for a moment: random programs of two threads give right results and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 def test_soak(ranks, minutes):
     shared = set(launcher.SHARED.iterdir())
     search = (ROOT, ROOT / "tests")
-    done = launcher.job("-m", "tests.soak", "--minutes", minutes, ranks=ranks, search=search, limit_s=240, cwd=ROOT)
+    done = launcher.job(
+        "-m", "tests.measure.soak", "--minutes", minutes, ranks=ranks, search=search, limit_s=240, cwd=ROOT
+    )
     assert done.rc == 0 and "no wrong result" in done.stdout, done
     left = [path.name for path in set(launcher.SHARED.iterdir()) - shared if path.name.startswith("mpiddp")]
     assert not left

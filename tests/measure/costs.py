@@ -1,4 +1,4 @@
-"""Costs of collectives on a slow link: ``PYTHONPATH=.:tests python -m launch.measure_costs [--rate 160mbit]``.
+"""Costs of collectives on a slow link: ``python -m tests.measure.costs [--rate 160mbit]``.
 
 Schedules of the example ``collective_costs`` as real messages between 8 hosts (see hosts), and mpiddp's own collectives
 there and on 2 hosts of 4 ranks. 160mbit and 4 MB are the example's 20 MB/s, with messages of 0.2 s instead of 5 s.
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import hosts
 from harness.launcher import job
 
 import mpiddp as dist
-from launch import hosts
 from mpiddp.examples import collective_costs as costs
 from mpiddp.examples.collective_costs import RANKS, Rounds
 
@@ -93,7 +93,9 @@ def measure(count: int, rate: str, size_bytes: int, schedules: bool) -> dict[str
     with hosts.Hosts(count) as some:
         some.limit(rate)
         options = ("--size", size_bytes, "--rank", *["--schedules"] * schedules)
-        done = job(Path(__file__), *options, ranks=RANKS, on=some.block, limit_s=300)
+        done = job(
+            Path(__file__), *options, ranks=RANKS, on=some.block, search=[Path(__file__).parents[1]], limit_s=300
+        )
     if done.rc != 0:
         raise RuntimeError(str(done))
     found: dict[str, float] = json.loads(done.stdout)
