@@ -1,7 +1,7 @@
 """``kill -9`` at random moments, again and again: the resumed run ends with the same bits.
 
-``MPIDDP_TEST_KILLS=20 python -m pytest tests/training/test_checkpoint_jobs.py --long -s`` kills twenty times; ``MPIDDP_TEST_SEED``
-repeats a choice of victims and moments.
+``MPIDDP_TEST_KILLS=20 python -m pytest tests/training/test_checkpoint_jobs.py --long -s`` kills twenty times;
+``MPIDDP_TEST_SEED`` repeats a choice of victims and moments.
 """
 
 from __future__ import annotations
