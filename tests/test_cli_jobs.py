@@ -244,18 +244,6 @@ def test_the_model_is_saved_even_if_the_last_checkpoint_cannot_be(tmp_path):
     assert "saved" in done.stdout and (tmp_path / "model.safetensors").exists(), done
 
 
-@pytest.mark.long
-def test_another_number_of_ranks_goes_on(tmp_path):
-    with start(2, *RUN, "--output", tmp_path / "out") as job:
-        job.wait_for("epoch 1/3")
-        job.signal(signal.SIGUSR1)
-        assert job.wait(60).rc == 75
-    done = run(3, *RUN, "--output", tmp_path / "out", "--resume", "auto")
-    assert done.rc == 0, done
-    assert "ranks was 2 and is 3" in done.stderr
-    assert len(losses(tmp_path / "out")) == 3
-
-
 @pytest.mark.once
 def test_steps_that_are_left_out_are_said(tmp_path):
     options = ("--model", "mlp", "--epochs", "2", "--lr", "1e30", "--on-nan", "skip", "--metrics", tmp_path / "m.jsonl")
@@ -268,15 +256,6 @@ def test_steps_that_are_left_out_are_said(tmp_path):
     )
     assert "not finite on rank 0, 1 at step 24 (epoch 2), with finite parameters" in done.stderr, done
     assert re.search(r"the largest \S+e\+2\d in layers\.\d\.weight; lower the learning rate", done.stderr), done
-
-
-@pytest.mark.once
-@pytest.mark.long
-def test_a_model_is_named_by_its_module(tmp_path):
-    for name, model in (("one", "mlp"), ("two", "mpiddp.training.models:MLP")):
-        done = run(2, "train", "--epochs", "1", "--model", model, "--output", tmp_path / name)
-        assert done.rc == 0, done
-    assert parameters(tmp_path / "one") == parameters(tmp_path / "two")
 
 
 @pytest.mark.once
@@ -311,20 +290,6 @@ def test_a_configuration_file_trains_a_transformer_on_text_with_everything_on(tm
     assert len(found) == 3 and found[2] < 0.8 * found[0] < 0.8 * 6, done
     resolved = json.loads((tmp_path / "out" / "config.json").read_text())
     assert resolved["compress"] == "fp16" and resolved["momentum"] == 0.9
-
-
-@pytest.mark.long
-def test_time_that_runs_out_ends_with_75_and_a_checkpoint(tmp_path):
-    options = ("--model", "mlp", "--output", tmp_path / "out")
-    done = run(2, "train", "--epochs", "100000", "--max-time", "6", "--margin", "1", *options)
-    assert done.rc == 75, done
-    (step,) = re.findall(
-        r"^--max-time on rank \d: stopped after step (\d+), saved a checkpoint", done.stdout, re.MULTILINE
-    )
-    assert [path.name for path in tmp_path.glob("out/checkpoints/step-*")][-1:] and int(step) >= 1, done
-    epoch = int(step) // 23 + 1
-    resumed = run(2, "train", "--epochs", str(epoch), "--resume", "auto", *options)
-    assert resumed.rc == 0 and f"resumed after step {step}," in resumed.stdout, resumed
 
 
 @pytest.mark.once

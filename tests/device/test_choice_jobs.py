@@ -45,22 +45,16 @@ def test_a_program_ends_with_an_operation_on_its_way() -> None:
     assert "Traceback" not in done.stderr and "ignored" not in done.stderr, done
 
 
-@without_cupy
-def test_no_cupy() -> None:
-    done = train("--device", "cuda")
-    assert done.rc == 2
-    assert done.stderr.count("mpiddp: error: --device cuda: CuPy is not installed: pip install 'mpiddp[cuda12]'") == 1
-
-
-def test_cupy_without_a_driver(tmp_path: Path) -> None:
-    (tmp_path / "cupy.py").write_text("def is_available():\n    return False\n")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param(None, "CuPy is not installed: pip install 'mpiddp[cuda12]'", marks=without_cupy),
+        ("def is_available():\n    return False\n", "CuPy finds no usable GPU: check nvidia-smi"),
+        ("raise ImportError('libnvrtc.so.12: cannot open')\n", "CuPy cannot be imported: libnvrtc.so.12"),
+    ],
+)
+def test_what_is_missing_is_said_once(tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "cupy.py").write_text(text)
     done = train("--device", "cuda", cupy=tmp_path)
-    assert done.rc == 2
-    assert done.stderr.count("mpiddp: error: --device cuda: CuPy finds no usable GPU: check nvidia-smi") == 1
-
-
-def test_cupy_that_cannot_be_imported(tmp_path: Path) -> None:
-    (tmp_path / "cupy.py").write_text("raise ImportError('libnvrtc.so.12: cannot open shared object file')\n")
-    done = train("--device", "cuda", ranks=1, cupy=tmp_path)
-    assert done.rc == 2
-    assert "--device cuda: CuPy cannot be imported: libnvrtc.so.12" in done.stderr
+    assert done.rc == 2 and done.stderr.count(f"mpiddp: error: --device cuda: {said}") == 1, done

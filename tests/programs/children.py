@@ -46,14 +46,15 @@ if case == "pool":
 if __name__ == "__main__":
     match case:
         case "spawn":
-            context = multiprocessing.get_context(how)
-            ranks = [context.Process(target=run, args=(rank, 2)) for rank in range(2)]
+            multiprocessing.set_start_method(how)
+            ranks = [multiprocessing.Process(target=run, args=(rank, 2)) for rank in range(2)]
             for each in ranks:
                 each.start()
             for each in ranks:
                 each.join()
         case "process" if dist.get_rank() == 0:
-            child = multiprocessing.get_context(how).Process(target=nothing)
+            multiprocessing.set_start_method(how)
+            child = multiprocessing.Process(target=nothing)
             child.start()
             child.join()
             print(f"the child failed: {child.exitcode != 0}", flush=True)

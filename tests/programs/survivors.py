@@ -25,30 +25,29 @@ def dies():
         time.sleep(60)
 
 
+CALLS = {
+    "short all_reduce": lambda: dist.all_reduce(short),
+    "long all_reduce": lambda: dist.all_reduce(long),
+    "all_reduce in MPI": lambda: dist.all_reduce(middle, algorithm="native"),
+    "ring": lambda: dist.all_reduce(middle, algorithm="ring"),
+    "receiving": lambda: dist.recv(one, src=victim),
+    "receiving from any": lambda: dist.recv(one),
+    "sending": lambda: dist.send(long, dst=victim),
+    "making a group": lambda: (dist.new_group([0]), dist.barrier()),
+    "computing": lambda: (time.sleep(1), dist.barrier()),
+    "objects": lambda: dist.all_gather_object([None] * size, "x" * 1000),
+    "monitored_barrier": dist.monitored_barrier,
+}
+"""That begin after the death."""
+
+
 def wait(case):
-    """Begin to wait before or after the death."""
     match case:
-        case "short all_reduce":
-            dies()
-            dist.all_reduce(short)
-        case "long all_reduce":
-            dies()
-            dist.all_reduce(long)
         case "symmetric all_reduce":
             x = dist.symmetric_empty(1 << 18)
             x[:] = 1
             dies()
             dist.all_reduce(x)
-        case "all_reduce in MPI":
-            dies()
-            dist.all_reduce(middle, algorithm="native")
-        case "ring":
-            dies()
-            dist.all_reduce(middle, algorithm="ring")
-        case "computing":
-            dies()
-            time.sleep(1)
-            dist.barrier()
         case "asynchronous":
             works = [dist.all_reduce(np.ones(n), async_op=True) for n in (3, 1 << 16)]
             dies()
@@ -61,12 +60,6 @@ def wait(case):
             if me == others[0]:
                 dist.recv(one, src=victim)
             dist.barrier(group)
-        case "receiving":
-            dies()
-            dist.recv(one, src=victim)
-        case "receiving from any":
-            dies()
-            dist.recv(one)
         case "receiving later" | "receiving after it is known" | "asking":
             work = dist.irecv(one, src=victim)
             dies()
@@ -74,25 +67,15 @@ def wait(case):
             while case == "asking" and not work.is_completed():
                 time.sleep(0.01)
             work.wait()
-        case "sending":
-            dies()
-            dist.send(long, dst=victim)
-        case "making a group":
-            dies()
-            dist.new_group([0])
-            dist.barrier()
         case "in the middle of making a group":
             from mpiddp.mpi.link import Link
 
             own = Link._own
             Link._own = lambda self, comm: (dies(), own(self, comm))[1]
             dist.new_group()
-        case "objects":
+        case _:
             dies()
-            dist.all_gather_object([None] * size, "x" * 1000)
-        case "monitored_barrier":
-            dies()
-            dist.monitored_barrier()
+            CALLS[case]()
 
 
 def check():
@@ -171,8 +154,8 @@ def meet_it_in_the_last_barrier():
 
     wait_for_all = Shutdown._wait_for_all
 
-    def wait_and(self):
-        wait_for_all(self)
+    def wait_and(self, limit_s):
+        wait_for_all(self, limit_s)
         if size == self.job.world.size:
             dies()
             while me == 2:
@@ -189,7 +172,7 @@ def use_the_old_group():
         dist.barrier()
     except dist.RankFailedError:
         for call in (
-            dist.barrier,
+            lambda: dist.barrier(),
             lambda: dist.all_reduce(short),
             lambda: dist.isend(short, dst=0).wait(),
             lambda: dist.all_reduce(long, async_op=True).wait(),
