@@ -17,8 +17,8 @@ from mpiddp.training import config, supervisor
 from mpiddp.training.config import UsageError, resumed_threads
 from mpiddp.training.options import flag
 
-from .faults import doorbell, lineup
-from .mpi.lazy import running
+from .faults import flight, where_socket
+from .mpi.finalize import running
 
 # An error on one rank may end the others before MPI runs: rank 0 gets this long to report it.
 _HEAD_START_S = 5.0
@@ -116,7 +116,7 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 
 def run_where(arguments: argparse.Namespace) -> int:
-    found = doorbell.addresses()
+    found = where_socket.addresses()
     jobs = sorted({each.job for each in found})
     if arguments.job is not None and arguments.job not in jobs:
         raise UsageError(
@@ -128,7 +128,7 @@ def run_where(arguments: argparse.Namespace) -> int:
         raise UsageError(f"several jobs have ranks on this machine: name one of {', '.join(jobs)}")
     job = arguments.job or jobs[0]
     for address in found:
-        text = doorbell.ring(address) if address.job == job else ""
+        text = where_socket.ask(address) if address.job == job else ""
         if text:
             print(text)
             return 0
@@ -139,13 +139,13 @@ def run_flight(arguments: argparse.Namespace) -> int:
     dumps, damaged = [], []
     for path in arguments.files:
         try:
-            dumps.append(lineup.read(path))
+            dumps.append(flight.read(path))
         except ValueError as error:
             damaged.append(str(error))
     try:
         if not dumps:
             raise ValueError("; ".join(damaged))
-        print(json.dumps({dump["mpiddp"]["rank"]: dump for dump in dumps}) if arguments.json else lineup.line_up(dumps))
+        print(json.dumps({dump.rank: dump._asdict() for dump in dumps}) if arguments.json else flight.line_up(dumps))
     except ValueError as error:
         raise UsageError(str(error)) from error
     for each in damaged:

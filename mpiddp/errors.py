@@ -22,6 +22,10 @@ class DistError(RuntimeError):
     """Something is wrong with the job: its launcher, its MPI library, its groups (torch: ``DistError``)."""
 
 
+class SetupError(DistError):
+    """A launch that cannot work; rank 0 alone prints it."""
+
+
 DistBackendError = DistError
 """torch's name for an error of a backend: here any error of the job."""
 

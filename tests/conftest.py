@@ -13,7 +13,7 @@ UNDER_LAUNCHER = launcher.announced_size() > 0 or launcher.PLAN in os.environ
 pytest_plugins = ["harness.ranks", "harness.world"] if UNDER_LAUNCHER else ["harness.parent"]
 
 MARKS = {
-    "launch": "starts jobs itself: all of a file named `..._jobs`",
+    "launch": "starts jobs itself",
     "core": "an mpi test that touches MPI, so run on 1 to 4 ranks, with both MPI libraries and without eager buffers",
     "ranks(*numbers)": "an mpi test, run on these numbers of ranks",
     "once": "says nothing of the MPI library, so to run it with one of them is enough",

@@ -38,7 +38,7 @@ WIDER = ("mpiddp.nn.collectives",)
 
 GUARDED = {
     "cupy": ("mpiddp.device",),
-    "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.bench"),
+    "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.mpi.finalize", "mpiddp.bench"),
     "torch": ("mpiddp.torch", "mpiddp.bench"),
 }
 """Libraries that may be touched in one place only, by an import or by a look-up of the module."""
@@ -456,8 +456,8 @@ WITHOUT_TESTS = {
         "batches checkpoint_resume collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"
     ),
-    "faults": "activity job liveness marker monitor neighbour ",
-    "mpi": "future lazy link p2p_device requests world",
+    "faults": "abort activity job liveness marker monitor neighbour this_job uncaught",
+    "mpi": "child_processes finalize future lazy link p2p_device requests start world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpiddp.faults.calls import compares_calls
 from mpiddp.mpi import message
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.message import as_bytes, movable
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import All, Steps
 from mpiddp.shm.scratch import Scratch
@@ -34,9 +34,8 @@ _PART_BYTES = 1 << 14
 """Shorter messages cost their latency."""
 
 
-@compares_calls
-def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    entries: Entries = yield from handshake.exchange(link, "all_reduce", x, place_of(x), op)
+def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
+    entries: Entries = yield from handshake.exchange(link, call, place_of(x), op)
     mine = entries.of(link.node_ranks)
     flat = x.reshape(-1)
     factors = mine.factors_of(op)

@@ -18,7 +18,6 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
-from . import debug
 from .dispatch import dispatch
 from .groups import GroupLike, ProcessGroup, member
 
@@ -42,7 +41,7 @@ def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
 def _all_gather(link: Link, outputs: Sequence[Sequence[Array]], inputs: Sequence[Array]) -> Steps:
     joined = np.concatenate([as_bytes(x) for x in inputs])
     received = [np.empty_like(joined, shape=sum(x.nbytes for x in each)) for each in outputs]
-    yield from planning.moving_steps("all_gather_list", link, joined)(link, received, joined)
+    yield from planning.nested_gather(link, received, joined)
     for memory, arrays in zip(received, outputs, strict=True):
         unpack(memory, [as_bytes(x) for x in arrays])
 
@@ -58,14 +57,15 @@ def _dispatch(
     group: ProcessGroup,
     async_op: bool,
     outputs: Sequence[Array],
-    steps: Callable[..., Steps],
+    inputs: Sequence[Array],
+    algorithm: Callable[..., Steps],
     args: tuple[Any, ...],
-    op: ReduceOp | None,
-    alike: Sequence[Array],
+    op: ReduceOp | None = None,
 ) -> Work | None:
-    layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in alike) if len(alike) > 1 else ""
-    call = make_call(name, alike[0].dtype, op, sum(x.size for x in alike), layout=layout)
-    return dispatch(group, debug.traced(planning.plain(group.link, steps, call)), args, outputs, async_op)
+    """Dispatch an operation whose ``outputs`` are alike on all ranks."""
+    layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in outputs) if len(outputs) > 1 else ""
+    call = make_call(group.link, name, inputs, outputs, op=op, count=sum(x.size for x in outputs), layout=layout)
+    return dispatch(group, planning.plain(group.link, algorithm, call), args, outputs, async_op)
 
 
 def _future(work: Work | None) -> Future | None:
@@ -85,7 +85,7 @@ def all_reduce_coalesced(
     xs = _arrays(tensors, "tensors", "all_reduce_coalesced", writable=True)
     for x in xs:
         check(x.dtype, op)
-    return _future(_dispatch("all_reduce_coalesced", found, async_op, xs, _all_reduce, (xs, op), op, xs))
+    return _future(_dispatch("all_reduce_coalesced", found, async_op, xs, xs, _all_reduce, (xs, op), op))
 
 
 def all_gather_coalesced(
@@ -122,4 +122,4 @@ def all_gather_coalesced(
             expect_like(output, shape, x.dtype, name, f"{where}[{index}]")
         outputs.append(arrays)
     flat = [x for arrays in outputs for x in arrays]
-    return _future(_dispatch(name, found, async_op, flat, _all_gather, (outputs, inputs), None, flat))
+    return _future(_dispatch(name, found, async_op, flat, inputs, _all_gather, (outputs, inputs)))

@@ -18,8 +18,7 @@ from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
-from . import debug
-from .dispatch import dispatch, expect_on_root, keep, root_rank
+from .dispatch import dispatch, expect_on_root, root_rank
 from .groups import GroupLike, ProcessGroup, member
 
 # Errors name both of torch's names.
@@ -38,7 +37,7 @@ def barrier(
     found = member(group, "barrier")
     if found is None:
         return None
-    plan = found.plans.get(_BARRIER) or keep(found, _BARRIER, planning.barrier(found.link))
+    plan = found.plans.get(_BARRIER) or found.plans.remember(_BARRIER, planning.barrier(found.link))
     return dispatch(found, plan, (None,), (), async_op, seconds(timeout))
 
 
@@ -58,7 +57,7 @@ def broadcast(
     root = root_rank(found, src, group_src)
     x = as_array(tensor, "broadcast", writable=found.link.rank != root)
     key = ("broadcast", algorithm, root, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or keep(found, key, planning.make(found.link, *key[:2], x, x, root=root))
+    plan = found.plans.get(key) or found.plans.remember(key, planning.make(found.link, *key[:2], x, x, root=root))
     return dispatch(found, plan, (x, root), (x,), async_op)
 
 
@@ -81,16 +80,17 @@ def all_reduce(
         return None
     x = as_array(tensor, "all_reduce")
     key = ("all_reduce", algorithm, op, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or keep(found, key, planning.make(found.link, *key[:2], x, x, op))
+    plan = found.plans.get(key) or found.plans.remember(key, planning.make(found.link, *key[:2], x, x, op))
     return dispatch(found, plan, (x, op), (x,), async_op)
 
 
 def all_reduce_bucket(x: Array, op: ReduceOp, group: ProcessGroup, index: int) -> Work:
     """Begin the all-reduce of a bucket, which errors and logs name."""
-    name = planning.bucket_name(index)
-    member(group, name)
-    key = (name, None, op, x.dtype, x.shape, type(x))
-    plan = group.plans.get(key) or keep(group, key, planning.make(group.link, *key[:2], x, x, op))
+    member(group, "all_reduce")
+    key = ("all_reduce", None, op, x.dtype, x.shape, type(x), index)
+    plan = group.plans.get(key) or group.plans.remember(
+        key, planning.make(group.link, *key[:2], x, x, op, bucket=index)
+    )
     work = dispatch(group, plan, (x, op), (x,), async_op=True)
     assert work is not None
     return work
@@ -116,7 +116,7 @@ def reduce(
     root = root_rank(found, dst, group_dst)
     x = as_array(tensor, "reduce", writable=found.link.rank == root)
     key = ("reduce", algorithm, op, root, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or keep(found, key, planning.make(found.link, *key[:2], x, x, op, root))
+    plan = found.plans.get(key) or found.plans.remember(key, planning.make(found.link, *key[:2], x, x, op, root))
     return dispatch(found, plan, (x, root, op), (x,), async_op)
 
 
@@ -157,7 +157,7 @@ def all_gather_single(
     plan = found.plans.get(key)
     if plan is None:
         _expect_blocks(output, x, found.link.size, _GATHER, "output_tensor", "input_tensor")
-        plan = keep(found, key, planning.make(found.link, *key[:2], output, x, places=(0, 1)))
+        plan = found.plans.remember(key, planning.make(found.link, *key[:2], output, x, places=(0, 1)))
     return dispatch(found, plan, (output, x), (output,), async_op)
 
 
@@ -191,7 +191,7 @@ def reduce_scatter_single(
     plan = found.plans.get(key)
     if plan is None:
         _expect_blocks(x, result, found.link.size, _SCATTER, "input", "output")
-        plan = keep(found, key, planning.make(found.link, *key[:2], result, x, op, places=(0, 1)))
+        plan = found.plans.remember(key, planning.make(found.link, *key[:2], result, x, op, places=(0, 1)))
     return dispatch(found, plan, (result, x, op), (result,), async_op)
 
 
@@ -220,7 +220,7 @@ def reduce_scatter(
     plan = found.plans.get(key)
     if plan is None:
         made = planning.make(found.link, *key[:2], result, joined, op, places=(0, 1), count=result.size)
-        plan = keep(found, key, made)
+        plan = found.plans.remember(key, made)
     return dispatch(found, plan, (result, joined, op), (result,), async_op)
 
 
@@ -235,14 +235,12 @@ def _move(
     count: int = ANY_COUNT,
     root: int = NO_ROOT,
     layout: str = "",
-    algorithm: str = "",
 ) -> Work | None:
     """Dispatch an operation that only moves data."""
     if len(outputs) > 1:
         expect_apart(outputs, name)
-    arrays = (*outputs, *inputs)
-    plan = planning.moving(group.link, name, algorithm or name, arrays, count=count, root=root, layout=layout)
-    return dispatch(group, debug.traced(plan), args, outputs, async_op)
+    plan = planning.moving(group.link, name, outputs, inputs, count=count, root=root, layout=layout)
+    return dispatch(group, plan, args, outputs, async_op)
 
 
 def all_gather(
@@ -260,10 +258,7 @@ def all_gather(
     _expect_list_like(outputs, x, found, "all_gather", "tensor_list")
     sizes = [output.size for output in outputs]
     layout = "" if min(sizes) == max(sizes) else repr(sizes)
-    args = (outputs, x)
-    return _move(
-        "all_gather", found, async_op, outputs, (x,), args, count=sum(sizes), layout=layout, algorithm="all_gather_list"
-    )
+    return _move("all_gather", found, async_op, outputs, (x,), (outputs, x), count=sum(sizes), layout=layout)
 
 
 def _expect_list_like(arrays: Sequence[Array], x: Array, group: ProcessGroup, operation: str, name: str) -> None:

@@ -11,6 +11,7 @@ import logging
 import sys
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,11 @@ from mpiddp.algorithms import plan as planning
 from mpiddp.algorithms.plan import Plan
 from mpiddp.device import download, is_device_array
 from mpiddp.errors import ArrayError
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 from mpiddp.faults.calls import mismatch
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
-from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.recorder import PACKAGE
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
@@ -50,7 +51,6 @@ _EQUAL_SHAPES = {
     "reduce_scatter_single": True,
     "all_to_all": False,
     "all_to_all_single": False,
-    **dict.fromkeys(planning.BUCKETS, True),
 }
 
 
@@ -73,7 +73,7 @@ def caller() -> str:
 
 
 def log(operation: Operation) -> None:
-    job = monitor.current()
+    job = this_job.current()
     logger.info("[rank %d] %s, called at %s", 0 if job is None else job.world.rank, operation, caller())
 
 
@@ -101,42 +101,35 @@ def _checksum(x: Array) -> int:
     return zlib.crc32(as_bytes(download(x)).data)
 
 
-def traced(plan: Plan) -> Plan:
-    if not on or plan.trace is not None:
-        return plan
+def self_comparing(call: Call) -> Call:
+    """Return the call as one whose comparison here replaces that in `faults.calls`."""
+    return replace(call, record=call.record.marked())
+
+
+def traced(
+    operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
+) -> tuple[Steps, Callable[[], None] | None]:
+    """Log a call; return its steps and None, or steps that watch copies of the arrays and the last check."""
+    log(operation)
     if not detail:
-        return plan._replace(run=None, trace=_logged)
-    # The comparison here replaces that in `faults.calls`.
-    return plan._replace(run=None, trace=_observed, call=plan.call.marked())
-
-
-def _logged(
-    operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
-) -> tuple[Steps, None]:
-    log(operation)
-    return plan.steps(link, *args), None
-
-
-def _observed(
-    operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
-) -> tuple[Steps, Callable[[], None]]:
-    """Return steps that compare the call and watch copies of the arrays, and the last check."""
-    log(operation)
+        return plan.steps(link, plan.call, *args), None
     line = caller()
     twins: dict[int, tuple[Array, Array]] = {}
-    copied = _EQUAL_SHAPES.get(plan.label.partition(" by ")[0])
-    description = _describe(operation, plan, args, equal_shapes=bool(copied))
+    copied = _EQUAL_SHAPES.get(plan.call.operation)
+    description = _describe(operation, args, equal_shapes=bool(copied))
     if copied is not None:
         args = tuple(_twin(each, twins) for each in args)
-    watched = Watched(plan.label, [original for original, _ in twins.values()])
+    watched = Watched(operation.name, [original for original, _ in twins.values()])
 
     def steps() -> Steps:
-        digest = np.frombuffer(hashlib.blake2b(f"{description} {plan.call}".encode(), digest_size=8).digest(), np.int64)
+        digest = np.frombuffer(
+            hashlib.blake2b(f"{description} {plan.call.record}".encode(), digest_size=8).digest(), np.int64
+        )
         digests = np.empty(link.size, np.int64)
         yield link.now.Iallgather(digest, digests)
         if (digests != digest).any():
             yield from _disagree(link, f"{description}{_listed(args)} at {line}", digests)
-        value = yield from plan.steps(link.after(), *args)
+        value = yield from plan.steps(link.after(), plan.call, *args)
         watched.check()
         for output in outputs:
             if id(output) in twins and (is_device_array(output) or output.flags.writeable):
@@ -147,9 +140,9 @@ def _observed(
     return steps(), watched.check
 
 
-def _describe(operation: Operation, plan: Plan, args: Sequence[Any], *, equal_shapes: bool) -> str:
+def _describe(operation: Operation, args: Sequence[Any], *, equal_shapes: bool) -> str:
     """Return the text, with a shape that must be equal on all ranks."""
-    text = plan.call.text(operation.number)
+    text = operation.call.record.text(operation.number)
     x = next((x for each in args for x in (each if isinstance(each, list) else [each]) if hasattr(x, "dtype")), None)
     return f"{text}, shape {x.shape}" if equal_shapes and x is not None else text
 

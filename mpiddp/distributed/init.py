@@ -12,10 +12,12 @@ from typing import Any
 from mpiddp import settings
 from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.device import choice
-from mpiddp.faults import monitor
+from mpiddp.faults import monitor, this_job
+from mpiddp.faults.abort import time_limit
 from mpiddp.faults.job import Job
-from mpiddp.faults.shutdown import set_limit, time_limit
-from mpiddp.mpi.lazy import MPI, finalized, running
+from mpiddp.faults.leaving import set_limit
+from mpiddp.mpi.finalize import finalized, running
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.recorder import warn
 from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.world import Claims
@@ -113,16 +115,16 @@ def init_process_group(
 
 
 def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> None:
-    first = monitor.current() is None
+    first = this_job.current() is None
     while True:
         try:
-            job = monitor.start(claims)
+            job = this_job.start(claims)
             begin(job, comm, timeout_s, backend)
             if len(job.world.running) == job.world.size:
                 job.failures.agree()  # nobody leaves a start that another rank has to repeat
             break
         except Exception as error:
-            failed = monitor.current()
+            failed = this_job.current()
             if failed is None or comm is not None or not failed.failures.caused(error):
                 raise
             groups.discard()
@@ -176,7 +178,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     Before `init_process_group`: LOCAL_RANK, which ``import mpiddp`` fills from the launcher, ``fallback_rank``, or
     RuntimeError.
     """
-    job = monitor.current()
+    job = this_job.current()
     if job is not None:
         return job.world.local_rank
     announced = settings.rank_variables().get("LOCAL_RANK", fallback_rank)

@@ -11,13 +11,13 @@ from datetime import timedelta
 import numpy as np
 
 from mpiddp.errors import DistTimeoutError
-from mpiddp.mpi import recorder
-from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.p2p import ANY_SOURCE, Receive
 from mpiddp.mpi.requests import poll_until, seconds
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array
 
+from .dispatch import calling
 from .groups import GroupLike, ProcessGroup, member
 
 _PASSED, _FAILED = 1, 0
@@ -46,14 +46,11 @@ def monitored_barrier(
     given_s = seconds(timeout)
     timeout_s = found.link.timeout_s if given_s is None else given_s
     found.monitored_barriers += 1
-    link = found.link
-    signature = link.id, "monitored_barrier", None, None, None, None, link.others, 0
-    entry = recorder.begin(signature, found.monitored_barriers)
-    if found.rank() == 0:
-        _gather(found, timeout_s, wait_all_ranks)
-    else:
-        _report(found, timeout_s)
-    recorder.end(entry)
+    with calling(found, _call(found, found.link.others)):
+        if found.rank() == 0:
+            _gather(found, timeout_s, wait_all_ranks)
+        else:
+            _report(found, timeout_s)
 
 
 def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:
@@ -61,8 +58,12 @@ def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:
     return mailbox.isend(message, to, mailbox.private_tag, _operation(group, ()))
 
 
+def _call(group: ProcessGroup, peers: tuple[int, ...]) -> Call:
+    return Call(group.link.members, "monitored_barrier", peers=peers)
+
+
 def _operation(group: ProcessGroup, peers: tuple[int, ...]) -> Operation:
-    return Operation("monitored_barrier", group.link.members, peers=peers)
+    return Operation(_call(group, peers))
 
 
 def _receive(group: ProcessGroup, source: int, message: Array) -> Receive:

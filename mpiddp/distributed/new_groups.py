@@ -11,24 +11,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpiddp.errors import DistError
-from mpiddp.faults import monitor
-from mpiddp.faults.calls import make_call, mismatch
-from mpiddp.mpi import recorder, requests
+from mpiddp.faults import monitor, this_job
+from mpiddp.faults.calls import make_record, mismatch
+from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.operation import Operation
-from mpiddp.mpi.recorder import Signature
+from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.requests import seconds
 
 from .backends import backend_of, check_backend, connect
-from .dispatch import expect_own_thread
+from .dispatch import calling, expect_own_thread
 from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_count, member, next_name, register
 
 T = TypeVar("T")
 
-_NEW_GROUP = make_call("new_group")
-_LOCAL = ("new_group", None, None, None, None)
-"""Of a group that its members alone make."""
+_NEW_GROUP = make_record("new_group")
 
 
 def checked_ranks(ranks: object, world_size: int) -> list[int]:
@@ -71,7 +68,7 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
 
 
 def _make(comm: MPI.Intracomm, timeout_s: float | None, description: str | None, backend: str) -> ProcessGroup:
-    parent, job = default_group(), monitor.current()
+    parent, job = default_group(), this_job.current()
     assert job is not None, "there is a default group"
     link, group_monitor = monitor.connect(job, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
     connect(link, backend)
@@ -95,15 +92,9 @@ def _without_waiting(make: Callable[[], T], what: Operation) -> T:
 
 def _together(parent: ProcessGroup, make: Callable[[], T], what: str) -> T:
     """Call ``make``, which blocks in MPI, as a numbered call of the group."""
-    link = parent.link
-    expect_own_thread(link.busy, parent)
-    link.sequence = sequence = link.sequence + 1
-    entry = recorder.begin(Signature(link.id, what, _NEW_GROUP, None, None, None), sequence)
-    parent.monitor.publish(sequence, _NEW_GROUP)
-    made = _without_waiting(make, Operation(what, link.members, number=sequence))
-    parent.monitor.verify(sequence)
-    recorder.end(entry)
-    return made
+    expect_own_thread(parent.link.busy, parent)
+    with calling(parent, Call(parent.link.members, what, record=_NEW_GROUP)) as operation:
+        return _without_waiting(make, operation)
 
 
 def agree(parent: ProcessGroup, what: str, value: object) -> None:
@@ -173,12 +164,8 @@ def new_group(
         return _make(among(parent.link.now, chosen), timeout_s, group_desc, kind)
 
     others = tuple(parent.link.ranks[rank] for rank in chosen if rank != parent.rank())
-    parent.link.message_count += 1
-    operation = Operation("new_group", parent.link.members, peers=others, number=parent.link.message_count)
-    entry = recorder.begin((parent.link.id, *_LOCAL, others, 0), operation.number)
-    made = _without_waiting(make, operation)
-    recorder.end(entry)
-    return made
+    with calling(parent, Call(parent.link.members, "new_group", peers=others)) as operation:
+        return _without_waiting(make, operation)
 
 
 def new_subgroups(

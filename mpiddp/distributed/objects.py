@@ -66,7 +66,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
         return
     _expect_room(object_list, found, "all_gather_object", "object_list")
     object_list[: found.size()] = perform(
-        found, plain(found.link, _all_gather, make_call("all_gather_object")), (_pickled(obj),)
+        found, plain(found.link, _all_gather, make_call(found.link, "all_gather_object")), (_pickled(obj),)
     )
 
 
@@ -95,7 +95,9 @@ def gather_object(
     expect_on_root(object_gather_list, found, root, "object_gather_list", "destination")
     if object_gather_list:
         _expect_room(object_gather_list, found, "gather_object", "object_gather_list")
-    gathered = perform(found, plain(found.link, _gather, make_call("gather_object", root=root)), (_pickled(obj), root))
+    gathered = perform(
+        found, plain(found.link, _gather, make_call(found.link, "gather_object", root=root)), (_pickled(obj), root)
+    )
     if object_gather_list:
         object_gather_list[: found.size()] = gathered
 
@@ -119,7 +121,7 @@ def broadcast_object_list(
         raise ValueError("object_list must be a list of at least one object")
     data = _pickled(object_list) if found.rank() == root else None
     received = perform(
-        found, plain(found.link, _broadcast, make_call("broadcast_object_list", root=root)), (data, root)
+        found, plain(found.link, _broadcast, make_call(found.link, "broadcast_object_list", root=root)), (data, root)
     )
     if len(received) != len(object_list):
         raise ValueError(
@@ -153,7 +155,7 @@ def scatter_object_list(
             raise ValueError(f"scatter_object_list needs {found.size()} objects on the source rank, got {len(inputs)}")
         parts = [_pickled(obj) for obj in inputs]
     scatter_object_output_list[0] = perform(
-        found, plain(found.link, _scatter, make_call("scatter_object_list", root=root)), (parts, root)
+        found, plain(found.link, _scatter, make_call(found.link, "scatter_object_list", root=root)), (parts, root)
     )
 
 

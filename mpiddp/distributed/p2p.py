@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpiddp.mpi import recorder, requests
+from mpiddp.mpi import requests
 from mpiddp.mpi.message import as_array
-from mpiddp.mpi.operation import Operation, new_operation
+from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.p2p import ANY_SOURCE
 from mpiddp.mpi.work import Work
-from mpiddp.typing import ArrayLike
+from mpiddp.typing import Array, ArrayLike
 
 from . import debug
-from .dispatch import root_rank
+from .dispatch import begin, calling, root_rank
 from .groups import GroupLike, ProcessGroup, as_rank, known, member
 
 
@@ -32,6 +32,17 @@ def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
     if not 0 <= found <= largest:
         raise ValueError(f"{name} needs a tag from 0 to {largest}, got {tag!r}")
     return found
+
+
+def _message(name: str, group: ProcessGroup, x: Array, peers: tuple[int, ...], tag: int) -> Call:
+    return Call(group.link.members, name, x.dtype, x.shape, x.shape, peers, tag)
+
+
+def _begun(group: ProcessGroup, name: str, x: Array, peers: tuple[int, ...], tag: int) -> Operation:
+    operation, _ = begin(group, _message(name, group, x, peers, tag))
+    if debug.on:
+        debug.log(operation)
+    return operation
 
 
 def send(
@@ -53,22 +64,13 @@ def send(
         raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
     x = as_array(tensor, "send", writable=False)
     tag = _checked_tag(found, tag, "send")
-    link = found.link
-    link.message_count += 1
-    fields = ("send", link.members, x, (link.ranks[to],), False, link.message_count, tag)
-    entry = recorder.begin_message(fields)
-    if debug.on:
-        debug.log(Operation(*fields))
-    if requests.pending or found.monitor.survivable:
-        found.mailbox.isend(x, to, tag, fields).wait()
-        recorder.end(entry)
-        return
-    began = requests.begin_wait(new_operation(Operation, fields))
-    try:
-        found.mailbox.send(x, to, tag)
-    finally:
-        requests.end_wait(*began)
-    recorder.end(entry)
+    with calling(found, _message("send", found, x, (found.link.ranks[to],), tag)) as operation:
+        if debug.on:
+            debug.log(operation)
+        if requests.pending or found.monitor.survivable:
+            found.mailbox.isend(x, to, tag, operation).wait()
+        else:
+            found.mailbox.send(x, to, tag)
 
 
 def isend(
@@ -85,14 +87,8 @@ def isend(
     to = root_rank(found, dst, group_dst)
     x = as_array(tensor, "isend", writable=False)
     tag = _checked_tag(found, tag, "isend")
-    link = found.link
-    link.message_count += 1
-    fields = ("isend", link.members, x, (link.ranks[to],), False, link.message_count, tag)
-    entry = recorder.begin_message(fields)
-    if debug.on:
-        debug.log(Operation(*fields))
-    submitted = found.mailbox.isend(x, to, tag, fields)
-    submitted._record(entry)
+    operation = _begun(found, "isend", x, (found.link.ranks[to],), tag)
+    submitted = found.mailbox.isend(x, to, tag, operation)
     if debug.detail:
         submitted._run_check(debug.Watched("isend", (x,)).check)
     return submitted
@@ -120,28 +116,17 @@ def recv(
     found = member(group, "recv")
     if found is None:
         return -1
-    link = found.link
     source, peers = _sources(found, src, group_src)
     x = as_array(tensor, "recv")
     tag = _checked_tag(found, tag, "recv")
-    link.message_count += 1
-    fields = ("recv", link.members, x, peers, False, link.message_count, tag)
-    entry = recorder.begin_message(fields)
-    if debug.on:
-        debug.log(Operation(*fields))
-    if requests.pending or found.monitor.survivable:
-        receive = found.mailbox.irecv(x, source, tag, fields)
-        receive.wait()
-        recorder.end(entry)
-        return found.ranks[receive.sender]
-    operation = new_operation(Operation, fields)  # a Ctrl-C finds it here
-    began = requests.begin_wait(operation)
-    try:
-        sender = found.mailbox.recv(x, source, tag, fields)
-    finally:
-        requests.end_wait(*began)
-    recorder.end(entry)
-    return found.ranks[sender]
+    with calling(found, _message("recv", found, x, peers, tag)) as operation:
+        if debug.on:
+            debug.log(operation)
+        if requests.pending or found.monitor.survivable:
+            receive = found.mailbox.irecv(x, source, tag, operation)
+            receive.wait()
+            return found.ranks[receive.sender]
+        return found.ranks[found.mailbox.recv(x, source, tag, operation)]
 
 
 def irecv(
@@ -159,18 +144,10 @@ def irecv(
     found = member(group, "irecv")
     if found is None:
         return None
-    link = found.link
     source, peers = _sources(found, src, group_src)
     x = as_array(tensor, "irecv")
     tag = _checked_tag(found, tag, "irecv")
-    link.message_count += 1
-    fields = ("irecv", link.members, x, peers, False, link.message_count, tag)
-    entry = recorder.begin_message(fields)
-    if debug.on:
-        debug.log(Operation(*fields))
-    posted = found.mailbox.irecv(x, source, tag, fields, found.ranks)
-    posted._record(entry)
-    return posted
+    return found.mailbox.irecv(x, source, tag, _begun(found, "irecv", x, peers, tag), found.ranks)
 
 
 class P2POp:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpiddp.faults import monitor
-from mpiddp.faults.shutdown import time_limit
+from mpiddp.faults import this_job
+from mpiddp.faults.abort import time_limit
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.requests import run_in_thread
 
 from . import groups, init
 from .backends import backend_of
+from .dispatch import calling
 from .groups import GroupLike, ProcessGroup, default_group
 from .new_groups import among, checked_ranks
 
@@ -56,7 +57,7 @@ def shrink_group(
     if old.rank() in excluded:
         raise ValueError(f"rank {old.rank()} is to be excluded, and those that are do not call shrink_group")
     link, backend = old.link, backend_of(old.link)
-    job = monitor.current()
+    job = this_job.current()
     assert job is not None, "there is a default group"
     failed = job.failures.happened()
     if not failed and not shrink_flags & SHRINK_ABORT:
@@ -66,7 +67,7 @@ def shrink_group(
     while True:
         with time_limit(link.timeout_s, "shrink_group"):
             if failed:
-                job, comm = monitor.regroup(), None
+                job, comm = this_job.regroup(), None
             try:
                 return init.begin(job, comm, link.timeout_s, backend)
             except Exception as error:
@@ -83,6 +84,5 @@ def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
     """Make a communicator; collective over the remaining ranks."""
     left = [rank for rank in range(old.size()) if rank not in excluded]
     others = tuple(old.link.ranks[rank] for rank in left if rank != old.rank())
-    old.link.message_count += 1
-    operation = Operation("shrink_group", old.link.members, peers=others, number=old.link.message_count)
-    return run_in_thread(lambda: among(old.link.later, left), operation)
+    with calling(old, Call(old.link.members, "shrink_group", peers=others)) as operation:
+        return run_in_thread(lambda: among(old.link.later, left), operation)

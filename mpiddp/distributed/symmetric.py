@@ -9,9 +9,10 @@ import sys
 import numpy as np
 
 from mpiddp.algorithms import handshake
-from mpiddp.algorithms.plan import plain
-from mpiddp.faults.calls import compares_calls, make_call
+from mpiddp.algorithms.plan import Plan
+from mpiddp.faults.calls import make_call
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.recorder import warn
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm import segment
@@ -66,8 +67,8 @@ def symmetric_empty(
     nbytes = math.prod(extents) * kind.itemsize
     if nbytes > sys.maxsize // found.size() - segment.ALIGNMENT_BYTES:
         raise ValueError(f"symmetric_empty({extents}, {kind}) wants {nbytes:,} bytes a rank, more than there can be")
-    plan = plain(found.link, _allocate, make_call("symmetric_empty"))
-    memory, fault = perform(found, plan, (nbytes,))
+    call = make_call(found.link, "symmetric_empty", dtype=np.dtype(np.uint8), count=nbytes, self_comparing=True)
+    memory, fault = perform(found, Plan(call, _allocate), (nbytes,))
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
         return shared
@@ -79,10 +80,9 @@ def symmetric_empty(
     return np.empty(extents, kind)
 
 
-@compares_calls
-def _allocate(link: Link, nbytes: int) -> Steps:
+def _allocate(link: Link, call: Call, nbytes: int) -> Steps:
     """Return this rank's region, or None and the fault, alike on all ranks; none with one rank a node."""
-    yield from handshake.compare(link, make_call("symmetric_empty", np.dtype(np.uint8), count=nbytes))
+    yield from handshake.compare(link, call)
     if not link.shares_memory:
         return None, ""
     page, node = segment.ALIGNMENT_BYTES, link.node

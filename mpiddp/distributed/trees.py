@@ -16,7 +16,7 @@ from mpiddp.mpi.message import as_array
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.typing import Array
 
-from .dispatch import dispatch, keep
+from .dispatch import dispatch
 from .groups import GroupLike, member
 
 
@@ -101,7 +101,8 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
         key = ("tree_all_reduce", layout, op, flat.dtype, flat.shape, type(flat))
         plan = found.plans.get(key)
         if plan is None:
-            plan = keep(found, key, planning.make(found.link, "tree_all_reduce", None, flat, flat, op, layout=layout))
+            made = planning.make(found.link, "tree_all_reduce", None, flat, flat, op, layout=layout)
+            plan = found.plans.remember(key, made)
         dispatch(found, plan, (flat, op), (flat,))
         start = 0
         for place in places:

@@ -1,7 +1,7 @@
 """Failed ranks under an MPI that lets the others live (ULFM).
 
 ULFM tells a failed rank's communication partners only. They revoke the communicators of all groups, so that every
-survivor meets an error. The groups are unusable until `monitor.regroup` has made the world anew.
+survivor meets an error. The groups are unusable until `this_job.regroup` has made the world anew.
 
 References
 ----------

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from mpiddp import settings
-from mpiddp.mpi.lazy import SetupError
+from mpiddp.errors import SetupError
 from mpiddp.mpi.processes import runs
 
 RUNNING, WATCHED, ENDED = "running", "watched", "ended"

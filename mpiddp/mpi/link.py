@@ -93,6 +93,8 @@ class Link(Channel):
         self.world, self.monitor, self.timeout_s = world, monitor, timeout_s
         self.closed = True
         """Also while incomplete."""
+        self.may_hold_messages = False
+        """Of calls that differed: freed, the communicators would hand them to the next owner of their numbers."""
         self.comms: list[MPI.Comm] = [comm]
         self._resources: dict[type[Resource], Resource] = {}
         self._whole = self  # of a copy, too
@@ -135,6 +137,9 @@ class Link(Channel):
         """None where a node has no such rank."""
 
     def _free(self) -> None:
+        if self.may_hold_messages:
+            _abandoned.append(tuple(self.comms))
+            self.comms.clear()
         for comm in reversed(self.comms):
             comm.Free()
         self.comms.clear()

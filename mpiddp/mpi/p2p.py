@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from . import p2p_device, requests
 from .lazy import MPI
 from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, movable, size_of
-from .operation import Members, Operation
+from .operation import Operation
 from .p2p_device import Departure, DeviceReceive
 from .requests import activate, deactivate, drive, matched_probe
 from .work import Work
@@ -38,16 +38,8 @@ class _Arrival(NamedTuple):
     message: MPI.Message
 
 
-Fields: TypeAlias = tuple[str, Members, Any, Sequence[int] | None, bool, int, int | None]
-"""Of an `Operation`, which takes as long to make as a message: made for an error or a long wait."""
-
-
 class Message(Work):
     _mailbox: Mailbox
-    _fields: Fields
-
-    def _named(self) -> Operation:
-        return Operation(*self._fields)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         if not self._finished:
@@ -56,8 +48,8 @@ class Message(Work):
 
 
 class Send(Message):
-    def __init__(self, mailbox: Mailbox, fields: Fields, x: Array, request: MPI.Request) -> None:
-        self._mailbox, self._fields, self._outputs, self._awaited = mailbox, fields, (x,), request
+    def __init__(self, mailbox: Mailbox, operation: Operation, x: Array, request: MPI.Request) -> None:
+        self._mailbox, self._operation, self._outputs, self._awaited = mailbox, operation, (x,), request
         requests.pending += 1
 
 
@@ -69,9 +61,9 @@ class Receive(Message):
     _device: DeviceReceive | None = None
 
     def __init__(
-        self, mailbox: Mailbox, fields: Fields, x: Array, source: int, tag: int, global_ranks: Sequence[int]
+        self, mailbox: Mailbox, operation: Operation, x: Array, source: int, tag: int, global_ranks: Sequence[int]
     ) -> None:
-        self._mailbox, self._fields, self._outputs = mailbox, fields, (x,)
+        self._mailbox, self._operation, self._outputs = mailbox, operation, (x,)
         self._x, self._source, self._tag, self._global_ranks = x, source, tag, global_ranks
         requests.pending += 1
         if type(x) is not np.ndarray:
@@ -179,19 +171,19 @@ class Mailbox(Resource):
         else:
             self._comm.Send(as_message(x, x.nbytes), to, code)
 
-    def isend(self, x: Array, to: int, tag: int, fields: Fields) -> Work:
+    def isend(self, x: Array, to: int, tag: int, operation: Operation) -> Work:
         code = tag * CODES + dtype_code(x.dtype)
         requests.lock.acquire()
         try:
             if type(x) is not np.ndarray or self._departing.get(to):
                 steps = p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code)
-                return self._submit(Work(steps, Operation(*fields), (x,)))
-            sent = Send(self, fields, x, self._comm.Isend(as_message(x, x.nbytes), to, code))
+                return self._submit(Work(steps, operation, (x,)))
+            sent = Send(self, operation, x, self._comm.Isend(as_message(x, x.nbytes), to, code))
             return sent if x.nbytes <= _EAGER_BYTES and sent._advance() else self._submit(sent)
         finally:
             requests.lock.release()
 
-    def recv(self, x: Array, source: int, tag: int, fields: Fields) -> int:
+    def recv(self, x: Array, source: int, tag: int, operation: Operation) -> int:
         """Block in MPI; only while nothing is pending in this process."""
         wanted, status = MPI.ANY_SOURCE if source == ANY_SOURCE else source, self._status
         if not self._arrived and type(x) is np.ndarray:
@@ -202,7 +194,7 @@ class Mailbox(Resource):
                     message.Recv(as_message(x, size_bytes))
                     return status.Get_source()
             self._arrived.append(self._arrival(message))
-        receive = Receive(self, fields, x, source, tag, ())
+        receive = Receive(self, operation, x, source, tag, ())
         try:
             arrival = self._take(receive)
             while arrival is None:
@@ -215,11 +207,11 @@ class Mailbox(Resource):
             raise
         return receive.sender
 
-    def irecv(self, x: Array, source: int, tag: int, fields: Fields, global_ranks: Sequence[int] = ()) -> Receive:
+    def irecv(self, x: Array, source: int, tag: int, operation: Operation, global_ranks: Sequence[int] = ()) -> Receive:
         """Post a receive; messages match in this order."""
         requests.lock.acquire()
         try:
-            receive = Receive(self, fields, x, source, tag, global_ranks)
+            receive = Receive(self, operation, x, source, tag, global_ranks)
             arrival = self._take(receive) if self._arrived else None
             if arrival is None:
                 self._posted.append(receive)

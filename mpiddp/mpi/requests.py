@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from mpiddp.errors import DistTimeoutError
 
 from .lazy import MPI
-from .operation import Operation, new_operation, waiting
+from .operation import Operation, waiting
 
 T = TypeVar("T")
 
@@ -168,7 +168,7 @@ _POLLS_PER_CHECK = 64
 def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -> bool:
     """Return False after ``limit_s``."""
     monitor = operation.members.monitor
-    began = begin_wait(_limited(operation))
+    began = begin_wait(operation.as_limited())
     polls, deadline = 0, time.monotonic() + limit_s
     try:
         while not done():
@@ -188,11 +188,6 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
         raise
     finally:
         end_wait(*began)
-
-
-def _limited(operation: Operation) -> Operation:
-    """Return it as one whose waiter watches the clock, as the watchdog would end the job."""
-    return new_operation(Operation, (*operation[:4], True, *operation[5:]))
 
 
 def matched_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
@@ -232,12 +227,12 @@ def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | 
 
 def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
     """Name the ranks that keep the operation from ending, and let others see this wait meanwhile."""
-    began = begin_wait(_limited(operation))
+    began = begin_wait(operation.as_limited())
     try:
         reason = operation.members.monitor.explain(operation)
     finally:
         end_wait(*began)
-    return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out): {reason}")
+    return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out){reason}")
 
 
 def run_in_thread(call: Callable[[], T], operation: Operation) -> T:

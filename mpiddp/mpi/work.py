@@ -17,12 +17,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from . import recorder, requests
+from . import requests
 from .future import Future, call_all, call_logged
 from .operation import Operation
-from .recorder import Entry
 from .requests import Awaited, Steps, activate, deactivate, poll, seconds, wait_for
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ _abandoned: list[tuple[Steps | None, Awaited | None]] = []
 
 
 _POLLS = 20
+_LOOK_S = 0.05
+"""Between two looks for faults of other ranks by a program that polls."""
 _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() first"
 
 
@@ -48,8 +50,8 @@ class Work:
     _check: Callable[[], None] | None = None
     _limit_s: float | None = None
     _callbacks: tuple[Callable[[], None], ...] = ()
-    _entry: Entry | None = None
     _value: Any = None
+    _looked = 0.0
 
     def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:
         self._operation = operation
@@ -74,14 +76,8 @@ class Work:
     def _finish(self, error: BaseException | None) -> None:
         requests.pending -= 1
         self._error, self._finished, self._awaited = error, True, None
-        if self._entry is not None and error is None:
-            recorder.end(self._entry)
-
-    def _record(self, entry: Entry) -> None:
-        """End a flight recorder's entry with this operation."""
-        self._entry = entry
-        if self._finished and self._error is None:  # perhaps before it had the entry
-            recorder.end(entry)
+        if error is None:
+            self._operation.end = monotonic()
 
     def _announce(self) -> None:
         """Call the callbacks, also when one raises."""
@@ -124,16 +120,13 @@ class Work:
                 os.sched_yield()
                 poll()
             else:
-                wait_for(self._is_finished, self._named(), limit_s)
+                wait_for(self._is_finished, self._operation, limit_s)
         if self._error is not None:
-            self._named().members.monitor.translate(self._error)
+            self._operation.call.members.monitor.translate(self._error)
             raise self._error
         if self._check is not None:
             self._verify_result()
         return True
-
-    def _named(self) -> Operation:
-        return self._operation
 
     def _is_finished(self) -> bool:
         return self._finished
@@ -168,12 +161,24 @@ class Work:
             self._finish(error)
 
     def is_completed(self) -> bool:
-        """Make progress; return True at the end."""
+        """Make progress; return True at the end, also after an error, which `wait` raises."""
         if not self._finished:
             poll()
+            self._look_for_faults()
         if self._finished and self._check is not None:
             self._verify_result()
         return self._finished
+
+    def _look_for_faults(self) -> None:
+        """End with the error of ranks that have failed or make other calls, for a program that never waits."""
+        now = monotonic()
+        if self._finished or now - max(self._operation.start, self._looked) < _LOOK_S:
+            return
+        self._looked = now
+        try:
+            self._operation.members.monitor.check()
+        except Exception as error:
+            self._fail(error)
 
     def is_success(self) -> bool:
         """Return True after an end without an error."""
@@ -250,9 +255,9 @@ class Queue:
         activate(self)
         return work
 
-    def behind_the_head(self) -> list[Entry | None]:
-        """Return the entries of operations behind the head; in any thread."""
-        return [work._entry for work in list(self._works)[1:]]
+    def behind_the_head(self) -> list[Operation]:
+        """Return the operations behind the head; in any thread."""
+        return [work._operation for work in list(self._works)[1:]]
 
     def fail(self, error: BaseException) -> None:
         """End all operations but ``error``'s raiser."""

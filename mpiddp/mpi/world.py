@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpiddp import settings
+from mpiddp.errors import SetupError
 
-from .lazy import MPI, SetupError
+from .lazy import MPI
 
 
 @dataclasses.dataclass(frozen=True)

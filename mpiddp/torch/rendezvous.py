@@ -17,8 +17,8 @@ import torch
 from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
 from mpiddp import settings
-from mpiddp.faults import shutdown
-from mpiddp.mpi import lazy
+from mpiddp.faults import abort
+from mpiddp.mpi import child_processes
 
 from .errors import translated
 
@@ -103,7 +103,7 @@ def _refuse_spawned(launch: settings.Launch) -> None:
     starter = multiprocessing.parent_process()
     by_runner = os.environ.get("TORCHELASTIC_RUN_ID") == RUN_ID
     if by_runner and starter is not None and settings.started_by_rank() is None:
-        lazy.refuse_spawned(launch, starter, multiprocessing.current_process())
+        child_processes.refuse_spawned(launch, starter, multiprocessing.current_process())
 
 
 def _watch_for_gloo(launch: settings.Launch, backend: str | None) -> None:
@@ -120,7 +120,7 @@ _USES = ("mpiddp.torch.process_group", "mpiddp.parallel")
 
 def _mention_gloo() -> None:
     if not set(_USES) & sys.modules.keys():
-        shutdown.say(
+        abort.say(
             "torch.distributed ran on Gloo in this job, though mpiddp is installed: start it with"
             ' `mpirun ... python -m mpiddp.torch`, or call init_process_group("mpiddp") first, to run it on MPI'
         )

@@ -21,7 +21,7 @@ from mpiddp import settings
 from mpiddp.algorithms import plan
 from mpiddp.device import cuda_fault, device_count
 from mpiddp.distributed.groups import default_group
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 from mpiddp.faults.job import Job
 from mpiddp.mpi import cuda_aware, probe
 from mpiddp.mpi.lazy import MPI
@@ -38,7 +38,7 @@ _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
 
 def collect(version: str) -> dict[str, Any]:
     """Return a description, as JSON values, the same on every rank; collective."""
-    job = monitor.current()
+    job = this_job.current()
     assert job is not None, "there is a default group"
     world = job.world
     mpi = cuda_aware.inspect(world.comm)
@@ -190,7 +190,7 @@ def _failed_ranks(job: Job) -> str:
 def _why_no_watchdog(job: Job) -> str:
     if job.world.size == 1:
         return "off: a world of one waits for nobody"
-    return f"off: {monitor.why_unwatched(job)}, so a hang inside of MPI is not noticed"
+    return f"off: {this_job.why_unwatched(job)}, so a hang inside of MPI is not noticed"
 
 
 def _shared_memory() -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp import nn, optim
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 from mpiddp.mpi import lazy
 from mpiddp.mpi.link import Resource
 from mpiddp.parallel import DiLoCo, GradBucket, Timeline, allreduce_hook
@@ -452,7 +452,7 @@ def test_many_groups_leak_nothing(world):
 
 @pytest.mark.ranks(3)
 def test_making_and_destroying_does_not_grow(world, monkeypatch):
-    liveness = monitor.current().liveness
+    liveness = this_job.current().liveness
     monkeypatch.setattr(liveness, "_retired", deque(maxlen=min(liveness._retired.maxlen, 30)))
     x = np.ones(3)
 

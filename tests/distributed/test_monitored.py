@@ -38,7 +38,7 @@ def test_barrier_names_the_missing_rank(world, timeout):
     for _ in range(2):
         dist.barrier(group)
     if world.rank != missing:
-        with pytest.raises(dist.DistTimeoutError, match=rf"barrier #3 .*out.*rank {missing} has begun 2 operations"):
+        with pytest.raises(dist.DistTimeoutError, match=rf"(?s)barrier #3 .*out.*\n    rank {missing} \("):
             dist.barrier(group, timeout=timeout)
     finish_barrier(world, group)
 
@@ -63,7 +63,7 @@ def test_timeout_of_a_group(world):
     missing = world.size - 1
     if world.rank != missing:
         submitted = dist.barrier(group, async_op=True)
-        with pytest.raises(TimeoutError, match=rf"rank {missing} has begun 0"):
+        with pytest.raises(TimeoutError, match=rf"\n    rank {missing} \("):
             submitted.wait()
         assert not submitted.is_completed()
     finish_barrier(world, group)
@@ -81,7 +81,9 @@ def test_timeout_of_a_short_blocking_call_ends_the_group(world):
         x = np.ones(3)
         dist.all_reduce(x, group=group)  # the others' arrays are there
         assert (x == world.size).all()
-    with pytest.raises(dist.DistTimeoutError, match=r"all_reduce #\d .* did not finish in 0.3 s .*rank \d "):
+    with pytest.raises(
+        dist.DistTimeoutError, match=r"all_reduce #\d .* did not finish in 0.3 s (?s:.*)\n    ranks? \d"
+    ):
         dist.all_reduce(np.ones(3), group=group)
     with pytest.raises(dist.DistTimeoutError, match="cannot be used any more"):
         dist.all_reduce(np.ones(3), group=group)

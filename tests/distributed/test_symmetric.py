@@ -17,6 +17,7 @@ import pytest
 import mpiddp as dist
 from mpiddp.algorithms import two_shot
 from mpiddp.distributed.groups import default_group
+from mpiddp.faults.calls import make_call
 from mpiddp.mpi import requests
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.shm import segment
@@ -323,8 +324,8 @@ def test_ordinary_arrays_where_the_scratch_cannot_be_made(world: Any, monkeypatc
         for each in submitted:
             each.wait()
         assert (x == world.size**2).all()
-        steps = two_shot.broadcast(group.link, x, 0)
-        requests.drive(steps)
+        call = make_call(group.link, "broadcast", (x,), count=x.size, root=0)
+        requests.drive(two_shot.broadcast(group.link, call, x, 0))
     output = np.empty((world.size, 100_000), np.float32)
     dist.all_gather_single(output, np.full(100_000, world.rank, np.float32), group=group)
     assert (output == np.arange(world.size)[:, None]).all()

@@ -136,6 +136,25 @@ def test_all_ranks_hear_of_it(world, name, late):
     assert (x == world.size).all()
 
 
+@pytest.mark.parametrize("name", ["count", "all_to_all"])
+def test_a_rank_that_only_polls_hears_of_it(world, name):
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    submit, other, first, second = CALLS[name]
+    group = dist.new_group()
+    odd = world.rank == world.size - 1
+    if odd:
+        time.sleep(0.1)  # the others have begun theirs
+    with pytest.raises(dist.MismatchError, match=f"(?s)disagree: rank . calls .*({first}).*rank . calls .*({second})"):
+        submitted = (other if odd else submit)(group)
+        end = time.monotonic() + 20
+        while not submitted.is_completed() and time.monotonic() < end:
+            time.sleep(0.001)
+        assert submitted.exception() is not None and not submitted.is_success()
+        submitted.wait()
+    dist.destroy_process_group(group)
+
+
 @pytest.mark.parametrize("async_op", [False, True])
 def test_error_of_mpi_waits_for_the_call_that_has_caused_it(world, monkeypatch, async_op):
     if world.size == 1:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
-from harness.launcher import job, mpiexec, side_by_side
+from harness.launcher import SHARED, job, mpiexec, side_by_side
 from harness.tiers import chosen, thinned
 
 METHODS = ("spawn", "forkserver")
@@ -61,6 +62,8 @@ def test_a_pool_of_processes_that_import_the_program_again_ends_the_job(method):
     done = job("children", "pool", method, ranks=2, limit_s=30)
     assert done.rc not in (0, 124), done
     assert 1 <= done.stderr.count("under `if __name__ == '__main__':`") <= 4, done
+    semaphores = re.findall(r"/(mp-\w+)", done.stdout)
+    assert semaphores and not [name for name in semaphores if (SHARED / f"sem.{name}").exists()], done
 
 
 def test_a_program_that_a_rank_starts_is_no_rank():
@@ -68,7 +71,7 @@ def test_a_program_that_a_rank_starts_is_no_rank():
     done = job("children", "commands", mpiexec(), ranks=2)
     assert done.rc == 0 and done.stdout.count("sum 2.0") == 2, done
     for name in ("child", "with files", "by a shell"):
-        assert f'{name}: 1 [] False ["mpiddp.mpi.lazy.SetupError: rank 1 of 2 (process ' in done.stdout, done
+        assert f'{name}: 1 [] False ["mpiddp.errors.SetupError: rank 1 of 2 (process ' in done.stdout, done
     assert done.stdout.count("with `env=mpiddp.settings.outside_of_jobs()`") == 3, done
     assert "alone: 0 ['world', 'of', '1'] False" in done.stdout, done
     assert "job: 0 ['world', 'of', '2', 'world', 'of', '2'] False" in done.stdout, done

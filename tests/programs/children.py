@@ -41,6 +41,8 @@ def start_commands():
 
 
 if case == "pool":
+    lock = multiprocessing.get_context(how).Lock()
+    print(lock._semlock.name, flush=True)  # type: ignore[attr-defined]
     with multiprocessing.get_context(how).Pool(2) as pool:
         print(pool.map(abs, range(4)))
 if __name__ == "__main__":

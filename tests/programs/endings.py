@@ -155,10 +155,10 @@ match case:
     case "raise on all":
         raise ValueError("boom")
     case "a reason that cannot be told":
-        from mpiddp.faults import shutdown
+        from mpiddp.faults.abort import abort
 
         if rank == 1:
-            shutdown.abort(lambda: 1 / 0, 7)
+            abort(lambda: 1 / 0, 7)
         dist.barrier()
     case "stopped":
         dist.barrier()

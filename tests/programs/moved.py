@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 import mpiddp as dist
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 
 dist.init_process_group()
 me, victim = dist.get_rank(), int(sys.argv[1])
@@ -23,6 +23,6 @@ for step in range(60):
     except dist.RankFailedError as error:
         assert error.ranks == [victim], error.ranks
         dist.shrink_group(error.ranks)
-world = monitor.current().world
+world = this_job.current().world
 if dist.get_rank() == 0:
     print(json.dumps({"hosts": world.hosts, "nodes": world.nodes}), flush=True)

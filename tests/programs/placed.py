@@ -8,11 +8,11 @@ import numpy as np
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 from mpiddp.shm import segment
 
 dist.init_process_group()
-world = monitor.current().world
+world = this_job.current().world
 rank, size = dist.get_rank(), dist.get_world_size()
 node = world.local_ranks
 assert world.hosts[rank] == socket.gethostname()

@@ -149,10 +149,10 @@ def keep_symmetric_arrays():
 
 def meet_it_in_the_last_barrier():
     """One rank meets the death there, and another one does not."""
-    from mpiddp.faults.shutdown import Shutdown
+    from mpiddp.faults.leaving import Leaving
     from mpiddp.mpi.lazy import MPI
 
-    wait_for_all = Shutdown._wait_for_all
+    wait_for_all = Leaving._wait_for_all
 
     def wait_and(self, limit_s):
         wait_for_all(self, limit_s)
@@ -163,7 +163,7 @@ def meet_it_in_the_last_barrier():
                 self.job.failures.raise_if_failed()
                 time.sleep(0.01)
 
-    Shutdown._wait_for_all = wait_and
+    Leaving._wait_for_all = wait_and
 
 
 def use_the_old_group():

@@ -16,7 +16,7 @@ from harness.inputs import Op
 import mpiddp as dist
 from mpiddp.algorithms import plan
 from mpiddp.algorithms.one_shot import OneShot
-from mpiddp.faults.calls import make_call
+from mpiddp.faults.calls import make_record
 from mpiddp.mpi import operation
 from mpiddp.shm import eager
 from mpiddp.shm.eager import EagerBuffers
@@ -262,7 +262,7 @@ def test_a_record_that_is_half_written_is_no_mismatch(stores):
     memory = mmap.mmap(-1, 2 * eager.REGION_BYTES)
     ranks = [EagerBuffers(SimpleNamespace(rank=rank, size=2, later=None), memory, 0) for rank in range(2)]
     rounds = [each.rounds((), np.dtype("u1")) for each in ranks]
-    barrier, broadcast = make_call("barrier"), make_call("broadcast", root=1)
+    barrier, broadcast = make_record("barrier"), make_record("broadcast", root=1)
     for sequence in range(1, 5):
         for each, own in zip(ranks, rounds, strict=True):
             assert each.writable()

@@ -8,11 +8,13 @@ from typing import Any
 from mpiddp.device import is_device_array, pinned, stream, transfer
 from mpiddp.device.place import Place, place_of
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 Algorithm = Callable[..., Steps]
+"""Steps on arrays of the host."""
 
 
 class HostCopies:
@@ -59,52 +61,58 @@ class HostCopies:
 
 
 def through_host(
-    algorithm: Algorithm, link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
+    algorithm: Algorithm, link: Link, call: Call | None, reads: Sequence[Array], writes: Sequence[Array], *args: Any
 ) -> Steps:
     host = HostCopies(reads, writes)
     yield from host.down()
-    yield from algorithm(link.after(), *(host.of(each) for each in args))
+    yield from algorithm(link.after(), call, *(host.of(each) for each in args))
     yield from host.up()
 
 
-def broadcast(host: Algorithm, link: Link, x: Array, root: int) -> Steps:
+def broadcast(host: Algorithm, link: Link, call: Call, x: Array, root: int) -> Steps:
     mine = link.rank == root
-    return through_host(host, link, [x] if mine else [], [] if mine else [x], x, root)
+    return through_host(host, link, call, [x] if mine else [], [] if mine else [x], x, root)
 
 
-def all_reduce(host: Algorithm, link: Link, x: Array, op: ReduceOp) -> Steps:
-    return through_host(host, link, [x], [x], x, op)
+def all_reduce(host: Algorithm, link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
+    return through_host(host, link, call, [x], [x], x, op)
 
 
-def reduce(host: Algorithm, link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    return through_host(host, link, [x], [x] if link.rank == root else [], x, root, op)
+def reduce(host: Algorithm, link: Link, call: Call, x: Array, root: int, op: ReduceOp) -> Steps:
+    return through_host(host, link, call, [x], [x] if link.rank == root else [], x, root, op)
 
 
-def reduce_scatter(host: Algorithm, link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    return through_host(host, link, [x], [output], output, x, op)
+def reduce_scatter(host: Algorithm, link: Link, call: Call, output: Array, x: Array, op: ReduceOp) -> Steps:
+    return through_host(host, link, call, [x], [output], output, x, op)
 
 
-def all_gather(host: Algorithm, link: Link, output: Array, x: Array) -> Steps:
-    return through_host(host, link, [x], [output], output, x)
+def all_gather(host: Algorithm, link: Link, call: Call, output: Array, x: Array) -> Steps:
+    return through_host(host, link, call, [x], [output], output, x)
 
 
-def all_gather_list(host: Algorithm, link: Link, outputs: Sequence[Array], x: Array) -> Steps:
-    return through_host(host, link, [x], outputs, outputs, x)
+def all_gather_list(host: Algorithm, link: Link, call: Call, outputs: Sequence[Array], x: Array) -> Steps:
+    return through_host(host, link, call, [x], outputs, outputs, x)
 
 
-def gather(host: Algorithm, link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    return through_host(host, link, [x], outputs or (), outputs, x, root)
+def gather(host: Algorithm, link: Link, call: Call, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
+    return through_host(host, link, call, [x], outputs or (), outputs, x, root)
 
 
-def scatter(host: Algorithm, link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    return through_host(host, link, inputs or (), [x], x, inputs, root)
+def scatter(host: Algorithm, link: Link, call: Call, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
+    return through_host(host, link, call, inputs or (), [x], x, inputs, root)
 
 
-def all_to_all(host: Algorithm, link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    return through_host(host, link, inputs, outputs, outputs, inputs)
+def all_to_all(host: Algorithm, link: Link, call: Call, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
+    return through_host(host, link, call, inputs, outputs, outputs, inputs)
 
 
 def all_to_all_single(
-    host: Algorithm, link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
+    host: Algorithm,
+    link: Link,
+    call: Call,
+    output: Array,
+    x: Array,
+    output_counts: Sequence[int],
+    input_counts: Sequence[int],
 ) -> Steps:
-    return through_host(host, link, [x], [output], output, x, output_counts, input_counts)
+    return through_host(host, link, call, [x], [output], output, x, output_counts, input_counts)
