@@ -78,12 +78,7 @@ def entries() -> list[Operation]:
 
 def begin(call: Call, number: int) -> Operation:
     """Record a beginning, with the program's line up the stack."""
-    try:
-        frame = getframe(2)
-    except ValueError:  # called from C, as by atexit
-        frame = getframe(1)
-    if frame.f_code.co_filename not in program_files:
-        frame = program_frame(frame)
+    frame = program_frame(getframe(1))
     append(operation := Operation(call, number, frame.f_code, frame.f_lasti, monotonic()))
     return operation
 
@@ -116,6 +111,8 @@ def program_frame(frame: FrameType) -> FrameType:
     found: FrameType | None = frame
     while found is not None:
         file = found.f_code.co_filename
+        if file in program_files:
+            return found
         if file not in _other_files:
             if is_program(file):
                 program_files.add(file)
