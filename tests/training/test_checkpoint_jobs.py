@@ -22,7 +22,7 @@ from harness.tiers import thinned
 
 KILLS = int(os.environ.get("MPIDDP_TEST_KILLS", "1"))
 SEED = int(os.environ.get("MPIDDP_TEST_SEED", time.time_ns() % 2**32))
-RANKS = 3
+RANKS = 2
 VICTIMS = ("one rank", "rank 0", "all ranks", "the launcher")
 MOMENTS = ("any", "while a checkpoint is written")
 
