@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import moved
 from .faults import uncaught
+from .launchers import announce_ranks, launch
 from .mpi import stdio
-from .settings import announce_ranks, launch
 
 if TYPE_CHECKING:
     from .data import DataPartitioner as DataPartitioner

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import mpiddp
-from mpiddp import settings
+from mpiddp import launchers, settings
 from mpiddp.bench import cli as bench
+from mpiddp.cores import limit_blas_threads
 from mpiddp.training import config, supervisor
 from mpiddp.training.config import UsageError, resumed_threads
 from mpiddp.training.options import flag
@@ -100,7 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run_train(arguments: argparse.Namespace) -> int:
     options = config.read_options(arguments)
-    announced = settings.launch()
+    announced = launchers.launch()
     before = None
     if options.resume == "auto" and options.output is not None:
         before = resumed_threads(options.output, 1 if announced is None else announced.size - options.spares)
@@ -155,7 +156,7 @@ def run_flight(arguments: argparse.Namespace) -> int:
 
 def _limit_threads(before: int | None = None) -> None:
     """Share the cores among the ranks of a node before NumPy is imported; a resumed run keeps ``before``."""
-    threads, launch = settings.limit_blas_threads(before), settings.launch()
+    threads, launch = limit_blas_threads(before), launchers.launch()
     if threads is not None and (launch is None or launch.rank == 0):  # as far as is known without MPI
         why = "as before" if before else "its share of the node's cores"
         print(
@@ -169,10 +170,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)
     except (UsageError, settings.SettingError) as error:
-        launch = settings.launch()
+        launch = launchers.launch()
         if launch is None or launch.rank == 0:
             print(f"mpiddp: error: {error}", file=sys.stderr, flush=True)
-        elif not running() and "Hydra" not in launch.launcher:  # Hydra waits for all of them
+        elif not running() and launch.launcher.ends_with_a_rank:
             time.sleep(_HEAD_START_S)
         return getattr(error, "exit_code", UsageError.exit_code)
     return code

@@ -17,7 +17,10 @@ from typing import Literal
 import pytest
 
 LAYERS = (
-    ("arguments", "errors", "moved", "settings", "typing", "device", "serialization", "nested"),
+    (
+        *("arguments", "cores", "errors", "launchers", "moved", "nested", "rank_process", "settings", "serialization"),
+        *("typing", "device"),
+    ),
     ("mpi",),
     ("shm",),
     ("faults",),
@@ -457,7 +460,7 @@ WITHOUT_TESTS = {
         "hello messages model_parallel printing sgd torch_user"
     ),
     "faults": "abort activity job liveness marker monitor neighbour this_job uncaught",
-    "mpi": "child_processes finalize future lazy link p2p_device requests start world",
+    "mpi": "child_processes finalize future lazy link p2p_device requests world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"

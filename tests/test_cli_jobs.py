@@ -13,9 +13,9 @@ import safetensors.numpy
 from harness import launcher
 from harness.launcher import Completed, Program
 
-from mpiddp import settings
+from mpiddp import cores
 
-NO_THREADS = dict.fromkeys(settings.THREAD_VARIABLES)
+NO_THREADS = dict.fromkeys(cores.THREAD_VARIABLES)
 
 
 def start(ranks: int | None, *arguments: object, **env: str | None) -> Program:

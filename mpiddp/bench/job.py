@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp import settings
+from mpiddp.cores import cores
 from mpiddp.device.allocator import tune_allocator
 from mpiddp.device.half import bfloat16
 from mpiddp.faults import this_job
@@ -91,7 +91,7 @@ class Bench:
             "nodes": [self.world.nodes.count(node) for node in sorted(set(self.world.nodes))],
             "host": self.world.hosts[0],
             "processor": _processor(),
-            "cores": len(set().union(*self.comm.allgather(settings.cores()))),
+            "cores": len(set().union(*self.comm.allgather(cores()))),
             "command": " ".join(sys.argv),
         }
 

@@ -9,7 +9,7 @@ import warnings
 from datetime import timedelta
 from typing import Any
 
-from mpiddp import settings
+from mpiddp import launchers, settings
 from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.device import choice
 from mpiddp.faults import monitor, this_job
@@ -152,7 +152,7 @@ def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) 
 
 def _choose_device(device_id: int | None) -> None:
     """Call before MPI starts: some libraries keep the current GPU for good."""
-    launched = settings.launch()
+    launched = launchers.launch()
     if device_id is not None:
         choice.set_device(device_id)
     elif launched is not None and launched.local_rank is not None:
@@ -181,7 +181,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     job = this_job.current()
     if job is not None:
         return job.world.local_rank
-    announced = settings.rank_variables().get("LOCAL_RANK", fallback_rank)
+    announced = launchers.rank_variables().get("LOCAL_RANK", fallback_rank)
     if announced is None:
         raise RuntimeError(
             "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow get_node_local_rank to work,"
@@ -202,7 +202,7 @@ def get_backend_config(group: GroupLike = None) -> str:
 
 def _mention_timeline() -> None:
     worked = running() or finalized()
-    first = settings.rank_variables().get("RANK", 0) == 0
+    first = launchers.rank_variables().get("RANK", 0) == 0
     traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # by a layer above
     if settings.timeline() and worked and first and not traced:
         warnings.warn(

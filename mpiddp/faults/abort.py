@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from mpiddp import settings
+from mpiddp import launchers, rank_process
 from mpiddp.errors import EXIT_TIMEOUT
 from mpiddp.mpi import processes, stdio
 from mpiddp.mpi.finalize import running
@@ -76,7 +76,7 @@ def announce(rank: int, size: int) -> None:
 def set_rank(rank: int, size: int) -> None:
     """Take MPI's rank and size."""
     announce(rank, size)
-    settings.claim_rank()
+    rank_process.claim_rank()
 
 
 def rank() -> int:
@@ -130,9 +130,8 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
         processes.remove_shared_files(os.getpid())
         mpirun.end_after_this_process(() if _reports is None else _reports.liveness.world.hosts)
         MPI.COMM_WORLD.Abort(code)
-    launch = settings.launch()
-    if not running() and launch is not None and "Hydra" in launch.launcher:
-        # Before MPI starts, Hydra ends the job for a killed rank, but not for one that exits.
+    launch = launchers.launch()
+    if not running() and launch is not None and not launch.launcher.ends_with_a_rank:
         _abort_by_pmi(code)
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(code)

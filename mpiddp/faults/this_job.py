@@ -8,7 +8,7 @@ import sysconfig
 import warnings
 from threading import get_ident
 
-from mpiddp import settings
+from mpiddp import launchers
 from mpiddp.errors import DistError, SetupError
 from mpiddp.mpi import recorder, requests, world
 from mpiddp.mpi.lazy import MPI
@@ -65,7 +65,7 @@ def start(claims: Claims | None = None) -> Job:
     except MPI.Exception as error:
         job.failures.translate(error)
         raise
-    settings.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
+    launchers.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
     return job
 
 
@@ -82,7 +82,7 @@ def regroup() -> Job:
 
 def _renumber(job: Job) -> None:
     abort.set_rank(job.world.rank, job.world.size)
-    settings.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
+    launchers.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
 
 
 def _begin(job: Job) -> Job:

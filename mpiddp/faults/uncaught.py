@@ -9,7 +9,7 @@ import traceback
 from types import TracebackType
 from typing import NoReturn
 
-from mpiddp import settings
+from mpiddp import launchers, rank_process, settings
 from mpiddp.errors import (
     EXIT_INTERRUPTED,
     EXIT_MISMATCH,
@@ -38,8 +38,8 @@ def install() -> None:
     if _owner_pid:
         return
     _owner_pid = os.getpid()
-    announced = settings.launch()
-    if announced is not None and settings.started_by_rank() is None:
+    announced = launchers.launch()
+    if announced is not None and rank_process.started_by_rank() is None:
         ending.announce(announced.rank, announced.size)
     previous = sys.excepthook
 

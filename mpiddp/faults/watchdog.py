@@ -29,7 +29,7 @@ from . import abort as ending
 from . import activity, marker
 from .abort import abort, dumped
 from .job import Job
-from .mpirun import Launcher
+from .mpirun import Mpirun
 from .uncaught import interrupt, interrupted
 from .where_socket import WhereSocket
 
@@ -62,7 +62,7 @@ class Watchdog:
         self._interrupted_at = self._alert_until = 0.0
         self._continued_in: Operation | None = None
         self._all_run = False
-        self._launcher = Launcher(job.world.rank)
+        self._mpirun = Mpirun(job.world.rank)
         # Python's C-level signal handler writes here, whatever the main thread does.
         self._signals, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -83,7 +83,7 @@ class Watchdog:
 
     def stop(self) -> None:
         """Call before MPI is finalised."""
-        self._launcher.release()
+        self._mpirun.release()
         self._let_go()
         os.write(self._writer, _STOP)
         self._thread.join()
@@ -119,7 +119,7 @@ class Watchdog:
                     self._where.answer(self._survey)
                 self._look(signal.SIGINT in numbers)
             except MPI.Exception as error:
-                self._launcher.abandon()
+                self._mpirun.abandon()
                 if self._failures.caused(error):
                     self._failures.revoke()
                 else:
@@ -130,21 +130,21 @@ class Watchdog:
         """After SIGTERM there is no time to ask."""
         self._alert_until = time.monotonic() + _ALERT_S
         self._continued_in = operation = activity.current().operation
-        if self._launcher.handles_termination():
-            self._all_run = self._launcher.all_run()
+        if self._mpirun.handles_termination():
+            self._all_run = self._mpirun.all_run()
             self._reports.ask(operation)
 
     def _terminated(self) -> None:
         """Report mpirun's end of the job, unless a rank has failed; and end."""
-        if not self._launcher.handles_termination():
+        if not self._mpirun.handles_termination():
             return
         announced = time.monotonic() < self._alert_until
         if announced and self._all_run and not (self._liveness.ending or ending.ends()):
             # mpirun may kill this process at any moment: first what needs no other rank.
             lines = activity.stack(threading.main_thread().ident or 0)
-            self._launcher.write(ending.labelled(interrupted(lines, self._continued_in, "")))
-            self._launcher.write(ending.labelled(self._reports.answers(self._continued_in, _LAST_ANSWER_S)))
-        self._launcher.terminate()
+            self._mpirun.write(ending.labelled(interrupted(lines, self._continued_in, "")))
+            self._mpirun.write(ending.labelled(self._reports.answers(self._continued_in, _LAST_ANSWER_S)))
+        self._mpirun.terminate()
 
     def _look(self, interrupted: bool) -> None:
         operations, now = dict(waiting), time.monotonic()

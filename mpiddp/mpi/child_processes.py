@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from mpiddp import settings
+from mpiddp import launchers, rank_process
 from mpiddp.errors import SetupError
 
 from . import processes, stdio
@@ -16,9 +16,9 @@ _FIRST_WORD_S = 3.0
 """For rank 0's child to say why, before the child of another rank ends the job."""
 
 
-def refuse_children(launch: settings.Launch) -> None:
+def refuse_children(launch: launchers.Launch) -> None:
     """Refuse MPI as the rank that started this process: MPICH fails, Open MPI's ranks crash."""
-    rank_pid = settings.started_by_rank()
+    rank_pid = rank_process.started_by_rank()
     multiprocessing: Any = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:
         this, starter = multiprocessing.current_process(), multiprocessing.parent_process()
@@ -41,16 +41,16 @@ def refuse_children(launch: settings.Launch) -> None:
         )
 
 
-def refuse_spawned(launch: settings.Launch, rank: Any, child: Any) -> NoReturn:
+def refuse_spawned(launch: launchers.Launch, rank: Any, child: Any) -> NoReturn:
     """End the rank that spawned this process: the job would hang. Rank 0's first child prints."""
     if launch.rank != 0 or child._identity[-1:] != (1,):
         rank.join(_FIRST_WORD_S)
     if rank.is_alive():
         sys.stderr.write(
             f"SetupError: rank {launch.rank} of {launch.size} (process {rank.pid}) started this process with"
-            f" multiprocessing, as if it had to start ranks; {launch.launcher} has started all {launch.size} of them"
-            " already: delete the spawn (multiprocessing.Process, mp.spawn, a Pool), and call its function directly in"
-            " every process\n"
+            f" multiprocessing, as if it had to start ranks; {launch.launcher.name} has started all {launch.size} of"
+            " them already: delete the spawn (multiprocessing.Process, mp.spawn, a Pool), and call its function"
+            " directly in every process\n"
         )
         _kill(rank.pid)
     os._exit(1)

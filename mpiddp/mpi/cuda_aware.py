@@ -12,8 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from mpiddp import settings
+from mpiddp import launchers, settings
 
+from . import library
 from .lazy import MPI
 from .world import library_name
 
@@ -48,7 +49,7 @@ class Capability(NamedTuple):
 
 def inspect(comm: MPI.Intracomm | None = None) -> Capability:
     """Start MPI and return the facts; collective over ``comm`` (default: MPI.COMM_WORLD)."""
-    found = settings.launch()
+    found = launchers.launch()
     levels = {
         MPI.THREAD_SINGLE: "single",
         MPI.THREAD_FUNNELED: "funneled",
@@ -62,7 +63,7 @@ def inspect(comm: MPI.Intracomm | None = None) -> Capability:
         abi=_abi(Path(MPI.__file__ or "").name),
         thread_level=levels[MPI.Query_thread()],
         wheels=installed_wheels(),
-        launcher=None if found is None else found.launcher,
+        launcher=None if found is None else found.launcher.name,
         launcher_fits=launcher_fits(library_name(), found, MPI.COMM_WORLD.size),
         device_pointers=device_pointers(comm),
     )
@@ -83,24 +84,15 @@ def installed_wheels() -> tuple[str, ...]:
     return tuple(found)
 
 
-_FAMILIES = {
-    "Open MPI": ("Open MPI",),
-    "Hydra": ("MPICH", "Intel", "MVAPICH", "CRAY"),
-    "MVAPICH": ("MVAPICH",),
-    "PALS": ("MPICH", "CRAY"),
-}
-
-
-def launcher_fits(library: str, found: settings.Launch | None, world_size: int) -> Support:
+def launcher_fits(name: str, found: launchers.Launch | None, world_size: int) -> Support:
     """Return whether they fit; the library sees ``world_size`` ranks."""
     if found is None:
         return Support(True, "no launcher: a world of one rank")
     if world_size == found.size:
-        return Support(True, f"{found.launcher} announced {found.size} ranks, and MPI sees them")
-    for family, names in _FAMILIES.items():
-        if family in found.launcher and not library.upper().startswith(tuple(name.upper() for name in names)):
-            return Support(False, f"{found.launcher} does not start {library}")
-    return Support(False, f"{found.launcher} announced {found.size} ranks, and MPI sees {world_size}")
+        return Support(True, f"{found.launcher.name} announced {found.size} ranks, and MPI sees them")
+    if not found.launcher.starts(name):
+        return Support(False, f"{found.launcher.name} does not start {name}")
+    return Support(False, f"{found.launcher.name} announced {found.size} ranks, and MPI sees {world_size}")
 
 
 def loaded_libraries(*prefixes: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
@@ -165,7 +157,7 @@ def _evidence(outcomes: Mapping[str, Support]) -> DevicePointers:
         declared = _declared()
         answers = {kind: _weighed(declared, outcomes.get(kind)) for kind in KINDS}
     name = library_name()
-    if name.startswith("Open MPI") and answers["collectives"].yes:
+    if answers["collectives"].yes and not library.facts(name).queues_device_collectives:
         answers["collectives"] = Support(False, f"{name} has no non-blocking collectives for GPU memory")
     return DevicePointers(**answers)
 
@@ -176,7 +168,7 @@ def _weighed(declared: Support | None, tried: Support | None) -> Support:
     name, cure = library_name(), "`python -m mpiddp info --probe-gpu` tries it"
     if declared is None:
         return Support(False, f"{name} does not tell; {cure}")
-    if declared.yes and tried is None and name.startswith("Open MPI"):
+    if declared.yes and tried is None and not library.facts(name).vouches_for_its_transport:
         return Support(False, f"{declared.reason}, but that is not known of what carries {name}'s messages; {cure}")
     return declared
 

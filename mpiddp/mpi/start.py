@@ -17,12 +17,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from mpiddp import settings
+from mpiddp import launchers
 from mpiddp.errors import SetupError
 
 from . import processes, stdio
 from .child_processes import refuse_children
 from .finalize import finalize
+from .library import short_name
 
 _HYDRA = "hydra_pmi_proxy"
 _STARTERS = ("mpirun", "mpiexec", "prterun", "orterun", "prted", "orted", _HYDRA)
@@ -37,17 +38,16 @@ _FIRST_WORD_S = 3.0
 
 
 def start(library: Any, rc: Any) -> None:
-    launch = settings.launch()
-    settings.prepare_survival()
+    launch = launchers.launch()
+    launchers.prepare_survival()
     if launch is not None:
         refuse_children(launch)
-    name = " ".join(library.Get_library_version().split("\n")[0].replace("Version:", "").split())
-    if launch is not None and "(Open MPI)" in launch.launcher and name.startswith("MPICH"):
-        # Most builds of MPICH abort in MPI_Init then, silently.
+    name = short_name(library.Get_library_version())
+    if launch is not None and name.startswith(launch.launcher.ends_libraries):
         if launch.rank == 0:
             sys.stderr.write(
-                f"Open MPI's mpirun started this job, but its library is {name} ({library.__file__}); if it ends now,"
-                " start it with the mpirun that belongs to this library\n"
+                f"{launch.launcher.name} started this job, but its library is {name} ({library.__file__}); if it ends"
+                " now, start it with the mpirun that belongs to this library\n"
             )
             stdio.deliver()
         else:
@@ -69,7 +69,7 @@ def start(library: Any, rc: Any) -> None:
 def _watched() -> Iterator[None]:
     """End the job if a rank of this host ends during the block, or has ended before."""
     over = threading.Event()
-    expected = settings.local_ranks() or 0
+    expected = launchers.local_ranks() or 0
     if expected > 1 and processes.name(os.getppid()) in _STARTERS:
         threading.Thread(target=_watch, args=(expected, over), name="mpiddp-start", daemon=True).start()
     try:
@@ -94,7 +94,7 @@ def _watch(expected: int, over: threading.Event) -> None:
                 )
                 stdio.deliver()
                 time.sleep(2 * look_s)  # let the others see the same, and be silent
-                if settings.launcher_survives():
+                if launchers.launcher_survives():
                     os.kill(starter, signal.SIGTERM)
                     time.sleep(_END_S)
                 elif processes.name(starter) == _HYDRA:
@@ -105,7 +105,7 @@ def _watch(expected: int, over: threading.Event) -> None:
 
 
 def _missing(running: list[int], expected: int) -> str:
-    launch = settings.launch()
+    launch = launchers.launch()
     if launch is None or launch.size != expected or processes.UNKNOWN in running:  # or on other hosts there are more
         return f"{expected - len(running)} of the {expected} ranks on host {socket.gethostname()}"
     ended = sorted(set(range(expected)).difference(running))

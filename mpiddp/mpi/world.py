@@ -12,9 +12,11 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from mpiddp import settings
+from mpiddp import launchers, settings
+from mpiddp.cores import blas_threads, core_mask
 from mpiddp.errors import SetupError
 
+from . import library
 from .lazy import MPI
 
 
@@ -90,8 +92,8 @@ def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
         host=socket.gethostname(),
         pid=os.getpid(),
         boot=boot.read_text() if boot.exists() else "",
-        cores=settings.core_mask(),
-        threads=settings.blas_threads(),
+        cores=core_mask(),
+        threads=blas_threads(),
         thread_multiple=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
     )
     infos = comm.allgather(mine)
@@ -127,24 +129,17 @@ def _warn_of_threads(infos: list[_RankInfo]) -> None:
 
 
 def _check_launcher() -> None:
-    found = settings.launch()
+    found = launchers.launch()
     if found is None or found.size == 1 or MPI.COMM_WORLD.size > 1:
         return
-    cure = (
-        "start with the plugin of your MPI library, `srun --mpi=pmix` (Open MPI) or `srun --mpi=pmi2` (MPICH), out of"
-        " those that `srun --mpi=list` shows"
-        if found.launcher == "srun"
-        else "start with the mpirun that belongs to this library"
-    )
     raise SetupError(
-        f"{found.launcher} started {found.size} ranks, but each sees a world of its own: this process runs on"
-        f" {library_name()} ({MPI.__file__}), which does not understand that launcher; {cure}"
+        f"{found.launcher.name} started {found.size} ranks, but each sees a world of its own: this process runs on"
+        f" {library_name()} ({MPI.__file__}), which does not understand that launcher; {found.launcher.cure}"
     )
 
 
 def library_name() -> str:
-    first_line = MPI.Get_library_version().split("\n")[0]
-    return " ".join(first_line.split(",")[0].replace("Version:", "").split())
+    return library.short_name(MPI.Get_library_version())
 
 
 class Claims(NamedTuple):
@@ -178,7 +173,7 @@ def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:
 
 
 def _contradiction(comm: MPI.Intracomm, claims: Claims) -> str:
-    announced = settings.rank_variables()
+    announced = launchers.rank_variables()
     for name, value, true in (
         ("world_size", claims.world_size, comm.size),
         ("rank", claims.rank, comm.rank),

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp import settings
+from mpiddp.cores import available_cores
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.typing import Array
@@ -124,7 +125,7 @@ class EagerBuffers(Resource):
             self._words[records.start // 8 : records.stop // 8 : _RECORD.size // 8]
             for records in map(self._records_of, range(_BUFFERS))
         ]
-        self._oversubscribed = link.size > settings.available_cores()
+        self._oversubscribed = link.size > available_cores()
         """The others may need this rank's core."""
 
     def _records_of(self, number: int) -> slice:

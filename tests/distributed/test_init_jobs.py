@@ -12,7 +12,7 @@ from harness import launcher
 from harness.launcher import job, line_of, start
 from harness.tiers import thinned
 
-from mpiddp import settings
+from mpiddp import cores
 
 # Of programs/init: variables, and texts of which the first is printed once.
 CONTRADICTIONS = {
@@ -142,7 +142,7 @@ def test_misuse():
     ("threads", "warns"), [(None, True), pytest.param("64", True, marks=pytest.mark.long), ("1", False)]
 )
 def test_too_many_blas_threads(threads, warns):
-    done = job("init", ranks=2, **dict.fromkeys(settings.THREAD_VARIABLES, threads))
+    done = job("init", ranks=2, **dict.fromkeys(cores.THREAD_VARIABLES, threads))
     assert done.rc == 0, done
     if len(os.sched_getaffinity(0)) == 1 and threads is None:
         pytest.skip("one core: each rank has one thread then")

@@ -20,7 +20,7 @@ import pytest
 from harness.launcher import job
 from harness.tiers import thinned
 
-from mpiddp import settings
+from mpiddp import cores
 from mpiddp.examples import collective_costs as costs
 from mpiddp.examples import torch_user
 
@@ -153,7 +153,7 @@ def test_examples_of_one_process_print_once_under_mpirun():
 
 def test_ranks_share_the_cores():
     """Without a warning of more BLAS threads than cores."""
-    done = job("-m", "mpiddp.examples.hello", ranks=2, **dict.fromkeys(settings.THREAD_VARIABLES))
+    done = job("-m", "mpiddp.examples.hello", ranks=2, **dict.fromkeys(cores.THREAD_VARIABLES))
     assert done.rc == 0 and "BLAS threads" not in done.stderr, done
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp import device, settings
+from mpiddp import device, launchers
 from mpiddp.faults import monitor, this_job
 from mpiddp.mpi import p2p_device, probe
 from mpiddp.mpi.cuda_aware import KINDS, library_key
@@ -131,7 +131,7 @@ def _reductions(link: Link, xs: list[np.ndarray[Any, Any]], op: ReduceOp) -> Che
 
 
 def main(kind: str) -> int:
-    announced = settings.launch()
+    announced = launchers.launch()
     fault, count = device.cuda_fault(), device.device_count()
     if count:  # before MPI, which may use the device when it starts
         device.set_device((announced.local_rank or 0) % count if announced else 0)
