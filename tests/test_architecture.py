@@ -454,7 +454,7 @@ WITHOUT_TESTS = {
     "bench": "compare ddp job overlap sweep timing with_torch",
     "data": "samplers",
     "device": "conversion namespace packing pinned place transfer",
-    "distributed": "dispatch new_groups parting",
+    "distributed": "new_groups parting",
     "examples": (
         "batches checkpoint_resume collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"
