@@ -447,7 +447,7 @@ IN_JOBS = ("with_torch", "gpu", "measure")
 WITHOUT_TESTS = {
     "": "errors nested typing",
     "algorithms": (
-        "exchange fallback handshake local_reduce native one_shot peer_access pipeline ring short tags tree two_shot"
+        "exchange fallback handshake local_reduce native one_shot peer_access ring short tags tree two_shot"
     ),
     "algorithms/gpu": "nccl pointers probe ring staged staged_ring table",
     "autograd": "arithmetic function gradcheck reduction shaping",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,10 +21,10 @@ from mpiddp.device import download, is_device_array
 from mpiddp.errors import ArrayError
 from mpiddp.faults import this_job
 from mpiddp.faults.calls import mismatch
+from mpiddp.mpi import recorder
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Call, Operation
-from mpiddp.mpi.recorder import PACKAGE
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
@@ -64,24 +63,16 @@ def configure(level: str) -> None:
             logger.addHandler(logging.StreamHandler())
 
 
-def caller() -> str:
-    """Return the file and line of the program's call."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 def log(operation: Operation) -> None:
     job = this_job.current()
-    logger.info("[rank %d] %s, called at %s", 0 if job is None else job.world.rank, operation, caller())
+    logger.info("[rank %d] %s, called at %s", 0 if job is None else job.world.rank, operation, recorder.line(operation))
 
 
 class Watched:
     """Not to be changed before ``wait()`` returns."""
 
-    def __init__(self, name: str, arrays: Sequence[Array]) -> None:
-        self._name, self._line = name, caller()
+    def __init__(self, operation: Operation, arrays: Sequence[Array]) -> None:
+        self._operation = operation
         self._arrays = list(arrays)
         self._sums = [_checksum(x) for x in arrays]
 
@@ -89,7 +80,8 @@ class Watched:
         for x, checksum in zip(self._arrays, self._sums, strict=True):
             if _checksum(x) != checksum:
                 raise ArrayError(
-                    f"an array of {self._name} ({x.dtype} {x.shape}), submitted at {self._line}, was changed before the"
+                    f"an array of {self._operation.name} ({x.dtype} {x.shape}), submitted at"
+                    f" {recorder.line(self._operation)}, was changed before the"
                     " operation was waited for: leave arrays of an asynchronous operation alone until wait() returns"
                 )
 
@@ -108,18 +100,14 @@ def self_comparing(call: Call) -> Call:
 
 def traced(
     operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
-) -> tuple[Steps, Callable[[], None] | None]:
-    """Log a call; return its steps and None, or steps that watch copies of the arrays and the last check."""
-    log(operation)
-    if not detail:
-        return plan.steps(link, plan.call, *args), None
-    line = caller()
+) -> tuple[Steps, Callable[[], None]]:
+    """Return steps that compare the call and watch copies of the arrays, and the last check."""
     twins: dict[int, tuple[Array, Array]] = {}
     copied = _EQUAL_SHAPES.get(plan.call.operation)
     description = _describe(operation, args, equal_shapes=bool(copied))
     if copied is not None:
         args = tuple(_twin(each, twins) for each in args)
-    watched = Watched(operation.name, [original for original, _ in twins.values()])
+    watched = Watched(operation, [original for original, _ in twins.values()])
 
     def steps() -> Steps:
         digest = np.frombuffer(
@@ -128,7 +116,7 @@ def traced(
         digests = np.empty(link.size, np.int64)
         yield link.now.Iallgather(digest, digests)
         if (digests != digest).any():
-            yield from _disagree(link, f"{description}{_listed(args)} at {line}", digests)
+            yield from _disagree(link, f"{description}{_listed(args)} at {recorder.line(operation)}", digests)
         value = yield from plan.steps(link.after(), plan.call, *args)
         watched.check()
         for output in outputs:

@@ -16,7 +16,7 @@ from typing import Any
 from mpiddp.algorithms.plan import Plan
 from mpiddp.errors import DistError
 from mpiddp.mpi import recorder, requests
-from mpiddp.mpi.operation import Call, Operation
+from mpiddp.mpi.operation import Call, Operation, waiting
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array
 
@@ -32,24 +32,29 @@ def begin(group: ProcessGroup, call: Call) -> tuple[Operation, bool]:
     link = group.link
     if call.record is None:
         link.message_count = number = link.message_count + 1
-        return recorder.begin(call, number), True
-    link.sequence = number = link.sequence + 1
+    else:
+        link.sequence = number = link.sequence + 1
     operation = recorder.begin(call, number)
-    return operation, group.monitor.publish(number, call.record)
+    if debug.on:
+        debug.log(operation)
+    return operation, call.record is None or group.monitor.publish(number, call.record)
 
 
 class calling:  # noqa: N801 - a statement's context
     """The bracket of a call during which this thread waits."""
 
-    __slots__ = ("_began", "_confirmed", "_monitor", "_operation")
+    __slots__ = ("_confirmed", "_monitor", "_operation", "_outer", "_thread")
 
     def __init__(self, group: ProcessGroup, call: Call) -> None:
         self._monitor = group.monitor
         self._operation, self._confirmed = begin(group, call)
 
     def __enter__(self) -> Operation:
-        self._began = requests.begin_wait(self._operation)
-        return self._operation
+        operation = self._operation
+        self._thread = thread = get_ident()
+        self._outer = waiting.get(thread)
+        waiting[thread] = operation
+        return operation
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         operation = self._operation
@@ -57,7 +62,7 @@ class calling:  # noqa: N801 - a statement's context
             if isinstance(error, Exception) and operation.call.record is not None:
                 self._monitor.verify_failed(operation.number, error)
         finally:
-            requests.end_wait(*self._began)
+            requests.end_wait(self._thread, self._outer)
         if error is None:
             if not self._confirmed:
                 self._monitor.verify(operation.number)
@@ -136,7 +141,7 @@ def submit(
     with requests.lock:
         operation, confirmed = begin(group, debug.self_comparing(plan.call) if debug.detail else plan.call)
         check = None
-        if debug.on:
+        if debug.detail:
             steps, check = debug.traced(operation, link, plan, args, outputs)
         else:
             steps = plan.steps(link, plan.call, *args)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpiddp.mpi import requests
 from mpiddp.mpi.message import as_array
-from mpiddp.mpi.operation import Call, Operation
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.p2p import ANY_SOURCE
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
@@ -19,6 +19,8 @@ from mpiddp.typing import Array, ArrayLike
 from . import debug
 from .dispatch import begin, calling, root_rank
 from .groups import GroupLike, ProcessGroup, as_rank, known, member
+
+_MAX_CALLS = 256
 
 
 def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
@@ -35,14 +37,14 @@ def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
 
 
 def _message(name: str, group: ProcessGroup, x: Array, peers: tuple[int, ...], tag: int) -> Call:
-    return Call(group.link.members, name, x.dtype, x.shape, x.shape, peers, tag)
-
-
-def _begun(group: ProcessGroup, name: str, x: Array, peers: tuple[int, ...], tag: int) -> Operation:
-    operation, _ = begin(group, _message(name, group, x, peers, tag))
-    if debug.on:
-        debug.log(operation)
-    return operation
+    key = name, peers, _checked_tag(group, tag, name), x.dtype, x.shape
+    calls = group.mailbox.calls
+    call = calls.get(key)
+    if call is None:
+        if len(calls) >= _MAX_CALLS:
+            calls.clear()
+        calls[key] = call = Call(group.link.members, name, x.dtype, x.shape, x.shape, peers, key[2])
+    return call
 
 
 def send(
@@ -63,10 +65,7 @@ def send(
     if to == found.link.rank:
         raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
     x = as_array(tensor, "send", writable=False)
-    tag = _checked_tag(found, tag, "send")
     with calling(found, _message("send", found, x, (found.link.ranks[to],), tag)) as operation:
-        if debug.on:
-            debug.log(operation)
         if requests.pending or found.monitor.survivable:
             found.mailbox.isend(x, to, tag, operation).wait()
         else:
@@ -86,11 +85,10 @@ def isend(
         return None
     to = root_rank(found, dst, group_dst)
     x = as_array(tensor, "isend", writable=False)
-    tag = _checked_tag(found, tag, "isend")
-    operation = _begun(found, "isend", x, (found.link.ranks[to],), tag)
+    operation, _ = begin(found, _message("isend", found, x, (found.link.ranks[to],), tag))
     submitted = found.mailbox.isend(x, to, tag, operation)
     if debug.detail:
-        submitted._run_check(debug.Watched("isend", (x,)).check)
+        submitted._run_check(debug.Watched(operation, (x,)).check)
     return submitted
 
 
@@ -118,10 +116,7 @@ def recv(
         return -1
     source, peers = _sources(found, src, group_src)
     x = as_array(tensor, "recv")
-    tag = _checked_tag(found, tag, "recv")
     with calling(found, _message("recv", found, x, peers, tag)) as operation:
-        if debug.on:
-            debug.log(operation)
         if requests.pending or found.monitor.survivable:
             receive = found.mailbox.irecv(x, source, tag, operation)
             receive.wait()
@@ -146,8 +141,8 @@ def irecv(
         return None
     source, peers = _sources(found, src, group_src)
     x = as_array(tensor, "irecv")
-    tag = _checked_tag(found, tag, "irecv")
-    return found.mailbox.irecv(x, source, tag, _begun(found, "irecv", x, peers, tag), found.ranks)
+    operation, _ = begin(found, _message("irecv", found, x, peers, tag))
+    return found.mailbox.irecv(x, source, tag, operation, found.ranks)
 
 
 class P2POp:

@@ -281,7 +281,7 @@ class Calls(Resource):
                 self.history = hash((self.history, *call))
             self.latest = sequence
         row = self._memory[start : start + self._row_bytes]
-        if row == record * self._size:
+        if self._size == 1 or row == record * self._size:
             return True
         self._unconfirmed[sequence] = record
         self._compare(sequence, record, row)

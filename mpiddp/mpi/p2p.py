@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from . import p2p_device, requests
 from .lazy import MPI
 from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, movable, size_of
-from .operation import Operation
+from .operation import Call, Operation
 from .p2p_device import Departure, DeviceReceive
 from .requests import activate, deactivate, drive, matched_probe
 from .work import Work
@@ -144,6 +144,7 @@ class Mailbox(Resource):
         self._status = MPI.Status()
         self._arrived: list[_Arrival] = []
         self._posted: deque[Receive] = deque()
+        self.calls: dict[Any, Call] = {}
         self._works: dict[Work, None] = {}
         self._departing: defaultdict[int, deque[Departure]] = defaultdict(deque)
 

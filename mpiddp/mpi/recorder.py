@@ -78,7 +78,12 @@ def entries() -> list[Operation]:
 
 def begin(call: Call, number: int) -> Operation:
     """Record a beginning, with the program's line up the stack."""
-    frame = program_frame(getframe(1))
+    try:
+        frame = getframe(3)  # beyond the bracket and the operation
+    except ValueError:  # called from C, as by atexit
+        frame = getframe(1)
+    if frame.f_code.co_filename not in program_files:
+        frame = program_frame(frame)
     append(operation := Operation(call, number, frame.f_code, frame.f_lasti, monotonic()))
     return operation
 
@@ -128,6 +133,11 @@ def warn(text: str) -> None:
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     name = frame.f_globals.get("__name__")
     warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno, name, registry)
+
+
+def line(operation: Operation) -> str:
+    """Return the file and line of the program's call."""
+    return f"{operation.code.co_filename}:{line_number(operation.code, operation.offset)}"
 
 
 def line_number(code: CodeType, offset: int) -> int:

@@ -84,7 +84,7 @@ class Work:
         callbacks, self._callbacks = self._callbacks, ()
         if callbacks:
             self._check = None  # they may change the arrays
-        call_all(callbacks)
+            call_all(callbacks)
 
     def _advance(self) -> bool:
         """Run the steps that need not wait; return True at the end."""

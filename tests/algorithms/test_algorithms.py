@@ -18,7 +18,7 @@ from harness.inputs import CLASSES, thinned
 from harness.pretend import connect
 
 import mpiddp as dist
-from mpiddp.algorithms import exchange, hierarchical, local_reduce, peer_access, pipeline, plan, two_shot
+from mpiddp.algorithms import exchange, hierarchical, local_reduce, peer_access, plan, two_shot
 from mpiddp.distributed.groups import default_group
 from mpiddp.faults.calls import NO_ROOT, make_call
 from mpiddp.mpi import message, requests
@@ -322,7 +322,7 @@ def test_nan_reaches_every_rank(case: Case, kind: str) -> None:
 def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     if not case.link.one_node:
         pytest.skip("the same on one node")
-    monkeypatch.setattr(pipeline, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(two_shot, "CHUNK_BYTES", 4096)
     monkeypatch.setattr(local_reduce, "CHUNK_BYTES", 256)
     case = dataclasses.replace(case, link=connect(case.link.nodes)[0])
     for dtype in (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")):
@@ -351,7 +351,7 @@ def refuse_scratch(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
 def way(request: pytest.FixtureRequest, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let ordinary arrays of any length go one way only, in short pieces."""
     monkeypatch.setattr(two_shot, "ONE_SHOT_BYTES", 256)
-    monkeypatch.setattr(pipeline, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(two_shot, "CHUNK_BYTES", 1024)
     monkeypatch.setattr(peer_access, "PIECE_BYTES", 1024)
     monkeypatch.setattr(hierarchical, "PIECE_BYTES", 1024)
     monkeypatch.setattr(hierarchical, "_PART_BYTES", 256)

@@ -13,7 +13,6 @@ A group of one rank sends nothing, so it takes the algorithms of messages, which
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -69,7 +68,7 @@ def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, 
     """Return the steps, each with its largest size in bytes; ``host`` has those of arrays of the host."""
     if chosen is None and nccl.does(operation, link, dtype, op):
         return [(ANY_SIZE, without(getattr(nccl, operation)))]
-    through_host: Plan = [(limit, functools.partial(getattr(staged, operation), steps)) for limit, steps in host]
+    through_host: Plan = [(limit, staged.around(operation, steps)) for limit, steps in host]
     if link.size > 1 and chosen is not None:
         if chosen not in ALGORITHMS:
             return through_host
