@@ -20,8 +20,8 @@ MARKS = {
     "long": "run by --long only: another case of a promise that an everyday test holds",
 }
 """``mpi``, which runs under mpiexec, is pytest-mpi's own; a test with neither runs in this process."""
-LAUNCH = {"launch", "with_torch", "gpu"}
-"""Folders whose tests start jobs."""
+LAUNCH = {"with_torch", "gpu"}
+"""Folders whose tests start jobs, as those in files named ``..._jobs`` do."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.path.parent.name in LAUNCH:
+    if item.path.parent.name in LAUNCH or item.path.stem.endswith("_jobs"):
         item.add_marker("launch")
 
 

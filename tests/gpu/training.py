@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+from harness import launcher
 
 import mpiddp as dist
 from mpiddp import nn, optim
@@ -20,7 +19,7 @@ from mpiddp.nn import functional as F  # noqa: N812
 from .beside_torch import torch_group
 from .machine import torch_fault
 from .rows import everywhere, say, seconds
-from .sections import mpiexec
+from .sections import environment
 
 INPUTS, CLASSES = 784, 10
 
@@ -115,32 +114,13 @@ def train(small: bool) -> None:
     """Run the main job on two ranks."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder) / "metrics.jsonl"
-        options = [
-            "--epochs",
-            "2",
-            "--data",
-            "synthetic",
-            "--batch-size",
-            "512",
-            "--device",
-            "cuda",
-            "--metrics",
-            metrics,
-        ]
-        model = ["--model", "mlp"] if small else ["--model", "tests.gpu.training:wide"]
-        done = subprocess.run(
-            [str(mpiexec()), "-n", "2", sys.executable, "-m", "mpiddp", "train", *map(str, options), *model],
-            capture_output=True,
-            text=True,
-            timeout=25,
-            check=False,
-        )
-        if done.returncode:
-            say(f"train --device cuda: exit code {done.returncode}: {done.stderr.strip()[-600:]}", wrong=True)
+        model = "mlp" if small else "tests.gpu.training:wide"
+        options = ("--epochs", 2, "--data", "synthetic", "--batch-size", 512, "--device", "cuda", "--model", model)
+        train = ("-m", "mpiddp", "train", *options, "--metrics", metrics)
+        done = launcher.job(*train, ranks=2, limit_s=25, **environment())
+        if done.rc:
+            say(f"train --device cuda: exit code {done.rc}: {done.stderr.strip()[-600:]}", wrong=True)
             return
         last = json.loads(metrics.read_text().splitlines()[-1])
-        say(
-            f"train --device cuda, {' '.join(model)}: accuracy {last['accuracy']:.3f}",
-            last["samples_per_s"],
-            "samples/s",
-        )
+        said = f"train --device cuda, --model {model}: accuracy {last['accuracy']:.3f}"
+        say(said, last["samples_per_s"], "samples/s")

@@ -17,7 +17,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +30,10 @@ NO_MPIEXEC = (
     "(or load the site's MPI module)"
 )
 TIMED_OUT = 124
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+ULFM = ("--with-ft", "ulfm")
+"""Options of Open MPI's mpirun, with which ranks outlive another one."""
 
 JOB = "MPIDDP_TEST_JOB"
 """Set for all processes of a `Program`."""
@@ -83,6 +87,11 @@ def mpiexec() -> Path | None:
         return beside
     found = shutil.which("mpiexec")
     return Path(found) if found else None
+
+
+def is_open_mpi() -> bool:
+    found = mpiexec()
+    return found is not None and not found.with_name("mpiexec.hydra").exists()
 
 
 def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
@@ -239,9 +248,9 @@ class Program:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def wait_for(self, text: str, timeout_s: float = 30) -> None:
+    def wait_for(self, text: str, timeout_s: float = 30, times: int = 1) -> None:
         end = time.monotonic() + timeout_s
-        while text not in "".join(self.output):
+        while "".join(self.output).count(text) < times:
             if self.poll() is not None or time.monotonic() > end:
                 state = "ended" if self.poll() is not None else f"went on for {timeout_s} s"
                 raise AssertionError(f"the program {state} without writing {text!r}:\n" + "\n".join(self.output))
@@ -277,53 +286,82 @@ class Program:
     def members(self) -> list[int]:
         return members_of(self._job)
 
+    def ranks(self) -> list[int]:
+        """Return the ids of the living processes that run this Python."""
+        interpreter, found = Path(sys.executable).resolve(), []
+        for pid in self.members():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/exe").resolve() == interpreter:
+                    found.append(pid)
+        return sorted(found)
 
-def start(
-    n: int | None,
-    program: str | Path,
-    *args: str,
-    env: Mapping[str, str | None] | None = None,
-    options: Iterable[str] = (),
-) -> Program:
-    """Start ``program`` (a str is source text, a Path a script) on ``n`` ranks, or without a launcher when n is None.
+    def rank_0(self) -> int:
+        for pid in self.ranks():
+            with contextlib.suppress(OSError):
+                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                if {b"PMI_RANK=0", b"OMPI_COMM_WORLD_RANK=0"} & set(variables):
+                    return pid
+        raise AssertionError(f"none of {self.ranks()} is rank 0: {self.output}")
 
-    A context manager: ``with start(2, CODE) as job: job.wait_for("ready"); job.signal(SIGTERM)``.
-    """
-    if isinstance(program, Path):
-        return Program([*launch(n, options), sys.executable, program, *args], env)
-    folder = Path(tempfile.mkdtemp(prefix="mpiddp-test-"))
-    # A file, and not -c: tracebacks then show the source lines.
-    script = folder / "program.py"
-    script.write_text(program)
-    return Program([*launch(n, options), sys.executable, script, *args], env, scratch=folder)
+    def pid_of(self, rank: int) -> int:
+        """Wait for the rank's line ``pid of RANK: PID.``, and return its process id."""
+        self.wait_for(f"pid of {rank}: ")
+        return int("".join(self.output).split(f"pid of {rank}: ")[1].split(".")[0])
 
 
-def launch(n: int | None, options: Iterable[str] = ()) -> list[str | Path]:
-    if n is None:
+def launch(ranks: int | None, options: Iterable[str] = ()) -> list[str | Path]:
+    """Return the words before a command that start it on this many ranks; none without a launcher."""
+    if ranks is None:
         return []
     launcher = mpiexec()
     if launcher is None:
         raise FileNotFoundError(NO_MPIEXEC)
-    return [launcher, *options, "-n", str(n)]
+    return [launcher, *options, "-n", str(ranks)]
 
 
-def mpirun(
-    n: int, program: str | Path, *args: str, timeout_s: float = 60, env: Mapping[str, str | None] | None = None
-) -> Completed:
-    """Run a `start` program under mpiexec on ``n`` ranks."""
-    with start(n, program, *args, env=env) as job:
-        return job.wait(timeout_s)
+def start(
+    program: str | Path,
+    *args: object,
+    ranks: int | None = None,
+    options: Iterable[str] = (),
+    before: Iterable[str | Path] = (),
+    on: Callable[..., tuple[list[str | Path], dict[str, str]]] | None = None,
+    search: Iterable[str | Path] = (),
+    cwd: Path | None = None,
+    **env: str | None,
+) -> Program:
+    """Start Python on ``program``: a name in tests/programs, a file, an option like ``-m``, or source text.
+
+    A context manager: ``with start("waits", "recv", ranks=2) as job: job.wait_for("ready"); job.signal(SIGTERM)``.
+    mpiexec starts ``ranks`` with ``options``, here or ``on`` some hosts; None takes no mpiexec. ``before`` are words of
+    a program that starts all this, ``search`` folders to import from, and ``env`` variables (None removes one).
+    """
+    name, scratch = str(program), None
+    if name.isidentifier():
+        program = PROGRAMS / f"{name}.py"
+    elif not isinstance(program, Path) and not name.startswith("-"):
+        # A file, and not -c: tracebacks then show the source lines.
+        scratch = Path(tempfile.mkdtemp(prefix="mpiddp-test-"))
+        program = scratch / "program.py"
+        program.write_text(name)
+    words, variables = on(ranks, options, before) if on else ([*before, *launch(ranks, options)], {})
+    if search:
+        found = [str(folder) for folder in search]
+        variables["PYTHONPATH"] = os.pathsep.join([*found, *filter(None, [environment().get("PYTHONPATH")])])
+    command = [*words, sys.executable, program, *map(str, args)]
+    return Program(command, {**variables, **env}, cwd=cwd, scratch=scratch)
 
 
-def python(
-    program: str | Path | None = None,
-    *args: str,
-    timeout_s: float = 60,
-    env: Mapping[str, str | None] | None = None,
-) -> Completed:
-    """Run a `start` program without a launcher, or ``python ARGS`` when it is None."""
-    with Program([sys.executable, *args], env) if program is None else start(None, program, *args, env=env) as job:
-        return job.wait(timeout_s)
+def line_of(program: str, text: str) -> int:
+    """Return the number of the one line of a program that has ``text``."""
+    (number,) = (n for n, line in enumerate((PROGRAMS / f"{program}.py").read_text().splitlines(), 1) if text in line)
+    return number
+
+
+def job(program: str | Path, *args: object, limit_s: float = 60, **how: Any) -> Completed:
+    """`start` a job, and wait for its end; kill it after ``limit_s``."""
+    with start(program, *args, **how) as started:
+        return started.wait(limit_s)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     import pytest
 
-LONGEST = ("test_with_torch", "test_slurm", "test_survival", "test_harness", "test_disagreement", "test_stalls")
+LONGEST = (
+    *("test_with_torch", "test_slurm_jobs", "test_elastic_jobs", "test_harness_jobs", "test_leaving_jobs"),
+    *("test_calls_jobs", "test_reports_jobs"),
+)
 """Begun first, so that none runs alone in the end."""
 LEAVE_S = 5.0
 """For a child to end its jobs when pytest is interrupted."""

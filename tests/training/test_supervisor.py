@@ -1,4 +1,4 @@
-"""A launcher that stays when its ranks are gone; jobs with ranks are in tests/launch."""
+"""A launcher that stays when its ranks are gone; jobs with ranks are in test_supervisor_jobs."""
 
 from __future__ import annotations
 

@@ -6,8 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 from harness import launcher
 from harness.faking import FOLDER
+from harness.launcher import job
 from harness.tiers import thinned
 
 HERE = Path(__file__).parent
@@ -28,7 +27,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("ranks", thinned([1, 2, 3], 3))
 def test_backend(ranks: int) -> None:
-    ended = launcher.mpirun(ranks, HERE / "backend_job.py", timeout_s=240)
+    ended = job(HERE / "backend_job.py", ranks=ranks, limit_s=240)
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
 
 
@@ -37,13 +36,13 @@ def test_backend(ranks: int) -> None:
 def test_cuda_tensors_go_as_cupy_arrays(ranks: int) -> None:
     """Tensors that only say so, on the fake device: there is no CUDA here."""
     pytest.importorskip("ml_dtypes")
-    search = f"{FOLDER}:{launcher.environment().get('PYTHONPATH', '')}"
-    command = [*launcher.launch(ranks), sys.executable, HERE / "cuda_job.py"]
-    with launcher.Program(command, {"PYTHONPATH": search, "PYTHONWARNINGS": "ignore:ranks"}) as job:
-        ended = job.wait(240)
+    warnings = {"PYTHONWARNINGS": "ignore:ranks"}
+    ended = job(HERE / "cuda_job.py", ranks=ranks, search=[FOLDER], limit_s=240, **warnings)
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
 
 
+TORCH = ("-m", "mpiddp.torch")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
 SCRIPTS_OF_TORCHRUN = ("ddp_snapshot", "fsdp2", "tensor_parallel", "dcp")
 
 
@@ -51,13 +50,9 @@ SCRIPTS_OF_TORCHRUN = ("ddp_snapshot", "fsdp2", "tensor_parallel", "dcp")
 def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(tmp_path: Path) -> None:
     for folder in ("ours", "theirs"):
         (tmp_path / folder).mkdir()
-    path = str(SCRIPTS / "one_after_another.py")
-    mpiexec = [*launcher.launch(2), sys.executable, "-m", "mpiddp.torch", path, str(tmp_path / "ours")]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]
-    with launcher.Program([*mpiexec, *SCRIPTS_OF_TORCHRUN]) as job:
-        ours = job.wait(240)
-    with launcher.Program([*torchrun, str(tmp_path / "theirs"), *SCRIPTS_OF_TORCHRUN], {"OMP_NUM_THREADS": "1"}) as job:
-        theirs = job.wait(240)
+    scripts = (SCRIPTS / "one_after_another.py", *SCRIPTS_OF_TORCHRUN)
+    ours = job(*TORCH, scripts[0], tmp_path / "ours", *scripts[1:], ranks=2, limit_s=240)
+    theirs = job(*TORCHRUN, scripts[0], tmp_path / "theirs", *scripts[1:], limit_s=240, OMP_NUM_THREADS="1")
     # Gloo's processes may abort at their end, when another one has closed its connections.
     assert ours.rc == 0 and ours.stdout == theirs.stdout != "", (str(ours), str(theirs))
     said = re.findall(r"^-- (.*)\nloss \d", ours.stdout, re.MULTILINE)
@@ -77,16 +72,15 @@ WORLD = {  # what else runs on torch.distributed: the package, and the scripts t
 def test_the_torch_world_has_gloo_s_losses(package: str, tmp_path: Path) -> None:
     """By the runner, unchanged, and by the backend's name."""
     pytest.importorskip(package)
-    calls = {}
     for way in ("gloo", "runner", "name"):
-        folder = tmp_path / way
-        folder.mkdir()
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        begin = torchrun if way == "gloo" else [*launcher.launch(2), sys.executable]
-        runner = ["-m", "mpiddp.torch"] if way == "runner" else []
-        command = [*begin, *runner, str(SCRIPTS / "one_after_another.py"), str(folder), *WORLD[package]]
-        variables = {"BACKEND": "mpiddp"} if way == "name" else {}
-        calls[way] = partial(_run, command, {"OMP_NUM_THREADS": "1", **variables})
+        (tmp_path / way).mkdir()
+    script, names = SCRIPTS / "one_after_another.py", WORLD[package]
+    one = {"OMP_NUM_THREADS": "1", "limit_s": 300}
+    calls = {
+        "gloo": partial(job, *TORCHRUN, script, tmp_path / "gloo", *names, **one),
+        "runner": partial(job, *TORCH, script, tmp_path / "runner", *names, ranks=2, **one),
+        "name": partial(job, script, tmp_path / "name", *names, ranks=2, BACKEND="mpiddp", **one),
+    }
     with launcher.side_by_side(calls) as jobs:
         ended = {way: jobs[way].result() for way in calls}
     losses = {way: re.findall(r"^(?:--|loss) .*$", job.stdout, re.MULTILINE) for way, job in ended.items()}
@@ -95,14 +89,9 @@ def test_the_torch_world_has_gloo_s_losses(package: str, tmp_path: Path) -> None
     assert len(losses["gloo"]) > 2 * len(WORLD[package]), ended
 
 
-def _run(command: list[str], variables: dict[str, str], timeout_s: float = 300) -> launcher.Completed:
-    with launcher.Program(command, variables) as job:
-        return job.wait(timeout_s)
-
-
 @pytest.fixture
-def installed(tmp_path: Path) -> dict[str, str]:
-    """Return the variables that show an installed mpiddp: its entry points, as pip lays them down."""
+def installed(tmp_path: Path) -> list[Path]:
+    """Return the folders that show an installed mpiddp: its entry points, as pip lays them down."""
     project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["project"]
     package = tmp_path / "mpiddp-0.dist-info"
     package.mkdir()
@@ -110,12 +99,12 @@ def installed(tmp_path: Path) -> dict[str, str]:
     groups = project["entry-points"].items()
     lines = [line for group, found in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in found.items()))]
     (package / "entry_points.txt").write_text("\n".join(lines))
-    return {"PYTHONPATH": f"{tmp_path}:{launcher.environment().get('PYTHONPATH', '')}"}
+    return [tmp_path]
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("first", thinned(["torch", "mpiddp.torch"], "torch"))
-def test_import_torch_finds_the_backend_and_starts_no_mpi(first: str, installed: dict[str, str]) -> None:
+def test_import_torch_finds_the_backend_and_starts_no_mpi(first: str, installed: list[Path]) -> None:
     """It meets through MPI, whatever address the program has left."""
     code = (
         f"import os, sys, {first}, torch, torch.distributed as dist\n"
@@ -126,19 +115,19 @@ def test_import_torch_finds_the_backend_and_starts_no_mpi(first: str, installed:
         "dist.destroy_process_group(); size = x.item()\n"
         "dist.init_process_group('mpiddp', 'tcp://nowhere:1', rank=int(os.environ['RANK']), world_size=int(size))\n"
     )
-    ended = _run([*launcher.launch(2), sys.executable, "-c", code], installed, 120)
+    ended = job("-c", code, ranks=2, search=installed, limit_s=120)
     assert ended.rc == 0 and ended.stdout.count("sum 2.0") == 2, ended
     assert ended.stderr.count("meet through MPI, not at MASTER_ADDR=localhost MASTER_PORT=29600") == 1, ended
     assert ended.stderr.count("meet through MPI, not at tcp://nowhere:1") == 1, ended
 
 
 @pytest.mark.once
-def test_without_mpirun_is_a_world_of_one_rank(installed: dict[str, str]) -> None:
+def test_without_mpirun_is_a_world_of_one_rank(installed: list[Path]) -> None:
     code = (
         "import sys; sys.modules['torch.distributed._dist2'] = None\n"  # as before torch 2.9
         "import torch.distributed as dist; dist.init_process_group('mpiddp'); print('size', dist.get_world_size())"
     )
-    ended = _run([sys.executable, "-c", code], installed, 120)
+    ended = job("-c", code, search=installed, limit_s=120)
     assert ended.rc == 0 and "size 1" in ended.stdout, ended
 
 
@@ -153,11 +142,8 @@ if __name__ == "__main__":
 
 @pytest.mark.once
 @pytest.mark.parametrize(("beside", "lines"), [("gloo", 1), ("mpiddp", 0)])
-def test_a_job_on_gloo_alone_says_so_at_its_end(
-    beside: str, lines: int, installed: dict[str, str], tmp_path: Path
-) -> None:
-    (script := tmp_path / "on_gloo.py").write_text(GLOO)
-    ended = _run([*launcher.launch(2), sys.executable, str(script), beside], installed, 120)
+def test_a_job_on_gloo_alone_says_so_at_its_end(beside: str, lines: int, installed: list[Path]) -> None:
+    ended = job(GLOO, beside, ranks=2, search=installed, limit_s=120)
     assert ended.rc == 0 and ended.stderr.count("ran on Gloo in this job") == lines, ended
 
 
@@ -172,50 +158,40 @@ if __name__ == "__main__":
 
 
 @pytest.mark.once
-def test_a_spawn_left_in_a_script_for_torchrun_is_named(installed: dict[str, str], tmp_path: Path) -> None:
+def test_a_spawn_left_in_a_script_for_torchrun_is_named(installed: list[Path], tmp_path: Path) -> None:
     (script := tmp_path / "spawns.py").write_text(SPAWN)
-    ended = _run([*launcher.launch(2), sys.executable, "-m", "mpiddp.torch", str(script)], installed, 120)
+    ended = job(*TORCH, script, ranks=2, search=installed, limit_s=120)
     assert ended.rc != 0 and "delete the spawn" in ended.stderr and "EADDRINUSE" not in ended.stderr, ended
 
 
 @pytest.mark.once
 def test_import_mpiddp_does_not_know_torch() -> None:
     code = "import sys, mpiddp; mpiddp.DistributedDataParallel; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, env=launcher.environment())
+    assert (ended := job("-c", code)).rc == 0, ended
 
 
-def _has_ulfm() -> bool:
-    mpiexec = launcher.mpiexec()
-    if mpiexec is None:
-        return False
-    said = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False)
-    return "Open MPI" in said.stdout + said.stderr
+needs_ulfm = pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on")
 
 
-@pytest.mark.skipif(not _has_ulfm(), reason="only Open MPI's mpirun lets ranks live on")
+@needs_ulfm
 def test_a_killed_rank_raises_on_the_others_and_training_goes_on() -> None:
-    with launcher.start(3, SCRIPTS / "survive.py", options=["--with-ft", "ulfm"]) as job:
-        ended = job.wait(120)
+    ended = job(SCRIPTS / "survive.py", ranks=3, options=launcher.ULFM, limit_s=120)
     raised = [line for line in ended.stdout.splitlines() if "RankFailedError of ranks [1]" in line]
     assert len(raised) == 2 and all(float(line.split()[-2]) < 10 for line in raised), ended
     assert ended.stdout.count("12 steps, 2 ranks, equal: True") == 2, ended
 
 
-@pytest.mark.skipif(not _has_ulfm(), reason="only Open MPI's mpirun lets ranks live on")
+@needs_ulfm
 def test_a_spare_takes_the_place_of_a_killed_rank_and_the_model_has_the_same_bits() -> None:
-    calls = {str(spares): partial(_elastic, spares) for spares in (0, 1)}
+    ulfm = {"options": launcher.ULFM, "limit_s": 240}
+    calls = {str(spares): partial(job, SCRIPTS / "elastic.py", spares, ranks=2 + spares, **ulfm) for spares in (0, 1)}
     with launcher.side_by_side(calls) as jobs:
         undisturbed, disturbed = jobs["0"].result(), jobs["1"].result()
     assert disturbed.rc == undisturbed.rc == 0, (undisturbed, disturbed)
     lines = set(undisturbed.stdout.splitlines())
-    assert len(lines) == 1 and "3 ranks" in undisturbed.stdout, undisturbed
-    assert set(disturbed.stdout.splitlines()) == lines and disturbed.stdout.count("3 ranks") == 3, disturbed
-    assert "rank 1 of 3 died; a spare took its place (0 left); going on after step 5" in disturbed.stderr, disturbed
-
-
-def _elastic(spares: int) -> launcher.Completed:
-    with launcher.start(3 + spares, SCRIPTS / "elastic.py", str(spares), options=["--with-ft", "ulfm"]) as job:
-        return job.wait(240)
+    assert len(lines) == 1 and "2 ranks" in undisturbed.stdout, undisturbed
+    assert set(disturbed.stdout.splitlines()) == lines and disturbed.stdout.count("2 ranks") == 2, disturbed
+    assert "rank 1 of 2 died; a spare took its place (0 left); going on after step 5" in disturbed.stderr, disturbed
 
 
 def _torch_has_backends() -> bool:
@@ -227,15 +203,14 @@ def _torch_has_backends() -> bool:
 @pytest.mark.once
 @pytest.mark.skipif(not _torch_has_backends(), reason="torch takes Backends written in Python since 2.15")
 def test_torch_s_own_shrink_group() -> None:
-    ended = launcher.mpirun(4, HERE / "shrink_job.py", timeout_s=240)
+    ended = job(HERE / "shrink_job.py", ranks=4, limit_s=240)
     assert ended.rc == 0 and ended.stdout.count("all right") == 3, ended
 
 
 @pytest.mark.once
 def test_torch_s_own_suite_in_short() -> None:
     pytest.importorskip("expecttest", reason="torch's suite needs pip install expecttest")
-    with launcher.Program([sys.executable, HERE / "suite.py", "--short", "--ranks", "3"]) as job:
-        ended = job.wait(300)
+    ended = job(HERE / "suite.py", "--short", "--ranks", "3", limit_s=300)
     assert ended.rc == 0 and "{'passed': 25}" in ended.stdout, ended
 
 
@@ -243,8 +218,7 @@ def test_torch_s_own_suite_in_short() -> None:
 @pytest.mark.parametrize(("ranks", "passed"), [(3, 121), (4, 122)])
 def test_torch_s_own_suite(ranks: int, passed: int) -> None:
     pytest.importorskip("expecttest", reason="torch's suite needs pip install expecttest")
-    with launcher.Program([sys.executable, HERE / "suite.py", "--ranks", str(ranks)]) as job:
-        ended = job.wait(1200)
+    ended = job(HERE / "suite.py", "--ranks", str(ranks), limit_s=1200)
     assert ended.rc == 0 and f"{{'passed': {passed}}}" in ended.stdout, ended
 
 
@@ -255,6 +229,5 @@ def test_torch_s_tests_of_gloo() -> None:
     file = os.environ.get("TORCH_TEST_C10D_GLOO")
     if file is None:
         pytest.skip("TORCH_TEST_C10D_GLOO does not name test/distributed/test_c10d_gloo.py of torch's sources")
-    with launcher.Program([sys.executable, HERE / "suite.py", "--ranks", "2", "--file", file]) as job:
-        ended = job.wait(1200)
+    ended = job(HERE / "suite.py", "--ranks", "2", "--file", file, limit_s=1200)
     assert ended.rc == 0 and "'failed'" not in ended.stdout, ended

@@ -1,0 +1,215 @@
+"""The examples: each prints the output in its docstring, and runs on every possible number of ranks.
+
+Starting MPI takes longer than an example, so examples of one command line share a job.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import shlex
+import socket
+import textwrap
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness.launcher import job
+from harness.tiers import thinned
+
+from mpiddp import cores
+from mpiddp.examples import collective_costs as costs
+from mpiddp.examples import torch_user
+
+pytestmark = pytest.mark.once
+
+EXAMPLES = Path(importlib.util.find_spec("mpiddp.examples").submodule_search_locations[0])
+HELPERS = {"__init__", "__main__", "printing"}
+ALONE = "ends here"
+"""Marks an example that has refused to run on so few ranks."""
+
+
+@dataclass(frozen=True)
+class Example:
+    name: str
+    environment: tuple[tuple[str, str], ...]
+    ranks: int | None
+    output: str
+
+
+def read(path: Path) -> Example:
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    command, _ = re.match(r"``(.+?)``: (.+\.)$", text, re.MULTILINE).groups()
+    words = shlex.split(command)
+    environment = []
+    while "=" in words[0]:
+        environment.append(tuple(words.pop(0).split("=", 1)))
+    ranks = None
+    if words[0] == "mpirun":
+        assert words[1] == "-np"
+        ranks, words = int(words[2]), words[3:]
+    assert words == ["python", "-m", f"mpiddp.examples.{path.stem}"], f"{path}: runs something else"
+    shown = text.split("\nOutput::\n\n")
+    assert len(shown) == 2, f"{path} does not show its output"
+    return Example(path.stem, tuple(environment), ranks, textwrap.dedent(shown[1]).strip())
+
+
+ALL = [read(path) for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in HELPERS]
+
+
+def run(ranks: int | None, names: list[str], folder: Path, env=None) -> dict[str, str]:
+    """Run examples one after the other in one job; return rank 0's output."""
+    result = folder / "printed.json"
+    done = job("examples", result, *names, ranks=ranks, limit_s=120, **(env or {}))
+    assert done.rc == 0, done
+    return json.loads(result.read_text())
+
+
+def same(shown: str, printed: str) -> bool:
+    """Compare texts, but for the last digit of decimals (BLAS libraries differ) and numbers after a tilde."""
+    shown, printed = (re.sub(r" *~\d+\.\d+", " ~", text) for text in (shown, printed))
+    number = r"-?\d+\.\d+"
+    if re.sub(number, "#", shown) != re.sub(number, "#", printed):
+        return False
+    pairs = zip(re.findall(number, shown), re.findall(number, printed), strict=True)
+    return all(
+        len(a.split(".")[1]) == len(b.split(".")[1]) and abs(float(a) - float(b)) <= 1.001 * 10 ** -len(a.split(".")[1])
+        for a, b in pairs
+    )
+
+
+COMMANDS: dict[tuple[int | None, tuple[tuple[str, str], ...]], list[Example]] = defaultdict(list)
+for example in ALL:
+    COMMANDS[example.ranks, example.environment].append(example)
+for ranks in (2, 3, 4):
+    COMMANDS[ranks, ()] += []
+
+
+@pytest.mark.parametrize(
+    "command",
+    thinned(COMMANDS, *(command for command in COMMANDS if COMMANDS[command])),
+    ids=lambda command: f"{command[0] or 1}{'-env' * bool(command[1])}",
+)
+def test_examples_print_what_they_show(request, command, tmp_path):
+    """In the long tier the job runs all other possible examples, too."""
+    ranks, environment = command
+    shown = {example.name: example.output for example in COMMANDS[command]}
+    others = []
+    if request.config.option.long and not environment:
+        others = [example.name for example in ALL if ranks is None or example.ranks is not None]
+    printed = run(ranks, sorted({*shown, *others}), tmp_path, dict(environment))
+    wrong = [
+        f"--- {name} shows\n{text}\n--- and prints\n{printed[name]}"
+        for name, text in shown.items()
+        if not same(text, printed[name].strip())
+    ]
+    assert not wrong, "\n".join(wrong)
+    for name, text in printed.items():
+        assert text.strip(), f"{name} prints nothing"
+        assert ranks is None or ALONE not in text, f"{name} does not run on {ranks} ranks"
+        assert "False" not in text, f"on {ranks} ranks:\n{text}"
+
+
+def test_comparison_is_strict():
+    assert same("loss 1.234 of -2.00", "loss 1.235 of -2.00")
+    for printed in ("loss 1.236 of -2.00", "loss 1.234 of 2.00", "loss 1.23 of -2.00", "Loss 1.234 of -2.00", ""):
+        assert not same("loss 1.234 of -2.00", printed)
+    assert not same("rank 1", "rank 2")
+    assert same("took  ~9.9 s", "took ~10.0 s") and not same("took ~9.9 s", "took 9.9 s")
+
+
+def test_by_hand_and_ddp_show_the_same():
+    (shown,) = (example.output for example in ALL if example.name == "sgd")
+    by_hand, with_ddp = shown.removeprefix("by hand\n").split("\nwith DistributedDataParallel\n")
+    assert by_hand == with_ddp
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [("hello", 0, "rank 1 of 2 is local rank 1"), ("helo", 1, "there is no example 'helo': did you mean hello?")],
+)
+def test_a_name_runs_its_example(name, code, said):
+    done = job("-m", "mpiddp.examples", name, ranks=2)
+    assert done.rc == code and (done.stdout + done.stderr).count(said) == 1, done
+
+
+def test_list_names_every_example_and_its_ranks():
+    done = job("-m", "mpiddp.examples", ranks=2)
+    assert done.rc == 0, done
+    listed = re.findall(r"^    (\w+) +(\d+|-)  \S", done.stdout, re.MULTILINE)
+    assert sorted(listed) == [(example.name, str(example.ranks or "-")) for example in ALL], done
+
+
+def test_examples_of_one_process_print_once_under_mpirun():
+    alone = [example for example in ALL if example.ranks is None]
+    program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name).main()\n"
+    done = job("-c", program, *(f"mpiddp.examples.{example.name}" for example in alone), ranks=2)
+    assert done.rc == 0, done
+    assert len(alone) > 1 and same("\n".join(example.output for example in alone), done.stdout.strip()), done
+
+
+def test_ranks_share_the_cores():
+    """Without a warning of more BLAS threads than cores."""
+    done = job("-m", "mpiddp.examples.hello", ranks=2, **dict.fromkeys(cores.THREAD_VARIABLES))
+    assert done.rc == 0 and "BLAS threads" not in done.stderr, done
+
+
+def test_costs_are_those_of_schedules_that_work():
+    """Every rank begins with its own number in every part; a message adds, or copies, its sender's."""
+    ranks, everybody = range(costs.RANKS), frozenset(range(costs.RANKS))
+    for name, rounds, ranks_per_machine in costs.table():
+        machine = {rank: [r for r in ranks if r // ranks_per_machine == rank // ranks_per_machine] for rank in ranks}
+        known = {(rank, part): {rank} for rank in ranks for part in ranks}
+        if ranks_per_machine > 1:  # each rank of a machine sums its slice in memory
+            slices = costs.RANKS // ranks_per_machine
+            known |= {(rank, part): set() for rank in ranks for part in ranks}
+            for rank in ranks:
+                first = rank % ranks_per_machine * slices
+                known |= {(rank, part): set(machine[rank]) for part in range(first, first + slices)}
+        if name.startswith("broadcast"):
+            known = {(rank, part): {0} if rank == 0 else set() for rank in ranks for part in ranks}
+        for messages in rounds:
+            assert len({m.src for m in messages}) == len({m.dst for m in messages}) == len(messages), name
+            arriving = [(m.dst, part, set(known[m.src, part])) for m in messages for part in m.parts]
+            for rank, part, news in arriving:
+                assert not name.startswith("reduce") or not known[rank, part] & news, f"{name} adds twice"
+                known[rank, part] |= news
+        for rank in ranks:
+            for part in ranks:
+                found = set().union(*(known[r, part] for r in machine[rank]))
+                if name.startswith("broadcast"):
+                    assert found == {0}, name
+                elif name.startswith("all_reduce") or rank == 0:
+                    assert found == everybody, (name, rank, part)
+
+
+def test_torch_runs_the_torch_script(monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    source = Path(torch_user.__file__).read_text()
+    (train,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "train")
+    program = f"import numpy as np\n{torch_user.TORCH_IMPORTS}\n{ast.get_source_segment(source, train)}\ntrain()\n"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more of them wait for each other on a busy machine
+    try:
+        exec(program, {})
+    finally:
+        torch.set_num_threads(threads)
+    assert capsys.readouterr().out.strip() == "it has learnt: True"
+
+
+def test_our_imports_are_those_shown():
+    assert torch_user.OUR_IMPORTS in Path(torch_user.__file__).read_text().split("TORCH_IMPORTS")[0]
+
+
+def test_refusal_names_the_command():
+    done = job("-m", "mpiddp.examples.model_parallel")
+    assert done.rc == 2 and "mpirun -np 4 python -m mpiddp.examples.model_parallel" in done.stderr, done
+    assert "Traceback" not in done.stderr, done

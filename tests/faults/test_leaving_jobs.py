@@ -1,0 +1,258 @@
+"""How jobs end: with the reason, soon, when a rank fails or leaves; in silence when all are done, however slowly.
+
+Upper bounds are generous: without the library these jobs hang for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import pytest
+from harness.launcher import job, line_of, side_by_side
+from harness.tiers import chosen, thinned
+
+# Of programs/waits: how rank 1 leaves, and the others' wait.
+LEFT = {
+    "exit 3": "all_reduce",
+    "exit": "async",
+    "exit 0": "recv",
+    "exit None": "irecv",
+    "SystemExit": "send",
+    "exit beside a thread": "barrier",
+    "exit after Finalize": "all_reduce",
+    "exit beside a timer": "new_group",
+}
+LATE = {
+    "asleep": ("sleep after new_group", "all_reduce in new_group"),
+    "waiting": ("recv after new_group", "barrier in new_group"),
+    "asleep, and one waits": ("sleep", "irecv for a while"),
+}
+SLOW = [
+    *("after the last collective", "root of a gather", "receiver of a broadcast"),
+    *("receiver of an isend that was never waited for", "among those that never waited for collectives"),
+    "slow last words",
+]
+ENDINGS = [
+    *("groups alive", "destroyed", "made again", "Finalize called by the program, at different times"),
+    *("an exception at exit", "an isend that nobody receives", "SystemExit without code", "daemon threads"),
+]
+CLEAN = [*SLOW, *ENDINGS]
+EVERYDAY = [CLEAN[place] for place in (0, 3, 4, 5, 6, 9, 10, 11)]
+FORKED = ["forked, all_reduce", "forked, in a group", "forked, new_group", "forked, init_process_group"]
+
+
+@pytest.fixture(scope="module")
+def jobs(request):
+    serialized = {"MPI4PY_RC_THREAD_LEVEL": "serialized"}
+    with_settings = {
+        "stopped": {"MPIDDP_TIMEOUT": "8"},
+        "stopped before MPI_Finalize": {"MPIDDP_TIMEOUT": "8"},
+        "without MPI_THREAD_MULTIPLE": serialized,
+        "late": serialized,
+        "all_reduce": {"MPIDDP_TIMEOUT": "1e12"},
+        **{case: {} for case in ("a failure in the last words", "a timeout that is caught", "alone", "exit code")},
+    }
+    calls = {way: partial(job, "waits", way, LEFT[way], ranks=3) for way in chosen(request, "left")}
+    calls |= {name: partial(job, "waits", *LATE[name], ranks=3, limit_s=40) for name in LATE}
+    calls |= {case: partial(job, "endings", case, ranks=3, **env) for case, env in with_settings.items()}
+    calls |= {case: partial(job, "endings", case, ranks=3, limit_s=90) for case in chosen(request, "case")}
+    calls["ends before"] = partial(job, "init", "ends before", ranks=3, limit_s=40)
+    calls["starts MPI and ends"] = partial(job, "init", "starts MPI and ends", ranks=3, limit_s=40, MPIDDP_TIMEOUT="2")
+    if request.config.option.long:
+        calls["senders"] = partial(job, "waits", "exit", "recv from any or exit", ranks=3, limit_s=40)
+    with side_by_side(calls) as futures:
+        yield futures
+
+
+def assert_ended(done, *texts):
+    assert done.rc != 0 and done.seconds < 30 and "went on" not in done.stdout, done
+    assert all(text in done.stderr for text in texts), done
+
+
+def said(done):
+    lines: dict[int, list[str]] = {}
+    for line in done.stderr.splitlines():
+        if line.startswith("[rank "):
+            name, _, text = line.partition("] ")
+            rank, size = name.split()[1].split("/")
+            assert size == "3", done
+            lines.setdefault(int(rank), []).append(text)
+    return lines
+
+
+@pytest.mark.parametrize("wait", thinned(["all_reduce", "async", "recv"], "all_reduce"))
+def test_exception_ends_job(wait):
+    done = job("waits", "raise", wait, ranks=3, limit_s=40)
+    assert_ended(done)
+    assert done.rc == 1, done
+    lines = said(done)[1]
+    assert lines[0] == "Traceback (most recent call last):" and lines[-1] == "ValueError: boom", done
+    # In one piece, without others' lines between them.
+    block = "".join(f"{line}\n" for line in done.stderr.splitlines() if line.startswith("[rank 1/3"))
+    assert block in done.stderr.replace("\r", ""), done
+
+
+@pytest.mark.long
+def test_exception_ends_job_past_living_threads():
+    done = job("waits", "raise beside a thread", "barrier", ranks=3, limit_s=40)
+    assert_ended(done)
+    assert said(done)[1][-1] == "ValueError: boom", done
+
+
+def test_exception_before_init_ends_job_with_its_own_exit_code():
+    done = job("init", "an error before", ranks=3, limit_s=40)
+    assert_ended(done)
+    assert said(done)[1][-1] == "ValueError: boom", done
+    assert done.rc == 1 and "BAD TERMINATION" not in done.stderr and "Killed" not in done.stderr, done
+
+
+def test_reason_that_cannot_be_told_is_one_too():
+    done = job("endings", "a reason that cannot be told", ranks=3, limit_s=40)
+    assert_ended(done)
+    assert done.rc == 7 and said(done)[1][-1] == "ZeroDivisionError: division by zero", done
+
+
+def test_same_exception_on_all_ranks_is_printed_once():
+    done = job("endings", "raise on all", ranks=3, limit_s=40)
+    assert_ended(done)
+    # Rank 0 speaks first; the others are ended before their turn unless the machine is very busy.
+    assert done.rc == 1 and said(done)[0][-1] == "ValueError: boom", done
+
+
+@pytest.mark.parametrize("left", thinned(LEFT, "exit 3", "exit None", "SystemExit", "exit beside a timer"))
+def test_rank_that_left_is_named(jobs, left):
+    done = jobs[left].result()
+    assert_ended(done)
+    name = {"async": "all_reduce"}.get(LEFT[left], LEFT[left])
+    reasons = ["\n".join(lines) for lines in said(done).values()]
+    assert reasons and all(name in text and "the program of rank 1 has ended" in text for text in reasons), done
+    assert all(re.search(r"    rank 1 \(node \S+, pid \d+\) +the program has ended", text) for text in reasons), done
+    assert done.rc == 1 and done.seconds > 3, done  # patience
+
+
+@pytest.mark.long
+def test_all_possible_senders_left(jobs):
+    assert_ended(jobs["senders"].result(), "the programs of ranks 1, 2 have ended")
+
+
+def test_exception_at_exit_of_a_rank_that_others_need(jobs):
+    done = jobs["a failure in the last words"].result()
+    assert_ended(done, "ValueError: boom", "all_reduce #1", "rank 1 has ended")
+
+
+@pytest.mark.parametrize("way", thinned(["SIGKILL", "_exit 7", "SIGTERM"], "SIGKILL"))
+def test_death_ends_job(way):
+    assert_ended(job("waits", way, "all_reduce", ranks=3, limit_s=40))
+
+
+def test_a_crash_tells_its_rank_and_line():
+    done = job("waits", "crash", "all_reduce", ranks=3, limit_s=40)
+    assert_ended(done)
+    _, crash, stacks = done.stderr.partition("Fatal Python error: Segmentation fault")
+    line = f'waits.py", line {line_of("waits", "string_at")} in <module>'
+    assert crash and re.search(r"in \[rank 1/3 \S+\]\n", stacks) and line in stacks, done
+
+
+# A group's timeout: on a busy machine init_process_group takes longer itself.
+def test_blocking_operation_times_out(jobs):
+    done = jobs["asleep"].result()
+    assert_ended(done)
+    assert done.rc == 110, done
+    # Rank 0 speaks first, unless a busy machine has begun to run rank 2 before.
+    (speaker, lines), *_ = said(done).items()
+    reason = "\n".join(lines)
+    assert (
+        "mpiddp.errors.DistTimeoutError: all_reduce #1 of float64 (4,) in the group of all 3 ranks did not finish in"
+        " 1.5 s (Timed out):\n  1 rank is NOT in it:\n    rank 1 (node "
+    ) in reason, done
+    assert re.search(r" rank 1 \(node \S+, pid \d+\)  +waits.py:\d+ in .* since ", reason), done
+    assert f"rank {2 - speaker} (node" not in reason, done
+
+
+def test_timeout_tells_where_the_missing_rank_waits(jobs):
+    done = jobs["waiting"].result()
+    assert_ended(done)
+    assert done.rc == 110, done
+    assert any(" in recv of float64 (2,)" in line for lines in said(done).values() for line in lines), done
+
+
+def test_uncaught_timeout_has_its_exit_code(jobs):
+    done = jobs["asleep, and one waits"].result()
+    assert_ended(done, "DistTimeoutError: irecv of float64 (4,)")
+    assert done.rc == 110, done
+
+
+def test_timeout_of_wait_can_be_caught(jobs):
+    done = jobs["a timeout that is caught"].result()
+    assert done.rc == 0 and done.stdout.count("caught all_reduce #1") == 2, done
+    assert "1 rank is NOT in it:\n    rank 1 (node " in done.stdout, done
+
+
+def test_short_call_has_a_time_limit_without_thread_multiple(jobs):
+    done = jobs["late"].result()
+    assert_ended(done, "all_reduce #1")
+    assert done.rc == 110, done
+
+
+@pytest.mark.parametrize(
+    ("stop", "texts"),
+    [
+        ("stopped", ["its program has ended, and rank 1 has not answered for 8 s"]),
+        ("stopped before MPI_Finalize", ["Timeout (0:00:08)", "in finalize"]),
+    ],
+)
+def test_stopped_rank_keeps_the_others_at_their_end_for_the_timeout(jobs, stop, texts):
+    done = jobs[stop].result()
+    assert_ended(done, *texts)
+    assert done.rc == 110 or "MPI_Finalize" in stop, done
+
+
+def test_rank_that_ends_before_mpi_starts_is_named(jobs):
+    done = jobs["ends before"].result()
+    assert_ended(done)
+    assert done.stderr.count("rank 1 of 3 ended before MPI had started") == 1, done
+
+
+def test_rank_that_starts_mpi_and_never_calls_init(jobs):
+    assert_ended(jobs["starts MPI and ends"].result(), "init_process_group did not finish in 2 s")
+
+
+def assert_clean(done):
+    assert done.rc == 0 and "rank" not in done.stderr, done
+
+
+@pytest.mark.parametrize("case", thinned(CLEAN, *EVERYDAY))
+def test_job_that_ends_well(jobs, case):
+    assert_clean(jobs[case].result())
+
+
+@pytest.mark.parametrize("case", thinned(FORKED, FORKED[0], FORKED[3]))
+def test_forked_child(jobs, case):
+    done = jobs[case].result()
+    assert_clean(done)
+    assert done.stdout.count("refused") == 1, done
+
+
+def test_operations_that_nobody_shares_are_named(jobs):
+    done = jobs["alone"].result()
+    assert done.rc == 0 and "[rank 0/3" in done.stderr and "that no other rank takes part in" in done.stderr, done
+
+
+def test_without_thread_multiple(jobs):
+    done = jobs["without MPI_THREAD_MULTIPLE"].result()
+    assert done.rc == 0, done
+    warning = "UserWarning: no watchdog runs: MPI runs with MPI_THREAD_SERIALIZED"
+    assert done.stderr.count("Warning") == done.stderr.count(warning) == 1 and "[rank " not in done.stderr, done
+    assert "a hang inside of MPI is not noticed" in done.stderr, done
+    assert done.stdout.count("refused: MPI runs without MPI_THREAD_MULTIPLE here, so only the thread that") == 3, done
+
+
+def test_time_without_end(jobs):
+    done = jobs["all_reduce"].result()
+    assert_clean(done)
+    assert "Error" not in done.stderr, done
+
+
+def test_exit_code_is_kept(jobs):
+    assert jobs["exit code"].result().rc == 75

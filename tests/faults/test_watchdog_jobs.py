@@ -1,0 +1,140 @@
+"""Ctrl-C ends the job at once with one message, also while every rank waits inside MPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from functools import partial
+
+import pytest
+from harness.launcher import is_open_mpi, line_of, mpiexec, side_by_side, start
+from harness.tiers import chosen, thinned
+
+# Of programs/waits, with the line in which ranks 0 and 1 are.
+STATES = {
+    "blocked in MPI": ("alike", "recv on 2", "dist.recv(x, src=0) if rank == 2"),
+    "polling": ("alike", "irecv on 2", "dist.irecv(x, src=0).wait() if rank == 2"),
+    "computing": ("alike", "compute", "x = x + 1"),
+    "at their ends": ("sleep", "exit", "time.sleep(60)  # in"),
+    "stuck in a collective": ("sleep", "all_reduce", "time.sleep(60)  # in"),
+}
+LINES = {state: line_of("waits", text) for state, (_, _, text) in STATES.items()}
+# The operation of ranks 0 and 2 in the report of one of them, and the others' state.
+REPORTS = {
+    "blocked in MPI": {
+        0: ["all_reduce #1 of float64 (4,)", "1 rank is NOT in it", "rank 2 (node", "in recv"],
+        2: ["recv", "rank 0"],
+    },
+    "polling": {
+        0: ["all_reduce #1 of float64 (4,)", "1 rank is NOT in it", "rank 2 (node", "in irecv"],
+        2: ["irecv", "in all_reduce"],
+    },
+    "computing": {rank: ["ranks ", "waits.py:LINE in <module>", "in its own code"] for rank in (0, 2)},
+    "at their ends": {rank: ["rank 1 (node", "waits.py:LINE in <module>", "in its own code"] for rank in (0, 2)},
+    "stuck in a collective": {0: ["all_reduce #1", "rank 1 (node", "waits.py:LINE"], 2: ["all_reduce #1"]},
+}
+
+
+def interrupt(one, others, target):
+    """Send SIGINT to the launcher, or to rank 2, once all ranks wait."""
+    with start("waits", one, others, ranks=3) as job:
+        pids = [job.pid_of(rank) for rank in range(3)]
+        # Their waits are invisible from outside.
+        time.sleep(1.2)
+        began = time.monotonic()
+        if target == "launcher":
+            job.signal(signal.SIGINT)
+        else:
+            os.kill(pids[2], signal.SIGINT)
+        return job.wait(30), time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def jobs(request):
+    calls = {
+        f"{who}, {state}": partial(interrupt, *STATES[state][:2], who)
+        for who in ("rank", "launcher")
+        for state in chosen(request, "state")
+    }
+    with side_by_side(calls) as futures:
+        yield futures
+
+
+def report(done):
+    said = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
+    ranks = {line.split("]")[0].split()[1] for line in said}
+    assert len(ranks) == 1 and sum("interrupted (Ctrl-C)" in line for line in said) == 1, done
+    return [line.partition("] ")[2] for line in said], int(ranks.pop().split("/")[0])
+
+
+def assert_reported(done, rank, state):
+    lines, reporter = report(done)
+    assert reporter == rank, done
+    # Open MPI's mpirun leaves rank 0 half a second: its own state is a line, and the others' another one.
+    start = next(index for index, line in enumerate(lines) if "interrupted (Ctrl-C)" in line)
+    assert len(lines) - start <= 4, done
+    for text in REPORTS[state][rank]:
+        assert text.replace("LINE", str(LINES[state])) in " ".join(lines[start:]), (text, done)
+    if state != "at their ends":  # its own line of the program, and none of the package after it
+        own = line_of("waits", 'case "all_reduce":') + 1 if "stuck" in state else LINES[state]
+        assert any("waits.py" in line and f"line {own}" in line for line in lines), done
+        assert not any("mpiddp/" in line and "File" in line for line in lines), done
+
+
+@pytest.mark.parametrize("state", thinned(STATES, "blocked in MPI", "at their ends", "stuck in a collective"))
+def test_rank(jobs, state):
+    done, _ = jobs[f"rank, {state}"].result()
+    assert done.rc == 130, done
+    assert_reported(done, 2, state)
+
+
+@pytest.mark.parametrize("state", thinned(STATES, "blocked in MPI", "at their ends", "stuck in a collective"))
+def test_launcher(jobs, state):
+    done, took_s = jobs[f"launcher, {state}"].result()
+    assert done.rc not in (0, 124) and took_s < 10 and "Traceback" not in done.stderr, done  # alone less than a second
+    # Open MPI's mpirun ends its ranks within half a second, too short for a report beside other jobs.
+    if not is_open_mpi() or "[rank " in done.stderr:
+        assert_reported(done, 0, state)
+
+
+# Rank 1 cannot answer, or late.
+@pytest.mark.skipif(not is_open_mpi(), reason="MPICH's launcher hands the signal on")
+@pytest.mark.parametrize(
+    "culprit", thinned(["sleep", "SIGSTOP", "hold the interpreter", "loop"], "sleep", "SIGSTOP", "hold the interpreter")
+)
+def test_launcher_of_open_mpi_prints_a_report(culprit):
+    for _ in range(3):
+        done, _ = interrupt(culprit, "loop of all_reduce", "launcher")
+        if "[rank 0/3 " in done.stderr:
+            break
+    assert re.search(r"waits\.py\", line \d+, in <module>\n.*\n.* interrupted \(Ctrl-C\)", done.stderr), done
+    if culprit == "sleep":
+        line = line_of("waits", "time.sleep(60)  # in")
+        said = rf"1 rank is NOT in it:\n.* rank 1 \(.*  waits.py:{line} in <module> "
+        assert re.search(said, done.stderr), done
+
+
+@pytest.mark.parametrize(("fault", "text"), [("raise", "boom"), ("SIGKILL", "")])
+def test_ranks_that_fail_are_not_reported_as_interrupted(fault, text):
+    """mpirun ends the other ranks in the same way then."""
+    with start("waits", fault, "all_reduce", ranks=3) as job:
+        done = job.wait(30)
+    assert done.rc not in (0, 124) and text in done.stderr and "interrupted" not in done.stderr, done
+
+
+def test_handler_of_the_program_is_left_alone():
+    with start("waits", "alike", "handler", ranks=3) as job:
+        job.wait_for("handler set.", times=3)
+        os.kill(job.pid_of(2), signal.SIGINT)
+        done = job.wait(60)
+    assert done.rc == 0 and "caught [2]" in done.stdout, done
+
+
+def test_termination_of_launcher():
+    with start("waits", "alike", "recv on 2", ranks=3) as job:
+        job.wait_for("pid of ", times=3)
+        job.signal(signal.SIGTERM)
+        done = job.wait(30)
+    assert done.rc not in (0, 124), (mpiexec(), done)

@@ -1,0 +1,209 @@
+"""Jobs in which one rank calls something else: ``python -m tests.measure.disagreeing [--trials 100]``.
+
+A job makes some asynchronous trials, each in a group of its own and caught, and then a blocking one, its last call.
+Operations, sizes, dtypes, reductions, roots, groups and nodes are drawn from the trial's number. Right is a
+MismatchError with both calls on every rank of the group, and nothing else. Prints the trials that are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness import hosts
+from harness.launcher import job
+
+_LIMIT_S = 120.0
+_CAUGHT = 6
+"""Trials of a job before its last call."""
+_NODES = ("0,0", "0,1", "0,0,0", "0,0,1", "0,1,1", "0,1,2")
+_SIZES = (1, 6, 7, 31, 33, 100, 1203, 9_000, 20_000, 70_000, 330_403)
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single", "all_reduce_coalesced")
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_OF_ONE_SIZE = (*_REDUCING, "broadcast", "all_gather", "all_gather_single")
+_MOVING = ("gather", "scatter", "all_to_all", "all_to_all_single")
+"""Whose sizes may differ between ranks."""
+_CAUGHT_CALLS = (*_OF_ONE_SIZE, *_MOVING, "barrier")
+_BLOCKING_CALLS = ("tree_all_reduce", "all_gather_object", "broadcast_object_list", "symmetric_empty", "new_group")
+
+
+class Call(NamedTuple):
+    name: str
+    count: int
+    dtype: str
+    op: str
+    root: int
+
+    def seen(self) -> tuple[object, ...]:
+        """Return what the ranks compare."""
+        sized = self.name in (*_OF_ONE_SIZE, "tree_all_reduce", "symmetric_empty")
+        typed = sized or self.name in _MOVING
+        return (
+            self.name,
+            self.count if sized else 0,
+            self.dtype if typed and self.name != "symmetric_empty" else "",
+            self.op if self.name in _REDUCING else "",
+            self.root if self.name in _ROOTED else 0,
+        )
+
+
+class Trial(NamedTuple):
+    members: tuple[int, ...]
+    odd: int
+    one: Call
+    other: Call
+
+
+def _drawn_call(rng: random.Random, names: tuple[str, ...], size: int) -> Call:
+    op = rng.choice(["SUM", "MAX", "PRODUCT"])
+    return Call(rng.choice(names), rng.choice(_SIZES), rng.choice(["f4", "f8", "i4", "i8"]), op, rng.randrange(size))
+
+
+def drawn(rng: random.Random, ranks: int, names: tuple[str, ...], *, in_world: bool = False) -> Trial:
+    """Draw two calls of which about half differ in one respect only."""
+    members = tuple(range(ranks)) if in_world else tuple(sorted(rng.sample(range(ranks), rng.randint(2, ranks))))
+    while True:
+        one, other = (_drawn_call(rng, names, len(members)) for _ in range(2))
+        if rng.random() < 0.6:
+            field = rng.choice(["count", "dtype", "op", "root"])
+            other = one._replace(**{field: getattr(other, field)})
+        if one.seen() != other.seen():
+            return Trial(members, rng.choice(members), one, other)
+
+
+def _made(call: Call, group: Any, *, later: bool) -> Any:
+    import numpy as np
+
+    import mpiddp as dist
+
+    size, rank, n = group.size(), group.rank(), call.count
+    x = np.ones(n, call.dtype)
+    rows, table = [x.copy() for _ in range(size)], np.ones(n * size, call.dtype)
+    op, at_root = getattr(dist.ReduceOp, call.op), rank == call.root
+    given = {"group": group, "async_op": later}
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(x, op, **given),
+        "broadcast": lambda: dist.broadcast(x, group_src=call.root, **given),
+        "reduce": lambda: dist.reduce(x, op=op, group_dst=call.root, **given),
+        "all_gather": lambda: dist.all_gather(rows, x, **given),
+        "all_gather_single": lambda: dist.all_gather_single(table, x, **given),
+        "reduce_scatter": lambda: dist.reduce_scatter(x, rows, op, **given),
+        "reduce_scatter_single": lambda: dist.reduce_scatter_single(x, table, op, **given),
+        "all_reduce_coalesced": lambda: dist.all_reduce_coalesced([x, x[:1].copy()], op, **given),
+        "gather": lambda: dist.gather(x, rows if at_root else None, group_dst=call.root, **given),
+        "scatter": lambda: dist.scatter(x, rows if at_root else None, group_src=call.root, **given),
+        "all_to_all": lambda: dist.all_to_all(rows, [x] * size, **given),
+        "all_to_all_single": lambda: dist.all_to_all_single(table, table.copy(), **given),
+        "barrier": lambda: dist.barrier(**given),
+        "tree_all_reduce": lambda: dist.tree_all_reduce({"a": x}, group=group),
+        "all_gather_object": lambda: dist.all_gather_object([None] * size, "x" * n, group),
+        "broadcast_object_list": lambda: dist.broadcast_object_list(["x" * n], group=group, group_src=0),
+        "symmetric_empty": lambda: dist.symmetric_empty(n, group=group),
+        "new_group": lambda: dist.new_group(),
+    }
+    return calls[call.name]()
+
+
+def names_both(trial: Trial, text: str) -> bool:
+    named = (re.search(rf" calls {each.name} #\d+[ ,;]", text) for each in (trial.one, trial.other))
+    return "disagree: rank" in text and all(named)
+
+
+def _caught(trial: Trial, rank: int) -> str:
+    """Make a trial's call and destroy its group; return what is wrong."""
+    import mpiddp as dist
+
+    group = dist.new_group(list(trial.members))
+    if rank not in trial.members:
+        return ""
+    text = "nothing"
+    try:
+        work = _made(trial.other if rank == trial.odd else trial.one, group, later=True)
+        work.wait(*[20] * isinstance(work, dist.Work))
+        dist.destroy_process_group(group)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(dist.MismatchError, ValueError):  # destroyed already, or told again
+        dist.destroy_process_group(group)
+    return "" if names_both(trial, text) else f"{trial}: {text}"
+
+
+def main_of_a_rank(seed: str) -> None:
+    import mpiddp as dist
+
+    dist.init_process_group(timeout=40)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rng = random.Random(seed)
+    missed = [_caught(drawn(rng, ranks, _CAUGHT_CALLS), rank) for _ in range(_CAUGHT)]
+    print(f"caught: {json.dumps([each for each in missed if each])}", flush=True)
+    dist.barrier()
+    trial = last_of(seed, ranks)
+    group = dist.group.WORLD
+    if len(trial.members) < ranks:
+        group = dist.new_group(list(trial.members))
+    if rank in trial.members:
+        _made(trial.other if rank == trial.odd else trial.one, group, later=False)
+
+
+def last_of(seed: str, ranks: int) -> Trial:
+    """Return the blocking trial, which asks of all ranks what only the default group can do."""
+    rng = random.Random(f"{seed}, last")
+    names = (*_CAUGHT_CALLS, *_BLOCKING_CALLS)
+    trial = drawn(rng, ranks, names)
+    whole = "new_group" in (trial.one.name, trial.other.name)
+    return drawn(rng, ranks, names, in_world=True) if whole else trial
+
+
+def run(seed: int, on: hosts.Hosts | None = None) -> str:
+    """Run the job of a number; return what is wrong."""
+    rng = random.Random(f"{seed}, nodes")
+    nodes = rng.choice(_NODES)
+    ranks = len(nodes.split(","))
+    how: dict[str, Any] = {"MPIDDP_NODES": nodes}
+    if on is not None:
+        how = {"on": on.cyclic if rng.random() < 0.5 else on.block, "MPIDDP_NODES": None}
+    file = Path(__file__)
+    done = job(file, str(seed), ranks=ranks, search=file.parents[1:3], limit_s=_LIMIT_S, **how)
+    said = [json.loads(line) for line in re.findall(r"caught: (\[.*\])$", done.stdout, re.MULTILINE)]
+    trial = last_of(str(seed), ranks)
+    where = f"{seed} on {'hosts' if on else nodes}"
+    missed = [f"{where}: {each}" for told in said for each in told]
+    if len(said) < ranks:
+        missed.append(f"{where}, in the caught trials: {done}")
+    elif done.rc != 111 or not names_both(trial, done.stderr + done.stdout):
+        missed.append(f"{where}, at the end: {trial}: {done}")
+    return "\n".join(missed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=100, help=f"{_CAUGHT + 1} a job")
+    parser.add_argument("--first", type=int, default=0, help="number of the first job")
+    parser.add_argument("--at-once", type=int, default=2, help="jobs side by side")
+    parser.add_argument("--hosts", action="store_true", help="on two network namespaces instead of made-up nodes")
+    given = parser.parse_args()
+    jobs = range(given.first, given.first + -(-given.trials // (_CAUGHT + 1)))
+    with hosts.Hosts(2) if given.hosts else contextlib.nullcontext() as on, ThreadPoolExecutor(given.at_once) as pool:
+        found = pool.map(lambda seed: run(seed, on), jobs)
+        missed = 0
+        for wrong in found:
+            missed += bool(wrong)
+            print(wrong, end="\n" if wrong else "", flush=True)
+    print(f"{len(jobs)} jobs, {len(jobs) * (_CAUGHT + 1)} trials, {missed} jobs with a miss", flush=True)
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    if os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK"):
+        main_of_a_rank(sys.argv[1])
+    else:
+        main()

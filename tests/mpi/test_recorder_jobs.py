@@ -1,0 +1,114 @@
+"""The flight recorder of jobs that hang: all ranks write it, and `flight` finds where they part."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from harness.launcher import Completed, job, side_by_side, start
+
+# Exit code, and what rank 1 does.
+CASES = {
+    "missing": (
+        110,
+        "never began #6; last all_reduce #5 of 200000 float64 elements with SUM, which has ended\n",
+    ),
+    "mismatch": (
+        111,
+        "broadcast #6 of 4 float64 elements and group rank 0 as root, which ",
+    ),
+    "error": (
+        1,
+        "never began #6; last all_reduce #5 of 200000 float64 elements with SUM, which has ended\n",
+    ),
+}
+
+
+def ended(folder: Path, case: str) -> Completed:
+    return job("parting", case, ranks=3, MPIDDP_TIMEOUT="3", MPIDDP_FLIGHT_RECORDER=f"{folder}/{case}/rank_")
+
+
+def asked(folder: Path) -> tuple[Completed, Completed]:
+    """Ask a job that waits for rank 1, by the command and by a signal."""
+    prefix = folder / "asked" / "rank_"
+    with start("parting", "missing", ranks=3, MPIDDP_FLIGHT_RECORDER=str(prefix)) as asked:
+        pid = asked.pid_of(0)
+        time.sleep(2)
+        answer = job("-m", "mpiddp", "where", f"{os.uname().nodename}.{pid}")
+        read = job("-m", "mpiddp", "flight", *sorted(prefix.parent.iterdir()))
+        for path in prefix.parent.iterdir():
+            path.unlink()
+        os.kill(pid, signal.SIGUSR2)
+        asked.wait_for("flight recorder: 3 of 3 ranks wrote", 30)
+        assert len(list(prefix.parent.iterdir())) == 3
+    return answer, read
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recorder")
+
+
+@pytest.fixture(scope="module")
+def jobs(folder):
+    calls = {case: partial(ended, folder, case) for case in CASES}
+    with side_by_side(calls | {"asked": partial(asked, folder)}) as futures:
+        yield futures
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_writes_and_flight_finds_where_they_part(jobs, folder, case) -> None:
+    done, (code, found) = jobs[case].result(), CASES[case]
+    assert done.rc == code or case == "error", done
+    prefix = f"{folder}/{case}/rank_"
+    said = f"flight recorder: 3 of 3 ranks wrote {prefix}*; `python -m mpiddp flight {prefix}*` shows"
+    assert said in done.stderr, done
+    files = sorted((folder / case).iterdir())
+    assert [path.name for path in files] == ["rank_0", "rank_1", "rank_2"]
+    read = job("-m", "mpiddp", "flight", *files)
+    found = rf"part at #6\n    rank 1 \(node \S+, pid \d+\)  +parting.py:\d+ in \S+ +{found}"
+    assert re.search(found, read.stdout), read
+    assert "group 1." in read.stdout and ": all made the same calls up to #1, and all have ended" in read.stdout, read
+
+
+def test_where_and_the_signal_write_too(jobs, folder) -> None:
+    answer, read = jobs["asked"].result()
+    assert f"flight recorder: 3 of 3 ranks wrote {folder}/asked/rank_*" in answer.stdout, answer
+    assert "after rank 0: a question\n" in read.stdout and "part at #6\n    rank 1 (node " in read.stdout, read
+
+
+def test_nothing_is_written_unasked(tmp_path) -> None:
+    """A job that ends well, and one with an error of one rank's own."""
+    for case in ("destroyed", "raise on all"):
+        done = job("endings", case, ranks=2, MPIDDP_FLIGHT_RECORDER=None, TMPDIR=str(tmp_path))
+        assert "flight recorder" not in done.stderr, done
+    assert not list(tmp_path.glob("mpiddp-*"))
+
+
+@pytest.mark.long
+def test_the_line_of_a_torch_program(tmp_path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "script.py"
+    lines = (
+        "import torch, torch.distributed as dist",
+        "import mpiddp.torch",
+        "dist.init_process_group('mpiddp')",
+        "def step():",
+        "    dist.all_reduce(torch.ones(3))",
+        "step()",
+        "dist.barrier()",
+        "raise SystemExit('mine') if dist.get_rank() == 9 else KeyError",
+    )
+    script.write_text("\n".join(lines))
+    prefix = tmp_path / "dumps" / "rank_"
+    done = job(script, ranks=2, MPIDDP_FLIGHT_RECORDER=str(prefix))
+    read = job("-m", "mpiddp", "flight", "--json", *sorted(prefix.parent.iterdir()))
+    calls = json.loads(read.stdout)["0"]["calls"]
+    places = [(each["function"], each["file"], each["line"]) for each in calls if "all_reduce" in each["call"]]
+    assert ("step", str(script), 5) in places, (done, calls)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from harness.launcher import job
+
+
+@pytest.mark.parametrize("end", ["destroy", "leave"])
+def test_the_environment_alone_makes_a_trace(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "trace.json"
+    done = job("ddp", end, ranks=2, MPIDDP_TIMELINE=str(path))
+    assert done.rc == 0 and done.stdout.count("came to the end") == 2 and "exposed ms" in done.stderr, done
+    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    for rank in range(2):
+        assert [event["name"] for event in spans if event["pid"] == rank].count("backward") == 3
+
+
+@pytest.mark.once
+def test_a_timeline_of_a_program_without_ddp_is_mentioned(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    done = job("endings", "all_reduce", ranks=2, MPIDDP_TIMELINE=str(trace))
+    assert done.rc == 0 and not trace.exists(), done
+    assert done.stderr.count("MPIDDP_TIMELINE traces the steps of DistributedDataParallel") == 1, done

@@ -1,0 +1,159 @@
+"""Rank 1 does one thing, and the others another: ``waits.py ONE OTHERS [FILE]``; "alike" lets rank 1 do as they do.
+
+Each rank prints its process id first. With FILE there is a call before, ``save`` ends when the file is there, and rank
+1 then does as the others do.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import mpiddp as dist
+
+dist.init_process_group()
+rank, x, long = dist.get_rank(), np.ones(4), np.ones(200_000)
+one, others, file = [*sys.argv[1:], ""][:3]
+if file:
+    dist.all_reduce(x)
+
+
+def save():
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not Path(file).exists():
+        time.sleep(1e-3)
+
+
+def sleep_in_a_thread():
+    threading.Thread(target=time.sleep, args=(60,)).start()
+
+
+sys.stdout.write(f"pid of {rank}: {os.getpid()}.\n")
+sys.stdout.flush()
+if rank == 1:
+    time.sleep(0.2)
+    match one:
+        case "raise":
+            raise ValueError("boom")
+        case "raise beside a thread":
+            sleep_in_a_thread()
+            raise ValueError("boom")
+        case "exit":
+            sys.exit()
+        case "exit 3":
+            sys.exit(3)
+        case "exit 0":
+            sys.exit(0)
+        case "exit None":
+            sys.exit(None)
+        case "SystemExit":
+            raise SystemExit
+        case "exit beside a thread":
+            sleep_in_a_thread()
+            sys.exit()
+        case "exit beside a timer":
+            threading.Timer(1, print).start()
+            sys.exit()
+        case "exit after Finalize":
+            from mpi4py import MPI
+
+            MPI.Finalize()
+            sys.exit()
+        case "_exit 7":
+            os._exit(7)
+        case "_exit 0":
+            os._exit(0)
+        case "SIGKILL" | "SIGSEGV" | "SIGTERM" | "SIGSTOP":
+            os.kill(os.getpid(), getattr(signal, one))
+        case "crash":
+            ctypes.string_at(8)
+        case "sleep":
+            time.sleep(60)  # in rank 1
+        case "save":
+            save()
+        case "hold the interpreter":
+            sys.setswitchinterval(60)
+            while True:
+                pass
+        case "loop":
+            while True:
+                pass
+        case "sleep after new_group":
+            dist.new_group(timeout=1.5)
+            time.sleep(60)
+        case "recv after new_group":
+            dist.new_group(timeout=1.5)
+            dist.recv(np.ones(2), src=0)
+        case "recv from 0":
+            dist.recv(x, src=0)
+        case "irecv from 0":
+            dist.irecv(x, src=0).wait()
+        case "recv from 2":
+            dist.recv(x, src=2)
+if rank != 1 or one == "alike" or file:
+    match others:
+        case "all_reduce":
+            dist.all_reduce(x)
+        case "long all_reduce":
+            dist.all_reduce(long)
+        case "async":
+            dist.all_reduce(x, async_op=True).wait()
+        case "long async":
+            dist.all_reduce(long, async_op=True).wait()
+        case "barrier":
+            dist.barrier()
+        case "recv":
+            dist.recv(x, src=1)
+        case "irecv":
+            dist.irecv(x, src=1).wait()
+        case "irecv for a while":
+            dist.irecv(x, src=1).wait(timeout=0.5)
+        case "send":
+            dist.send(np.ones(1_000_000), dst=1)
+        case "new_group":
+            dist.new_group([0, 2])
+        case "all_reduce in new_group":
+            dist.all_reduce(x, group=dist.new_group(timeout=1.5))
+        case "barrier in new_group":
+            dist.barrier(dist.new_group(timeout=1.5))
+        case "recv from any or exit":
+            dist.recv(x) if rank == 0 else sys.exit()
+        case "send of 0":
+            if rank == 0:
+                dist.send(x, dst=1)
+        case "send of 0 with tag 1":
+            if rank == 0:
+                dist.send(x, dst=1, tag=1)
+        case "long send of 0":
+            if rank == 0:
+                dist.send(np.ones(1_000_000), dst=1)
+        # Ranks 0 and 1 do one thing, and rank 2 another.
+        case "recv on 2":
+            dist.recv(x, src=0) if rank == 2 else dist.all_reduce(x)
+        case "irecv on 2":
+            dist.irecv(x, src=0).wait() if rank == 2 else dist.all_reduce(x, async_op=True).wait()
+        case "compute":
+            while True:
+                x = x + 1
+        case "exit":
+            sys.exit()
+        case "loop of all_reduce":
+            while True:
+                dist.all_reduce(x)
+        case "handler":
+            caught = []
+            signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+            sys.stdout.write("handler set.\n")
+            sys.stdout.flush()
+            end = time.monotonic() + 20
+            while rank == 2 and not caught and time.monotonic() < end:
+                time.sleep(0.05)
+            dist.barrier()
+            if rank == 2:
+                print("caught", caught, flush=True)
+print("went on", flush=True)

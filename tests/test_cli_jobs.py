@@ -1,0 +1,328 @@
+"""The command line: python -m mpiddp, alone and under mpirun."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from harness import launcher
+from harness.launcher import Completed, Program
+
+from mpiddp import cores
+
+NO_THREADS = dict.fromkeys(cores.THREAD_VARIABLES)
+
+
+def start(ranks: int | None, *arguments: object, **env: str | None) -> Program:
+    return launcher.start("-m", "mpiddp", *arguments, ranks=ranks, **env)
+
+
+def run(ranks: int | None, *arguments: object, **env: str | None) -> Completed:
+    return launcher.job("-m", "mpiddp", *arguments, ranks=ranks, limit_s=120, **env)
+
+
+def test_train_prints_and_writes_what_it_promises(tmp_path):
+    done = run(3, "train", "--epochs", "2", "--metrics", tmp_path / "m.jsonl", "--output", tmp_path / "out")
+    assert done.rc == 0, done
+    assert done.stdout.count("training on 3 ranks on 1 node") == 1, done
+    assert re.findall(r"^epoch (\d)/2  loss \d", done.stdout, re.MULTILINE) == ["1", "2"], done
+    assert "%|" not in done.stdout + done.stderr, "a progress bar, and this is no terminal"
+    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    for line in lines:
+        assert 0 <= line["accuracy"] <= 1 and 0 <= line["comm_exposed"] < 1
+        assert line["samples_per_s"] * line["epoch_s"] == pytest.approx(1437)
+        assert line["accuracy"] * 360 == pytest.approx(round(line["accuracy"] * 360)), "of 360, each counted once"
+    assert lines[1]["loss"] < lines[0]["loss"]
+    assert (tmp_path / "out" / "metrics.jsonl").read_text() == (tmp_path / "m.jsonl").read_text()
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["epochs"] == 2
+    saved = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    assert saved["fc1.weight"].shape == (50, 320)
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]
+
+
+@pytest.mark.once
+def test_the_tutorials_run_reaches_97_percent():
+    """With the figures of the first page. Seconds are not tested: the machine may be busy."""
+    done = run(4, "train", **NO_THREADS)
+    assert done.rc == 0, done
+    line = r"epoch +(1|20)/20  loss (\S+)  accuracy (\S+)"
+    shown, found = (
+        [tuple(map(float, each)) for each in re.findall(line, text)]
+        for text in ((Path(__file__).parents[1] / "README.md").read_text(), done.stdout)
+    )
+    assert len(shown) == 2 and found[0] == pytest.approx(shown[0], abs=3e-3), (shown, found)
+    assert found[1] == pytest.approx(shown[1], abs=0.1), "rounding differs between processors, and grows"
+    accuracies = [float(found) for found in re.findall(r"accuracy (0\.\d+|1\.0+)", done.stdout)]
+    assert len(accuracies) == 20 and max(accuracies) >= 0.97, done
+    assert accuracies[-1] >= 0.96, done
+
+
+@pytest.mark.once
+def test_blas_threads_are_limited_and_said_once():
+    done = run(2, "info", "--json", **NO_THREADS)
+    assert done.rc == 0, done
+    assert len(re.findall("BLAS threads: [0-9]+ a rank", done.stderr)) == 1, done
+    found = json.loads(done.stdout)
+    cores = len(found["ranks"][0]["cores"])
+    assert 1 <= found["blas"]["threads"] <= cores
+    done = run(2, "info", "--json", OMP_NUM_THREADS="3")
+    assert "BLAS threads:" not in done.stderr, done
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_info(ranks):
+    done = run(ranks, "info")
+    assert done.rc == 0, done
+    for word in (
+        "MPI library",
+        "loaded from",
+        "thread level",
+        "launcher  ",
+        "mpi4py",
+        "shared memory",
+        "BLAS  ",
+        "GPU pointers   point to point",
+        "GPU pointers   collectives",
+        "algorithms     all_reduce",
+    ):
+        assert done.stdout.count(word) == 1, (word, done)
+    assert re.search(r"libmpi\S*\.so", done.stdout), done
+    table = done.stdout[done.stdout.index("rank  host") :].splitlines()
+    assert [line.split()[0] for line in table[1:] if line[0].isdigit()] == [str(rank) for rank in range(ranks or 1)]
+    assert ("started plainly" in done.stdout) == (ranks is None)
+
+
+@pytest.mark.once
+def test_info_json_on_pretended_nodes():
+    done = run(4, "info", "--json", MPIDDP_NODES="0,0,1,1", MPIDDP_TIMOUT="5")
+    assert done.rc == 0, done
+    assert done.stderr.count("MPIDDP_TIMOUT is set, and mpiddp has no such variable: did you mean MPIDDP_TIMEOUT?") == 1
+    found = json.loads(done.stdout)
+    assert [place["node"] for place in found["ranks"]] == [0, 0, 1, 1]
+    assert [place["local_rank"] for place in found["ranks"]] == [0, 1, 0, 1]
+    assert found["versions"]["numpy"] == np.__version__
+    assert found["watchdog"] == "on"
+
+
+WRONG = {
+    "option": (["train", "--epoch", "3"], "unknown argument --epoch; did you mean --epochs?"),
+    "command": (["trian"], "invalid choice: 'trian'"),
+    "nothing": ([], "COMMAND"),
+    "value": (["train", "--epochs", "many"], "argument --epochs: has to be a whole number, got 'many'"),
+    "another word": (["train", "--lerning-rate", "3"], "unknown argument --lerning-rate; did you mean --lr?"),
+    "range": (["train", "--momentum", "1.5"], "--momentum has to be at least 0 and below 1, got 1.5"),
+    "name": (
+        ["train", "--model", "nte"],
+        "--model has to be net, mlp, resnet, transformer, MODULE:CALLABLE, got 'nte'",
+    ),
+    "choice": (
+        ["train", "--optimizer", "sdg"],
+        "has to be sgd, adam, adamw, MODULE:CALLABLE, got 'sdg'; did you mean sgd?",
+    ),
+    "model": (["train", "--model", "json:Model"], "--model json:Model: 'Model' is not in json"),
+    "images and text": (["train", "--model", "transformer"], "--model transformer reads text"),
+    "data": (["train", "--data", "mnist", "--data-dir", "/nowhere"], "train-images-idx3-ubyte"),
+    "batch": (["train", "--batch-size", "2"], "give 3 or more"),
+    "output": (["train", "--output", "/proc/none"], "/proc/none"),
+    "file as output": (
+        ["train", "--output", "/dev/null/run"],
+        "--output: /dev/null is a file, where a folder is wanted",
+    ),
+    "folder as metrics": (["train", "--metrics", "/dev"], "--metrics /dev is a folder: give the name of a file in it"),
+    "time": (["train", "--max-time", "1h", "--output", "x"], "--max-time has to be seconds, M:SS, H:MM:SS or slurm"),
+    "config": (["train", "--config", "/nowhere.toml"], "/nowhere.toml"),
+    "variable": (
+        ["MPIDDP_TIMEOUT=abc", "train"],
+        "MPIDDP_TIMEOUT must be a finite number of seconds above 0; got 'abc'",
+    ),
+    "algorithm": (["MPIDDP_ALGORITHM=all_reduce:rign", "train"], "there is no algorithm all_reduce:rign"),
+}
+"""Command lines, with variables in front of them, and what is said of them."""
+
+
+def assert_one_line(code: int, stdout: str, stderr: str, said: str) -> None:
+    assert code == 2 and said in stderr, (stdout, stderr)
+    assert stderr.count("mpiddp: error:") == 1 and "Traceback" not in stderr, (stdout, stderr)
+
+
+@pytest.mark.parametrize("name", ["option", "batch"])
+def test_users_error_is_one_line_once(name):
+    """Before MPI has started, and after."""
+    arguments, said = WRONG[name]
+    done = run(3, *arguments)
+    assert_one_line(done.rc, done.stdout, done.stderr, said)
+
+
+def test_users_error_is_told_by_a_rank_0_that_comes_later_than_the_others():
+    done = launcher.job("cli", "late", "train", "--epoch", "3", ranks=3)
+    assert_one_line(done.rc, done.stdout, done.stderr, WRONG["option"][1])
+
+
+@pytest.fixture(scope="module")
+def wrong() -> dict[str, list[tuple[int, str, str]]]:
+    """Make every mistake in one job; return exit code, stdout and stderr of each rank."""
+    done = launcher.job("mistakes", json.dumps([arguments for arguments, _ in WRONG.values()]), ranks=3)
+    assert done.rc == 0, done
+    return dict(zip(WRONG, zip(*json.loads(done.stdout), strict=True), strict=True))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", WRONG)
+def test_users_error_is_told_by_rank_0(wrong, name):
+    first, *others = wrong[name]
+    assert_one_line(*first, WRONG[name][1])
+    assert others == [[2, "", ""]] * 2
+
+
+@pytest.mark.once
+def test_help_and_version_alone():
+    assert "train" in run(None, "--help").stdout
+    assert "--batch-size" in run(None, "train", "--help").stdout
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", run(None, "--version").stdout)
+
+
+def parameters(output: Path) -> dict[str, bytes]:
+    arrays = safetensors.numpy.load_file(output / "model.safetensors")
+    return {name: x.tobytes() for name, x in arrays.items()}
+
+
+RUN = ("train", "--epochs", "3", "--checkpoint-steps", "3", "--batch-size", "128")
+
+
+def losses(output: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_sigusr1_checkpoints_exits_with_75_and_resumes_to_the_same_bits(tmp_path):
+    assert run(2, *RUN, "--output", tmp_path / "unbroken").rc == 0
+    with start(2, *RUN, "--output", tmp_path / "out") as job:
+        job.wait_for("epoch 1/3")
+        job.signal(signal.SIGUSR1)
+        stopped = job.wait(60)
+    assert stopped.rc == 75, stopped
+    assert len(re.findall(r"SIGUSR1 on rank 0: stopped after step \d+, saved a checkpoint", stopped.stdout)) == 1
+    resumed = run(2, *RUN, "--output", tmp_path / "out", "--resume", "auto")
+    assert resumed.rc == 0 and resumed.stdout.count("resumed after step") == 1, resumed
+    assert parameters(tmp_path / "out") == parameters(tmp_path / "unbroken")
+    assert losses(tmp_path / "out") == losses(tmp_path / "unbroken")
+    again = run(2, *RUN, "--output", tmp_path / "out", "--resume", "auto")
+    assert again.rc == 0 and "epoch" not in again.stdout.split("resumed")[1].split("from")[1], again
+
+
+@pytest.mark.long
+def test_a_signal_that_comes_while_a_stopped_run_saves_does_not_end_it(tmp_path):
+    # The signal to stop follows the first checkpoint; then there is another, and another signal.
+    options = ("train", "--model", "mlp", "--epochs", "3", "--batch-size", "512", "--output", str(tmp_path))
+    stopped = launcher.job("cli", "signal after saving", *options, ranks=2)
+    assert stopped.rc == 75 and "stopped after step 4, saved a checkpoint" in stopped.stdout, stopped
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000003", "step-0000000004"]
+
+
+def test_ranks_that_have_stopped_say_so_whatever_the_launcher_does_to_them_then(tmp_path):
+    options = ("train", "--model", "mlp", "--max-time", "1", "--margin", "1", "--output", str(tmp_path))
+    stopped = launcher.job("cli", "signal at the end", *options, ranks=2)
+    assert stopped.rc == 75 and "--max-time on rank 0: stopped after step 1, saved" in stopped.stdout, stopped
+
+
+def test_a_signal_that_comes_while_the_data_are_loaded_stops_the_run_after_a_step(tmp_path):
+    stopped = launcher.job("cli", "signal while loading", "train", "--model", "mlp", "--output", tmp_path, ranks=2)
+    assert stopped.rc == 75 and "SIGUSR1 on rank 0: stopped after step 1, saved" in stopped.stdout, stopped
+
+
+@pytest.mark.once
+def test_the_model_is_saved_even_if_the_last_checkpoint_cannot_be(tmp_path):
+    (tmp_path / "checkpoints").touch()  # in the folder's place
+    done = run(2, "train", "--model", "mlp", "--epochs", "1", "--output", tmp_path)
+    assert done.rc == 1 and re.search(r"error: .*Not a directory: '.*/checkpoints", done.stderr), done
+    assert "saved" in done.stdout and (tmp_path / "model.safetensors").exists(), done
+
+
+@pytest.mark.once
+def test_steps_that_are_left_out_are_said(tmp_path):
+    options = ("--model", "mlp", "--epochs", "2", "--lr", "1e30", "--on-nan", "skip", "--metrics", tmp_path / "m.jsonl")
+    done = run(2, "train", *options)
+    assert re.findall(r"warning: (\d+) steps of epoch (\d) left out", done.stderr) == [("22", "1")], done
+    assert len((tmp_path / "m.jsonl").read_text().splitlines()) == 1
+    # There is nothing to go on for.
+    assert done.rc == 1 and done.stderr.count("mpiddp: error: 23 steps in a row were left out: the loss is not") == 1, (
+        done
+    )
+    assert "not finite on rank 0, 1 at step 24 (epoch 2), with finite parameters" in done.stderr, done
+    assert re.search(r"the largest \S+e\+2\d in layers\.\d\.weight; lower the learning rate", done.stderr), done
+
+
+@pytest.mark.once
+def test_a_configuration_file_trains_a_transformer_on_text_with_everything_on(tmp_path):
+    (tmp_path / "text").write_text("to be or not to be, that is the question. " * 60)
+    (tmp_path / "run.toml").write_text(
+        f"""
+        epochs = 3
+        [network]
+        model = "transformer"
+        dropout = 0.0
+        [input]
+        data = "text:{tmp_path / "text"}"
+        context = 16
+        batch_size = 12
+        workers = 1
+        [optimization]
+        optimizer = "adamw"
+        lr = 0.01
+        zero = true
+        accumulate = 2
+        clip_norm = 1.0
+        schedule = "cosine"
+        warmup_steps = 3
+        [ddp]
+        compress = "fp16"
+        """
+    )
+    done = run(3, "train", "--config", tmp_path / "run.toml", "--output", tmp_path / "out")
+    assert done.rc == 0, done
+    found = losses(tmp_path / "out")
+    assert len(found) == 3 and found[2] < 0.8 * found[0] < 0.8 * 6, done
+    resolved = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert resolved["compress"] == "fp16" and resolved["momentum"] == 0.9
+
+
+@pytest.mark.once
+def test_timeline_is_written_with_a_summary(tmp_path):
+    path = tmp_path / "new" / "trace.json"
+    done = run(2, "train", "--epochs", "1", "--model", "mlp", MPIDDP_TIMELINE=str(path))
+    assert done.rc == 0, done
+    assert done.stderr.count(f"timeline written to {path}") == 1 and "exposed ms" in done.stderr, done
+    names = {(event["pid"], event["name"]) for event in json.loads(path.read_text())["traceEvents"]}
+    assert {(rank, name) for rank in range(2) for name in ("forward", "backward", "wait", "step")} <= names
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return all files but the lock, which names its last owner."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+@pytest.mark.once
+def test_a_run_that_is_refused_leaves_the_folder_as_it_was(tmp_path):
+    begun = run(2, "train", "--epochs", "1", "--model", "mlp", "--output", tmp_path)
+    assert begun.rc == 0, begun
+    before = contents(tmp_path)
+    for options in (["--model", "net", "--resume", "auto"], ["--model", "mlp", "--lr", "0.5"]):
+        refused = run(2, "train", *options, "--output", tmp_path)
+        assert refused.rc == 2 and refused.stderr.count("mpiddp: error:") == 1, refused
+    assert contents(tmp_path) == before
+
+
+def test_ctrl_c_is_one_message(tmp_path):
+    with start(2, "train", "--epochs", "500") as job:
+        job.wait_for("epoch   2/500")
+        job.signal(signal.SIGINT)
+        done = job.wait(30)
+    assert done.rc != 0, done
+    assert "Traceback" not in done.stdout + done.stderr, done
+    assert (done.stdout + done.stderr).count("SIGINT on rank") <= 1, done

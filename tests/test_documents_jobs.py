@@ -1,0 +1,95 @@
+"""The documents: their programs run as they stand, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import conftest
+import pytest
+from harness.launcher import job
+
+import mpiddp
+
+ROOT = Path(__file__).parents[1]
+CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
+PAGES = [
+    *(ROOT / "README.md", *sorted(ROOT.glob("mpiddp/**/README.md")), ROOT / "slurm/README.md"),
+    *sorted(ROOT.glob(".github/**/*.md")),
+]
+GUIDE = CONTRIBUTING.read_text().partition("## Adding")[2]
+MAX_README_BYTES = 13_000
+
+
+def programs(text):
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_first_program(ranks):
+    (program,) = programs(PAGES[0].read_text())
+    done = job(program, ranks=ranks, limit_s=120)
+    assert done.rc == 0, done
+    found = re.fullmatch(r"ranks: (\d), accuracy: (\d\.\d{3})\n", done.stdout)
+    assert found is not None and int(found[1]) == ranks and float(found[2]) > 0.94, done
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["algorithm", "operation", "hook"])
+def test_guides(which):
+    done = job(programs(GUIDE)[which], ranks=3, limit_s=90)
+    assert done.rc == 0, done
+
+
+@pytest.mark.once
+def test_guide_to_a_model(tmp_path):
+    (tmp_path / "mymodel.py").write_text(programs(GUIDE)[3])
+    options = ("--model", "mymodel:Wide", "--epochs", 2, "--batch-size", 64, "--lr", 0.05)
+    done = job("-m", "mpiddp", "train", *options, ranks=2, search=[tmp_path], limit_s=120)
+    assert done.rc == 0 and "epoch 2/2" in done.stdout, done
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        found = (page.parent / file).resolve() if file else page
+        assert found.exists(), f"{name(page)} leads to {target}"
+        if anchor:
+            found = found / "README.md" if found.is_dir() else found
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+            assert anchor in anchors, f"{name(page)} leads to {target}"
+
+
+@pytest.mark.once
+def test_contributing_has_all_marks():
+    described = dict(
+        re.findall(r"^\| `([a-z]+(?:\(\*numbers\))?)` \| (.*) \|$", CONTRIBUTING.read_text(), re.MULTILINE)
+    )
+    del described["mpi"]  # it is pytest-mpi's
+    assert described == conftest.MARKS
+
+
+@pytest.mark.once
+def test_the_version_stands_in_one_place():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "version" not in project and project["dynamic"] == ["version"]
+    assert not re.search(r"^version:", (ROOT / ".github/CITATION.cff").read_text(), re.MULTILINE)
+    release = mpiddp.__version__.rpartition(".")[0]
+    changes = (ROOT / ".github/CHANGES.md").read_text()
+    assert re.search(r"^## (.*)$", changes, re.MULTILINE)[1] == release
+
+
+@pytest.mark.once
+def test_size():
+    assert PAGES[0].stat().st_size < MAX_README_BYTES

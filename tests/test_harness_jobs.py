@@ -1,0 +1,401 @@
+"""The harness itself: pytest's output when ranks fail, part, or hang; each case a small suite of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harness import launcher
+from harness.tiers import thinned
+
+HERE = Path(__file__).parent
+HEADER = """
+import os, sys, time
+import pytest
+pytestmark = pytest.mark.mpi
+is_rank = "harness.ranks" in sys.modules
+if is_rank:
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+"""
+# For the suites that hang on purpose; a busy machine may take seconds.
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(60)\n"
+FAST = {"MPIDDP_TEST_LIMIT": "5", "MPIDDP_TEST_GRACE": "1"}
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """Return a function that runs pytest on a suite of one file with ``tests``, marked as ``mpi``."""
+    shutil.copytree(HERE / "harness", tmp_path / "tests" / "harness", ignore=shutil.ignore_patterns("__pycache__"))
+    # Without the process group.
+    conftest = (HERE / "conftest.py").read_text().replace(', "harness.world"', "")
+    (tmp_path / "tests" / "conftest.py").write_text(conftest)
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
+
+    def run(tests: str, *args: str, ranks: int | None = None, env: dict[str, str | None] | None = None):
+        (tmp_path / "tests" / "test_sample.py").write_text(HEADER + tests)
+        command = ("-m", "pytest", "-p", "no:cacheprovider", *args)
+        return launcher.job(*command, ranks=ranks, cwd=tmp_path, limit_s=120, **(env or {}))
+
+    return run
+
+
+TIERS = """
+def sum_is_right(): assert world.allreduce(1) == world.size
+
+@pytest.mark.core
+def test_core(): sum_is_right()
+
+@pytest.mark.ranks(4)
+def test_rest(): sum_is_right()
+
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_thinned(n):
+    if world.size == 2: pytest.skip("needs three")
+"""
+
+
+@pytest.mark.once
+def test_tiers(suite):
+    names = ("test_core", "test_rest", "test_thinned[1]", "test_thinned[2]")
+    done = suite(TIERS, "--collect-only", "-q", "--long")
+    assert done.rc == 0, done
+    found = set(re.findall(r"sample.py::(\S+)$", done.stdout, re.M))
+    assert found == {f"{name}[np={n}]" for name in names for n in (1, 2, 3, 4)}, done
+
+
+@pytest.mark.once
+def test_units_and_tests_for_ranks_in_one_file(suite):
+    tests = """
+del pytestmark
+def test_unit(): assert "mpi4py.MPI" not in sys.modules
+
+@pytest.mark.mpi
+def test_on_ranks(): assert world.size == 2
+"""
+    done = suite(tests, "--ranks", "2")
+    assert done.rc == 0 and re.search("unit: 1 passed.*\n2 ranks: 1 passed", done.stdout), done
+    done = suite(tests + "from mpi4py import MPI")
+    assert done.rc == 1 and "tests/test_sample.py starts MPI when it is imported" in done.stdout, done
+
+
+@pytest.mark.once
+def test_what_is_printed(suite):
+    done = suite(TIERS)
+    assert done.rc == 0, done
+    for line in ("1 rank: 1 passed", "2 ranks: 1 passed, 1 skipped", "3 ranks: 2 passed", "4 ranks: 2 passed"):
+        assert re.search(rf"^{line} in \d+ s$", done.stdout, re.M), done
+    assert "skipped 1: run on other numbers of ranks" in done.stdout, done
+    assert "test_sample" not in done.stdout, "dots, and no names of files or skipped tests"
+
+
+@pytest.mark.once
+def test_one_failing_rank_fails_the_test_and_the_next_is_run(suite):
+    tests = """
+def test_fails():
+    print("printed by", world.rank)
+    assert world.rank != 1, "not me"
+
+def test_differs():
+    assert world.rank < 1, f"rank {world.rank} says no"
+
+class TestClass:
+    @pytest.mark.parametrize("n", [1, 2])
+    def test_next(self, n): world.Barrier()
+
+@pytest.mark.mpi(min_size=4)
+def test_min(): raise AssertionError
+
+@pytest.mark.mpi_skip
+def test_skip(): raise AssertionError
+"""
+    done = suite(tests, "--ranks", "3", "-v")
+    assert done.rc == 1, done
+    assert "test_fails[np=3] (rank 1 of 3)" in done.stdout, done
+    assert "AssertionError: not me" in done.stdout, done
+    assert "printed by 1" in done.stdout, done
+    assert "no failure on ranks 0, 2" in done.stdout, done
+    assert "rank 1 says no" in done.stdout, done
+    assert "rank 2 says no" in done.stdout, done
+    assert "::TestClass::test_next[2][np=3] PASSED" in done.stdout, done
+    assert "2 failed, 2 passed, 2 skipped" in done.stdout.splitlines()[-1], done
+
+
+def test_ranks_that_part_or_hang_end_with_all_their_stacks(suite):
+    tests = """
+def wait_for(source):
+    world.recv(source=source)
+
+def test_parts():
+    assert world.rank != 1, "not me"
+    world.Barrier()
+
+def test_deadlock():
+    wait_for((world.rank + 1) % world.size)
+
+def test_loop():
+    while world.rank == 0:
+        pass
+
+def test_next():
+    world.Barrier()
+"""
+    # With CI set, pytest does not shorten its summary: every stack appears once all the same.
+    done = suite(tests, "--ranks", "3", env={**FAST, "CI": "true"})
+    assert done.rc == 1, done
+    assert "AssertionError: not me" in done.stdout, done
+    for function, ranks in (("test_parts", "02"), ("wait_for", "012"), ("test_loop", "0")):
+        here = re.findall(rf"\[rank (\d)/3 .*\] is here.*\n.*\n.*in {function}", done.stdout)
+        assert sorted(here) == list(ranks), f"{function}: {here}\n{done}"
+    assert re.search(r"^FAILED .*test_deadlock.* - the ranks do not come together", done.stdout, re.M), done
+    assert "3 failed, 1 passed" in done.stdout.splitlines()[-1], done
+
+
+def test_dead_rank_fails_the_test_and_the_next_is_run(suite):
+    tests = """
+@pytest.mark.parametrize("end", [lambda: os.kill(os.getpid(), 9), lambda: os._exit(0)])
+def test_dies(end):
+    if world.rank == 1:
+        end()
+    world.Barrier()
+
+def test_spoils_the_job(request):
+    if world.rank == 1:
+        request.config.pluginmanager.get_plugin("ranks").unusable = "spoilt"
+
+def test_next(request):
+    assert not request.config.pluginmanager.get_plugin("ranks").unusable
+    world.Barrier()
+"""
+    done = suite(tests, "--ranks", "2")
+    assert done.rc == 1, done
+    assert len(re.findall(r"^FAILED .*::test_dies", done.stdout, re.M)) == 2, done
+    assert "2 failed, 2 passed" in done.stdout.splitlines()[-1], done
+
+
+@pytest.mark.once
+def test_bad_end_after_the_last_test_is_an_error(suite):
+    done = suite(
+        "import atexit\nif is_rank:\n    atexit.register(os._exit, 9)\ndef test_fine(): pass\n", "--ranks", "1"
+    )
+    assert done.rc == 1, done
+    assert "after its last test" in done.stdout
+
+
+@pytest.mark.once
+def test_ranks_that_collect_differently_do_not_run(suite):
+    done = suite(
+        "if not is_rank or world.rank == 0:\n    def test_mine(): pass\ndef test_ours(): pass\n", "--ranks", "2"
+    )
+    assert done.rc == 1, done
+    assert "the ranks do not collect the same tests" in done.stdout
+
+
+@pytest.mark.once
+def test_file_that_cannot_be_imported_is_an_error(suite):
+    done = suite("import no_such_module\n", "--ranks", "2")
+    assert done.rc != 0, done
+    assert "No module named 'no_such_module'" in done.stdout
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("ranks", thinned([None, 2], None))
+def test_skipping_everything_is_a_failure(suite, ranks):
+    tests = "@pytest.mark.mpi(min_size=5)\ndef test_big(): pass\n"
+    done = suite(tests, *([] if ranks else ["--ranks", "2"]), ranks=ranks)
+    assert done.rc not in (0, launcher.TIMED_OUT), done
+    assert "MPI tests were skipped" in done.stdout
+
+
+@pytest.mark.once
+def test_selection(suite):
+    tests = """
+@pytest.mark.mpi
+def test_marked(): pass
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_other(n): pass
+
+class TestClass:
+    def test_method(self): pass
+"""
+    file = "tests/test_sample.py"
+    for arguments, expected in [
+        (["-m", "mpi", "-k", "3 and marked"], ["test_marked[np=3]"]),
+        (
+            [f"{file}::TestClass", f"{file}::test_other[2][np=3]"],
+            ["TestClass::test_method[np=2]", "TestClass::test_method[np=3]", "test_other[2][np=3]"],
+        ),
+    ]:
+        done = suite(tests, "--ranks", "2,3", "--collect-only", "-q", "-o", "addopts=", *arguments)
+        assert re.findall(rf"^{file}::(.*)$", done.stdout, re.M) == expected, done
+
+
+LAUNCH_FILE = """
+import os, time
+from pathlib import Path
+import pytest
+
+pytestmark = pytest.mark.launch
+
+def test_waits_for_the_other_file():
+    print("printed by {own}")
+    Path("{own}").touch()
+    end = time.monotonic() + 30
+    while not Path("{other}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+def test_fails():
+    print("printed by the second of {own}")
+    assert "{own}" != "two", "not me"
+
+def test_ends():
+    if "{own}" == "two":
+        os._exit(3)
+
+def test_next(): pass
+"""
+
+
+@pytest.mark.once
+def test_files_that_start_launchers_run_side_by_side(suite, tmp_path):
+    for own, other in (("one", "two"), ("two", "one")):
+        (tmp_path / "tests" / f"test_{own}_jobs.py").write_text(LAUNCH_FILE.format(own=own, other=other))
+    done = suite("", "-m", "launch", "--at-once", "2", "--color=no")
+    assert done.rc == 1 and "3 failed, 5 passed" in done.stdout.splitlines()[-1], done
+    assert "AssertionError: not me" in done.stdout, done
+    # Of the failed test, and in no other process.
+    assert re.findall("^printed by .*$", done.stdout, re.M) == ["printed by the second of two"], done
+    assert done.stdout.count("the process of test_two_jobs.py ended before it told of this test: exit code 3") >= 2, (
+        done
+    )
+
+
+@pytest.mark.once
+def test_under_a_launcher_as_it_is(suite):
+    tests = """
+@pytest.mark.mpi
+def test_sum(): assert world.allreduce(1) == world.size == 3
+
+def test_fails(): assert world.rank != 2
+"""
+    done = suite(tests, "tests", "--color=no", ranks=3)
+    assert done.rc not in (0, launcher.TIMED_OUT), done
+    assert done.stdout.count("1 failed, 1 passed") == 1, "one rank alone speaks"
+    assert "test_fails (rank 2 of 3)" in done.stdout
+
+
+@pytest.mark.once
+def test_no_mpiexec_is_a_failure_with_a_cure(suite, tmp_path):
+    # An interpreter without mpiexec beside it, with the packages of this one.
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    packages = ":".join(path for path in sys.path if "site-packages" in path)
+    command = [tmp_path / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider"]
+    (tmp_path / "tests" / "test_sample.py").write_text("import pytest\n@pytest.mark.mpi\ndef test_fine(): pass\n")
+    env = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": packages}
+    with launcher.Program(command, env, cwd=tmp_path) as program:
+        done = program.wait(60)
+    assert done.rc != 0, done
+    assert "pip install 'mpiddp[mpich]'" in done.stdout
+
+
+@pytest.mark.parametrize("forked", thinned([True, False], True))
+def test_pytest_that_is_ended_leaves_no_process(tmp_path, forked):
+    code = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(HERE)!r})
+import pytest
+from harness import launcher, parent
+
+pytestmark = pytest.mark.launch
+
+def test_long():
+    with launcher.start("-c", "import time; print('up', flush=True); time.sleep(60)", ranks=2) as program:
+        program.wait_for("up")
+        Path(__file__).with_suffix(".started").touch()
+        program.wait(60)
+"""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    for name in ("one", "two")[: 1 + forked]:
+        (folder / f"test_{name}.py").write_text(code)
+    (tmp_path / "conftest.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(HERE)!r})\nfrom harness.parent import *\n"
+    )
+    command = ("-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", tmp_path)
+    with launcher.start(*command, cwd=tmp_path) as program:
+        end = time.monotonic() + 60
+        while len(list(folder.glob("*.started"))) < 1 + forked:
+            assert program.poll() is None and time.monotonic() < end, program.output
+            time.sleep(0.05)
+        program.signal(signal.SIGTERM)
+        end = time.monotonic() + 30
+        while program.members() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert program.members() == []
+
+
+def test_program_leaves_no_process():
+    code = """
+import subprocess, time
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+print("up", flush=True)
+time.sleep(60)
+"""
+    with launcher.start(code, ranks=2) as program:
+        program.wait_for("up\nup")
+        end = time.monotonic() + 10
+        # A process has no environment for a moment after its start.
+        while len(program.members()) < 5 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert len(program.members()) >= 5, "the launcher, two ranks, two sleepers"
+    assert program.members() == []
+
+
+SEMAPHORE = """
+import multiprocessing, time
+lock = multiprocessing.get_context("spawn").Lock()
+print(lock._semlock.name, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.once
+def test_killed_program_leaves_no_semaphore():
+    with launcher.start(SEMAPHORE) as program:
+        program.wait_for("\n")
+        left = launcher.SHARED / f"sem.{program.output[0].strip().removeprefix('/')}"
+        assert left.exists()
+    assert not left.exists()
+
+
+@pytest.mark.once
+def test_waiting_has_a_time_limit():
+    with launcher.start(SLEEP, ranks=2) as program:
+        program.wait_for("up\nup\n")
+        done = program.wait(0.5)
+    assert done.rc == launcher.TIMED_OUT
+    assert done.stdout.startswith("up\nup\n"), done
+    assert done.seconds < 10
+
+
+def test_mpirun_tells_size_and_exit_code():
+    code = "import sys\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.size, sys.argv[1])\nsys.exit(5)\n"
+    done = launcher.job(code, "argument", ranks=3)
+    assert done.rc == 5, done
+    assert done.stdout.split("\n") == ["3 argument"] * 3 + [""]
+
+
+def test_signal_reaches_the_launcher():
+    with launcher.start(SLEEP, ranks=2) as program:
+        program.wait_for("up")
+        program.signal(signal.SIGTERM)
+        assert program.wait(10).rc not in (0, launcher.TIMED_OUT)

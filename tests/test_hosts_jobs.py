@@ -1,0 +1,185 @@
+"""Several hosts (see hosts): names, addresses, wires and memory that ends, which pretended nodes lack."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import measure.hosts as measure_hosts
+import numpy as np
+import pytest
+from harness import hosts, launcher
+from harness.tiers import thinned
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+fault = hosts.why_not()
+needs_ulfm = pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on")
+pytestmark = pytest.mark.skipif(fault is not None, reason=f"no hosts to test with: {fault}")
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[hosts.Hosts]:
+    with hosts.Hosts(2) as made:
+        yield made
+
+
+def run(on: Callable[..., Any], ranks: int, *program: object) -> launcher.Completed:
+    done = launcher.job(*program, ranks=ranks, on=on, limit_s=90)
+    assert done.rc == 0, str(done)
+    return done
+
+
+def told(done: launcher.Completed):
+    """Return rank 0's print; at the end UCX may print a warning, too, after it."""
+    return json.loads(done.stdout.partition("\n")[0])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cyclic", "expected"),
+    [
+        pytest.param(4, False, ["h1", "h1", "h2", "h2"], marks=pytest.mark.long),
+        (4, True, ["h1", "h2", "h1", "h2"]),
+        (3, False, ["h1", "h1", "h2"]),
+    ],
+)
+def test_places_memory_and_collectives(two, ranks, cyclic, expected):
+    found = told(run(two.cyclic if cyclic else two.block, ranks, "placed"))
+    assert found["hosts"] == expected
+    assert found["nodes"] == [int(host[1]) - 1 for host in expected]
+    assert found["checked"] >= 24
+
+
+@pytest.mark.parametrize("cyclic", thinned([False, True], True), ids=["block", "cyclic"])
+def test_one_copy_of_a_data_set_serves_the_ranks_of_its_host(two, tmp_path, cyclic):
+    np.save(tmp_path / "z.npy", -np.arange(3000))
+    found = told(run(two.cyclic if cyclic else two.block, 4, "node_data", tmp_path / "z.npy"))
+    assert [host for host, *_ in found] == (["h1", "h2", "h1", "h2"] if cyclic else ["h1", "h1", "h2", "h2"])
+    files = {host: {file for where, _, file in found if where == host} for host in ("h1", "h2")}
+    assert all(len(each) == 1 and each != {"0"} for each in files.values()), "the ranks of a host map one file"
+    assert files["h1"] != files["h2"]
+    assert sorted(call for _, calls, _ in found for call in calls) == ["h1", "h2"], "loaded once a host"
+
+
+@pytest.mark.long
+def test_four_hosts():
+    with hosts.Hosts(4) as four:
+        found = told(run(four.block, 4, "placed"))
+    assert found["hosts"] == ["h1", "h2", "h3", "h4"]
+
+
+@pytest.mark.parametrize(
+    ("cyclic", "ring"), [(False, 1.5), pytest.param(True, 3.0, marks=pytest.mark.long)], ids=["block", "cyclic"]
+)
+def test_hierarchical_sends_every_byte_once_and_the_ring_more(two, cyclic, ring):
+    size = 4 << 20
+    found = measure_hosts.measure(two, "all_reduce", str(size), "1", cyclic=cyclic)
+    # Headers and acknowledgements come on top.
+    assert 1.0 <= found["hierarchical"]["bytes"] / size < 1.1
+    assert ring <= found["ring"]["bytes"] / size < 1.1 * ring
+
+
+def test_calls_that_differ_are_found_over_the_wire(two):
+    done = launcher.job("disagree", "dtype", "slow loop", ranks=4, on=two.block)
+    # Open MPI's ranks end their job when a connection to another host is closed, with 14, which may come first.
+    assert done.rc == 111 or (launcher.is_open_mpi() and done.rc == 14), done
+    assert re.search(
+        r"rank [02] calls all_reduce #1 of 4 float32 .*, rank [23] calls all_reduce #1 of 4", done.stderr
+    ), done
+
+
+@pytest.mark.long
+def test_a_job_ends_when_a_host_is_cut_off():
+    """Open MPI's mpirun waits for ever for the daemon there: rank 0 ends it."""
+    settings = {"MPIDDP_TIMEOUT": "5", "MPIDDP_FLIGHT_RECORDER": "0"}
+    with (
+        hosts.Hosts(2) as some,
+        launcher.start("waits", "alike", "loop of all_reduce", ranks=4, on=some.block, **settings) as job,
+    ):
+        job.wait_for("pid of ", 60, times=4)
+        some.lose("h2", crash=False)
+        cut_s = time.monotonic()
+        done = job.wait(60)
+    assert done.rc != 0 and time.monotonic() - cut_s < 40, done
+    why = "no answer: dead, stopped, or its node is out of reach"
+    assert re.search(rf"did not finish in 5 s:\n.*NOT in it:\n.* rank 2 \(node .*  {why}", done.stderr), done
+
+
+@needs_ulfm
+@pytest.mark.parametrize(("cyclic", "victim"), [(False, 3), (True, 0)], ids=["block", "cyclic"])
+def test_others_go_on_when_a_rank_of_a_host_dies(two, cyclic, victim):
+    on = two.cyclic if cyclic else two.block
+    done = launcher.job("moved", victim, ranks=4, on=on, options=launcher.ULFM, limit_s=90)
+    assert done.rc == 0, str(done)
+    expected = ["h2", "h1", "h2"] if cyclic else ["h1", "h1", "h2"]
+    found = told(done)
+    assert found["hosts"] == expected
+    assert found["nodes"] == [list(dict.fromkeys(expected)).index(host) for host in expected]
+
+
+@needs_ulfm
+@pytest.mark.parametrize("victim", thinned([0, 3], 3))
+def test_death_before_mpi_ends_the_job_with_its_reason(two, victim):
+    options = {"ranks": 4, "on": two.block, "options": launcher.ULFM, "limit_s": 50}
+    done = launcher.job("lethal_train", **options, VICTIMS=f"{victim} before mpiddp.cli:main 1")
+    # mpirun's exit code is 0 when it has lost a daemon.
+    said = f"1 of the 2 ranks on host h{1 + victim // 2} ended before MPI had started"
+    assert said in done.stderr and done.seconds < 20, str(done)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_what_started_them(number):
+    command = ("-m", "tests.measure.hosts", "all_reduce", "--rounds", 100_000)
+    with (
+        tempfile.TemporaryDirectory(prefix="h-") as folder,
+        launcher.start(*command, search=[CHECKOUT], TMPDIR=folder) as program,
+    ):
+        wait_until(lambda: len(program.ranks()) == 5, "four ranks run, and what measures")
+        (made,) = Path(folder).glob("mpiddp-hosts-*")
+        try:
+            program.signal(number)
+            wait_until(lambda: not program.members(), "no process is left")
+        finally:
+            # A killed process leaves its hosts.
+            listed = [line.split()[0] for line in hosts.call("ip netns list").splitlines()]
+            left = [space for space in listed if space.startswith(made.name)]
+            for space in left:
+                hosts.call(f"ip netns delete {space}")
+    assert len(left) == (0 if number == signal.SIGTERM else 3)
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
+        time.sleep(0.05)
+
+
+@pytest.mark.long
+def test_overlap_is_measured_with_a_rank_on_each_host(two):
+    options = ("--bytes", "256K", "--buckets", "2", "--layers", "4", "--rounds", "1", "--compute", "0.01")
+    printed = measure_hosts.run(two, 1, "-m", "mpiddp", "bench", "overlap", *options)
+    assert "2 ranks on 2 nodes" in printed
+    assert re.findall(r"^ +(\d+) ", printed, re.MULTILINE) == ["1", "2"]  # UCX may print a warning, too
+    assert "# Wrong values: 0 OK" in printed
+
+
+def test_main_job(two, tmp_path):
+    options = ("--epochs", "2", "--batch-size", "100", "--output", str(tmp_path))
+    done = run(two.block, 4, "-m", "mpiddp", "train", *options)
+    assert "training on 4 ranks on 2 nodes:" in done.stdout, done
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_suite_across_hosts(two):
+    tests = [CHECKOUT / "tests" / f"{name}.py" for name in ("parallel/test_naive", "distributed/test_p2p")]
+    options = ("-q", "-p", "no:cacheprovider", "--color=no", "--rootdir", CHECKOUT)
+    done = run(two.block, 4, "-m", "pytest", *options, *tests)
+    assert len(re.findall(r"\d+ passed", done.stdout)) == 1, f"one rank alone speaks: {done}"

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from harness.launcher import job
+
+
+@pytest.mark.once
+def test_a_run_and_its_picture(tmp_path):
+    options = ("--epochs", "2", "--model", "mlp", "--output", tmp_path / "run")
+    done = job("-m", "mpiddp", "train", *options, ranks=3, limit_s=120)
+    assert done.rc == 0, done
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+
+    described = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [place["rank"] for place in described["ranks"]] == [0, 1, 2] and "train --epochs 2" in described["command"]
+    assert {"versions", "mpi", "commits", "started"} <= described.keys()
+    assert all(
+        commit is None or re.fullmatch("[0-9a-f]{40}(-dirty)?", commit) for commit in described["commits"].values()
+    )
+
+    pytest.importorskip("matplotlib")
+    drawn = job("-m", "mpiddp", "plot", tmp_path / "run", "-o", tmp_path / "run.svg")
+    assert drawn.rc == 0, drawn
+    assert "<!-- test_loss -->" in (tmp_path / "run.svg").read_text()
+
+
+@pytest.mark.once
+def test_tensorboard_reads_what_a_run_has_written(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for epochs in ("1", "2"):
+        options = ("--epochs", epochs, "--model", "mlp", "--output", tmp_path, "--resume", "auto")
+        done = job("-m", "mpiddp", "train", *options, ranks=2, limit_s=120)
+        assert done.rc == 0, done
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [each.step for each in events.Scalars("loss/train")] == [1, 2]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = [each.value for each in events.Scalars("accuracy/test")]
+    assert found == pytest.approx([line["accuracy"] for line in lines])

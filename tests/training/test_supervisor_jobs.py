@@ -1,0 +1,114 @@
+"""``python -m mpiddp run``: a job that ends badly is started again, until it ends well or gets no further."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+import safetensors.numpy
+from harness import hosts, launcher
+from harness.launcher import Program, job, start
+
+RUN = [sys.executable, "-m", "mpiddp", "run"]
+
+
+def supervised(tmp_path, event: str, *options: str) -> Program:
+    return start("steps", tmp_path, event, ranks=2, before=[*RUN, *options, "--"], cwd=tmp_path)
+
+
+def expect_complete(done: launcher.Completed, starts: int = 2) -> None:
+    assert done.rc == 0, str(done)
+    assert done.stdout.split("sum")[-1].split() == ["100.0"] * 3, str(done)  # of s and s + 1, for s below 10
+    assert done.stderr.count("mpiddp run: start") == starts, str(done)
+    steps = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step")]
+    # Open MPI's mpirun continues a stopped rank before it ends it, which may make steps that are not printed any more.
+    assert steps == sorted(set(steps)) and steps[:5] == [1, 2, 3, 4, 5], str(done)
+
+
+@pytest.mark.parametrize("event", ["kill", "leave", pytest.param("raise", marks=pytest.mark.long)])
+def test_job_that_ends_badly_goes_on_from_its_last_state(tmp_path, event):
+    with supervised(tmp_path, event) as job:
+        expect_complete(job.wait(60))
+    assert not list(tmp_path.glob(".mpiddp-run-*"))
+
+
+def test_job_whose_rank_0_shows_no_life_is_ended_and_started_again(tmp_path):
+    with supervised(tmp_path, "stop", "--lost-after", "4") as job:
+        expect_complete(done := job.wait(60))
+    assert "showed no life any more and was ended" in done.stderr
+
+
+@pytest.mark.once
+def test_restarts_without_progress_are_given_up(tmp_path):
+    with supervised(tmp_path, "always", "--restarts", "9", "--watch", str(tmp_path / "saved")) as job:
+        done = job.wait(60)
+    assert done.rc not in (0, launcher.TIMED_OUT), str(done)
+    assert done.stderr.count("mpiddp run: start") == 3, str(done)
+    assert "given up: 2 restarts in a row without progress" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+def test_signal_ends_the_job_and_no_other_is_started(tmp_path, number):
+    with supervised(tmp_path, "wait") as job:
+        job.wait_for("waits")
+        job.signal(number)
+        done = job.wait(30)
+        assert not job.members()
+    assert done.rc not in (0, launcher.TIMED_OUT), str(done)
+    assert done.stderr.count("mpiddp run: start") == 1, str(done)
+    assert "it is not started again" in done.stderr
+
+
+def test_train_resumes_to_the_bits_of_an_undisturbed_run(tmp_path):
+    options = ("--epochs", 6, "--batch-size", 128, "--checkpoint-steps", 2, "--output")
+    train = ("-m", "mpiddp", "train", *options)
+    with start(*train, "killed", ranks=2, before=[*RUN, "--"], cwd=tmp_path) as supervised:
+        supervised.wait_for("epoch 2/6")
+        os.kill(supervised.rank_0(), signal.SIGKILL)
+        done = supervised.wait(90)
+    assert done.rc == 0, str(done)
+    assert "start 2 of at most 4: " in done.stderr
+    assert "--resume auto" in done.stderr
+    assert job(*train, "whole", ranks=2, cwd=tmp_path).rc == 0
+    models = [safetensors.numpy.load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole")]
+    assert models[0].keys() == models[1].keys()
+    assert all(models[0][name].tobytes() == models[1][name].tobytes() for name in models[0])
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--restarts", "-1", "--", "true"], "--restarts has to be at least 0, got -1"),
+        (["--lost-after", "0", "--", "true"], "--lost-after has to be positive"),
+        (["--", "mpirun", "python", "-m", "mpiddp", "train"], "train needs --output DIR"),
+        (["--", "no-such-launcher"], "no-such-launcher cannot be started"),
+        (["--", "true"], "no rank of it has written the marker"),
+    ],
+)
+def test_command_that_cannot_be_supervised_is_refused(tmp_path, words, said):
+    done = job(*RUN[1:], *words, limit_s=30, cwd=tmp_path)
+    assert done.rc in (1, 2), str(done)
+    assert said in done.stderr
+    assert done.stderr.count("start ") <= 1, str(done)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.why_not()))
+@pytest.mark.parametrize("loss", ["crash", "cut"])
+def test_lost_node(tmp_path, loss):
+    """A crash ends all that runs on the host; a cut leaves it running, out of reach, until the network is mended."""
+    before = ["env", "-C", tmp_path, *RUN, "--lost-after", "15", "--"]  # the marker is made in the working directory
+    with (
+        hosts.Hosts(2) as two,
+        start("steps", tmp_path, "network", ranks=2, before=before, on=two.block, MPIDDP_TIMEOUT="8") as job,
+    ):
+        job.wait_for("waits")
+        two.lose("h2", crash=loss == "crash")
+        job.wait_for("start 2 of at most 4", 90)
+        two.mend("h2")
+        done = job.wait(90)
+    assert done.rc == 0, str(done)
+    assert done.stdout.split("sum")[-1].split() == ["100.0"] * 3, str(done)
