@@ -260,5 +260,14 @@ def unbroadcast(grad: Array, shape: Shape) -> Array:
     return grad.sum(axis=axes, keepdims=True, dtype=sum_dtype(grad)).reshape(shape) if axes else grad.reshape(shape)
 
 
-def shape_of(operand: Any) -> Shape:
-    return getattr(operand, "shape", ())
+Operand = Any
+"""A tensor, an array or a number."""
+
+
+def constant(array: Any) -> Any:
+    """Return a tensor off the tape."""
+    return Function.output_type(array)
+
+
+def values_of(operand: Any) -> Any:
+    return operand.data if isinstance(operand, Variable) else operand

@@ -3,23 +3,50 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
 
 from mpiddp.device import array_namespace, download
 from mpiddp.device.place import place_of
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array, DTypeLike, Shape
 
-from . import arithmetic, shaping
+from .arithmetic import Maximum, Minimum, Where
+from .conversion import Conversions
 from .engine import run_backward
-from .function import Function, RemovableHandle, Variable, as_array, is_differentiable, mode
-from .operations import ElementCount, Operand, Operations, values_of
+from .function import (
+    Function,
+    Operand,
+    RemovableHandle,
+    Variable,
+    as_array,
+    is_differentiable,
+    mode,
+    values_of,
+)
+from .reduction import Reductions
+from .shaping import Join
 
 
-class Tensor(Operations):
+class ElementCount(int):
+    """Number of elements; called, as torch's ``size``, the shape or one length."""
+
+    shape: Shape
+
+    def __new__(cls, shape: Shape) -> ElementCount:
+        count = super().__new__(cls, math.prod(shape))
+        count.shape = shape
+        return count
+
+    def __call__(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[normalize_axis_index(dim, len(self.shape))]
+
+
+class Tensor(Reductions, Conversions):
     """An array on the tape, with torch's methods.
 
     ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to ``grad``, an array; ``grad = None``
@@ -303,7 +330,7 @@ Function.output_type = Tensor
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """Join tensors along an axis."""
-    return shaping.Join.apply(dim, *tensors)
+    return Join.apply(dim, *tensors)
 
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
@@ -313,17 +340,17 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 
 def where(condition: Any, input: Any, other: Any) -> Tensor:
     """Return ``input`` where ``condition`` holds, else ``other``."""
-    return arithmetic.Where.apply(condition, input, other)
+    return Where.apply(condition, input, other)
 
 
 def maximum(input: Any, other: Any) -> Tensor:
     """Return the larger of two values; equal ones share the gradient."""
-    return arithmetic.Maximum.apply(input, other)
+    return Maximum.apply(input, other)
 
 
 def minimum(input: Any, other: Any) -> Tensor:
     """Return the smaller of two values; equal ones share the gradient."""
-    return arithmetic.Minimum.apply(input, other)
+    return Minimum.apply(input, other)
 
 
 def _tensor(operand: Any) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.autograd.arithmetic import product
 from mpiddp.autograd.function import expect_array_or_option
+from mpiddp.autograd.product import product
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, DTypeLike
 
@@ -60,9 +60,11 @@ class LinearFunction(Function):
         return product(ones, rows, out=self.out(2))
 
 
-def check_dtypes(name: str, input: Any, weight: Any) -> None:
-    """Refuse an input of another dtype than the weights: NumPy would promote."""
-    if input.dtype != weight.dtype:
+def check_dtypes(name: str, input: Any, *weights: Any) -> None:
+    """Raise RuntimeError for an input of another dtype than the weights, which NumPy would promote."""
+    for weight in weights:
+        if weight is None or input.dtype == weight.dtype:
+            continue
         expect_array_or_option(input)
         # NumPy makes float64: it is the array to convert, but not to integers.
         promoted = weight.dtype == np.float64 and input.dtype.kind == "f"

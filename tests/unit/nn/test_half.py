@@ -10,7 +10,7 @@ import pytest
 import mpiddp.nn.functional as F  # noqa: N812
 from mpiddp import nn
 from mpiddp.autograd import Tensor, gradcheck
-from mpiddp.autograd.arithmetic import product, total
+from mpiddp.autograd.product import product, total
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 HALVES = pytest.mark.parametrize("dtype", [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)], ids=str)
