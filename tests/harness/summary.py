@@ -78,8 +78,7 @@ class Summary:
             return
         self._told = time.monotonic()
         minutes = (self._told - self._began) / 60
-        reporter.ensure_newline()
-        reporter.write_line(f"{self._done} of {len(self._parts)} tests after {minutes:.0f} min")
+        reporter.write_line(f"\n{self._done} of {len(self._parts)} tests after {minutes:.0f} min")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
