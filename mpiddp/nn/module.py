@@ -85,20 +85,13 @@ class Module:
             self._register("_parameters", name, value)
         elif isinstance(value, Module):
             self._register("_modules", name, value)
-        elif name in self._parameters:
+        elif name in self._parameters or name in self._modules:
             if value is not None:
+                kind, wanted = ("parameter", "Parameter") if name in self._parameters else ("child module", "Module")
                 raise TypeError(
-                    f"cannot assign '{type(value).__name__}' as parameter '{name}' "
-                    "(mpiddp.nn.Parameter or None expected)"
+                    f"cannot assign '{type(value).__name__}' as {kind} '{name}' (mpiddp.nn.{wanted} or None expected)"
                 )
-            self._parameters[name] = None
-        elif name in self._modules:
-            if value is not None:
-                raise TypeError(
-                    f"cannot assign '{type(value).__name__}' as child module '{name}' "
-                    "(mpiddp.nn.Module or None expected)"
-                )
-            self._modules[name] = None
+            (self._parameters if name in self._parameters else self._modules)[name] = None
         elif name in self._buffers:
             self._buffers[name] = _as_buffer(name, value)
         else:
