@@ -49,10 +49,10 @@ class ElementCount(int):
 class Tensor(Reductions, Conversions):
     """An array on the tape, with torch's methods.
 
-    ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to ``grad``, an array; ``grad = None``
-    starts anew. The first accumulation into an empty ``grad`` writes to ``grad_slot``, if any, also over what older
-    references to ``grad`` see. In-place operations are not on the tape: they are for tensors without a gradient and for
-    :class:`no_grad`, in which ``+=`` is in place, too.
+    An array given as ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to ``grad``, an
+    array; ``grad = None`` starts anew. If the tensor has a ``grad_slot``, the first gradient is written there, over an
+    older one that somebody may still hold. In-place operations are not recorded. They are for tensors without a
+    gradient, and for :class:`no_grad`, in which ``+=`` works in place, too.
 
     Examples
     --------
@@ -173,7 +173,7 @@ class Tensor(Reductions, Conversions):
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
                 "moment."
             )
-        # A copy takes neither the slot, which belongs to a bucket, nor the hooks.
+        # A copy takes neither the slot, which belongs to a bucket, nor the hooks, which may hold communicators.
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.data = self.data.copy()
@@ -183,7 +183,6 @@ class Tensor(Reductions, Conversions):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        # As above; hooks may hold communicators.
         left_out = {"grad_slot", "grad_hooks", "post_accumulate_grad_hooks"}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 

@@ -168,7 +168,7 @@ class Partition(Subset):
 class DataPartitioner:
     """Cut a data set into random parts, as torch's tutorial on distributed applications.
 
-    Unlike with a :class:`~mpiddp.data.DistributedSampler`, a rank sees the same samples in every epoch. Part ``i`` has
+    A rank sees the same samples in every epoch; :class:`~mpiddp.data.DistributedSampler` draws others. Part ``i`` has
     ``int(sizes[i] * len(data))`` samples; the sum of ``sizes`` may be below 1. Source:
     https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
     """

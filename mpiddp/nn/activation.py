@@ -39,7 +39,7 @@ def sigmoid(input: Any) -> Tensor:
 
 
 def _axis(dim: int | None, ndim: int) -> int:
-    """Return torch's default, 1, or 0 of 1 or 3 axes."""
+    """Return ``dim``, or torch's default: axis 0 of 0, 1 or 3 axes, else axis 1."""
     if dim is not None:
         return dim
     return 0 if ndim in (0, 1, 3) else 1

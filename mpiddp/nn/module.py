@@ -36,7 +36,7 @@ class Module:
     """
 
     training: bool
-    """True: dropout drops, batch normalization measures."""
+    """In training, dropout drops and batch normalization uses the batch's statistics."""
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Array | None]
     _modules: dict[str, Module | None]
@@ -98,7 +98,7 @@ class Module:
             super().__setattr__(name, value)
 
     def _register(self, registry: str, name: str, entry: Any) -> None:
-        """Set an entry of a registry; it takes an older one's place, as order counts."""
+        """Set an entry of a registry. It takes the place of an older one of that name: the order counts."""
         self._forget(name, keep=registry)
         vars(self)[registry][name] = entry
 

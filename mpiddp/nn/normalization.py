@@ -23,7 +23,7 @@ from .parameter import Parameter
 
 
 class Normalization(Function):
-    """``normal * weight + bias``; a subclass computes ``normal``, and has `gradient_of_input`."""
+    """``normal * weight + bias``. A subclass computes ``normal`` in its forward, and defines `gradient_of_input`."""
 
     normal: Array
     weight: Array | None
@@ -45,9 +45,9 @@ class Normalization(Function):
 
 
 class NormalizeFunction(Normalization):
-    """Mean and variance of ``x`` over ``axes``; they are appended, axes kept, to ``statistics``.
+    """Normalize ``x`` by its mean and variance over ``axes``.
 
-    ``weight`` and ``bias`` broadcast to ``x``.
+    Both are appended to ``statistics``, with the axes kept. ``weight`` and ``bias`` broadcast to ``x``.
     """
 
     def forward(

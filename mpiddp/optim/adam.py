@@ -52,7 +52,7 @@ class Adam(Optimizer):
             xp.subtract(g, mean, out=product)
             if beta1 > 0.5:
                 mean += xp.multiply(product, 1 - beta1, out=product)
-            else:  # the end that rounds less, as torch's lerp chooses
+            else:  # from the end at which less is rounded, as torch's lerp does
                 xp.subtract(g, xp.multiply(product, beta1, out=product), out=mean)
             square *= beta2
             xp.multiply(g, 1 - beta2, out=product)

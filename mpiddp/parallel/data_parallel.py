@@ -24,10 +24,11 @@ _PER_THREAD = 2
 class DataParallel(Module):
     """A model that cuts each batch into parts, one for each device, and joins the outputs (``torch.nn.DataParallel``).
 
-    A part has ``ceil(n / devices)`` samples, the last one fewer; short batches make fewer parts. Every forward copies
-    parts and parameters to the devices; on the host nothing is copied. Threads use their device, and its stream that is
-    current in the calling thread. Backward, one thread, adds parameters' gradients up on the first device, the last
-    part's first. The first replica's buffers are the model's.
+    A part has ``ceil(n / devices)`` samples, the last one perhaps fewer; short batches make fewer parts. Every forward
+    copies parts and parameters to the devices; on the host nothing is copied. Each part has a thread, which uses its
+    device and the stream of that device that is current in the calling thread. Backward runs in one thread, and adds up
+    the parameters' gradients on the first device, beginning with the last part. The first replica shares its buffers
+    with the model.
 
     The first device also holds all outputs, the sums of gradients and the optimizer's state: for 784-256-256-10, SGD
     with momentum and a batch of 128 on two devices 3.8 MB, the second 1.7 MB (counted by the tests on fake devices).

@@ -95,7 +95,7 @@ class _AllToAllSingle(Function):
 
 
 def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Return the reduction of all ranks' tensors, on every rank; so is the gradient, with the same ``op``."""
+    """Return the reduction of all ranks' tensors, on every rank. The gradients are reduced in the same way."""
     group = member(group, "all_reduce")
     if group is None:
         return None
