@@ -443,7 +443,7 @@ WITHOUT_TESTS = {
         "tree two_shot"
     ),
     "algorithms/gpu": "nccl pointers probe ring staged staged_ring table",
-    "autograd": "arithmetic function gradcheck reduction shaping",
+    "autograd": "arithmetic conversion function gradcheck product reduction shaping",
     "bench": "cli compare ddp job overlap sweep timing train with_torch",
     "data": "samplers",
     "device": "choice conversion namespace packing pinned place transfer",

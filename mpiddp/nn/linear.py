@@ -23,8 +23,8 @@ from .parameter import Parameter
 class LinearFunction(Function):
     """``x @ weight.T + bias`` for x (..., in), weight (out, in), bias (out) or None.
 
-    The output of x (N, in) lies in memory as (out, N): with OpenBLAS the product is a fifth faster then, and convolutions
-    have the same layout. The gradient of x has the layout of x.
+    The output of x (N, in) lies in memory as (out, N): OpenBLAS then takes a fifth less time, and convolutions have the
+    same layout. The gradient of x has the layout of x.
     """
 
     def forward(self, x: Array, weight: Array, bias: Array | None) -> Array:

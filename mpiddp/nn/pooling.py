@@ -19,7 +19,7 @@ from .window import Pair, Window, batch_first, batch_last, pair
 
 
 class MaxPool2dFunction(Function):
-    """Keeps the positions of the largest values, not the image. Of equal ones the first gets the gradient, as torch's."""
+    """Keeps the positions of the largest values, not the image; of equal ones the first gets the gradient, as torch."""
 
     def forward(self, x: Array, window: Window) -> Array:
         xp = array_namespace(x)
