@@ -101,6 +101,8 @@ def nll_loss(input: Any, target: Any, *, ignore_index: int = -100, reduction: st
     """
     _check_reduction(reduction)
     labels = array_namespace(_plain(input)).asarray(_plain(target))
+    if labels.dtype.kind not in "iu":
+        raise TypeError(f"expected integer classes as target, not probabilities: got {labels.dtype} {labels.shape}")
     if input.ndim == 1:
         batch = input.reshape((1, *input.shape))
         return nll_loss(batch, labels.reshape(1), ignore_index=ignore_index, reduction=reduction).reshape(())
@@ -109,8 +111,6 @@ def nll_loss(input: Any, target: Any, *, ignore_index: int = -100, reduction: st
             f"Expected input batch_size ({input.shape[0] if input.ndim else 0}) to match target batch_size "
             f"({labels.shape[0] if labels.ndim else 0}): input has shape {input.shape}, target {labels.shape}"
         )
-    if labels.dtype.kind not in "iu":
-        raise TypeError(f"expected integer classes as target, got {labels.dtype}")
     return NLLLossFunction.apply(input, labels, ignore_index, reduction)
 
 

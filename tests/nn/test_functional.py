@@ -305,7 +305,7 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (IndexError, "Target -1 is out of bounds", lambda: F.nll_loss(IMAGE, np.array([0, -1]))),
     (ValueError, "to match target batch_size", lambda: F.nll_loss(IMAGE, np.array([0, 1, 2]))),
     (TypeError, "expected integer classes", lambda: F.cross_entropy(IMAGE, np.array([0.0, 1.0]))),
-    (ValueError, "to match target batch_size", lambda: F.cross_entropy(IMAGE, np.full((2, 3), 1 / 3))),
+    (TypeError, "not probabilities: got float64", lambda: F.cross_entropy(IMAGE, np.full((2, 3), 1 / 3))),
     (ValueError, "is not a valid value for reduction", lambda: F.mse_loss(IMAGE, IMAGE, reduction="average")),
     (
         RuntimeError,

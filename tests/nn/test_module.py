@@ -400,13 +400,13 @@ def test_clip_grad_norm(norm_type: float, max_norm: float) -> None:
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
-def test_clip_grad_norm_sees_nan_in_any_gradient(norm_type: float) -> None:
-    for first, second in ((1.0, math.nan), (math.nan, 1.0)):
-        parameters = [nn.Parameter(np.zeros(1, np.float32)) for _ in range(2)]
-        for p, value in zip(parameters, (first, second), strict=True):
-            p.grad = np.array([value], np.float32)
-        assert math.isnan(nn.utils.clip_grad_norm_(parameters, 0.5, norm_type))
-        assert all(math.isnan(p.grad[0]) for p in parameters)
+@pytest.mark.parametrize("values", [(1.0, math.nan), (math.nan, 1.0)], ids=str)
+def test_clip_grad_norm_sees_nan_in_any_gradient(values: tuple[float, float], norm_type: float) -> None:
+    parameters = [nn.Parameter(np.zeros(1, np.float32)) for _ in values]
+    for p, value in zip(parameters, values, strict=True):
+        p.grad = np.array([value], np.float32)
+    assert math.isnan(nn.utils.clip_grad_norm_(parameters, 0.5, norm_type))
+    assert all(math.isnan(p.grad[0]) for p in parameters)
 
 
 def test_clip_grad_norm_without_gradients() -> None:
