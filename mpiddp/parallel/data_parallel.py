@@ -30,9 +30,8 @@ class DataParallel(Module):
     the parameters' gradients on the first device, beginning with the last part. The first replica shares its buffers
     with the model.
 
-    The first device also holds all outputs, the sums of gradients and the optimizer's state: for 784-256-256-10, SGD
-    with momentum and a batch of 128 on two devices 3.8 MB, the second 1.7 MB (counted by the tests on fake devices).
-    Threads share one interpreter. Prefer `DistributedDataParallel`.
+    Prefer `DistributedDataParallel`: here the first device also holds all outputs, the sums of gradients and the
+    optimizer's state, and the threads share one interpreter.
 
     Parameters
     ----------
@@ -127,7 +126,7 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
 
 
 def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
-    """Return replicas: parameters are shared where they are, buffers copied for all but the first."""
+    """Return a replica for each place; those of one place share parameters, and the first has the module's buffers."""
     replicas = []
     for index, place in enumerate(places):
         twins = {id(original): copy.copy(original) for original in module.modules()}
@@ -176,7 +175,7 @@ def parallel_apply(
 
 
 def _settle(place: Place) -> None:
-    """Wait for this thread's work, unless other threads' is ordered after it."""
+    """Wait for this thread's work where CUDA does not order other threads' work after it."""
     stream = current_stream(place)
     if stream is not None and stream.ptr == _PER_THREAD:
         stream.synchronize()
