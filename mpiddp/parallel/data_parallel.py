@@ -126,7 +126,7 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
 
 
 def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
-    """Return a replica for each place; those of one place share parameters, and the first has the module's buffers."""
+    """Return a replica for each place; replicas of one place share the memory of parameters."""
     replicas = []
     for index, place in enumerate(places):
         twins = {id(original): copy.copy(original) for original in module.modules()}
