@@ -36,25 +36,25 @@ class _OfOne(Function):
         return result
 
     def backward(self, grad: Array) -> Any:
-        return self.gradient(array_namespace(grad), grad, self.kept)
+        return self.gradient(grad, self.kept)
 
 
 def _of_one(
     name: str, value: Callable[[Any, Array], Any], gradient: Callable[..., Any], of_result: bool = True
 ) -> type[Function]:
-    """Return the function ``value(xp, a)`` with the gradient ``gradient(xp, grad, y)``; y is its result, or ``a``."""
+    """Return the function ``value(xp, a)`` with the gradient ``gradient(grad, y)``; y is its result, or ``a``."""
     members = {"value": staticmethod(value), "gradient": staticmethod(gradient), "of_result": of_result}
     return type(name, (_OfOne,), members)
 
 
-Exponential = _of_one("Exponential", lambda xp, a: xp.exp(a), lambda xp, grad, y: grad * y)
-SquareRoot = _of_one("SquareRoot", lambda xp, a: xp.sqrt(a), lambda xp, grad, y: grad / (2 * y))
-Tanh = _of_one("Tanh", lambda xp, a: xp.tanh(a), lambda xp, grad, y: grad * (1 - y * y))
+Exponential = _of_one("Exponential", lambda xp, a: xp.exp(a), lambda grad, y: grad * y)
+SquareRoot = _of_one("SquareRoot", lambda xp, a: xp.sqrt(a), lambda grad, y: grad / (2 * y))
+Tanh = _of_one("Tanh", lambda xp, a: xp.tanh(a), lambda grad, y: grad * (1 - y * y))
 # By tanh, which cannot overflow; multiplied by 0.5 bfloat16 would become float32.
-Sigmoid = _of_one("Sigmoid", lambda xp, a: (xp.tanh(a / 2) + 1) / 2, lambda xp, grad, y: grad * y * (1 - y))
-ReLU = _of_one("ReLU", lambda xp, a: xp.maximum(a, 0), lambda xp, grad, y: grad * (y > 0))
-Absolute = _of_one("Absolute", lambda xp, a: abs(a), lambda xp, grad, a: grad * xp.sign(a), of_result=False)
-Logarithm = _of_one("Logarithm", lambda xp, a: xp.log(a), lambda xp, grad, a: grad / a, of_result=False)
+Sigmoid = _of_one("Sigmoid", lambda xp, a: (xp.tanh(a / 2) + 1) / 2, lambda grad, y: grad * y * (1 - y))
+ReLU = _of_one("ReLU", lambda xp, a: xp.maximum(a, 0), lambda grad, y: grad * (y > 0))
+Absolute = _of_one("Absolute", lambda xp, a: abs(a), lambda grad, a: grad * array_namespace(a).sign(a), of_result=False)
+Logarithm = _of_one("Logarithm", lambda xp, a: xp.log(a), lambda grad, a: grad / a, of_result=False)
 
 
 class Negative(Function):
@@ -76,9 +76,10 @@ class _OfTwo(Function):
         return self.value(a, b)
 
     def backward(self, grad: Array) -> Gradients:
-        return tuple(
-            unbroadcast(gradient(grad, *self.operands), shape) if self.needs(index) else None
-            for index, (gradient, shape) in enumerate(zip(self.gradients, self.shapes, strict=True))
+        (for_a, for_b), (a, b) = self.gradients, self.shapes
+        return (
+            unbroadcast(for_a(grad, *self.operands), a) if self.needs(0) else None,
+            unbroadcast(for_b(grad, *self.operands), b) if self.needs(1) else None,
         )
 
 
