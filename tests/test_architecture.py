@@ -450,13 +450,13 @@ WITHOUT_TESTS = {
     "bench": "cli compare ddp job overlap sweep timing train with_torch",
     "data": "samplers",
     "device": "choice conversion namespace packing pinned place transfer",
-    "distributed": "dispatch parting",
+    "distributed": "parting",
     "examples": (
         "batches checkpoint_resume collective_costs collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"
     ),
     "faults": "abort activity failures job leaving liveness marker monitor neighbour this_job uncaught watchdog",
-    "mpi": "child_processes finalize future lazy link operation p2p p2p_device requests stdio world",
+    "mpi": "child_processes finalize lazy link operation p2p p2p_device requests stdio world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"
